@@ -1,0 +1,69 @@
+# The one task runner. Each target makes the environment it needs; `make check` is what CI runs.
+
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_VENV := .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.installed
+PIP_FLAGS := --quiet --disable-pip-version-check
+LOCKS := requirements/runtime.lock requirements/dev.lock
+CHECKED := $(wildcard src tests bench examples scripts)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-all check lint types fmt docs bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## prepare .venv with the pinned dependencies
+
+# The stamp is touched last, so an interrupted install is done again.
+$(STAMP): $(LOCKS) pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Covenant needs Python 3.11 or later")'
+	@echo "preparing $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(LOCKS:%=-r %)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Other queues stay out of .venv: what is measured must not change what is shipped.
+$(BENCH_STAMP): requirements/bench.lock
+	@echo "preparing $(BENCH_VENV)"
+	@$(PYTHON) -m venv $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements/bench.lock
+	@touch $@
+
+run: setup ## start the daemon with a sample agent, and say what to try next
+	@$(BIN)/covenant serve --demo
+
+test: setup ## run the tests that need neither root nor patience
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(ARGS)
+
+test-all: setup ## run every test: the long matrices, and what needs root
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "" $(ARGS)
+
+check: lint types ## format check, lint, strict types, then the tests: what CI runs
+	@$(MAKE) --no-print-directory test
+
+lint: setup
+	@$(BIN)/ruff format --check $(CHECKED)
+	@$(BIN)/ruff check $(CHECKED)
+
+types: setup
+	@$(BIN)/mypy $(CHECKED)
+
+fmt: setup ## format, and fix what the linter can fix safely
+	@$(BIN)/ruff format $(CHECKED)
+	@$(BIN)/ruff check --fix --exit-zero $(CHECKED)
+
+docs: setup ## write the generated documents again
+	@$(BIN)/python scripts/generate_docs.py
+
+bench: setup $(BENCH_STAMP) ## measure, next to other queues in .venv-bench
+	@$(BIN)/python -m bench $(ARGS)
+
+clean: ## remove the environments and caches
+	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,1 @@
+"""Listening: decode a request, call the exchange, encode the answer."""

@@ -1,0 +1,1 @@
+"""The verbs: accept, lease, report, settle, cancel, repair, retry, watch; access checks and audit."""

@@ -1,0 +1,1 @@
+"""The durable ledger: one pure state machine, one contract, and the engines that keep it."""

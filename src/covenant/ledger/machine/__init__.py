@@ -1,0 +1,1 @@
+"""The pure state machine: commands, events, decide, evolve. No IO, no clock, no chance."""

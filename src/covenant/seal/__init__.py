@@ -1,0 +1,1 @@
+"""Keys, tokens, envelopes and proofs: the only importer of a crypto library."""

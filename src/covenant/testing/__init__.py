@@ -1,0 +1,1 @@
+"""Shipped for engine authors: contract suites, a fake clock, a fault injector."""
