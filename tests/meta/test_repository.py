@@ -1,4 +1,4 @@
-"""The repository as a thing to read and run: pins, targets, sizes, names. Each check is also shown to fail."""
+"""The repository as a thing to read and run: pins, targets, sizes, names. Each check is shown to fail too."""
 
 import subprocess
 import tomllib
