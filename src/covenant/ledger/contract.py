@@ -1,0 +1,190 @@
+"""The ledger's contract: what every engine promises, cut at the verbs of the domain.
+
+Promises of every engine:
+- `commit` decides a command once and answers when what it decided is durable. An answer, a refusal or a read never
+  depends on a fact that is not durable yet.
+- Commands are decided one after the other, as if nobody else were there.
+- Repeating a command under the same ids gives the same answer.
+- After a failed write, `commit` raises `Unavailable` and reads go on.
+
+What `covenant.testing.contract` checks on every engine is this page in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from covenant.ledger.machine.commands import Command
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.view import Limits
+from covenant.model.audit import AuditReport
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.result import Result
+from covenant.model.task import Task
+
+A = TypeVar("A")
+
+
+class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One line of the queue as an operator sees it. `attempt` is always there."""
+
+    state: str
+    task: Task
+    attempt: int
+    lease_id: LeaseId | None = None
+    leased_to: AgentId | None = None
+    leased_at_ms: int | None = None
+    renewed_at_ms: int | None = None
+    holder_lost: bool = False
+
+
+class QueueQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Filters apply first, then `limit`. `viewer` None sees all."""
+
+    viewer: PublicKey | None = None
+    limit: int = 10
+    min_lease_age_ms: int | None = None
+    deadline_within_ms: int | None = None
+    state_filter: str | None = None
+
+
+class Queue(msgspec.Struct, frozen=True, gc=False):
+    """Lost holders first, then the longest held leases, then queued tasks, oldest first."""
+
+    tasks: tuple[QueueEntry, ...]
+    results: tuple[Result, ...]
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One attempt, as history keeps it. `outcome` is None while the lease is live."""
+
+    lease_id: LeaseId
+    leased_to: AgentId
+    leased_at_ms: int
+    turn: int
+    attempt: int
+    ended_at_ms: int | None = None
+    outcome: str | None = None
+    reason: str | None = None
+
+
+class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation of a task: `kind` is submitted, working, status, artifact, message, parked, continued or settled."""
+
+    generation: int
+    kind: str
+    ts_ms: int
+    body: Any
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the ledger knows of one task. `state` is the ledger's, `a2a_state` what an A2A client is told."""
+
+    task: Task
+    state: str
+    a2a_state: str
+    attempt: int
+    turn: int
+    generation: int
+    created_at_ms: int
+    updated_at_ms: int
+    leases: tuple[LeaseRecord, ...]
+    updates: tuple[UpdateRecord, ...]
+    result: Result | None = None
+    cause: str | None = None
+    holder_lost: bool = False
+
+
+class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A task and those whose `parent` it is. `task` is None at the top of a tree whose root was never sent here."""
+
+    task_id: TaskId
+    task: Task | None
+    state: str | None
+    attempt: int = 0
+    created_at_ms: int | None = None
+    updated_at_ms: int | None = None
+    result_status: str | None = None
+    children: tuple["TreeNode", ...] = ()
+
+
+class AuditRecord(msgspec.Struct, frozen=True, gc=False):
+    """`row` is the row's exact text."""
+
+    index: int
+    timestamp_ms: int
+    row: str
+
+
+class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The ledger in numbers, for status and metrics."""
+
+    queued: int
+    leased: int
+    parked: int
+    following: int
+    settled: int
+    cached: int
+    oldest_lease_age_ms: int
+    holders_lost: int
+    last_seq: int
+    durable_seq: int
+    archived_seq: int
+    syncs: int
+    failure: str | None
+
+
+class Ledger(Protocol):
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def boot(self) -> str: ...
+    def now_ms(self) -> int: ...
+
+    async def commit(self, command: Command[A]) -> A: ...
+
+    async def queued(self, recipient: PublicKey | None, timeout_ms: int) -> bool:
+        """Wait until something may be queued for the recipient (or for anyone); False when the time is over."""
+
+    async def settled(self, sender: PublicKey | None, timeout_ms: int) -> bool:
+        """Wait until a result may wait for the sender (or for anyone)."""
+
+    async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
+        """Wait until the task is settled."""
+
+    async def entry(self, task_id: TaskId) -> Entry | None:
+        """A live task, as it is on disk."""
+
+    async def queue(self, query: QueueQuery) -> Queue: ...
+    async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
+        """Queued tasks, the newest first; takes nothing."""
+
+    async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
+        """Undrained results, the newest first; takes nothing."""
+
+    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> Shown | None: ...
+    async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode: ...
+
+    def identity(self, token_sha256: str) -> Identity | None:
+        """Who holds this token now. Costs a dictionary look-up: every request asks."""
+
+    async def identities(self) -> Sequence[Identity]: ...
+    async def grants(self) -> Sequence[Grant]: ...
+    async def audit_recent(
+        self, issuer: PublicKey | None, limit: int, since_ms: int | None
+    ) -> Sequence[AuditRecord]: ...
+    async def audit_before(self, before_ms: int) -> tuple[int, int, str] | None:
+        """What a purge would drop: how many rows, through which index, and the chain hash there."""
+
+    async def audit_verify(self) -> AuditReport: ...
+    async def compact(self) -> int:
+        """Merge sealed history into a snapshot; how many events of resolved tasks that dropped."""
+
+    async def counts(self) -> Counts: ...
+    async def close(self) -> None: ...

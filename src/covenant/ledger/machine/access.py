@@ -1,0 +1,142 @@
+"""Authorisation, decided with the action it allows, so that a use is counted and audited in the same record.
+
+Denied by default. One live grant for one of the actions whose pins the request meets is enough. A pinned field
+that the request leaves out fails. A use of `max_uses` is spent only by a request that is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+from covenant.ledger.machine.commands import Access
+from covenant.ledger.machine.decision import Decide, Refused
+from covenant.ledger.machine.events import GrantUsed
+from covenant.model.errors import Forbidden
+from covenant.model.grant import PINS, Grant, Scope
+
+
+def authorize(decide: Decide, access: Access | None) -> None:
+    """Add the audit row of a check that passed, or refuse with the row of one that did not."""
+    if access is None:
+        return
+    live = False
+    for action in access.actions:
+        for grant in decide.view.grants(access.caller.pubkey, action):
+            if not grant.live(decide.now_ms):
+                continue
+            live = True
+            if _meets(grant.pins, access):
+                if grant.max_uses is not None:
+                    decide.add(GrantUsed(grant.signature_b58))
+                decide.audit(access.caller, _passed(access, grant))
+                return
+    if live:
+        _refuse_scope(decide, access)
+    _refuse_missing(decide, access)
+
+
+def allowed_by_scope(decide: Decide, access: Access) -> bool:
+    """Whether some live grant covers this request; asks only, and spends nothing."""
+    return any(
+        grant.live(decide.now_ms) and _meets(grant.pins, access)
+        for action in access.actions
+        for grant in decide.view.grants(access.caller.pubkey, action)
+    )
+
+
+def _meets(pins: Scope, access: Access) -> bool:
+    return (
+        (pins.peer_pubkey_b58 is None or pins.peer_pubkey_b58 == access.peer)
+        and (pins.task_id is None or pins.task_id == access.task_id)
+        and (pins.lease_id is None or pins.lease_id == access.lease_id)
+        and (pins.duplicate_risk is None or pins.duplicate_risk == access.duplicate_risk)
+    )
+
+
+def _passed(access: Access, grant: Grant) -> dict[str, Any]:
+    return {
+        "type": "capability_check",
+        "agent_id": access.scope_id,
+        "required_actions": [access.actions[0]],
+        "missing_actions": [],
+        "passed": True,
+        "authorized_by": [
+            {
+                "action": grant.action,
+                "granted_by_display": grant.granted_by.display,
+                "signature_b58": grant.signature_b58,
+            }
+        ],
+    }
+
+
+def _refuse_missing(decide: Decide, access: Access) -> None:
+    spent = next(
+        (
+            grant
+            for action in access.actions
+            for grant in decide.view.grants(access.caller.pubkey, action)
+            if grant.max_uses is not None and grant.used >= grant.max_uses and grant.revoked_at_ms is None
+        ),
+        None,
+    )
+    if spent is not None:
+        decide.audit(
+            access.caller,
+            {
+                "type": "capability_budget_exhausted",
+                "signature_b58": spent.signature_b58,
+                "action": spent.action,
+                "max_uses": spent.max_uses,
+                "used": spent.used,
+            },
+        )
+    action = access.actions[0]
+    decide.audit(
+        access.caller,
+        {
+            "type": "capability_check",
+            "agent_id": access.scope_id,
+            "required_actions": [action],
+            "missing_actions": [action],
+            "passed": False,
+            "authorized_by": [],
+        },
+    )
+    raise Refused(
+        Forbidden(
+            "capability_missing",
+            f"{access.what} requires capability {action!r}. "
+            f"The operator grants it with: covenant capabilities grant {action} --to {access.caller.display}",
+        ),
+        decide.events,
+    )
+
+
+def _refuse_scope(decide: Decide, access: Access) -> None:
+    pinned: set[str] = set()
+    for action in access.actions:
+        for grant in decide.view.grants(access.caller.pubkey, action):
+            if grant.live(decide.now_ms):
+                pinned.update(
+                    name for name in PINS if getattr(grant.pins, name) not in (None, _given(access, name))
+                )
+    reason = f"{' or '.join(sorted(pinned))} does not match capability scope"
+    decide.audit(
+        access.caller,
+        {
+            "type": "capability_scope_rejected",
+            "agent_id": access.scope_id,
+            "action": access.actions[0],
+            "reason": reason,
+        },
+    )
+    raise Refused(
+        Forbidden("scope_rejected", f"{access.what} rejected by capability scope: {reason}"), decide.events
+    )
+
+
+def _given(access: Access, pin: str) -> str | None:
+    given: str | None = getattr(access, "peer" if pin == "peer_pubkey_b58" else pin)
+    return given

@@ -1,0 +1,286 @@
+"""Commands: the ledger's verbs as values, each with the answer it gets.
+
+A command is complete: repeating it under the same ids gives the same answer. `keys` names what its decision
+reads and changes, so that an engine with many writers can lock just that.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from covenant.ledger.machine.states import Ending
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.lease import Lease
+from covenant.model.repair import RepairCommand, RepairOutcome, RetryPolicy, RetryReport
+from covenant.model.result import Result
+from covenant.model.task import Task, cache_key
+from covenant.model.update import MessageUpdate, Update
+
+A = TypeVar("A")
+Key = tuple[str, ...]
+
+
+class Access(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The capability a caller must show: one live grant for one of `actions` whose pins the request meets.
+
+    Every check is audited under `scope_id`. Commands without an `Access` come from the process itself.
+    """
+
+    caller: AgentId
+    actions: tuple[str, ...]
+    scope_id: str
+    what: str
+    """What the caller is trying to do, for the refusal: "send to bob@host"."""
+    peer: str | None = None
+    task_id: str | None = None
+    lease_id: str | None = None
+    duplicate_risk: str | None = None
+
+
+class Command(msgspec.Struct, Generic[A], frozen=True, gc=False, kw_only=True):
+    access: Access | None = None
+
+    def keys(self) -> tuple[Key, ...]:
+        return ()
+
+
+def _grant_keys(access: Access | None) -> tuple[Key, ...]:
+    return tuple(("grants", access.caller.pubkey, action) for action in access.actions) if access else ()
+
+
+class Accepted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: TaskId
+    duplicate: bool = False
+    replayed: bool = False
+    following: TaskId | None = None
+
+
+class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
+    task: Task
+    digest: str
+    admission: Access | None = None
+    """The recipient's own consent to this sender, where the setting asks for it."""
+
+    def keys(self) -> tuple[Key, ...]:
+        task, key = self.task, cache_key(self.task)
+        cache: tuple[Key, ...] = (("cache", *msgspec.structs.astuple(key)),) if key else ()
+        return (
+            ("task", task.id),
+            ("queue", task.recipient.pubkey),
+            *cache,
+            *_grant_keys(self.access),
+            *_grant_keys(self.admission),
+        )
+
+
+class LeasedTask(msgspec.Struct, frozen=True, gc=False):
+    task: Task
+    lease: Lease
+
+
+class Leased(msgspec.Struct, frozen=True, gc=False):
+    tasks: tuple[LeasedTask, ...] = ()
+
+
+class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
+    """Lease up to `count` of the oldest queued tasks, of one recipient or of all."""
+
+    holder: AgentId
+    recipient: PublicKey | None
+    count: int = 1
+    request_id: str | None = None
+    node: str | None = None
+    boot: str | None = None
+
+    def keys(self) -> tuple[Key, ...]:
+        queue: Key = ("queue", self.recipient) if self.recipient else ("queue",)
+        return (queue, ("request", self.holder.pubkey, self.request_id)) if self.request_id else (queue,)
+
+
+class TaskCommand(Command[A], frozen=True, gc=False, kw_only=True):
+    task_id: TaskId
+    viewer: PublicKey | None = None
+    """Who asks: a task that is not theirs is not found. None sees all (the operator, and the process itself)."""
+
+    def keys(self) -> tuple[Key, ...]:
+        return (("task", self.task_id), *_grant_keys(self.access))
+
+
+class HolderCommand(TaskCommand[A], frozen=True, gc=False, kw_only=True):
+    """What the holder of a lease says about its task."""
+
+    holder: AgentId
+    lease_id: LeaseId
+
+
+class Renew(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class Release(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
+    """Give back work that was not started."""
+
+    reason: str
+
+
+class Interrupt(HolderCommand[Lease], frozen=True, gc=False, kw_only=True):
+    """Mark work that was stopped half done."""
+
+    reason: str
+
+
+class Reported(msgspec.Struct, frozen=True, gc=False):
+    generation: int
+    duplicate: bool = False
+
+
+class Report(HolderCommand[Reported], frozen=True, gc=False, kw_only=True):
+    update: Update
+    update_no: int = 0
+
+
+class Continue(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
+    """The next message of a parked task: its next turn."""
+
+    message: MessageUpdate
+    message_id: str
+
+
+class Settled(msgspec.Struct, frozen=True, gc=False):
+    task_id: TaskId
+    duplicate: bool = False
+
+
+class Settle(TaskCommand[Settled], frozen=True, gc=False, kw_only=True):
+    holder: AgentId
+    result: Result
+    lease_id: LeaseId | None = None
+    ending: Ending | None = None
+    """None: as the result's status says."""
+
+
+class Canceled(msgspec.Struct, frozen=True, gc=False):
+    """`ending` tells who won where a cancel and a result race."""
+
+    task_id: TaskId
+    ending: Ending
+    result: Result
+    canceled: bool
+
+
+class Cancel(TaskCommand[Canceled], frozen=True, gc=False, kw_only=True):
+    by: AgentId
+    reason: str
+
+
+class Repair(TaskCommand[RepairOutcome], frozen=True, gc=False, kw_only=True):
+    by: AgentId
+    command: RepairCommand
+    reason: str
+
+
+class RetryStale(Command[RetryReport], frozen=True, gc=False, kw_only=True):
+    """One pass of the retry gate. Without `policy.enabled` it changes nothing and says what it would do."""
+
+    by: AgentId
+    policy: RetryPolicy
+    scheduled: bool = False
+
+    def keys(self) -> tuple[Key, ...]:
+        return (("leases",), *_grant_keys(self.access))
+
+
+class Drained(msgspec.Struct, frozen=True, gc=False):
+    results: tuple[Result, ...] = ()
+
+
+class Drain(Command[Drained], frozen=True, gc=False, kw_only=True):
+    """Take up to `count` of the oldest results, of one sender or of all."""
+
+    by: AgentId
+    sender: PublicKey | None
+    count: int = 1
+    request_id: str | None = None
+
+    def keys(self) -> tuple[Key, ...]:
+        results: Key = ("results", self.sender) if self.sender else ("results",)
+        return (results, ("request", self.by.pubkey, self.request_id)) if self.request_id else (results,)
+
+
+class Swept(msgspec.Struct, frozen=True, gc=False):
+    expired: tuple[TaskId, ...] = ()
+    timed_out: tuple[TaskId, ...] = ()
+    forgotten: int = 0
+    uncached: int = 0
+    more: bool = False
+
+
+class Sweep(Command[Swept], frozen=True, gc=False, kw_only=True):
+    """Settle what is past its deadline or timeout, forget what nobody drains, drop what is too old to replay."""
+
+    count: int = 100
+
+    def keys(self) -> tuple[Key, ...]:
+        return (("due",),)
+
+
+class Enroll(Command[Identity], frozen=True, gc=False, kw_only=True):
+    by: AgentId
+    identity: Identity
+    grants: tuple[Grant, ...] = ()
+
+
+class IdentityCommand(Command[Identity], frozen=True, gc=False, kw_only=True):
+    by: AgentId
+    token_sha256: str
+
+
+class RevokeIdentity(IdentityCommand, frozen=True, gc=False, kw_only=True):
+    pass
+
+
+class RotateToken(IdentityCommand, frozen=True, gc=False, kw_only=True):
+    """A new token for the same identity; the old one ends with the same record that begins the new one."""
+
+    new_token_sha256: str
+    new_token_prefix: str
+
+
+class PurgeIdentities(Command[int], frozen=True, gc=False, kw_only=True):
+    by: AgentId
+    before_ms: int
+
+
+class MakeGrant(Command[Grant], frozen=True, gc=False, kw_only=True):
+    by: AgentId
+    grant: Grant
+
+
+class RevokeGrant(Command[bool], frozen=True, gc=False, kw_only=True):
+    by: AgentId
+    signature_b58: str
+
+
+class PurgeGrants(Command[int], frozen=True, gc=False, kw_only=True):
+    by: AgentId
+    before_ms: int
+
+
+class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
+    """Drop audit rows up to `through`, whose chain hash is `anchor_hash`; a marker row says so."""
+
+    by: AgentId
+    before_ms: int
+    through: int
+    anchor_hash: str
+    count: int
+
+
+class Note(Command[None], frozen=True, gc=False, kw_only=True):
+    """Put a row into the audit, when nothing else changes."""
+
+    by: AgentId
+    row: dict[str, object]

@@ -1,0 +1,55 @@
+"""`decide`: from a command to events and an answer. The table below is the list of everything that can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from covenant.ledger.machine import commands, leasing, registering, repairing, sending, settling
+from covenant.ledger.machine.commands import Command
+from covenant.ledger.machine.decision import Decide, NewId
+from covenant.ledger.machine.events import AnyEvent
+from covenant.ledger.machine.view import View
+
+A = TypeVar("A")
+
+_DECISIONS: Final[dict[type[Any], Callable[[Decide, Any], Any]]] = {
+    commands.Accept: sending.accept,
+    commands.Take: leasing.take,
+    commands.Renew: leasing.renew,
+    commands.Release: leasing.release,
+    commands.Interrupt: leasing.interrupt,
+    commands.Report: leasing.report,
+    commands.Continue: leasing.continue_,
+    commands.Settle: settling.settle,
+    commands.Cancel: settling.cancel,
+    commands.Drain: settling.drain,
+    commands.Sweep: settling.sweep,
+    commands.Repair: repairing.repair,
+    commands.RetryStale: repairing.retry_stale,
+    commands.Enroll: registering.enroll,
+    commands.RevokeIdentity: registering.revoke_identity,
+    commands.RotateToken: registering.rotate_token,
+    commands.PurgeIdentities: registering.purge_identities,
+    commands.MakeGrant: registering.make_grant,
+    commands.RevokeGrant: registering.revoke_grant,
+    commands.PurgeGrants: registering.purge_grants,
+    commands.PurgeAudit: registering.purge_audit,
+    commands.Note: registering.note,
+}
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What happened and what the caller is told, once the events are durable. No events: nothing happened."""
+
+    events: list[AnyEvent]
+    answer: Any
+
+
+def decide(view: View, command: Command[A], now_ms: int, new_id: NewId) -> Decision:
+    """Raises `Refused` instead when the command is not allowed or not possible."""
+    deciding = Decide(view, now_ms, new_id)
+    answer = _DECISIONS[type(command)](deciding, command)
+    return Decision(deciding.events, answer)

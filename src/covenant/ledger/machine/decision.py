@@ -1,0 +1,52 @@
+"""A decision in the making: the events it has come to so far, and the rows it owes the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from covenant.ledger.machine.events import AnyEvent, Audited
+from covenant.ledger.machine.view import View
+from covenant.model.audit import AuditRow, link
+from covenant.model.errors import Refusal
+from covenant.model.ids import AgentId
+
+NewId = Callable[[], str]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Refused(Exception):
+    """A refusal, and the events (audit rows) that must be durable before it is told."""
+
+    def __init__(self, refusal: Refusal, events: list[AnyEvent]) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+        self.events = events
+
+
+class Decide:
+    """What one decision reads and what it has decided. Lives for one call and keeps nothing."""
+
+    __slots__ = ("_head", "events", "new_id", "now_ms", "view")
+
+    def __init__(self, view: View, now_ms: int, new_id: NewId) -> None:
+        self.view = view
+        self.now_ms = now_ms
+        self.new_id = new_id
+        self.events: list[AnyEvent] = []
+        self._head = view.audit_head
+
+    def add(self, event: AnyEvent) -> None:
+        self.events.append(event)
+
+    def audit(self, issuer: AgentId, kind: Mapping[str, Any]) -> None:
+        row = AuditRow(id=self.new_id(), timestamp_ms=self.now_ms, issuer=issuer, kind=dict(kind))
+        text = _encode(row).decode()
+        self._head = head = link(self._head, text)
+        self.events.append(Audited(head.index, head.chain_hash, issuer.pubkey, text))
+
+    def refuse(self, refusal: Refusal) -> Refused:
+        return Refused(refusal, self.events)

@@ -1,0 +1,209 @@
+"""The entry: what the ledger knows of one task, and what each event does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from covenant.ledger.machine.events import (
+    LeaseInterrupted,
+    LeaseReleased,
+    LeaseRenewed,
+    ResultDrained,
+    TaskContinued,
+    TaskEvent,
+    TaskFollowed,
+    TaskLeased,
+    TaskParked,
+    TaskPromoted,
+    TaskRequeued,
+    TaskSent,
+    TaskSettled,
+    TaskUpdated,
+)
+from covenant.ledger.machine.states import FINISHED, TRANSITIONS, Cause, Ending, State
+from covenant.model.lease import Lease
+from covenant.model.result import Result
+from covenant.model.task import Task
+from covenant.model.update import ArtifactUpdate, Interruption
+
+replace = msgspec.structs.replace
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    task: Task
+    digest: str
+    state: State
+    accepted_at_ms: int
+    updated_at_ms: int
+    generation: int = 1
+    turn: int = 1
+    attempt: int = 0
+    """Leases given for this turn so far; the last one's number."""
+    lease: Lease | None = None
+    """The live lease while in flight; afterwards the last one of this turn, whose late result may still count."""
+    turn_started_ms: int = 0
+    """When this turn was first leased: `timeout_ms` counts from here."""
+    interrupted: bool = False
+    interruption: Interruption | None = None
+    update_no: int = 0
+    update_generation: int = 0
+    artifacts: frozenset[str] = frozenset()
+    """Artifacts that this attempt has written to: the first chunk of any other replaces what an earlier one left."""
+    message_id: str | None = None
+    result: Result | None = None
+    ending: Ending | None = None
+    cause: Cause | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED
+
+    @property
+    def deadline_ms(self) -> int | None:
+        return self.task.deadline_ms
+
+    @property
+    def times_out_at_ms(self) -> int | None:
+        timeout_ms = self.task.timeout_ms
+        return self.turn_started_ms + timeout_ms if timeout_ms and self.turn_started_ms else None
+
+    def holder_lost(self, node: str, boot: str) -> bool:
+        """The lease belongs to an earlier run of this node, so nobody holds it any more."""
+        lease = self.lease
+        return (
+            self.state is State.LEASED
+            and lease is not None
+            and (self.interrupted or (lease.boot is not None and lease.node == node and lease.boot != boot))
+        )
+
+
+def evolve(entry: Entry | None, event: TaskEvent, ts_ms: int) -> Entry:
+    """The entry after `event`. A move that the table does not have is a defect, here or in the journal."""
+    after = TRANSITIONS.get((entry.state if entry is not None else None, event.__struct_config__.tag))  # type: ignore[arg-type]
+    if after is None:
+        raise IllegalMoveError(entry, event)
+    return _MOVES[type(event)](entry, event, after, ts_ms)
+
+
+class IllegalMoveError(Exception):
+    """An event that cannot follow the state its task is in."""
+
+    def __init__(self, entry: Entry | None, event: TaskEvent) -> None:
+        before = "unknown" if entry is None else entry.state.value
+        super().__init__(
+            f"{event.__struct_config__.tag} cannot happen to task {event.task_id}, which is {before}"
+        )
+
+
+def _began(_: None, event: TaskSent | TaskFollowed, after: State, ts_ms: int) -> Entry:
+    return Entry(event.task, event.digest, after, ts_ms, ts_ms)
+
+
+def _moved(entry: Entry, _: TaskPromoted | ResultDrained, after: State, ts_ms: int) -> Entry:
+    return replace(entry, state=after, updated_at_ms=ts_ms)
+
+
+def _leased(entry: Entry, event: TaskLeased, after: State, ts_ms: int) -> Entry:
+    return replace(
+        entry,
+        state=after,
+        updated_at_ms=ts_ms,
+        generation=event.generation or entry.generation,
+        attempt=event.lease.attempt,
+        lease=event.lease,
+        turn_started_ms=entry.turn_started_ms or event.lease.leased_at_ms,
+        interrupted=False,
+        update_no=0,
+        update_generation=0,
+        artifacts=frozenset(),
+    )
+
+
+def _renewed(entry: Entry, event: LeaseRenewed, after: State, ts_ms: int) -> Entry:
+    lease = replace(entry.lease, renewed_at_ms=event.renewed_at_ms)  # type: ignore[type-var]
+    return replace(entry, state=after, lease=lease, interrupted=False)
+
+
+def _back(entry: Entry, _: LeaseReleased | TaskRequeued, after: State, ts_ms: int) -> Entry:
+    return replace(entry, state=after, updated_at_ms=ts_ms, interrupted=False)
+
+
+def _interrupted(entry: Entry, _: LeaseInterrupted, after: State, ts_ms: int) -> Entry:
+    return replace(entry, state=after, updated_at_ms=ts_ms, interrupted=True)
+
+
+def _updated(entry: Entry, event: TaskUpdated, after: State, ts_ms: int) -> Entry:
+    artifacts = entry.artifacts
+    update = event.update
+    if isinstance(update, ArtifactUpdate) and update.artifact_id not in artifacts:
+        artifacts |= {update.artifact_id}
+    return replace(
+        entry,
+        state=after,
+        updated_at_ms=ts_ms,
+        generation=event.generation,
+        update_no=event.update_no or entry.update_no,
+        update_generation=event.generation,
+        artifacts=artifacts,
+    )
+
+
+def _parked(entry: Entry, event: TaskParked, after: State, ts_ms: int) -> Entry:
+    return replace(
+        entry,
+        state=after,
+        updated_at_ms=ts_ms,
+        generation=event.generation,
+        interruption=event.interruption,
+        update_no=event.update_no or entry.update_no,
+        update_generation=event.generation,
+    )
+
+
+def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> Entry:
+    return replace(
+        entry,
+        state=after,
+        updated_at_ms=ts_ms,
+        generation=event.generation,
+        turn=entry.turn + 1,
+        attempt=0,
+        lease=None,
+        turn_started_ms=0,
+        interruption=None,
+        message_id=event.message_id,
+    )
+
+
+def _settled(entry: Entry, event: TaskSettled, after: State, ts_ms: int) -> Entry:
+    return replace(
+        entry,
+        state=after,
+        updated_at_ms=ts_ms,
+        generation=event.generation,
+        interrupted=False,
+        interruption=None,
+        result=event.result,
+        ending=event.ending,
+        cause=event.cause,
+    )
+
+
+_MOVES: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = {
+    TaskSent: _began,
+    TaskFollowed: _began,
+    TaskPromoted: _moved,
+    TaskLeased: _leased,
+    LeaseRenewed: _renewed,
+    LeaseReleased: _back,
+    LeaseInterrupted: _interrupted,
+    TaskRequeued: _back,
+    TaskUpdated: _updated,
+    TaskParked: _parked,
+    TaskContinued: _continued,
+    TaskSettled: _settled,
+    ResultDrained: _moved,
+}

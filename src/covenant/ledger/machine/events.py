@@ -1,0 +1,209 @@
+"""Events: what happened. A closed union; its encoding is the journal's content, so fields are only ever added.
+
+Every event of a task names it first and is one move of the table in `states`. An event that the task's
+watchers see carries the `generation` it became; 0 means it is not an update of the task.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from covenant.ledger.machine.states import Cause, Ending
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import LeaseId, TaskId
+from covenant.model.lease import Lease
+from covenant.model.repair import Posture
+from covenant.model.result import Result
+from covenant.model.task import Task
+from covenant.model.update import Interruption, MessageUpdate, Update
+
+
+class Event(msgspec.Struct, frozen=True, gc=False, tag_field="type", omit_defaults=True):
+    """The root of the union, for its encoding alone."""
+
+
+class TaskEvent(Event, frozen=True, gc=False):
+    task_id: TaskId
+
+
+class TaskSent(TaskEvent, frozen=True, gc=False, tag="task_sent"):
+    task: Task
+    digest: str
+    generation: int = 1
+
+
+class TaskFollowed(TaskEvent, frozen=True, gc=False, tag="task_followed"):
+    task: Task
+    digest: str
+    leader: TaskId
+    generation: int = 1
+
+
+class TaskPromoted(TaskEvent, frozen=True, gc=False, tag="task_promoted"):
+    """The leader ended without a result to share: the oldest follower takes its place."""
+
+
+class TaskLeased(TaskEvent, frozen=True, gc=False, tag="task_leased"):
+    lease: Lease
+    generation: int = 0
+    """Set on the first lease of a turn: from then on the task is `working`."""
+    request_id: str | None = None
+
+
+class LeaseRenewed(TaskEvent, frozen=True, gc=False, tag="lease_renewed"):
+    lease_id: LeaseId
+    renewed_at_ms: int
+
+
+class LeaseReleased(TaskEvent, frozen=True, gc=False, tag="lease_released"):
+    lease_id: LeaseId
+    reason: str
+
+
+class LeaseInterrupted(TaskEvent, frozen=True, gc=False, tag="lease_interrupted"):
+    """The holder was stopped with its work half done; an operator decides what becomes of it."""
+
+    lease_id: LeaseId
+    reason: str
+
+
+class TaskUpdated(TaskEvent, frozen=True, gc=False, tag="task_updated"):
+    lease_id: LeaseId
+    generation: int
+    update: Update
+    update_no: int = 0
+
+
+class TaskParked(TaskEvent, frozen=True, gc=False, tag="task_parked"):
+    lease_id: LeaseId
+    generation: int
+    interruption: Interruption
+    update: Update
+    update_no: int = 0
+
+
+class TaskContinued(TaskEvent, frozen=True, gc=False, tag="task_continued"):
+    generation: int
+    message: MessageUpdate
+    message_id: str
+
+
+class TaskRequeued(TaskEvent, frozen=True, gc=False, tag="task_requeued"):
+    lease_id: LeaseId
+    reason: str
+    duplicate_risk: Posture
+    attempt: int
+
+
+class TaskSettled(TaskEvent, frozen=True, gc=False, tag="task_settled"):
+    result: Result
+    ending: Ending
+    cause: Cause
+    generation: int
+    lease_id: LeaseId | None = None
+    reason: str | None = None
+    cached: bool = False
+    """The result answers later tasks with the same cache key."""
+
+
+class ResultDrained(TaskEvent, frozen=True, gc=False, tag="result_drained"):
+    request_id: str | None = None
+    forgotten: bool = False
+    """Nobody came for it within the retention time."""
+
+
+class CacheDropped(Event, frozen=True, gc=False, tag="cache_dropped"):
+    """Results that are too old, or too many, to be replayed: the `count` oldest."""
+
+    count: int
+
+
+class IdentityEnrolled(Event, frozen=True, gc=False, tag="identity_enrolled"):
+    identity: Identity
+
+
+class IdentityRevoked(Event, frozen=True, gc=False, tag="identity_revoked"):
+    token_sha256: str
+    revoked_at_ms: int
+
+
+class IdentitiesPurged(Event, frozen=True, gc=False, tag="identities_purged"):
+    before_ms: int
+
+
+class GrantMade(Event, frozen=True, gc=False, tag="grant_made"):
+    grant: Grant
+
+
+class GrantUsed(Event, frozen=True, gc=False, tag="grant_used"):
+    """Counted only where a grant has `max_uses`."""
+
+    signature_b58: str
+
+
+class GrantRevoked(Event, frozen=True, gc=False, tag="grant_revoked"):
+    signature_b58: str
+    revoked_at_ms: int
+
+
+class GrantsPurged(Event, frozen=True, gc=False, tag="grants_purged"):
+    before_ms: int
+
+
+class Audited(Event, frozen=True, gc=False, tag="audited"):
+    """`row` is the row's exact text, because the chain is taken over its bytes."""
+
+    index: int
+    chain_hash: str
+    issuer: str
+    row: str
+
+
+class AuditPurged(Event, frozen=True, gc=False, tag="audit_purged"):
+    """Rows up to `through` are gone; the chain is anchored at `anchor_hash` from here on."""
+
+    through: int
+    anchor_hash: str
+
+
+AnyEvent = (
+    TaskSent
+    | TaskFollowed
+    | TaskPromoted
+    | TaskLeased
+    | LeaseRenewed
+    | LeaseReleased
+    | LeaseInterrupted
+    | TaskUpdated
+    | TaskParked
+    | TaskContinued
+    | TaskRequeued
+    | TaskSettled
+    | ResultDrained
+    | CacheDropped
+    | IdentityEnrolled
+    | IdentityRevoked
+    | IdentitiesPurged
+    | GrantMade
+    | GrantUsed
+    | GrantRevoked
+    | GrantsPurged
+    | Audited
+    | AuditPurged
+)
+
+AnyTaskEvent = (
+    TaskSent
+    | TaskFollowed
+    | TaskPromoted
+    | TaskLeased
+    | LeaseRenewed
+    | LeaseReleased
+    | LeaseInterrupted
+    | TaskUpdated
+    | TaskParked
+    | TaskContinued
+    | TaskRequeued
+    | TaskSettled
+    | ResultDrained
+)

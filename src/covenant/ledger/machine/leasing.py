@@ -1,0 +1,211 @@
+"""Leasing: taking work, keeping it, reporting on it, giving it back. One live lease for a task, never more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covenant.ledger.machine.commands import (
+    Continue,
+    HolderCommand,
+    Interrupt,
+    Leased,
+    LeasedTask,
+    Release,
+    Renew,
+    Report,
+    Reported,
+    Take,
+)
+from covenant.ledger.machine.decision import Decide
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import (
+    LeaseInterrupted,
+    LeaseReleased,
+    LeaseRenewed,
+    TaskContinued,
+    TaskLeased,
+    TaskParked,
+    TaskUpdated,
+)
+from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
+from covenant.ledger.machine.settling import expire
+from covenant.ledger.machine.states import State
+from covenant.ledger.machine.view import Archived
+from covenant.model.errors import Conflict, Invalid, OverLimit
+from covenant.model.ids import LeaseId, TaskId
+from covenant.model.lease import Lease
+from covenant.model.update import ArtifactUpdate, Interruption, StatusUpdate, Update
+
+_INTERRUPTIONS = frozenset(Interruption)
+
+
+def take(decide: Decide, command: Take) -> Leased:
+    view = decide.view
+    if command.request_id is not None:
+        again = view.remembered(command.holder.pubkey, command.request_id)
+        if again is not None:
+            return _taken_before(decide, again.task_ids, again.lease_ids)
+    count = min(command.count, view.limits.batch_max)
+    taken: list[LeasedTask] = []
+    for entry in view.queued(command.recipient, count):
+        deadline_ms = entry.task.deadline_ms
+        if deadline_ms is not None and deadline_ms <= decide.now_ms:
+            expire(decide, entry)
+        else:
+            taken.append(_lease(decide, entry, command))
+    return Leased(tuple(taken))
+
+
+def _lease(decide: Decide, entry: Entry, command: Take) -> LeasedTask:
+    lease = Lease(
+        lease_id=LeaseId(decide.new_id()),
+        leased_to=command.holder,
+        leased_at_ms=decide.now_ms,
+        attempt=entry.attempt + 1,
+        node=command.node,
+        boot=command.boot,
+    )
+    generation = entry.generation + 1 if entry.attempt == 0 and entry.turn == 1 else 0
+    decide.add(TaskLeased(entry.task.id, lease, generation, command.request_id))
+    return LeasedTask(entry.task, lease)
+
+
+def _taken_before(decide: Decide, task_ids: tuple[TaskId, ...], lease_ids: tuple[LeaseId, ...]) -> Leased:
+    """The same leases again, as far as they are still live: a lost reply costs nothing."""
+    taken = []
+    for task_id, lease_id in zip(task_ids, lease_ids, strict=True):
+        entry = decide.view.entry(task_id)
+        if (
+            entry is not None
+            and entry.state is State.LEASED
+            and entry.lease
+            and entry.lease.lease_id == lease_id
+        ):
+            taken.append(LeasedTask(entry.task, entry.lease))
+    return Leased(tuple(taken))
+
+
+def renew(decide: Decide, command: Renew) -> Lease:
+    lease = held(decide, command).lease
+    assert lease is not None
+    decide.add(LeaseRenewed(command.task_id, lease.lease_id, decide.now_ms))
+    return lease
+
+
+def release(decide: Decide, command: Release) -> Lease:
+    lease = held(decide, command).lease
+    assert lease is not None
+    decide.add(LeaseReleased(command.task_id, lease.lease_id, command.reason))
+    return lease
+
+
+def interrupt(decide: Decide, command: Interrupt) -> Lease:
+    lease = held(decide, command).lease
+    assert lease is not None
+    decide.add(LeaseInterrupted(command.task_id, lease.lease_id, command.reason))
+    return lease
+
+
+def report(decide: Decide, command: Report) -> Reported:
+    entry = decide.view.entry(command.task_id)
+    if entry is not None and entry.state is State.PARKED and _said_before(entry, command):
+        return Reported(entry.update_generation, duplicate=True)
+    entry = held(decide, command)
+    if command.update_no:
+        if command.update_no == entry.update_no:
+            return Reported(entry.update_generation, duplicate=True)
+        if command.update_no != entry.update_no + 1:
+            raise decide.refuse(
+                Conflict(
+                    "update_out_of_order",
+                    f"update_no {command.update_no} does not follow {entry.update_no}; send the next one, "
+                    f"{entry.update_no + 1}",
+                )
+            )
+    update = _normalise(decide, entry, command.update)
+    generation = entry.generation + 1
+    if isinstance(update, StatusUpdate) and update.state in _INTERRUPTIONS:
+        decide.add(
+            TaskParked(
+                command.task_id,
+                command.lease_id,
+                generation,
+                Interruption(update.state),
+                update,
+                command.update_no,
+            )
+        )
+    else:
+        decide.add(TaskUpdated(command.task_id, command.lease_id, generation, update, command.update_no))
+    return Reported(generation)
+
+
+def _said_before(entry: Entry, command: Report) -> bool:
+    return (
+        command.update_no != 0
+        and command.update_no == entry.update_no
+        and entry.lease is not None
+        and entry.lease.lease_id == command.lease_id
+        and entry.lease.leased_to.pubkey == command.holder.pubkey
+    )
+
+
+def _normalise(decide: Decide, entry: Entry, update: Update) -> Update:
+    if isinstance(update, StatusUpdate) and update.state != "working" and update.state not in _INTERRUPTIONS:
+        raise decide.refuse(
+            Invalid("invalid_update", "update.state must be working, input-required or auth-required")
+        )
+    if not isinstance(update, ArtifactUpdate) or update.artifact_id in entry.artifacts:
+        return update
+    if len(entry.artifacts) >= decide.view.limits.artifacts_per_attempt_max:
+        raise decide.refuse(OverLimit("too_many_artifacts", "this attempt has written too many artifacts"))
+    if not update.append:
+        return update
+    # An earlier attempt may have left chunks of it: this attempt's first one starts it anew.
+    return ArtifactUpdate(
+        update.artifact_id,
+        update.parts,
+        update.name,
+        update.description,
+        append=False,
+        last_chunk=update.last_chunk,
+        metadata=update.metadata,
+    )
+
+
+def continue_(decide: Decide, command: Continue) -> Reported:
+    entry = find(decide, command)
+    if entry is None:
+        raise decide.refuse(unknown(command.task_id))
+    if isinstance(entry, Archived):
+        raise decide.refuse(over(command.task_id, entry.ending))
+    if entry.message_id == command.message_id:
+        return Reported(entry.generation, duplicate=True)
+    if entry.state is not State.PARKED:
+        raise decide.refuse(Conflict("not_parked", f"task {command.task_id} does not wait for a message"))
+    decide.add(TaskContinued(command.task_id, entry.generation + 1, command.message, command.message_id))
+    return Reported(entry.generation + 1)
+
+
+def held(decide: Decide, command: HolderCommand[Any]) -> Entry:
+    """The entry, if the command comes from the holder of its live lease."""
+    entry = find(decide, command)
+    if entry is None:
+        raise decide.refuse(unknown(command.task_id))
+    if isinstance(entry, Archived):
+        if entry.leased_to != command.holder.pubkey:
+            raise decide.refuse(not_lessee(command.task_id, command.holder))
+        raise decide.refuse(over(command.task_id, entry.ending))
+    lease = entry.lease
+    if lease is not None and lease.leased_to.pubkey != command.holder.pubkey:
+        raise decide.refuse(not_lessee(command.task_id, command.holder))
+    if entry.finished:
+        assert entry.ending is not None
+        raise decide.refuse(over(command.task_id, entry.ending))
+    if lease is not None and lease.lease_id != command.lease_id:
+        raise decide.refuse(stale(command.task_id))
+    if entry.state is not State.LEASED:
+        raise decide.refuse(
+            Conflict("not_leased", f"task {command.task_id} is not currently leased; it is {entry.state}")
+        )
+    return entry

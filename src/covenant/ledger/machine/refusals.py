@@ -1,0 +1,56 @@
+"""Finding a task for whoever asks, and the refusals that several decisions share, worded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covenant.ledger.machine.commands import TaskCommand
+from covenant.ledger.machine.decision import Decide
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.states import Ending
+from covenant.ledger.machine.view import Archived
+from covenant.model.errors import Conflict, Forbidden, NotFound, Refusal
+from covenant.model.ids import AgentId, TaskId
+
+
+def find(decide: Decide, command: TaskCommand[Any]) -> Entry | Archived | None:
+    """The task, if it exists and the command's viewer has part in it: the two absences look the same."""
+    viewer = command.viewer
+    entry = decide.view.entry(command.task_id)
+    if entry is not None:
+        lease = entry.lease
+        if (
+            viewer is None
+            or entry.task.recipient.pubkey == viewer
+            or entry.task.sender.pubkey == viewer
+            or (lease is not None and lease.leased_to.pubkey == viewer)
+        ):
+            return entry
+        return None
+    archived = decide.view.archived(command.task_id)
+    if archived is not None and (
+        viewer is None or viewer in (archived.sender.pubkey, archived.recipient.pubkey, archived.leased_to)
+    ):
+        return archived
+    return None
+
+
+def unknown(task_id: TaskId) -> Refusal:
+    return NotFound("unknown_task", f"task {task_id} is not known here")
+
+
+def not_lessee(task_id: TaskId, caller: AgentId) -> Refusal:
+    return Forbidden("not_lessee", f"task {task_id} is not leased to {caller.display}")
+
+
+def stale(task_id: TaskId) -> Refusal:
+    return Conflict(
+        "stale_lease", f"task {task_id} is under another lease now; stop working on it and take new work"
+    )
+
+
+def over(task_id: TaskId, ending: Ending) -> Refusal:
+    """The task ended meanwhile: a holder that hears this stops."""
+    if ending is Ending.CANCELED:
+        return Conflict("canceled", f"task {task_id} was canceled; stop working on it")
+    return Conflict("already_settled", f"task {task_id} is already settled; stop working on it")

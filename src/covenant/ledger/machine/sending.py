@@ -1,0 +1,120 @@
+"""Accepting a task: once per id, replayed from the cache or following a leader where the work is the same."""
+
+from __future__ import annotations
+
+from covenant.ledger.machine.access import authorize
+from covenant.ledger.machine.commands import Accept, Accepted
+from covenant.ledger.machine.decision import Decide
+from covenant.ledger.machine.events import TaskFollowed, TaskSent, TaskSettled
+from covenant.ledger.machine.states import Cause, Ending, State
+from covenant.ledger.machine.view import Cached
+from covenant.model.errors import Conflict, Invalid, OverLimit
+from covenant.model.ids import TaskId
+from covenant.model.result import Result, ResultStatus
+from covenant.model.task import CacheKey, Task, cache_key
+
+BUSY_RETRY_MS = 1_000
+
+
+def accept(decide: Decide, command: Accept) -> Accepted:
+    task, view = command.task, decide.view
+    authorize(decide, command.access)
+    authorize(decide, command.admission)
+    known = view.entry(task.id)
+    if known is not None:
+        _check_same(decide, task.id, command.digest, known.digest)
+        leader = None
+        if known.state is State.FOLLOWING and (key := cache_key(known.task)):
+            leader = view.leader(key)
+        return Accepted(
+            task_id=task.id, duplicate=True, replayed=known.cause is Cause.REPLAY, following=leader
+        )
+    archived = view.archived(task.id)
+    if archived is not None:
+        _check_same(decide, task.id, command.digest, archived.digest)
+        return Accepted(task_id=task.id, duplicate=True, replayed=archived.cause is Cause.REPLAY)
+    if task.deadline_ms is not None and task.deadline_ms <= decide.now_ms:
+        raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
+    key = cache_key(task)
+    if key is not None:
+        cached = view.cached(key)
+        if cached is not None and decide.now_ms - cached.cached_at_ms <= view.limits.cache_age_ms_max:
+            return _replay(decide, command, cached)
+        leader = view.leader(key)
+        if leader is not None:
+            return _follow(decide, command, key, leader)
+    if view.queued_count(task.recipient.pubkey) >= view.limits.queued_per_recipient_max:
+        raise decide.refuse(
+            OverLimit(
+                "queue_full",
+                f"the queue of {task.recipient.display} is full; send again when it has drained",
+                retry_after_ms=BUSY_RETRY_MS,
+            )
+        )
+    _check_undrained(decide, task)
+    decide.add(TaskSent(task.id, task, command.digest))
+    return Accepted(task_id=task.id)
+
+
+def _check_same(decide: Decide, task_id: TaskId, digest: str, known: str) -> None:
+    if digest != known:
+        raise decide.refuse(
+            Conflict(
+                "duplicate_task_id",
+                f"task {task_id} is known with other content; send new work under a new id",
+            )
+        )
+
+
+def _check_undrained(decide: Decide, task: Task) -> None:
+    limits = decide.view.limits
+    if decide.view.settled_count(task.sender.pubkey) >= limits.undrained_per_sender_max:
+        raise decide.refuse(
+            OverLimit(
+                "results_undrained",
+                "too many of your results wait to be drained; take them with GET /a2a/results/next",
+                retry_after_ms=BUSY_RETRY_MS,
+            )
+        )
+
+
+def _replay(decide: Decide, command: Accept, cached: Cached) -> Accepted:
+    task = command.task
+    _check_undrained(decide, task)
+    result = Result(
+        task_id=task.id,
+        status=cached.result.status,
+        content=cached.result.content,
+        error_message=cached.result.error_message,
+    )
+    decide.add(TaskSent(task.id, task, command.digest))
+    decide.add(
+        TaskSettled(
+            task.id,
+            result,
+            ending=ending_of(result),
+            cause=Cause.REPLAY,
+            generation=2,
+            reason=cached.source_task_id,
+        )
+    )
+    return Accepted(task_id=task.id, replayed=True)
+
+
+def _follow(decide: Decide, command: Accept, key: CacheKey, leader: TaskId) -> Accepted:
+    task = command.task
+    if len(decide.view.followers(key)) >= decide.view.limits.followers_max:
+        raise decide.refuse(
+            OverLimit(
+                "followers_full",
+                f"too many tasks already wait for the result of task {leader}",
+                retry_after_ms=BUSY_RETRY_MS,
+            )
+        )
+    decide.add(TaskFollowed(task.id, task, command.digest, leader))
+    return Accepted(task_id=task.id, following=leader)
+
+
+def ending_of(result: Result) -> Ending:
+    """`partial` is completed too: it says so in the result."""
+    return Ending.FAILED if result.status is ResultStatus.ERROR else Ending.COMPLETED

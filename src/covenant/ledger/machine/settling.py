@@ -1,0 +1,223 @@
+"""Settling: a task ends once, by its holder's result, a cancel, a deadline, a timeout or a repair.
+
+Whatever ends a leader also decides for its followers: a result is theirs too; anything else makes the
+oldest of them the new leader.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from covenant.ledger.machine.access import authorize
+from covenant.ledger.machine.commands import (
+    Cancel,
+    Canceled,
+    Drain,
+    Drained,
+    Settle,
+    Settled,
+    Sweep,
+    Swept,
+)
+from covenant.ledger.machine.decision import Decide
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import CacheDropped, ResultDrained, TaskPromoted, TaskSettled
+from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
+from covenant.ledger.machine.sending import ending_of
+from covenant.ledger.machine.states import Cause, Ending, State
+from covenant.ledger.machine.view import Archived
+from covenant.model.errors import Conflict, Forbidden
+from covenant.model.ids import LeaseId, TaskId
+from covenant.model.lease import Lease
+from covenant.model.result import Result, ResultStatus, error_result
+from covenant.model.task import cache_key
+
+DEADLINE_MESSAGE = "deadline_exceeded"
+TIMEOUT_MESSAGE = "Task timed out"
+
+
+def settle(decide: Decide, command: Settle) -> Settled:
+    task_id = command.task_id
+    entry = find(decide, command)
+    if entry is None:
+        decide.audit(
+            command.holder, {"type": "a2a_result_rejected", "task_id": task_id, "reason": "unknown_task"}
+        )
+        raise decide.refuse(unknown(task_id))
+    authorize(decide, command.access)
+    if isinstance(entry, Archived):
+        return _settled_long_ago(decide, command, entry)
+    if entry.finished:
+        return _settled_before(decide, command, entry)
+    lease = _answerable(decide, command, entry)
+    end(
+        decide,
+        entry,
+        command.result,
+        ending=command.ending or ending_of(command.result),
+        cause=Cause.RESULT,
+        lease_id=lease.lease_id,
+    )
+    return Settled(task_id)
+
+
+def _answerable(decide: Decide, command: Settle, entry: Entry) -> Lease:
+    """The lease whose result this is: the live one, or the last one of a task that nobody has leased since."""
+    lease, task_id = entry.lease, command.task_id
+    if lease is None or entry.state not in (State.LEASED, State.QUEUED):
+        raise decide.refuse(
+            Conflict(
+                "not_leased", f"task {task_id} is not leased, so it has no result yet; it is {entry.state}"
+            )
+        )
+    if lease.leased_to.pubkey != command.holder.pubkey:
+        raise decide.refuse(not_lessee(task_id, command.holder))
+    if command.lease_id is None:
+        if entry.attempt != 1:
+            raise decide.refuse(
+                Conflict(
+                    "lease_id_required",
+                    f"task {task_id} was leased more than once; name the lease_id whose result this is",
+                )
+            )
+    elif command.lease_id != lease.lease_id:
+        raise decide.refuse(stale(task_id))
+    return lease
+
+
+def _settled_before(decide: Decide, command: Settle, entry: Entry) -> Settled:
+    lease = entry.lease
+    if lease is None or lease.leased_to.pubkey != command.holder.pubkey:
+        raise decide.refuse(not_lessee(command.task_id, command.holder))
+    if entry.result == command.result and entry.cause is Cause.RESULT:
+        return Settled(command.task_id, duplicate=True)
+    assert entry.ending is not None
+    raise decide.refuse(over(command.task_id, entry.ending))
+
+
+def _settled_long_ago(decide: Decide, command: Settle, archived: Archived) -> Settled:
+    if archived.leased_to != command.holder.pubkey:
+        raise decide.refuse(not_lessee(command.task_id, command.holder))
+    if archived.result == command.result and archived.cause is Cause.RESULT:
+        return Settled(command.task_id, duplicate=True)
+    raise decide.refuse(over(command.task_id, archived.ending))
+
+
+def end(
+    decide: Decide,
+    entry: Entry,
+    result: Result,
+    *,
+    ending: Ending,
+    cause: Cause,
+    lease_id: LeaseId | None = None,
+    reason: str | None = None,
+) -> None:
+    """Settle an entry, and with it whoever follows it."""
+    key = cache_key(entry.task)
+    shared = key is not None and cause is Cause.RESULT
+    decide.add(
+        TaskSettled(
+            entry.task.id,
+            result,
+            ending,
+            cause,
+            entry.generation + 1,
+            lease_id,
+            reason,
+            shared and result.status is ResultStatus.OK,
+        )
+    )
+    if key is None or decide.view.leader(key) != entry.task.id:
+        return
+    followers = decide.view.followers(key)
+    if not shared:
+        if followers:
+            decide.add(TaskPromoted(followers[0]))
+        return
+    for follower in followers:
+        follower_entry = decide.view.entry(follower)
+        assert follower_entry is not None
+        decide.add(
+            TaskSettled(
+                follower,
+                msgspec.structs.replace(result, task_id=follower),
+                ending,
+                Cause.LEADER,
+                follower_entry.generation + 1,
+                None,
+                entry.task.id,
+            )
+        )
+
+
+def cancel(decide: Decide, command: Cancel) -> Canceled:
+    task_id = command.task_id
+    entry = find(decide, command)
+    if entry is None:
+        raise decide.refuse(unknown(task_id))
+    if isinstance(entry, Archived):
+        return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED)
+    if command.viewer is not None and command.viewer != entry.task.sender.pubkey:
+        raise decide.refuse(Forbidden("not_sender", f"only the sender of task {task_id} may cancel it"))
+    if entry.finished:
+        assert entry.ending is not None
+        assert entry.result is not None
+        return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED)
+    result = error_result(task_id, f"canceled: {command.reason}")
+    end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=command.reason)
+    return Canceled(task_id, Ending.CANCELED, result, True)
+
+
+def expire(decide: Decide, entry: Entry) -> None:
+    result = error_result(entry.task.id, DEADLINE_MESSAGE)
+    end(decide, entry, result, ending=Ending.FAILED, cause=Cause.DEADLINE)
+
+
+def drain(decide: Decide, command: Drain) -> Drained:
+    view = decide.view
+    if command.request_id is not None:
+        again = view.remembered(command.by.pubkey, command.request_id)
+        if again is not None:
+            return Drained(tuple(_drained_before(decide, task_id) for task_id in again.task_ids))
+    count = min(command.count, view.limits.batch_max)
+    drained: list[Result] = []
+    for entry in view.settled(command.sender, count):
+        assert entry.result is not None
+        decide.add(ResultDrained(entry.task.id, command.request_id))
+        drained.append(entry.result)
+    return Drained(tuple(drained))
+
+
+def _drained_before(decide: Decide, task_id: TaskId) -> Result:
+    entry = decide.view.entry(task_id)
+    if entry is not None and entry.result is not None:
+        return entry.result
+    archived = decide.view.archived(task_id)
+    assert archived is not None
+    return archived.result
+
+
+def sweep(decide: Decide, command: Sweep) -> Swept:
+    expired: list[TaskId] = []
+    timed_out: list[TaskId] = []
+    due = decide.view.due(decide.now_ms, command.count)
+    # Promoting a follower changes the queue that the next entry is judged in, so a leader and its followers
+    # are never settled by one sweep: `due` gives at most one task of a cache key.
+    for entry in due:
+        times_out_at_ms = entry.times_out_at_ms
+        if times_out_at_ms is not None and times_out_at_ms <= decide.now_ms:
+            result = error_result(entry.task.id, TIMEOUT_MESSAGE)
+            end(decide, entry, result, ending=Ending.FAILED, cause=Cause.TIMEOUT)
+            timed_out.append(entry.task.id)
+        else:
+            expire(decide, entry)
+            expired.append(entry.task.id)
+    forgotten = decide.view.forgettable(decide.now_ms - decide.view.limits.retention_ms, command.count)
+    for entry in forgotten:
+        decide.add(ResultDrained(entry.task.id, forgotten=True))
+    uncached = decide.view.cache_overflow(decide.now_ms)
+    if uncached:
+        decide.add(CacheDropped(uncached))
+    more = bool(due) or len(forgotten) >= command.count
+    return Swept(tuple(expired), tuple(timed_out), len(forgotten), uncached, more)

@@ -1,0 +1,72 @@
+"""The states of a task in the ledger, and every move between them, as one table.
+
+The table is the only place that says what may follow what: `evolve` looks moves up in it, `decide` asks it
+before it proposes one, and the diagram in the documentation is drawn from it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class State(enum.StrEnum):
+    QUEUED = "queued"
+    """Waiting for a holder."""
+    LEASED = "in_flight"
+    """One holder works on it."""
+    PARKED = "parked"
+    """Waiting, without a lease, for its next message."""
+    FOLLOWING = "following"
+    """The same work is under way for an earlier task; its result will be this one's too."""
+    SETTLED = "result_pending"
+    """Ended, once; the sender has not taken the result."""
+    DRAINED = "resolved"
+    """Ended, and the sender has the result."""
+
+
+QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = State
+
+# (state before, event) -> state after. None is a task the ledger has never seen.
+TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
+    (None, "task_sent"): QUEUED,
+    (None, "task_followed"): FOLLOWING,
+    (FOLLOWING, "task_promoted"): QUEUED,
+    (QUEUED, "task_leased"): LEASED,
+    (LEASED, "lease_renewed"): LEASED,
+    (LEASED, "lease_released"): QUEUED,
+    (LEASED, "lease_interrupted"): LEASED,
+    (LEASED, "task_updated"): LEASED,
+    (LEASED, "task_requeued"): QUEUED,
+    (LEASED, "task_parked"): PARKED,
+    (PARKED, "task_continued"): QUEUED,
+    (QUEUED, "task_settled"): SETTLED,
+    (LEASED, "task_settled"): SETTLED,
+    (PARKED, "task_settled"): SETTLED,
+    (FOLLOWING, "task_settled"): SETTLED,
+    (SETTLED, "result_drained"): DRAINED,
+}
+
+FINISHED: Final = frozenset({SETTLED, DRAINED})
+"""A settled task stays settled: nothing leaves these but a drain."""
+
+
+class Ending(enum.StrEnum):
+    """How a task ended, in A2A's words."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    REJECTED = "rejected"
+
+
+class Cause(enum.StrEnum):
+    """What settled it."""
+
+    RESULT = "result"
+    FORCE_ERROR = "force_error"
+    CANCEL = "cancel"
+    DEADLINE = "deadline_exceeded"
+    TIMEOUT = "timeout"
+    REPLAY = "replayed"
+    LEADER = "leader"

@@ -1,0 +1,102 @@
+"""The view: all that a decision may read. An engine gives it the entities that the command's keys name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.states import Cause, Ending
+from covenant.model.audit import AuditHead
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.result import Result
+from covenant.model.task import CacheKey
+
+
+class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Nothing in the ledger is unbounded. Each of these is a setting."""
+
+    queued_per_recipient_max: int = 100_000
+    undrained_per_sender_max: int = 100_000
+    followers_max: int = 1_000
+    batch_max: int = 100
+    artifacts_per_attempt_max: int = 1_000
+    cache_entries_max: int = 100_000
+    cache_age_ms_max: int = 7 * 24 * 3_600_000
+    requests_remembered_max: int = 65_536
+    retention_ms: int = 30 * 24 * 3_600_000
+    """How long a result waits for a sender that never drains."""
+
+
+class Archived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A finished task that only the archive still knows."""
+
+    digest: str
+    sender: AgentId
+    recipient: AgentId
+    leased_to: PublicKey | None
+    ending: Ending
+    cause: Cause
+    result: Result
+
+
+class Cached(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A finished `ok` result, kept to answer the same work again."""
+
+    source_task_id: TaskId
+    result: Result
+    cached_at_ms: int
+
+
+class Remembered(msgspec.Struct, frozen=True, gc=False):
+    """What a receive or drain with a request id gave out, so that the same request gives it out again."""
+
+    task_ids: tuple[TaskId, ...]
+    lease_ids: tuple[LeaseId, ...] = ()
+
+
+class View(Protocol):
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def audit_head(self) -> AuditHead: ...
+
+    def entry(self, task_id: TaskId) -> Entry | None: ...
+    def archived(self, task_id: TaskId) -> Archived | None: ...
+
+    def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
+        """The oldest queued tasks of a recipient, or of all."""
+
+    def queued_count(self, recipient: PublicKey) -> int: ...
+    def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
+        """The oldest undrained results of a sender, or of all."""
+
+    def settled_count(self, sender: PublicKey) -> int: ...
+    def leases(self) -> Iterable[Entry]:
+        """In-flight tasks, the longest untouched first."""
+
+    def due(self, now_ms: int, count: int) -> Sequence[Entry]:
+        """Tasks whose deadline or timeout has passed."""
+
+    def forgettable(self, before_ms: int, count: int) -> Sequence[Entry]:
+        """Undrained results settled before then."""
+
+    def cached(self, key: CacheKey) -> Cached | None: ...
+    def cache_overflow(self, now_ms: int) -> int:
+        """How many of the oldest cached results are over the limits of age and number."""
+
+    def leader(self, key: CacheKey) -> TaskId | None: ...
+    def followers(self, key: CacheKey) -> Sequence[TaskId]: ...
+    def remembered(self, holder: PublicKey, request_id: str) -> Remembered | None: ...
+
+    def grants(self, subject: PublicKey, action: str) -> Sequence[Grant]: ...
+    def grant(self, signature_b58: str) -> Grant | None: ...
+    def identity(self, token_sha256: str) -> Identity | None: ...
+    def identities(self, display: str) -> Sequence[Identity]:
+        """Live identities under a display."""
+
+    def identities_revoked_before(self, before_ms: int) -> int: ...
+    def grants_revoked_before(self, before_ms: int) -> int: ...

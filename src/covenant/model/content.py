@@ -1,0 +1,52 @@
+"""Content blocks: what tasks carry and results return. MCP's blocks, and plain JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Text(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text", omit_defaults=True):
+    text: str
+
+
+class Json(msgspec.Struct, frozen=True, tag_field="type", tag="json", omit_defaults=True):
+    value: Any
+
+
+class Image(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="image", omit_defaults=True):
+    """`data` is base64."""
+
+    data: str
+    mimeType: str  # noqa: N815  (MCP's spelling, kept on the wire and inside)
+
+
+class Audio(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="audio", omit_defaults=True):
+    data: str
+    mimeType: str  # noqa: N815
+
+
+class Embedded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a `resource` block holds: text, or base64 in `blob`."""
+
+    uri: str
+    mimeType: str | None = None  # noqa: N815
+    text: str | None = None
+    blob: str | None = None
+
+
+class Resource(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="resource", omit_defaults=True):
+    resource: Embedded
+
+
+class ResourceLink(
+    msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="resource_link", omit_defaults=True
+):
+    uri: str
+    name: str = ""
+    mimeType: str | None = None  # noqa: N815
+    description: str | None = None
+
+
+Content = Text | Json | Image | Audio | Resource | ResourceLink

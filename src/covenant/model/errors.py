@@ -1,0 +1,107 @@
+"""Every refusal and fault Covenant can answer with, as one tree.
+
+    CovenantError
+    ├── Refusal                 the caller can do something about it; carries a machine code and a status
+    │   ├── Invalid        400  the request itself is wrong
+    │   ├── Unauthenticated 401 no token, or one that is not (any longer) known
+    │   ├── Forbidden      403  known, but without the capability, or claiming to be somebody else
+    │   ├── NotFound       404  unknown, or not yours: the two are the same answer on purpose
+    │   ├── Conflict       409  a duplicate with other content, a stale lease, a state that does not allow it
+    │   ├── TooLarge       413  over a size limit
+    │   ├── OverLimit      429  over a count or rate limit; `retry_after_ms` says when to come back
+    │   └── Unavailable    503  cannot be made durable now
+    ├── Damaged                 the files on disk contradict each other; names file and line
+    ├── HomeLocked              another process has this home open
+    └── SettingsError           a setting has a bad value; names the setting
+
+Each refusal names its status once, here; doors translate, they never choose.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CovenantError(Exception):
+    """The root: nothing else is raised on purpose."""
+
+
+class Refusal(CovenantError):
+    """A request that was understood and not done. Nothing changed, unless `code` is `outcome_unknown`."""
+
+    status: ClassVar[int] = 400
+    code: str
+
+    def __init__(self, code: str, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+
+
+class Invalid(Refusal):
+    status = 400
+
+
+class Unauthenticated(Refusal):
+    status = 401
+
+
+class Forbidden(Refusal):
+    status = 403
+
+
+class NotFound(Refusal):
+    status = 404
+
+
+class Conflict(Refusal):
+    status = 409
+
+
+class TooLarge(Refusal):
+    status = 413
+
+
+class OverLimit(Refusal):
+    status = 429
+
+
+class Unavailable(Refusal):
+    status = 503
+
+
+def outcome_unknown() -> Unavailable:
+    """The write was under way when the disk failed: it may or may not be there after a restart."""
+    return Unavailable(
+        "outcome_unknown",
+        "the disk failed while this was being written; it may or may not have happened. "
+        "Restart the daemon, then repeat the request under the same id",
+    )
+
+
+def storage_failed(reason: str) -> Unavailable:
+    """The writer is dead: nothing was tried."""
+    return Unavailable(
+        "storage_failed",
+        f"nothing can be written since the disk failed ({reason}); "
+        "mend the disk and restart the daemon, then repeat the request",
+    )
+
+
+class Damaged(CovenantError):
+    """A record that had been synced is missing or changed. `covenant doctor` offers the way out."""
+
+    def __init__(self, file: str, line: int, reason: str) -> None:
+        super().__init__(f"{file}, line {line}: {reason}; run `covenant doctor` for the way out")
+        self.file = file
+        self.line = line
+        self.reason = reason
+
+
+class HomeLocked(CovenantError):
+    """Another process holds this home's lock."""
+
+
+class SettingsError(CovenantError):
+    """A setting that cannot be used. The message names it and the values that can."""

@@ -1,0 +1,108 @@
+"""Grants: a capability (action + scope) given to an identity by the operator."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.errors import Invalid
+from covenant.model.ids import AgentId, PublicKey
+
+REQUEUE_ACTION: Final = "a2a.repair.requeue"
+FORCE_ERROR_ACTION: Final = "a2a.repair.force_error"
+COMPACT_ACTION: Final = "a2a.compact"
+
+ACTION_LENGTH_MAX: Final = 256
+
+
+class Scope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a grant is pinned to. An absent field pins nothing; a pinned one must be met by the request."""
+
+    peer_pubkey_b58: str | None = None
+    task_id: str | None = None
+    lease_id: str | None = None
+    duplicate_risk: str | None = None
+
+
+PINS: Final = ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk")
+
+
+class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`signature_b58` is made by the operator's key over all of it, and is the grant's handle."""
+
+    signature_b58: str
+    subject: AgentId
+    action: str
+    granted_by: AgentId
+    granted_at_ms: int
+    nonce: str
+    """Makes two equal grants two grants, each with its own handle."""
+    scope_json: str = "{}"
+    """The scope as it was given: unknown fields are kept as signed metadata."""
+    pins: Scope = Scope()
+    expires_at: int | None = None
+    max_uses: int | None = None
+    used: int = 0
+    revoked_at_ms: int | None = None
+
+    def live(self, now_ms: int) -> bool:
+        return (
+            self.revoked_at_ms is None
+            and (self.expires_at is None or now_ms <= self.expires_at)
+            and (self.max_uses is None or self.used < self.max_uses)
+        )
+
+
+def send_actions(recipient: AgentId) -> tuple[str, str]:
+    """The action a sender needs, by display (the form named in messages) and by key."""
+    return f"a2a.send.{recipient.display}", f"a2a.send.{recipient.pubkey}"
+
+
+def respond_actions(sender: AgentId) -> tuple[str, str]:
+    return f"a2a.respond.{sender.display}", f"a2a.respond.{sender.pubkey}"
+
+
+def recv_actions(sender: AgentId) -> tuple[str, str]:
+    return f"a2a.recv.{sender.display}", f"a2a.recv.{sender.pubkey}"
+
+
+def read_scope(scope: dict[str, Any]) -> tuple[Scope, int | None]:
+    """The pins and `max_uses` of a scope as the operator wrote it; a refusal names the field that is wrong."""
+    if not scope:
+        return Scope(), None
+    version = scope.get("version", 1)
+    if isinstance(version, bool) or version != 1:
+        raise Invalid("invalid_scope", "scope.version must be the integer 1")
+    pins: dict[str, str] = {}
+    for field in PINS:
+        value = scope.get(field)
+        if value is None:
+            continue
+        if not isinstance(value, str) or not value:
+            raise Invalid("invalid_scope", f"scope.{field} must be a non-empty string")
+        pins[field] = value
+    risk = pins.get("duplicate_risk")
+    if risk is not None:
+        pins["duplicate_risk"] = risk = risk.replace("-", "_")
+        if risk not in ("idempotent", "operator_accepted"):
+            raise Invalid("invalid_scope", "scope.duplicate_risk must be idempotent or operator_accepted")
+    max_uses = scope.get("max_uses")
+    if max_uses is not None and (not isinstance(max_uses, int) or isinstance(max_uses, bool) or max_uses < 1):
+        raise Invalid("invalid_scope", "scope.max_uses must be a positive integer")
+    return Scope(**pins), max_uses
+
+
+class Identity(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A token holder. Only the SHA-256 of its token is kept; `token_prefix` is for people to tell tokens apart."""
+
+    agent: AgentId
+    token_sha256: str
+    token_prefix: str
+    registered_at_ms: int
+    operator: bool = False
+    revoked_at_ms: int | None = None
+
+    @property
+    def pubkey(self) -> PublicKey:
+        return self.agent.pubkey

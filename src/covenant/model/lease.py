@@ -1,0 +1,26 @@
+"""The lease: one attempt at a turn of a task. It never expires by itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from covenant.model.ids import AgentId, LeaseId
+
+
+class Lease(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    lease_id: LeaseId
+    leased_to: AgentId
+    leased_at_ms: int
+    attempt: int
+    renewed_at_ms: int = 0
+    node: str | None = None
+    """Where the holder runs, if it said so: a daemon names itself for the agents inside it."""
+    boot: str | None = None
+    """Which run of that node: a lease of an earlier run has lost its holder."""
+
+    @property
+    def touched_at_ms(self) -> int:
+        return max(self.leased_at_ms, self.renewed_at_ms)
+
+    def age_ms(self, now_ms: int) -> int:
+        return max(0, now_ms - self.touched_at_ms)

@@ -1,0 +1,84 @@
+"""Repair: what an operator may do to a lease whose holder does not come back, and the gate that may do it for them."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from covenant.model.ids import LeaseId, TaskId
+from covenant.model.result import Result
+
+
+class Posture(enum.StrEnum):
+    """What a requeue claims about running the work again."""
+
+    IDEMPOTENT = "idempotent"
+    OPERATOR_ACCEPTED = "operator_accepted"
+
+
+class Requeue(msgspec.Struct, frozen=True, gc=False, tag_field="action", tag="requeue"):
+    duplicate_risk: Posture
+    lease_id: LeaseId | None = None
+
+
+class ForceError(msgspec.Struct, frozen=True, gc=False, tag_field="action", tag="force_error"):
+    message: str
+    lease_id: LeaseId | None = None
+
+
+RepairCommand = Requeue | ForceError
+
+
+class RepairOutcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: TaskId
+    action: str
+    state: str
+    attempt: int
+    result: Result | msgspec.UnsetType = msgspec.UNSET
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The bounds of one pass of the retry gate."""
+
+    enabled: bool = False
+    min_lease_age_ms: int = 300_000
+    max_attempts: int = 3
+    max_requeues: int = 1
+    scan_limit: int = 100
+
+
+class SkipReason(enum.StrEnum):
+    DISABLED = "disabled"
+    NOT_IN_FLIGHT = "not_in_flight"
+    MISSING_LEASE = "missing_lease"
+    LEASE_TOO_YOUNG = "lease_too_young"
+    MISSING_IDEMPOTENCY = "missing_idempotency"
+    UNSAFE_DUPLICATE_SAFETY = "unsafe_duplicate_safety"
+    MAX_ATTEMPTS_REACHED = "max_attempts_reached"
+    LIMIT_REACHED = "limit_reached"
+    CAPABILITY_SCOPE_MISMATCH = "capability_scope_mismatch"
+
+
+class Requeued(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: TaskId
+    lease_id: LeaseId
+    attempt: int
+    idempotency_key: str
+
+
+class Skipped(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: TaskId
+    reason: SkipReason
+    attempt: int
+    lease_age_ms: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class RetryReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`would_requeue` is what an enabled pass would have done; `requeued` is what this one did."""
+
+    policy: RetryPolicy
+    considered: int
+    requeued: tuple[Requeued, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    would_requeue: tuple[Requeued, ...] = ()

@@ -1,0 +1,28 @@
+"""The result: what a task's sender drains, once."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from covenant.model.content import Content
+from covenant.model.ids import TaskId
+
+
+class ResultStatus(enum.StrEnum):
+    OK = "ok"
+    ERROR = "error"
+    PARTIAL = "partial"
+
+
+class Result(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: TaskId
+    status: ResultStatus
+    content: tuple[Content, ...] = ()
+    error_message: str | msgspec.UnsetType = msgspec.UNSET
+    """Omitted when absent, unlike `content`, which is always there."""
+
+
+def error_result(task_id: TaskId, message: str) -> Result:
+    return Result(task_id=task_id, status=ResultStatus.ERROR, error_message=message)

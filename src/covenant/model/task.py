@@ -1,0 +1,69 @@
+"""The task: a request from one agent to another, as it was accepted. It never changes afterwards."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+import msgspec
+
+from covenant.model.content import Content
+from covenant.model.ids import AgentId, TaskId
+
+
+class DuplicateSafety(enum.StrEnum):
+    """Whether the work may run twice: only the sender can say so."""
+
+    UNSAFE = "unsafe"
+    IDEMPOTENT = "idempotent"
+
+
+class Idempotency(msgspec.Struct, frozen=True, gc=False):
+    duplicate_safety: DuplicateSafety
+    key: str
+
+
+class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """Field order is the order of the canonical encoding that `digest` is taken over: append only."""
+
+    id: TaskId
+    sender: AgentId
+    recipient: AgentId
+    intent_text: str
+    task_kind: str | None = None
+    parent: TaskId | None = None
+    deadline_ms: int | None = None
+    idempotency: Idempotency | None = None
+    parts: tuple[Content, ...] = ()
+    timeout_ms: int | None = None
+    context_id: str | None = None
+    tenant: str | None = None
+    origin: str = "mailbox"
+    """Which door brought it."""
+    depth: int = 0
+
+
+class CacheKey(msgspec.Struct, frozen=True, gc=False):
+    """Two tasks with equal cache keys are the same work: the second gets the first one's result."""
+
+    sender: str
+    recipient: str
+    task_kind: str
+    key: str
+
+
+def cache_key(task: Task) -> CacheKey | None:
+    """None unless the sender declared the work idempotent. A task without a kind is its own kind."""
+    idempotency = task.idempotency
+    if idempotency is None or idempotency.duplicate_safety is not DuplicateSafety.IDEMPOTENT:
+        return None
+    kind = task.task_kind.strip() if task.task_kind else task.intent_text
+    return CacheKey(task.sender.pubkey, task.recipient.pubkey, kind, idempotency.key.strip())
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def digest(task: Task) -> str:
+    """SHA-256 of the normalised request: equal digests mean the same request sent again."""
+    return hashlib.sha256(_encode(task)).hexdigest()

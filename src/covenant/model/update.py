@@ -1,0 +1,47 @@
+"""Updates: what a holder reports while it works. Each becomes one generation of its task."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from covenant.model.content import Content
+
+
+class StatusUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="status", omit_defaults=True):
+    """A word on progress. `state` parks the task when it names an interrupted state."""
+
+    text: str = ""
+    state: str = "working"
+    metadata: dict[str, Any] | None = None
+
+
+class ArtifactUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="artifact", omit_defaults=True):
+    """A chunk of an artifact. `append` adds to what this attempt wrote before; otherwise it replaces."""
+
+    artifact_id: str
+    parts: tuple[Content, ...] = ()
+    name: str | None = None
+    description: str | None = None
+    append: bool = False
+    last_chunk: bool = False
+    metadata: dict[str, Any] | None = None
+
+
+class MessageUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="message", omit_defaults=True):
+    role: str = "agent"
+    parts: tuple[Content, ...] = ()
+    message_id: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+Update = StatusUpdate | ArtifactUpdate | MessageUpdate
+
+
+class Interruption(enum.StrEnum):
+    """Why a task is parked: it waits, without a lease, for its next message."""
+
+    INPUT_REQUIRED = "input-required"
+    AUTH_REQUIRED = "auth-required"
