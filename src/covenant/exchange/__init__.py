@@ -1,1 +1,1 @@
-"""The verbs: accept, lease, report, settle, cancel, repair, retry, watch; access checks and audit."""
+"""The verbs that doors call: accept, lease, report, settle, cancel, repair, retry. Authorisation happens here."""

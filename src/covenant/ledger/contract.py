@@ -109,7 +109,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int | None = None
     updated_at_ms: int | None = None
     result_status: str | None = None
-    children: tuple["TreeNode", ...] = ()
+    children: tuple[TreeNode, ...] = ()
 
 
 class AuditRecord(msgspec.Struct, frozen=True, gc=False):
@@ -161,6 +161,9 @@ class Ledger(Protocol):
     async def entry(self, task_id: TaskId) -> Entry | None:
         """A live task, as it is on disk."""
 
+    async def sender(self, task_id: TaskId) -> AgentId | None:
+        """Who sent a task, live or finished."""
+
     async def queue(self, query: QueueQuery) -> Queue: ...
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
         """Queued tasks, the newest first; takes nothing."""
@@ -173,6 +176,9 @@ class Ledger(Protocol):
 
     def identity(self, token_sha256: str) -> Identity | None:
         """Who holds this token now. Costs a dictionary look-up: every request asks."""
+
+    def enrolled(self, agent: AgentId) -> AgentId | None:
+        """The live identity with this display or this key, if there is one; equal to `agent` if both agree."""
 
     async def identities(self) -> Sequence[Identity]: ...
     async def grants(self) -> Sequence[Grant]: ...

@@ -40,9 +40,7 @@ class Resource(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="res
     resource: Embedded
 
 
-class ResourceLink(
-    msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="resource_link", omit_defaults=True
-):
+class ResourceLink(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="resource_link", omit_defaults=True):
     uri: str
     name: str = ""
     mimeType: str | None = None  # noqa: N815

@@ -64,6 +64,7 @@ def cache_key(task: Task) -> CacheKey | None:
 _encode = msgspec.json.Encoder().encode
 
 
-def digest(task: Task) -> str:
-    """SHA-256 of the normalised request: equal digests mean the same request sent again."""
-    return hashlib.sha256(_encode(task)).hexdigest()
+def fingerprint(task: Task) -> tuple[str, int]:
+    """SHA-256 of the normalised request, and its size in bytes: equal digests mean the same request sent again."""
+    encoded = _encode(task)
+    return hashlib.sha256(encoded).hexdigest(), len(encoded)

@@ -1,1 +1,1 @@
-"""Keys, tokens, envelopes and proofs: the only importer of a crypto library."""
+"""Keys, signatures and tokens. The only importer of a crypto library; its randomness comes from there alone; no IO."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from covenant.ledger.machine.commands import Access
 from covenant.ledger.machine.decision import Decide, Refused
 from covenant.ledger.machine.events import GrantUsed
@@ -119,9 +118,7 @@ def _refuse_scope(decide: Decide, access: Access) -> None:
     for action in access.actions:
         for grant in decide.view.grants(access.caller.pubkey, action):
             if grant.live(decide.now_ms):
-                pinned.update(
-                    name for name in PINS if getattr(grant.pins, name) not in (None, _given(access, name))
-                )
+                pinned.update(name for name in PINS if getattr(grant.pins, name) not in (None, _given(access, name)))
     reason = f"{' or '.join(sorted(pinned))} does not match capability scope"
     decide.audit(
         access.caller,
@@ -132,9 +129,7 @@ def _refuse_scope(decide: Decide, access: Access) -> None:
             "reason": reason,
         },
     )
-    raise Refused(
-        Forbidden("scope_rejected", f"{access.what} rejected by capability scope: {reason}"), decide.events
-    )
+    raise Refused(Forbidden("scope_rejected", f"{access.what} rejected by capability scope: {reason}"), decide.events)
 
 
 def _given(access: Access, pin: str) -> str | None:

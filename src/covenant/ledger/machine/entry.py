@@ -93,9 +93,7 @@ class IllegalMoveError(Exception):
 
     def __init__(self, entry: Entry | None, event: TaskEvent) -> None:
         before = "unknown" if entry is None else entry.state.value
-        super().__init__(
-            f"{event.__struct_config__.tag} cannot happen to task {event.task_id}, which is {before}"
-        )
+        super().__init__(f"{event.__struct_config__.tag} cannot happen to task {event.task_id}, which is {before}")
 
 
 def _began(_: None, event: TaskSent | TaskFollowed, after: State, ts_ms: int) -> Entry:
@@ -124,7 +122,7 @@ def _leased(entry: Entry, event: TaskLeased, after: State, ts_ms: int) -> Entry:
 
 def _renewed(entry: Entry, event: LeaseRenewed, after: State, ts_ms: int) -> Entry:
     lease = replace(entry.lease, renewed_at_ms=event.renewed_at_ms)  # type: ignore[type-var]
-    return replace(entry, state=after, lease=lease, interrupted=False)
+    return replace(entry, state=after, updated_at_ms=ts_ms, lease=lease, interrupted=False)
 
 
 def _back(entry: Entry, _: LeaseReleased | TaskRequeued, after: State, ts_ms: int) -> Entry:

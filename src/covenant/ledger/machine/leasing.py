@@ -75,12 +75,7 @@ def _taken_before(decide: Decide, task_ids: tuple[TaskId, ...], lease_ids: tuple
     taken = []
     for task_id, lease_id in zip(task_ids, lease_ids, strict=True):
         entry = decide.view.entry(task_id)
-        if (
-            entry is not None
-            and entry.state is State.LEASED
-            and entry.lease
-            and entry.lease.lease_id == lease_id
-        ):
+        if entry is not None and entry.state is State.LEASED and entry.lease and entry.lease.lease_id == lease_id:
             taken.append(LeasedTask(entry.task, entry.lease))
     return Leased(tuple(taken))
 
@@ -152,9 +147,7 @@ def _said_before(entry: Entry, command: Report) -> bool:
 
 def _normalise(decide: Decide, entry: Entry, update: Update) -> Update:
     if isinstance(update, StatusUpdate) and update.state != "working" and update.state not in _INTERRUPTIONS:
-        raise decide.refuse(
-            Invalid("invalid_update", "update.state must be working, input-required or auth-required")
-        )
+        raise decide.refuse(Invalid("invalid_update", "update.state must be working, input-required or auth-required"))
     if not isinstance(update, ArtifactUpdate) or update.artifact_id in entry.artifacts:
         return update
     if len(entry.artifacts) >= decide.view.limits.artifacts_per_attempt_max:

@@ -18,15 +18,10 @@ def find(decide: Decide, command: TaskCommand[Any]) -> Entry | Archived | None:
     viewer = command.viewer
     entry = decide.view.entry(command.task_id)
     if entry is not None:
-        lease = entry.lease
-        if (
-            viewer is None
-            or entry.task.recipient.pubkey == viewer
-            or entry.task.sender.pubkey == viewer
-            or (lease is not None and lease.leased_to.pubkey == viewer)
-        ):
-            return entry
-        return None
+        lessee = entry.lease.leased_to.pubkey if entry.lease is not None else None
+        task = entry.task
+        seen = viewer is None or viewer in (task.recipient.pubkey, task.sender.pubkey, lessee)
+        return entry if seen else None
     archived = decide.view.archived(command.task_id)
     if archived is not None and (
         viewer is None or viewer in (archived.sender.pubkey, archived.recipient.pubkey, archived.leased_to)
@@ -44,9 +39,7 @@ def not_lessee(task_id: TaskId, caller: AgentId) -> Refusal:
 
 
 def stale(task_id: TaskId) -> Refusal:
-    return Conflict(
-        "stale_lease", f"task {task_id} is under another lease now; stop working on it and take new work"
-    )
+    return Conflict("stale_lease", f"task {task_id} is under another lease now; stop working on it and take new work")
 
 
 def over(task_id: TaskId, ending: Ending) -> Refusal:

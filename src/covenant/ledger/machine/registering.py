@@ -145,9 +145,7 @@ def purge_grants(decide: Decide, command: PurgeGrants) -> int:
     purged = decide.view.grants_revoked_before(command.before_ms)
     if purged:
         decide.add(GrantsPurged(command.before_ms))
-    decide.audit(
-        command.by, {"type": "capabilities_purged", "before_ms": command.before_ms, "purged": purged}
-    )
+    decide.audit(command.by, {"type": "capabilities_purged", "before_ms": command.before_ms, "purged": purged})
     return purged
 
 

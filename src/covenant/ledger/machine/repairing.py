@@ -49,16 +49,20 @@ def repair(decide: Decide, command: Repair) -> RepairOutcome:
         raise decide.refuse(over(task_id, entry.ending))
     lease = entry.lease
     if entry.state is not State.LEASED or lease is None:
-        raise decide.refuse(
-            Conflict("not_leased", f"task {task_id} is not currently leased; it is {entry.state}")
-        )
+        raise decide.refuse(Conflict("not_leased", f"task {task_id} is not currently leased; it is {entry.state}"))
     _check_lease(decide, task_id, wanted.lease_id, lease.lease_id)
     match wanted:
         case Requeue():
-            _requeue(decide, entry, lease, command.by, command.reason, wanted.duplicate_risk, "requeue")
-            return RepairOutcome(
-                task_id=task_id, action="requeued", state=State.QUEUED, attempt=lease.attempt
+            _requeue(
+                decide,
+                task_id,
+                lease,
+                command.by,
+                reason=command.reason,
+                posture=wanted.duplicate_risk,
+                action="requeue",
             )
+            return RepairOutcome(task_id=task_id, action="requeued", state=State.QUEUED, attempt=lease.attempt)
         case ForceError():
             result = error_result(task_id, wanted.message)
             end(
@@ -70,7 +74,7 @@ def repair(decide: Decide, command: Repair) -> RepairOutcome:
                 lease_id=lease.lease_id,
                 reason=command.reason,
             )
-            _audit(decide, command.by, task_id, "force_error", command.reason, lease, None)
+            _audit(decide, task_id, lease, command.by, action="force_error", reason=command.reason, posture=None)
             return RepairOutcome(
                 task_id=task_id,
                 action="forced_error",
@@ -93,19 +97,20 @@ def _check_lease(decide: Decide, task_id: TaskId, expected: LeaseId | None, actu
 
 
 def _requeue(
-    decide: Decide, entry: Entry, lease: Lease, by: AgentId, reason: str, posture: Posture, action: str
+    decide: Decide, task_id: TaskId, lease: Lease, by: AgentId, *, reason: str, posture: Posture, action: str
 ) -> None:
-    decide.add(TaskRequeued(entry.task.id, lease.lease_id, reason, posture, lease.attempt))
-    _audit(decide, by, entry.task.id, action, reason, lease, posture)
+    decide.add(TaskRequeued(task_id, lease.lease_id, reason, posture, lease.attempt))
+    _audit(decide, task_id, lease, by, action=action, reason=reason, posture=posture)
 
 
 def _audit(
     decide: Decide,
-    by: AgentId,
     task_id: TaskId,
+    lease: Lease,
+    by: AgentId,
+    *,
     action: str,
     reason: str,
-    lease: Lease,
     posture: Posture | None,
 ) -> None:
     decide.audit(
@@ -194,7 +199,15 @@ def _retry(decide: Decide, command: RetryStale, entry: Entry) -> Requeued:
     assert lease is not None
     assert idempotency is not None
     if command.policy.enabled:
-        _requeue(decide, entry, lease, command.by, AUTO_REQUEUE_REASON, Posture.IDEMPOTENT, "auto_requeue")
+        _requeue(
+            decide,
+            entry.task.id,
+            lease,
+            command.by,
+            reason=AUTO_REQUEUE_REASON,
+            posture=Posture.IDEMPOTENT,
+            action="auto_requeue",
+        )
     return Requeued(
         task_id=entry.task.id,
         lease_id=lease.lease_id,

@@ -26,9 +26,7 @@ def accept(decide: Decide, command: Accept) -> Accepted:
         leader = None
         if known.state is State.FOLLOWING and (key := cache_key(known.task)):
             leader = view.leader(key)
-        return Accepted(
-            task_id=task.id, duplicate=True, replayed=known.cause is Cause.REPLAY, following=leader
-        )
+        return Accepted(task_id=task.id, duplicate=True, replayed=known.cause is Cause.REPLAY, following=leader)
     archived = view.archived(task.id)
     if archived is not None:
         _check_same(decide, task.id, command.digest, archived.digest)

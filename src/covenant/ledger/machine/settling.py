@@ -40,9 +40,7 @@ def settle(decide: Decide, command: Settle) -> Settled:
     task_id = command.task_id
     entry = find(decide, command)
     if entry is None:
-        decide.audit(
-            command.holder, {"type": "a2a_result_rejected", "task_id": task_id, "reason": "unknown_task"}
-        )
+        decide.audit(command.holder, {"type": "a2a_result_rejected", "task_id": task_id, "reason": "unknown_task"})
         raise decide.refuse(unknown(task_id))
     authorize(decide, command.access)
     if isinstance(entry, Archived):
@@ -66,9 +64,7 @@ def _answerable(decide: Decide, command: Settle, entry: Entry) -> Lease:
     lease, task_id = entry.lease, command.task_id
     if lease is None or entry.state not in (State.LEASED, State.QUEUED):
         raise decide.refuse(
-            Conflict(
-                "not_leased", f"task {task_id} is not leased, so it has no result yet; it is {entry.state}"
-            )
+            Conflict("not_leased", f"task {task_id} is not leased, so it has no result yet; it is {entry.state}")
         )
     if lease.leased_to.pubkey != command.holder.pubkey:
         raise decide.refuse(not_lessee(task_id, command.holder))

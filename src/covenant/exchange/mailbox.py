@@ -1,0 +1,378 @@
+"""The mailbox's verbs for whoever is calling: what each checks, in which order, before the ledger decides.
+
+Order: the request itself, then who it claims to be, then whether the task exists for this caller, then the
+capability. So an invalid task costs no audit row, and a caller without part in a task learns nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from covenant.exchange.principal import Principal
+from covenant.ledger.contract import Ledger, Queue, QueueQuery, Shown, TreeNode
+from covenant.ledger.machine.commands import (
+    Accept,
+    Accepted,
+    Access,
+    Cancel,
+    Canceled,
+    Drain,
+    Drained,
+    Leased,
+    Note,
+    Release,
+    Renew,
+    Repair,
+    Report,
+    Reported,
+    RetryStale,
+    Settle,
+    Settled,
+    Take,
+)
+from covenant.ledger.machine.repairing import scan_row
+from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge
+from covenant.model.grant import (
+    COMPACT_ACTION,
+    FORCE_ERROR_ACTION,
+    REQUEUE_ACTION,
+    recv_actions,
+    respond_actions,
+    send_actions,
+)
+from covenant.model.ids import REQUEST_ID_LENGTH_MAX, AgentId, LeaseId, TaskId
+from covenant.model.lease import Lease
+from covenant.model.repair import (
+    ForceError,
+    RepairCommand,
+    RepairOutcome,
+    Requeue,
+    RetryPolicy,
+    RetryReport,
+)
+from covenant.model.result import Result
+from covenant.model.task import Task, fingerprint
+from covenant.model.update import Update
+
+REASON_LENGTH_MAX: Final = 2_000
+NAME_LENGTH_MAX: Final = 1_000
+
+_encode = msgspec.json.Encoder().encode
+
+
+class MailboxLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_bytes_max: int = 1024 * 1024
+    result_bytes_max: int = 8 * 1024 * 1024
+    update_bytes_max: int = 1024 * 1024
+    page_max: int = 1_000
+    wait_ms_max: int = 60_000
+    recipient_admission: bool = False
+    """Whether a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
+
+
+class MailboxExchange:
+    def __init__(self, ledger: Ledger, operator: AgentId, limits: MailboxLimits) -> None:
+        self._ledger = ledger
+        self._operator = operator
+        self.limits = limits
+
+    async def accept(self, principal: Principal, task: Task) -> Accepted:
+        digest = check_task(task, self.limits.task_bytes_max)
+        if task.sender != principal.agent:
+            await self._forged(principal, task)
+        await self._check_recipient(task.recipient)
+        access = Access(
+            caller=principal.agent,
+            actions=send_actions(task.recipient),
+            scope_id=f"a2a-send:{task.recipient.display}",
+            what=f"a2a send to {task.recipient.display}",
+            peer=task.recipient.pubkey,
+            task_id=task.id,
+        )
+        return await self._ledger.commit(
+            Accept(access=access, admission=self._admission(task), task=task, digest=digest)
+        )
+
+    def _admission(self, task: Task) -> Access | None:
+        if not self.limits.recipient_admission or task.sender.pubkey == task.recipient.pubkey:
+            return None
+        return Access(
+            caller=task.recipient,
+            actions=recv_actions(task.sender),
+            scope_id=f"a2a-recv-gate:{task.recipient.display}",
+            what=f"a2a send to {task.recipient.display}: being received",
+            peer=task.sender.pubkey,
+            task_id=task.id,
+        )
+
+    async def _forged(self, principal: Principal, task: Task) -> None:
+        await self._ledger.commit(
+            Note(
+                by=principal.agent,
+                row={
+                    "type": "a2a_sender_mismatch",
+                    "peer_display": principal.agent.display,
+                    "claimed_sender_display": task.sender.display,
+                },
+            )
+        )
+        raise Forbidden(
+            "sender_mismatch",
+            f"task.sender {task.sender.display!r} does not match the authenticated identity "
+            f"{principal.agent.display!r}; send as yourself, with your own pubkey",
+        )
+
+    async def _check_recipient(self, recipient: AgentId) -> None:
+        """A name and a key that the registry binds otherwise would strand the task: nobody could receive it."""
+        known = self._ledger.enrolled(recipient)
+        if known is not None and known != recipient:
+            raise Invalid(
+                "recipient_mismatch",
+                f"recipient {recipient.display!r} is enrolled here with another key or under another name; "
+                f"address {known.display!r} with pubkey {known.pubkey}",
+            )
+
+    async def take(
+        self,
+        principal: Principal,
+        *,
+        everyone: bool = False,
+        count: int = 1,
+        wait_ms: int = 0,
+        request_id: str | None = None,
+    ) -> Leased:
+        """Lease the next tasks: one's own, or (the operator) the oldest of all; waits for the first if asked to."""
+        self._check_page(count, self._ledger.limits.batch_max, "max")
+        self._check_wait(wait_ms)
+        check_request_id(request_id)
+        if everyone:
+            principal.require_operator("scope=all")
+        recipient = None if everyone else principal.agent.pubkey
+        command = Take(holder=principal.agent, recipient=recipient, count=count, request_id=request_id)
+        give_up_ms = self._ledger.now_ms() + wait_ms
+        while True:
+            leased = await self._ledger.commit(command)
+            left_ms = give_up_ms - self._ledger.now_ms()
+            if leased.tasks or left_ms <= 0 or not await self._ledger.queued(recipient, left_ms):
+                return leased
+
+    async def renew(self, principal: Principal, task_id: TaskId, lease_id: LeaseId) -> Lease:
+        return await self._ledger.commit(
+            Renew(task_id=task_id, viewer=principal.viewer, holder=principal.agent, lease_id=lease_id)
+        )
+
+    async def release(self, principal: Principal, task_id: TaskId, lease_id: LeaseId, reason: str) -> Lease:
+        return await self._ledger.commit(
+            Release(
+                task_id=task_id,
+                viewer=principal.viewer,
+                holder=principal.agent,
+                lease_id=lease_id,
+                reason=check_reason(reason),
+            )
+        )
+
+    async def report(
+        self, principal: Principal, task_id: TaskId, lease_id: LeaseId, update: Update, update_no: int
+    ) -> Reported:
+        check_size(_encode(update), self.limits.update_bytes_max, "update")
+        return await self._ledger.commit(
+            Report(
+                task_id=task_id,
+                viewer=principal.viewer,
+                holder=principal.agent,
+                lease_id=lease_id,
+                update=update,
+                update_no=update_no,
+            )
+        )
+
+    async def cancel(self, principal: Principal, task_id: TaskId, reason: str) -> Canceled:
+        return await self._ledger.commit(
+            Cancel(task_id=task_id, viewer=principal.viewer, by=principal.agent, reason=check_reason(reason))
+        )
+
+    async def settle(self, principal: Principal, result: Result, lease_id: LeaseId | None) -> Settled:
+        check_size(_encode(result), self.limits.result_bytes_max, "result")
+        task_id = result.task_id
+        sender = await self._ledger.sender(task_id)
+        access = None
+        if sender is not None:
+            access = Access(
+                caller=principal.agent,
+                actions=respond_actions(sender),
+                scope_id=f"a2a-respond:{task_id}",
+                what=f"a2a respond to {sender.display}",
+                peer=sender.pubkey,
+                task_id=task_id,
+            )
+        return await self._ledger.commit(
+            Settle(
+                access=access,
+                task_id=task_id,
+                viewer=principal.viewer,
+                holder=principal.agent,
+                result=result,
+                lease_id=lease_id,
+            )
+        )
+
+    async def drain(
+        self,
+        principal: Principal,
+        *,
+        everyone: bool = False,
+        count: int = 1,
+        wait_ms: int = 0,
+        request_id: str | None = None,
+    ) -> Drained:
+        self._check_page(count, self._ledger.limits.batch_max, "max")
+        self._check_wait(wait_ms)
+        check_request_id(request_id)
+        if everyone:
+            principal.require_operator("scope=all")
+        sender = None if everyone else principal.agent.pubkey
+        command = Drain(by=principal.agent, sender=sender, count=count, request_id=request_id)
+        give_up_ms = self._ledger.now_ms() + wait_ms
+        while True:
+            drained = await self._ledger.commit(command)
+            left_ms = give_up_ms - self._ledger.now_ms()
+            if drained.results or left_ms <= 0 or not await self._ledger.settled(sender, left_ms):
+                return drained
+
+    async def queue(self, principal: Principal, query: QueueQuery) -> Queue:
+        self._check_page(query.limit, self.limits.page_max, "limit")
+        if query.state_filter not in (None, "queued", "in_flight"):
+            raise Invalid("invalid_filter", "state_filter must be queued or in_flight")
+        return await self._ledger.queue(msgspec.structs.replace(query, viewer=principal.viewer))
+
+    async def recent_tasks(self, principal: Principal, limit: int) -> Sequence[Task]:
+        self._check_page(limit, self.limits.page_max, "limit")
+        return await self._ledger.recent_tasks(principal.viewer, limit)
+
+    async def recent_results(self, principal: Principal, limit: int) -> Sequence[Result]:
+        self._check_page(limit, self.limits.page_max, "limit")
+        return await self._ledger.recent_results(principal.viewer, limit)
+
+    async def show(self, principal: Principal, task_id: TaskId) -> Shown:
+        shown = await self._ledger.show(task_id, principal.viewer, self.limits.page_max)
+        if shown is None:
+            raise NotFound("unknown_task", f"task {task_id} is not known here")
+        return shown
+
+    async def tree(self, principal: Principal, root: TaskId) -> TreeNode:
+        return await self._ledger.tree(root, principal.viewer)
+
+    async def repair(self, principal: Principal, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
+        check_reason(reason)
+        if isinstance(command, ForceError) and not command.message.strip():
+            raise Invalid("invalid_repair", "invalid repair request: force_error message must not be empty")
+        entry = await self._ledger.entry(task_id)
+        peer = None
+        if entry is not None:
+            ours = entry.task.sender.pubkey == principal.agent.pubkey
+            peer = (entry.task.recipient if ours or principal.operator else entry.task.sender).pubkey
+        access = Access(
+            caller=principal.agent,
+            actions=(REQUEUE_ACTION if isinstance(command, Requeue) else FORCE_ERROR_ACTION,),
+            scope_id=f"a2a-repair:{task_id}",
+            what=f"a2a repair of task {task_id}",
+            peer=peer,
+            task_id=task_id,
+            lease_id=command.lease_id,
+            duplicate_risk=command.duplicate_risk.value if isinstance(command, Requeue) else None,
+        )
+        return await self._ledger.commit(
+            Repair(
+                access=access,
+                task_id=task_id,
+                viewer=principal.viewer,
+                by=principal.agent,
+                command=command,
+                reason=reason,
+            )
+        )
+
+    async def retry_stale(self, principal: Principal, policy: RetryPolicy, *, scheduled: bool = False) -> RetryReport:
+        """One pass of the gate. A scheduled pass leaves its summary row, also when it is refused."""
+        principal.require_operator("a2a auto retry")
+        check_policy(policy)
+        access = Access(
+            caller=principal.agent,
+            actions=(REQUEUE_ACTION,),
+            scope_id="a2a-auto-retry",
+            what="a2a auto retry",
+            duplicate_risk="idempotent",
+        )
+        try:
+            return await self._ledger.commit(
+                RetryStale(access=access, by=principal.agent, policy=policy, scheduled=scheduled)
+            )
+        except Refusal as refusal:
+            if scheduled:
+                empty = RetryReport(policy=policy, considered=0)
+                await self._ledger.commit(Note(by=principal.agent, row=scan_row(empty, refusal.message)))
+            raise
+
+    async def compact(self, principal: Principal) -> int:
+        access = Access(caller=principal.agent, actions=(COMPACT_ACTION,), scope_id="a2a:compact", what="a2a compact")
+        await self._ledger.commit(Note(access=access, by=principal.agent, row={"type": "a2a_compact_started"}))
+        dropped = await self._ledger.compact()
+        await self._ledger.commit(Note(by=principal.agent, row={"type": "a2a_compacted", "dropped": dropped}))
+        return dropped
+
+    def _check_page(self, value: int, most: int, name: str) -> None:
+        if not 1 <= value <= most:
+            raise Invalid("invalid_limit", f"{name} must be between 1 and {most}")
+
+    def _check_wait(self, wait_ms: int) -> None:
+        if not 0 <= wait_ms <= self.limits.wait_ms_max:
+            raise Invalid("invalid_wait", f"wait_ms must be between 0 and {self.limits.wait_ms_max}")
+
+
+def check_task(task: Task, bytes_max: int) -> str:
+    """Refuse what could never be worked on; the digest of what can."""
+    if not task.intent_text.strip():
+        raise Invalid("invalid_task", "invalid task: intent_text must not be empty")
+    if task.task_kind is not None and not 0 < len(task.task_kind.strip()) <= NAME_LENGTH_MAX:
+        raise Invalid("invalid_task", "invalid task: task_kind must not be empty when present, nor over 1000")
+    if task.idempotency is not None and not 0 < len(task.idempotency.key.strip()) <= NAME_LENGTH_MAX:
+        raise Invalid("invalid_task", "invalid task: idempotency key must not be empty, nor over 1000")
+    for name, value in (("deadline_ms", task.deadline_ms), ("timeout_ms", task.timeout_ms)):
+        if value is not None and value <= 0:
+            raise Invalid("invalid_task", f"invalid task: {name} must be positive")
+    if task.parent == task.id:
+        raise Invalid("invalid_task", "invalid task: a task cannot be its own parent")
+    digest, size = fingerprint(task)
+    if size > bytes_max:
+        raise TooLarge("task_too_large", f"the task has {size} bytes; the limit is {bytes_max}")
+    return digest
+
+
+def check_reason(reason: str) -> str:
+    if not reason.strip():
+        raise Invalid("invalid_reason", "invalid repair request: reason must not be empty")
+    if len(reason) > REASON_LENGTH_MAX:
+        raise Invalid("invalid_reason", f"reason must have at most {REASON_LENGTH_MAX} characters")
+    return reason
+
+
+def check_request_id(request_id: str | None) -> None:
+    if request_id is not None and not 0 < len(request_id.strip()) <= REQUEST_ID_LENGTH_MAX:
+        raise Invalid("invalid_request_id", f"request_id must have 1 to {REQUEST_ID_LENGTH_MAX} characters")
+
+
+def check_size(encoded: bytes, bytes_max: int, what: str) -> None:
+    if len(encoded) > bytes_max:
+        raise TooLarge(f"{what}_too_large", f"the {what} has {len(encoded)} bytes; the limit is {bytes_max}")
+
+
+def check_policy(policy: RetryPolicy) -> None:
+    for name in ("min_lease_age_ms", "max_attempts", "max_requeues", "scan_limit"):
+        if getattr(policy, name) < 0:
+            raise Invalid("invalid_policy", f"{name} must not be negative")
+    if policy.scan_limit > 10_000:
+        raise Invalid("invalid_policy", "scan_limit must be at most 10000")
