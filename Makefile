@@ -64,6 +64,7 @@ fmt: setup ## format, and fix what the linter can fix safely
 
 docs: setup ## write the generated documents again
 	@$(BIN)/python scripts/generate_docs.py
+	@$(BIN)/python scripts/state_diagram.py
 
 bench: setup $(BENCH_STAMP) ## measure, next to other queues in .venv-bench
 	@$(BIN)/python -m bench $(ARGS)

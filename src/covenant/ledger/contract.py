@@ -73,7 +73,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation of a task: `kind` is submitted, working, status, artifact, message, parked, continued or settled."""
+    """One generation: `kind` is submitted, working, status, artifact, message, parked, continued or settled."""
 
     generation: int
     kind: str

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from typing import Final
 
 import msgspec
 
 from covenant.model.content import Content
 from covenant.model.ids import AgentId, TaskId
+
+
+MAILBOX: Final = "mailbox"
+"""The origin of tasks whose sender drains the result."""
 
 
 class DuplicateSafety(enum.StrEnum):
@@ -38,7 +43,7 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     timeout_ms: int | None = None
     context_id: str | None = None
     tenant: str | None = None
-    origin: str = "mailbox"
+    origin: str = MAILBOX
     """Which door brought it."""
     depth: int = 0
 

@@ -86,9 +86,12 @@ class Leased(msgspec.Struct, frozen=True, gc=False):
 
 
 class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
-    """Lease up to `count` of the oldest queued tasks, of one recipient or of all."""
+    """Lease up to `count` of the oldest queued tasks, of one recipient or of all.
 
-    holder: AgentId
+    Without a `holder`, each is leased to its recipient.
+    """
+
+    holder: AgentId | None
     recipient: PublicKey | None
     count: int = 1
     request_id: str | None = None
@@ -97,7 +100,9 @@ class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
 
     def keys(self) -> tuple[Key, ...]:
         queue: Key = ("queue", self.recipient) if self.recipient else ("queue",)
-        return (queue, ("request", self.holder.pubkey, self.request_id)) if self.request_id else (queue,)
+        if self.request_id is None or self.holder is None:
+            return (queue,)
+        return (queue, ("request", self.holder.pubkey, self.request_id))
 
 
 class TaskCommand(Command[A], frozen=True, gc=False, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from covenant.ledger.machine.states import Cause, Ending
 from covenant.model.grant import Grant, Identity
-from covenant.model.ids import LeaseId, TaskId
+from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.repair import Posture
 from covenant.model.result import Result
@@ -108,6 +108,8 @@ class TaskSettled(TaskEvent, frozen=True, gc=False, tag="task_settled"):
 
 class ResultDrained(TaskEvent, frozen=True, gc=False, tag="result_drained"):
     request_id: str | None = None
+    by: PublicKey | None = None
+    """Who drained it, where a request id says that they may ask again."""
     forgotten: bool = False
     """Nobody came for it within the retention time."""
 

@@ -41,7 +41,7 @@ _INTERRUPTIONS = frozenset(Interruption)
 
 def take(decide: Decide, command: Take) -> Leased:
     view = decide.view
-    if command.request_id is not None:
+    if command.request_id is not None and command.holder is not None:
         again = view.remembered(command.holder.pubkey, command.request_id)
         if again is not None:
             return _taken_before(decide, again.task_ids, again.lease_ids)
@@ -59,7 +59,7 @@ def take(decide: Decide, command: Take) -> Leased:
 def _lease(decide: Decide, entry: Entry, command: Take) -> LeasedTask:
     lease = Lease(
         lease_id=LeaseId(decide.new_id()),
-        leased_to=command.holder,
+        leased_to=command.holder or entry.task.recipient,
         leased_at_ms=decide.now_ms,
         attempt=entry.attempt + 1,
         node=command.node,

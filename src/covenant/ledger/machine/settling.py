@@ -30,7 +30,7 @@ from covenant.model.errors import Conflict, Forbidden
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.lease import Lease
 from covenant.model.result import Result, ResultStatus, error_result
-from covenant.model.task import cache_key
+from covenant.model.task import MAILBOX, Task, cache_key
 
 DEADLINE_MESSAGE = "deadline_exceeded"
 TIMEOUT_MESSAGE = "Task timed out"
@@ -124,6 +124,7 @@ def end(
             shared and result.status is ResultStatus.OK,
         )
     )
+    _drop_unless_drained(decide, entry.task)
     if key is None or decide.view.leader(key) != entry.task.id:
         return
     followers = decide.view.followers(key)
@@ -145,6 +146,13 @@ def end(
                 entry.task.id,
             )
         )
+        _drop_unless_drained(decide, follower_entry.task)
+
+
+def _drop_unless_drained(decide: Decide, task: Task) -> None:
+    """Only a mailbox's sender comes for its result; for any other door the archive is where results are read."""
+    if task.origin != MAILBOX:
+        decide.add(ResultDrained(task.id))
 
 
 def cancel(decide: Decide, command: Cancel) -> Canceled:
@@ -177,10 +185,11 @@ def drain(decide: Decide, command: Drain) -> Drained:
         if again is not None:
             return Drained(tuple(_drained_before(decide, task_id) for task_id in again.task_ids))
     count = min(command.count, view.limits.batch_max)
+    by = command.by.pubkey if command.request_id is not None else None
     drained: list[Result] = []
     for entry in view.settled(command.sender, count):
         assert entry.result is not None
-        decide.add(ResultDrained(entry.task.id, command.request_id))
+        decide.add(ResultDrained(entry.task.id, command.request_id, by))
         drained.append(entry.result)
     return Drained(tuple(drained))
 

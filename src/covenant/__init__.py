@@ -1,0 +1,48 @@
+"""Covenant: a durable exchange through which agents hand work to each other.
+
+The names below are the public interface. Each is imported when it is first used, so that a command that needs none of
+them starts fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from covenant.mailbox import Mailbox as Mailbox
+    from covenant.model.content import Json as Json
+    from covenant.model.content import Text as Text
+    from covenant.model.ids import AgentId as AgentId
+    from covenant.model.repair import ForceError as ForceError
+    from covenant.model.repair import Requeue as Requeue
+    from covenant.model.result import Result as Result
+    from covenant.model.task import Idempotency as Idempotency
+    from covenant.model.task import Task as Task
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AgentId": "covenant.model.ids",
+    "ForceError": "covenant.model.repair",
+    "Idempotency": "covenant.model.task",
+    "Json": "covenant.model.content",
+    "Mailbox": "covenant.mailbox",
+    "Requeue": "covenant.model.repair",
+    "Result": "covenant.model.result",
+    "Task": "covenant.model.task",
+    "Text": "covenant.model.content",
+}
+
+__all__ = [*_HOMES]  # noqa: PLE0604  (a list of strings, which the rule cannot see)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'covenant' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,291 @@
+"""The log engine: decide in memory, append to the journal, answer when it is durable.
+
+State changes when a command is decided, before its record is on disk, so that the next command is decided on top of it
+and both share a sync. Nobody sees that early: each answer, refusal and read first waits until everything decided before
+it is durable. If the disk fails, memory is ahead of it; then it is thrown away and read back from the disk, and reads go
+on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from covenant.ledger.contract import (
+    AuditRecord,
+    Counts,
+    Queue,
+    QueueQuery,
+    Shown,
+    TreeNode,
+)
+from covenant.ledger.log.bell import Bell
+from covenant.ledger.log.history import History
+from covenant.ledger.log.state import LedgerState
+from covenant.ledger.log.storage import Storage
+from covenant.ledger.machine.commands import Accept, Command, Drain, Report, TaskCommand
+from covenant.ledger.machine.decide import decide
+from covenant.ledger.machine.decision import Refused
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import AnyEvent, TaskEvent
+from covenant.ledger.machine.states import QUEUED, SETTLED
+from covenant.ledger.machine.view import Archived, Limits
+from covenant.model.audit import AuditReport
+from covenant.model.errors import OverLimit, storage_failed
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.result import Result
+from covenant.model.task import Task
+
+A = TypeVar("A")
+
+# How far the archive may fall behind the journal. A batch of it takes some 10 µs an event: these are about a second and
+# ten seconds of work, and bound what a start must still archive.
+LAG_SLOWS_REPORTS: Final = 100_000
+LAG_REFUSES_TASKS: Final = 1_000_000
+CATCH_UP_S: Final = 10.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+class LogLedger:
+    """Made by `homes.open_ledger` or `homes.memory_ledger`; used on the loop it was made on."""
+
+    def __init__(
+        self,
+        state: LedgerState,
+        storage: Storage,
+        *,
+        node: str,
+        boot: str,
+        clock: Callable[[], int],
+        new_id: Callable[[], str],
+    ) -> None:
+        self.node = node
+        self.boot = boot
+        self.now_ms = clock
+        self._state = state
+        self._storage = storage
+        self._journal = storage.journal
+        self._archive = storage.archive
+        self._history: History = storage.history
+        self._new_id = new_id
+        self._bell = Bell()
+        self._reloading: asyncio.Task[None] | None = None
+        self._compacting = asyncio.Lock()
+        self._evict(self._archive.archived_seq)
+        storage.follow(self._evict)
+
+    @property
+    def limits(self) -> Limits:
+        return self._state.limits
+
+    async def commit(self, command: Command[A]) -> A:
+        await self._admit(command)
+        wanted = self._forgotten(command)
+        recalled = await self._recall(wanted) if wanted else {}
+        journal, state, now_ms = self._journal, self._state, self.now_ms()
+        if journal.failure is not None:
+            raise storage_failed(journal.failure)
+        state.recalled = recalled
+        try:
+            decision = decide(state, command, now_ms, self._new_id)
+        except Refused as refused:
+            if refused.events:
+                self._record(refused.events, now_ms)
+            await journal.wait()
+            raise refused.refusal from None
+        if decision.events:
+            self._record(decision.events, now_ms)
+        await journal.wait()
+        answer: A = decision.answer
+        return answer
+
+    def _record(self, events: list[AnyEvent], now_ms: int) -> None:
+        seq = self._journal.append(_encode(events), now_ms)
+        self._state.apply(events, now_ms, seq)
+        if self._bell:
+            self._ring(events)
+
+    def _ring(self, events: Sequence[AnyEvent]) -> None:
+        """Wake whoever waits for this. They decide at once, and share the sync that this record waits for."""
+        for event in events:
+            if not isinstance(event, TaskEvent):
+                continue
+            entry = self._state.entries[event.task_id]
+            if entry.state is QUEUED:
+                self._bell.ring(("queue", entry.task.recipient.pubkey))
+                self._bell.ring(("queue",))
+            elif entry.finished:
+                self._bell.ring(("task", event.task_id))
+                if entry.state is SETTLED:
+                    self._bell.ring(("results", entry.task.sender.pubkey))
+                    self._bell.ring(("results",))
+
+    async def _admit(self, command: Command[Any]) -> None:
+        """An archive that cannot keep up slows what feeds it most, then refuses new work; it never grows without bound."""
+        lag = self._journal.durable_seq - self._archive.archived_seq
+        if lag < LAG_SLOWS_REPORTS:
+            return
+        if isinstance(command, Report):
+            await self._archive.caught_up(self._journal.durable_seq - LAG_SLOWS_REPORTS, CATCH_UP_S)
+        elif isinstance(command, Accept) and lag >= LAG_REFUSES_TASKS:
+            raise OverLimit(
+                "archive_lagging", "the archive cannot keep up; send again in a few seconds", retry_after_ms=5_000
+            )
+
+    def _forgotten(self, command: Command[Any]) -> tuple[TaskId, ...]:
+        """The tasks this command names that only the archive may still know."""
+        ids: tuple[TaskId, ...] = ()
+        if isinstance(command, Accept):
+            ids = (command.task.id,)
+        elif isinstance(command, TaskCommand):
+            ids = (command.task_id,)
+        elif isinstance(command, Drain) and command.request_id is not None:
+            again = self._state.remembered(command.by.pubkey, command.request_id)
+            ids = again.task_ids if again is not None else ()
+        entries, seen = self._state.entries, self._storage.seen
+        return tuple(task_id for task_id in ids if task_id not in entries and seen.maybe(task_id))
+
+    async def _recall(self, task_ids: Sequence[TaskId]) -> dict[TaskId, Archived]:
+        found = {task_id: await self._history.lookup(task_id) for task_id in task_ids}
+        return {task_id: archived for task_id, archived in found.items() if archived is not None}
+
+    def _evict(self, archived_seq: int) -> None:
+        """On the loop, after each batch of the archive."""
+        seen = self._storage.seen
+        for task_id in self._state.evict(archived_seq):
+            seen.add(task_id)
+
+    async def _durable(self) -> None:
+        """Reads begin here: nothing that is not on disk is visible after it."""
+        if self._journal.failure is None:
+            await self._journal.wait()
+        if self._journal.failure is not None:
+            if self._reloading is None:
+                self._reloading = asyncio.create_task(self._reload())
+            await asyncio.shield(self._reloading)
+
+    async def _reload(self) -> None:
+        """The disk failed, and memory is ahead of it: go back to what is known to be there."""
+        state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
+        state.evict(self._archive.archived_seq)
+        self._state = state
+
+    async def _archived(self) -> None:
+        """For reads of history: durable, and in the archive."""
+        await self._durable()
+        await self._archive.caught_up(self._journal.durable_seq, CATCH_UP_S)
+
+    async def queued(self, recipient: PublicKey | None, timeout_ms: int) -> bool:
+        if self._state.queue.first(recipient, 1):
+            return True
+        return await self._bell.wait(("queue",) if recipient is None else ("queue", recipient), timeout_ms)
+
+    async def settled(self, sender: PublicKey | None, timeout_ms: int) -> bool:
+        if self._state.results.first(sender, 1):
+            return True
+        return await self._bell.wait(("results",) if sender is None else ("results", sender), timeout_ms)
+
+    async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
+        entry = self._state.entries.get(task_id)
+        if entry is None or entry.finished:
+            return True
+        return await self._bell.wait(("task", task_id), timeout_ms)
+
+    async def entry(self, task_id: TaskId) -> Entry | None:
+        await self._durable()
+        return self._state.entries.get(task_id)
+
+    async def sender(self, task_id: TaskId) -> AgentId | None:
+        await self._durable()
+        entry = self._state.entries.get(task_id)
+        if entry is not None:
+            return entry.task.sender
+        if not self._storage.seen.maybe(task_id):
+            return None
+        archived = await self._history.lookup(task_id)
+        return archived.sender if archived is not None else None
+
+    async def queue(self, query: QueueQuery) -> Queue:
+        await self._archived()
+        return await self._history.queue(query, self.now_ms(), self.node, self.boot)
+
+    async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
+        await self._archived()
+        return await self._history.recent_tasks(viewer, limit)
+
+    async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
+        await self._archived()
+        return await self._history.recent_results(viewer, limit)
+
+    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> Shown | None:
+        await self._archived()
+        return await self._history.show(task_id, viewer, updates_max, self.node, self.boot)
+
+    async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
+        await self._archived()
+        return await self._history.tree(root, viewer)
+
+    def identity(self, token_sha256: str) -> Identity | None:
+        return self._state.identities_by_token.get(token_sha256)
+
+    def enrolled(self, agent: AgentId) -> AgentId | None:
+        return self._state.enrolled(agent)
+
+    async def identities(self) -> Sequence[Identity]:
+        await self._durable()
+        return tuple(self._state.identities_by_token.values())
+
+    async def grants(self) -> Sequence[Grant]:
+        await self._durable()
+        return tuple(self._state.grants_by_signature.values())
+
+    async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
+        await self._archived()
+        return await self._history.audit_recent(issuer, limit, since_ms)
+
+    async def audit_before(self, before_ms: int) -> tuple[int, int, str] | None:
+        await self._archived()
+        return await self._history.audit_before(before_ms)
+
+    async def audit_verify(self) -> AuditReport:
+        await self._durable()
+        head, seq = self._state.audit_head, self._journal.durable_seq
+        await self._archive.caught_up(seq, CATCH_UP_S)
+        return await self._history.audit_verify(head)
+
+    async def compact(self) -> int:
+        async with self._compacting:
+            return await self._storage.compact(self._state.limits)
+
+    async def maintain(self) -> int | None:
+        """Compact if enough segments are sealed; what it dropped, or None if there was nothing to do."""
+        if self._compacting.locked() or not self._storage.wants_compaction():
+            return None
+        return await self.compact()
+
+    async def counts(self) -> Counts:
+        await self._durable()
+        state, journal = self._state, self._journal
+        return Counts(
+            queued=len(state.queue),
+            leased=len(state.in_flight),
+            parked=state.parked,
+            following=state.following,
+            settled=len(state.results),
+            cached=len(state.cache),
+            oldest_lease_age_ms=state.oldest_lease_age_ms(self.now_ms()),
+            holders_lost=len(state.lost(self.node, self.boot)),
+            last_seq=journal.last_seq,
+            durable_seq=journal.durable_seq,
+            archived_seq=self._archive.archived_seq,
+            syncs=journal.batches,
+            failure=journal.failure,
+        )
+
+    async def close(self) -> None:
+        await self._storage.close()

@@ -1,0 +1,120 @@
+"""Identities, grants and the audit's head in memory: what every request asks before anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from covenant.ledger.machine.events import (
+    AnyEvent,
+    Audited,
+    AuditPurged,
+    GrantMade,
+    GrantRevoked,
+    GrantsPurged,
+    GrantUsed,
+    IdentitiesPurged,
+    IdentityEnrolled,
+    IdentityRevoked,
+)
+from covenant.model.audit import GENESIS, AuditHead
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import AgentId, PublicKey
+
+replace = msgspec.structs.replace
+
+
+class Registers:
+    def __init__(self) -> None:
+        self.audit_head = GENESIS
+        self.audit_anchor = GENESIS
+        """Where the chain begins since the last purge."""
+        self.identities_by_token: dict[str, Identity] = {}
+        self.grants_by_signature: dict[str, Grant] = {}
+        self._live: dict[str, Identity] = {}
+        """Live identities by display, and by key: neither is held by two."""
+        self._granted: dict[tuple[PublicKey, str], tuple[Grant, ...]] = {}
+
+    def register(self, event: AnyEvent) -> None:
+        match event:
+            case Audited(index, chain_hash):
+                self.audit_head = AuditHead(index, chain_hash)
+            case GrantUsed(signature):
+                grant = self.grants_by_signature[signature]
+                self._put_grant(replace(grant, used=grant.used + 1))
+            case GrantMade(grant):
+                self._put_grant(grant)
+            case GrantRevoked(signature, revoked_at_ms):
+                self._put_grant(replace(self.grants_by_signature[signature], revoked_at_ms=revoked_at_ms))
+            case GrantsPurged(before_ms):
+                for grant in list(self.grants_by_signature.values()):
+                    if _ended_before(grant.revoked_at_ms, before_ms):
+                        self._drop_grant(grant)
+            case IdentityEnrolled(identity):
+                self.put_identity(identity)
+            case IdentityRevoked(token_sha256, revoked_at_ms):
+                self.put_identity(replace(self.identities_by_token[token_sha256], revoked_at_ms=revoked_at_ms))
+            case IdentitiesPurged(before_ms):
+                for identity in list(self.identities_by_token.values()):
+                    if _ended_before(identity.revoked_at_ms, before_ms):
+                        del self.identities_by_token[identity.token_sha256]
+            case AuditPurged(through, anchor_hash):
+                self.audit_anchor = AuditHead(through, anchor_hash)
+            case _:
+                raise AssertionError(f"no register takes {event}")
+
+    def put_identity(self, identity: Identity) -> None:
+        self.identities_by_token[identity.token_sha256] = identity
+        agent = identity.agent
+        if identity.revoked_at_ms is None:
+            self._live[agent.display] = self._live[agent.pubkey] = identity
+        elif self._live.get(agent.pubkey, identity).token_sha256 == identity.token_sha256:
+            self._live.pop(agent.display, None)
+            self._live.pop(agent.pubkey, None)
+
+    def put_grant(self, grant: Grant) -> None:
+        self._put_grant(grant)
+
+    def _put_grant(self, grant: Grant) -> None:
+        self._drop_grant(grant)
+        self.grants_by_signature[grant.signature_b58] = grant
+        key = (grant.subject.pubkey, grant.action)
+        self._granted[key] = (*self._granted.get(key, ()), grant)
+
+    def _drop_grant(self, grant: Grant) -> None:
+        if self.grants_by_signature.pop(grant.signature_b58, None) is None:
+            return
+        key = (grant.subject.pubkey, grant.action)
+        rest = tuple(other for other in self._granted[key] if other.signature_b58 != grant.signature_b58)
+        if rest:
+            self._granted[key] = rest
+        else:
+            del self._granted[key]
+
+    def grants(self, subject: PublicKey, action: str) -> Sequence[Grant]:
+        return self._granted.get((subject, action), ())
+
+    def grant(self, signature_b58: str) -> Grant | None:
+        return self.grants_by_signature.get(signature_b58)
+
+    def identity(self, token_sha256: str) -> Identity | None:
+        return self.identities_by_token.get(token_sha256)
+
+    def identities(self, display: str) -> Sequence[Identity]:
+        identity = self._live.get(display)
+        return () if identity is None else (identity,)
+
+    def enrolled(self, agent: AgentId) -> AgentId | None:
+        identity = self._live.get(agent.display) or self._live.get(agent.pubkey)
+        return identity.agent if identity is not None else None
+
+    def identities_revoked_before(self, before_ms: int) -> int:
+        return sum(_ended_before(i.revoked_at_ms, before_ms) for i in self.identities_by_token.values())
+
+    def grants_revoked_before(self, before_ms: int) -> int:
+        return sum(_ended_before(g.revoked_at_ms, before_ms) for g in self.grants_by_signature.values())
+
+
+def _ended_before(revoked_at_ms: int | None, before_ms: int) -> bool:
+    return revoked_at_ms is not None and revoked_at_ms < before_ms

@@ -1,0 +1,186 @@
+"""Snapshots: the live state at one seq, as a file `snapshot-<seq>.jsonl` beside the segments.
+
+The first line says which seq; the last one how many lines and their SHA-256. A snapshot gets its name only when all of
+it is on disk, so one with a name and a wrong sum is damage, never a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.log import faults
+from covenant.ledger.log.segments import sync_dir, write_all
+from covenant.ledger.log.state import LedgerState
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.view import Cached, Remembered
+from covenant.model.audit import AuditHead
+from covenant.model.errors import Damaged
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import PublicKey
+from covenant.model.task import CacheKey
+
+PREFIX: Final = "snapshot-"
+BUFFER_BYTES: Final = 1 << 20
+
+
+class _Line(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
+    pass
+
+
+class Head(_Line, frozen=True, gc=False, tag="head"):
+    seq: int
+    audit_head: AuditHead
+    audit_anchor: AuditHead
+    version: int = 1
+
+
+class EntryLine(_Line, frozen=True, gc=False, tag="entry"):
+    entry: Entry
+
+
+class IdentityLine(_Line, frozen=True, gc=False, tag="identity"):
+    identity: Identity
+
+
+class GrantLine(_Line, frozen=True, gc=False, tag="grant"):
+    grant: Grant
+
+
+class CacheLine(_Line, frozen=True, gc=False, tag="cached"):
+    key: CacheKey
+    cached: Cached
+
+
+class RequestLine(_Line, frozen=True, gc=False, tag="request"):
+    holder: PublicKey
+    request_id: str
+    remembered: Remembered
+
+
+class End(_Line, frozen=True, gc=False, tag="end"):
+    lines: int
+    sha256: str
+
+
+Line = Head | EntryLine | IdentityLine | GrantLine | CacheLine | RequestLine | End
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Line).decode
+
+
+def path_of(folder: Path, seq: int) -> Path:
+    return folder / f"{PREFIX}{seq:020d}.jsonl"
+
+
+def newest(folder: Path) -> tuple[int, Path] | None:
+    """The newest snapshot's seq and file."""
+    found = sorted(folder.glob(f"{PREFIX}*.jsonl")) if folder.is_dir() else []
+    return (int(found[-1].stem.removeprefix(PREFIX)), found[-1]) if found else None
+
+
+def drop_older(folder: Path, seq: int) -> None:
+    for path in sorted(folder.glob(f"{PREFIX}*.jsonl")):
+        if int(path.stem.removeprefix(PREFIX)) < seq:
+            faults.point("compaction.drop_snapshot")
+            path.unlink()
+
+
+def write(folder: Path, seq: int, state: LedgerState) -> Path:
+    """Durable when it returns: written, synced, renamed, and the directory synced, in this order."""
+    path = path_of(folder, seq)
+    unfinished = path.with_suffix(".tmp")
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        for chunk in _chunks(_lines(seq, state)):
+            faults.point("snapshot.write", fd, chunk)
+            write_all(fd, chunk)
+        faults.point("snapshot.sync", fd)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    faults.point("snapshot.rename")
+    os.replace(unfinished, path)
+    faults.point("snapshot.sync_dir")
+    sync_dir(folder)
+    return path
+
+
+def load(path: Path, state: LedgerState) -> int:
+    """Fill an empty state; the seq it stands at. Damaged if a byte of it is not what was written."""
+    digest = hashlib.sha256()
+    seq, count = -1, 0
+    with open(path, "rb", buffering=BUFFER_BYTES) as lines:
+        for raw in lines:
+            count += 1
+            try:
+                line = _decode(raw)
+            except msgspec.MsgspecError as error:
+                raise Damaged(str(path), count, f"cannot be read: {error}") from error
+            if isinstance(line, End):
+                if line.lines != count - 1 or line.sha256 != digest.hexdigest() or seq < 0:
+                    raise Damaged(str(path), count, "the sum does not match what stands above it")
+                return seq
+            digest.update(raw)
+            if isinstance(line, Head):
+                seq = line.seq
+            _restore(state, line)
+    raise Damaged(str(path), count + 1, "the last line is missing")
+
+
+def _restore(state: LedgerState, line: Line) -> None:
+    match line:
+        case EntryLine(entry):
+            state.restore(entry)
+        case CacheLine(key, cached):
+            state.cache[key] = cached
+        case RequestLine(holder, request_id, remembered):
+            state.requests[holder, request_id] = remembered
+        case IdentityLine(identity):
+            state.put_identity(identity)
+        case GrantLine(grant):
+            state.put_grant(grant)
+        case Head():
+            state.audit_head, state.audit_anchor = line.audit_head, line.audit_anchor
+        case End():
+            raise AssertionError("the last line restores nothing")
+
+
+def _lines(seq: int, state: LedgerState) -> Iterator[bytes]:
+    digest = hashlib.sha256()
+    count = 0
+    for line in _contents(seq, state):
+        raw = _encode(line) + b"\n"
+        digest.update(raw)
+        count += 1
+        yield raw
+    yield _encode(End(count, digest.hexdigest())) + b"\n"
+
+
+def _contents(seq: int, state: LedgerState) -> Iterator[Line]:
+    yield Head(seq, state.audit_head, state.audit_anchor)
+    for identity in state.identities_by_token.values():
+        yield IdentityLine(identity)
+    for grant in state.grants_by_signature.values():
+        yield GrantLine(grant)
+    for key, cached in state.cache.items():
+        yield CacheLine(key, cached)
+    for (holder, request_id), remembered in state.requests.items():
+        yield RequestLine(holder, request_id, remembered)
+    for entry in state.ordered():
+        yield EntryLine(entry)
+
+
+def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    buffer = bytearray()
+    for line in lines:
+        buffer += line
+        if len(buffer) >= BUFFER_BYTES:
+            yield bytes(buffer)
+            buffer.clear()
+    yield bytes(buffer)

@@ -1,0 +1,138 @@
+"""The mailbox as a library: a durable queue between agents in one process, without a daemon.
+
+    async with Mailbox.open("home") as mailbox:        # or Mailbox.memory()
+        await mailbox.send_task(task)
+        task = await mailbox.recv_task()
+        await mailbox.send_result(Result(task_id=task.id, status="ok"))
+        result = await mailbox.recv_result()
+
+Promises what the ledger promises: what was sent is on disk when `send_task` returns, a received task is an explicit
+lease that nothing takes back by itself, a result is delivered once. The process is trusted: nothing is authorised.
+A home belongs to one process at a time; a daemon's home belongs to the daemon.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
+from covenant.ledger.log.homes import memory_ledger, open_ledger
+from covenant.ledger.log.journal import Durability
+from covenant.ledger.machine.commands import Accept, Accepted, Drain, LeasedTask, Repair, Settle, Settled, Take
+from covenant.model.errors import Invalid, NotFound, TooLarge
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.repair import RepairCommand, RepairOutcome
+from covenant.model.result import Result
+from covenant.model.task import Task, fingerprint
+
+TASK_BYTES_MAX: Final = 1024 * 1024
+WAIT_MS: Final = 60_000
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Mailbox:
+    """Ten verbs: `recv_*` wait, `try_recv_*` do not, `recent_*` and `task_queue` take nothing."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(home: str | Path, *, durability: Durability = "fsync") -> AsyncIterator[Mailbox]:
+        """The mailbox kept in a folder, which is made if it is not there."""
+        ledger = await open_ledger(Path(home), clock=_now_ms, durability=durability)
+        try:
+            yield Mailbox(ledger)
+        finally:
+            await ledger.close()
+
+    @staticmethod
+    @asynccontextmanager
+    async def memory() -> AsyncIterator[Mailbox]:
+        """A mailbox that ends with the process: for tests and try-outs."""
+        ledger = await memory_ledger(clock=_now_ms)
+        try:
+            yield Mailbox(ledger)
+        finally:
+            await ledger.close()
+
+    async def send_task(self, task: Task) -> Accepted:
+        if not task.intent_text.strip():
+            raise Invalid("invalid_task", "invalid task: intent_text must not be empty")
+        digest, size = fingerprint(task)
+        if size > TASK_BYTES_MAX:
+            raise TooLarge("task_too_large", f"the task has {size} bytes; the limit is {TASK_BYTES_MAX}")
+        return await self._ledger.commit(Accept(task=task, digest=digest))
+
+    async def recv_task(self) -> Task:
+        """Lease the oldest task of all, to its recipient; waits for one."""
+        return (await self._lease(None)).task
+
+    async def recv_task_for(self, recipient: AgentId) -> LeasedTask:
+        """Lease the recipient's oldest task; waits for one. Says which lease it is, as `send_result` may need to know."""
+        return await self._lease(recipient)
+
+    async def try_recv_task_for(self, recipient: AgentId) -> Task | None:
+        leased = await self._ledger.commit(Take(holder=recipient, recipient=recipient.pubkey))
+        return leased.tasks[0].task if leased.tasks else None
+
+    async def recent_tasks(self, limit: int) -> Sequence[Task]:
+        return await self._ledger.recent_tasks(None, limit)
+
+    async def task_queue(self, limit: int) -> Sequence[QueueEntry]:
+        return (await self._ledger.queue(QueueQuery(limit=limit))).tasks
+
+    async def repair_task(self, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
+        if not reason.strip():
+            raise Invalid("invalid_reason", "invalid repair request: reason must not be empty")
+        entry = await self._ledger.entry(task_id)
+        if entry is None:
+            raise NotFound("unknown_task", f"task {task_id} is not known here")
+        return await self._ledger.commit(
+            Repair(task_id=task_id, by=entry.task.recipient, command=command, reason=reason)
+        )
+
+    async def send_result(self, result: Result, lease_id: LeaseId | None = None) -> Settled:
+        entry = await self._ledger.entry(result.task_id)
+        if entry is None:
+            raise NotFound("unknown_task", f"task {result.task_id} is not known here")
+        holder = entry.lease.leased_to if entry.lease is not None else entry.task.recipient
+        return await self._ledger.commit(
+            Settle(task_id=result.task_id, holder=holder, result=result, lease_id=lease_id)
+        )
+
+    async def recv_result(self) -> Result:
+        """Take the oldest result of all; waits for one."""
+        while True:
+            drained = await self._ledger.commit(Drain(by=_PROCESS, sender=None))
+            if drained.results:
+                return drained.results[0]
+            await self._ledger.settled(None, WAIT_MS)
+
+    async def try_recv_result_for(self, peer: AgentId) -> Result | None:
+        drained = await self._ledger.commit(Drain(by=peer, sender=peer.pubkey))
+        return drained.results[0] if drained.results else None
+
+    async def recent_results(self, limit: int) -> Sequence[Result]:
+        return await self._ledger.recent_results(None, limit)
+
+    async def compact(self) -> int:
+        return await self._ledger.compact()
+
+    async def _lease(self, recipient: AgentId | None) -> LeasedTask:
+        pubkey = recipient.pubkey if recipient is not None else None
+        while True:
+            leased = await self._ledger.commit(Take(holder=recipient, recipient=pubkey))
+            if leased.tasks:
+                return leased.tasks[0]
+            await self._ledger.queued(pubkey, WAIT_MS)
+
+
+_PROCESS = AgentId("process@local", PublicKey("1" * 32))
