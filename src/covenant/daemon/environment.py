@@ -1,0 +1,50 @@
+"""What the process was started with: the environment, the clock and the name of the machine.
+
+The one place that asks. Standard library only and cheap to import: every command of the CLI does.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+HOME_VARIABLE: Final = "COVENANT_HOME"
+TOKEN_VARIABLE: Final = "COVENANT_TOKEN"  # noqa: S105  (the name of a variable, not a secret)
+HOME_DEFAULT: Final = "~/.covenant"
+
+Named = Literal["flag", "environment", "default"]
+
+
+def environment() -> Mapping[str, str]:
+    return os.environ
+
+
+def find_home(flag: str | Path | None, variables: Mapping[str, str]) -> tuple[Path, Named]:
+    """The home, and where it was named: flag, environment or default."""
+    if flag is not None:
+        return Path(flag).expanduser().absolute(), "flag"
+    named = variables.get(HOME_VARIABLE)
+    if named:
+        return Path(named).expanduser().absolute(), "environment"
+    return Path(HOME_DEFAULT).expanduser(), "default"
+
+
+def now_ms() -> int:
+    """Wall clock, epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+# On Linux, counts while the machine sleeps too: waking up is no step of the wall clock.
+_STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def monotonic_ms() -> int:
+    """A clock that nobody sets."""
+    return time.clock_gettime_ns(_STEADY) // 1_000_000
+
+
+def machine_name() -> str:
+    return os.uname().nodename or "unnamed"

@@ -1,0 +1,135 @@
+"""The home: the folder that is one daemon's identity and memory, and the secrets in it.
+
+    settings.toml        optional
+    operator.token       the operator's bearer token: the root of trust, since who can read it is the operator
+    identity/local.key   the Ed25519 key that signs grants, 32 bytes in hex
+    sock, lock           where the CLI calls; one daemon at a time
+
+A secret that others could read, or that is not a plain file, refuses to start. A secret gets its name only when all of
+it is on disk, and is never replaced by accident: two daemons that start at once on an empty home use the same one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from covenant.model.errors import CovenantError
+from covenant.model.ids import base58_size
+
+TOKEN_NAME: Final = "operator.token"  # noqa: S105  (the name of a file)
+KEY_NAME: Final = "identity/local.key"
+SOCKET_NAME: Final = "sock"
+JOURNAL_NAME: Final = "journal"
+SECRET_BYTES_MAX: Final = 4_096
+OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class UnsafeHome(CovenantError):
+    """The home, or a secret in it, cannot be trusted as it is. The message says what to do."""
+
+
+def make_home(home: Path) -> None:
+    """The folder, for its owner alone. One that others may write to is refused: they could swap the secrets."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = home.stat().st_mode
+    except OSError as error:
+        raise UnsafeHome(f"the home {home} cannot be made: {error.strerror}; choose another with --home") from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnsafeHome(f"others may write to the home {home}; run: chmod 700 {home}")
+
+
+def read_or_make_token(home: Path, new_token: Callable[[], str]) -> str:
+    path = home / TOKEN_NAME
+    if not path.exists() and not path.is_symlink():
+        _make_secret(path, new_token())
+    return read_token(path)
+
+
+def read_token(path: Path) -> str:
+    token = read_secret(path)
+    if base58_size(token) != 32:
+        raise UnsafeHome(f"{path} holds no token; remove it, and the next start makes a new one")
+    return token
+
+
+def save_token(home: Path, token: str) -> None:
+    """Put a rotated token in place of the old one, durably."""
+    path = home / TOKEN_NAME
+    unfinished = _write_aside(path, token)
+    unfinished.replace(path)
+    _sync_folder(home)
+
+
+def read_or_make_key(home: Path, new_key: Callable[[], bytes]) -> bytes:
+    path = home / KEY_NAME
+    if not path.exists() and not path.is_symlink():
+        if (home / JOURNAL_NAME).exists():
+            raise UnsafeHome(
+                f"{path} is missing, and this home has a ledger that it signed for; put it back from a backup, "
+                "or start with an empty home"
+            )
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _make_secret(path, new_key().hex())
+    try:
+        key = bytes.fromhex(read_secret(path))
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise UnsafeHome(f"{path} holds no key of 32 bytes in hex; put it back from a backup")
+    return key
+
+
+def read_secret(path: Path) -> str:
+    """The text of a file that its owner alone can read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if path.is_symlink():
+            raise UnsafeHome(f"{path} is a symbolic link; put the file itself there") from error
+        raise UnsafeHome(f"{path} cannot be read: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafeHome(f"{path} is not a plain file; put the file itself there")
+        if found.st_mode & OTHERS:
+            raise UnsafeHome(f"others can read {path}; run: chmod 600 {path}")
+        if found.st_uid not in (os.geteuid(), 0):
+            raise UnsafeHome(f"{path} belongs to another user; make it yours, or run as its owner")
+        raw = file.read(SECRET_BYTES_MAX)
+    return raw.decode("ascii", "replace").strip()
+
+
+def _make_secret(path: Path, text: str) -> None:
+    """A new file under this name, unless somebody else was faster: then theirs stays."""
+    unfinished = _write_aside(path, text)
+    try:
+        with suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink()
+    _sync_folder(path.parent)
+
+
+def _write_aside(path: Path, text: str) -> Path:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished.unlink(missing_ok=True)
+    fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(fd)
+    return unfinished
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

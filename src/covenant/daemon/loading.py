@@ -1,0 +1,188 @@
+"""Where each setting's value comes from: default < `settings.toml` in the home < environment < flag.
+
+An unknown key in the file is an error, and so is any value that is not allowed: nothing falls back to a default in
+silence. All that is wrong is said at once, each with the setting, where the value came from, and what is allowed.
+
+A setting `section.name` is the key `name` under `[section]` in the file, and `COVENANT_<SECTION>_<NAME>` in the
+environment; those of `retry` are called `COVENANT_A2A_AUTO_RETRY_<NAME>`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, get_type_hints
+
+from covenant.daemon.environment import HOME_VARIABLE, find_home
+from covenant.daemon.setting import Setting, setting_of
+from covenant.daemon.settings import Settings
+from covenant.model.errors import SettingsError
+
+FILE_NAME: Final = "settings.toml"
+HOME_MEANING: Final = "Folder that holds the ledger, the keys, the socket and `settings.toml`."
+
+Source = Literal["default", "file", "environment", "flag"]
+
+
+class Loaded(NamedTuple):
+    """`unread` are variables that look like settings and are none: worth a warning, since the environment is shared."""
+
+    settings: Settings
+    sources: Mapping[str, Source]
+    unread: tuple[str, ...] = ()
+
+
+class Entry(NamedTuple):
+    """One setting and its names."""
+
+    section: str
+    key: str
+    default: Any
+    setting: Setting
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}.{self.key}"
+
+    @property
+    def variable(self) -> str:
+        return _prefix(self.section) + self.key.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace(".", "-").replace("_", "-")
+
+
+def _prefix(section: str) -> str:
+    return "COVENANT_A2A_AUTO_RETRY_" if section == "retry" else f"COVENANT_{section.upper()}_"
+
+
+@cache
+def sections() -> Mapping[str, type[Any]]:
+    """Each section's name and its dataclass, in the order of the tree."""
+    hints = get_type_hints(Settings)
+    return {part.name: hints[part.name] for part in fields(Settings) if part.name != "home"}
+
+
+def entries(section: str | None = None) -> Iterator[Entry]:
+    """Every setting, or those of one section."""
+    for name, kind in sections().items():
+        if section in (None, name):
+            for part in fields(kind):
+                yield Entry(name, part.name, part.default, setting_of(part.metadata))
+
+
+def load(flags: Mapping[str, str | None], variables: Mapping[str, str], *, home: str | Path | None = None) -> Loaded:
+    """Read everything and build the tree. `flags` go by the names of settings; None means not given."""
+    folder, home_source = find_home(home, variables)
+    path = folder / FILE_NAME
+    problems: list[str] = []
+    written = _read_file(path, problems)
+    values: dict[str, dict[str, Any]] = {section: {} for section in sections()}
+    sources: dict[str, Source] = {"home": home_source}
+    for entry in entries():
+        raw, source, where = _strongest(entry, flags, variables, written, path)
+        sources[entry.name] = source
+        if source != "default":
+            try:
+                values[entry.section][entry.key] = entry.setting.kind.read(raw)
+            except ValueError:
+                allowed = entry.setting.kind.allowed
+                problems.append(f"{entry.name}: {raw!r} from {where} is not allowed; give {allowed}")
+    if problems:
+        raise SettingsError("\n".join(problems))
+    settings = Settings(home=folder, **{name: kind(**values[name]) for name, kind in sections().items()})
+    _check_whole(settings)
+    return Loaded(settings, sources, tuple(_unread(variables)))
+
+
+def _strongest(
+    entry: Entry,
+    flags: Mapping[str, str | None],
+    variables: Mapping[str, str],
+    written: Mapping[str, Mapping[str, object]],
+    path: Path,
+) -> tuple[object, Source, str]:
+    flag = flags.get(entry.name)
+    if flag is not None:
+        return flag, "flag", entry.flag
+    if entry.variable in variables:
+        return variables[entry.variable], "environment", entry.variable
+    if entry.key in written.get(entry.section, {}):
+        return written[entry.section][entry.key], "file", str(path)
+    return entry.default, "default", "default"
+
+
+def _read_file(path: Path, problems: list[str]) -> dict[str, dict[str, object]]:
+    """The sections of the file that are known; everything else is a problem."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"{path}: cannot be read: {error}")
+        return {}
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"{path}: not TOML: {error}")
+        return {}
+    known: dict[str, dict[str, object]] = {}
+    for section, table in tables.items():
+        if section not in sections() or not isinstance(table, dict):
+            problems.append(f"{path}: {section}: unknown setting{_nearest(section)}")
+            continue
+        names = {entry.key for entry in entries(section)}
+        problems += [
+            f"{path}: {section}.{key}: unknown setting{_nearest(f'{section}.{key}')}"
+            for key in table
+            if key not in names
+        ]
+        known[section] = table
+    return known
+
+
+def _nearest(name: str) -> str:
+    names = [*sections(), *(entry.name for entry in entries())]
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else "; `covenant settings show` lists them all"
+
+
+def _check_whole(settings: Settings) -> None:
+    """What no single value can be blamed for."""
+    limits, body_max = settings.limits, settings.http.body_bytes_max
+    if limits.task_bytes_max > body_max:
+        raise SettingsError(
+            f"limits.task_bytes_max ({limits.task_bytes_max}) is over http.body_bytes_max ({body_max}): "
+            "no such task could be sent; raise the second or lower the first"
+        )
+
+
+def _unread(variables: Mapping[str, str]) -> Iterator[str]:
+    known = {entry.variable for entry in entries()}
+    prefixes = tuple(_prefix(section) for section in sections())
+    for name in sorted(variables):
+        if name.startswith(prefixes) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            yield f"{name}; did you mean {near[0]}?" if near else name
+
+
+class Row(NamedTuple):
+    """One setting as `covenant settings show` tells it."""
+
+    name: str
+    value: Any
+    source: Source
+    variable: str
+    meaning: str
+
+
+def rows(loaded: Loaded) -> Iterator[Row]:
+    yield Row("home", str(loaded.settings.home), loaded.sources["home"], HOME_VARIABLE, HOME_MEANING)
+    for entry in entries():
+        value = getattr(getattr(loaded.settings, entry.section), entry.key)
+        yield Row(entry.name, value, loaded.sources[entry.name], entry.variable, entry.setting.meaning)

@@ -1,0 +1,80 @@
+"""What the daemon says while it runs: one line an event on stderr, for people or as JSON.
+
+An event has a name and fields, never a sentence built from values, so that it can be searched for. Modules below log
+through the standard library (`logging.getLogger("covenant.…")`); their fields come in `extra={"fields": {…}}`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any, Final, TextIO
+
+from covenant.daemon.settings import LogFormat, LogLevel
+
+ROOT: Final = "covenant"
+
+
+class Log:
+    """`log.info("ledger.opened", replayed=3)`."""
+
+    def __init__(self, name: str = ROOT) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._logger.debug(event, extra={"fields": fields})
+
+    def info(self, event: str, **fields: object) -> None:
+        self._logger.info(event, extra={"fields": fields})
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._logger.warning(event, extra={"fields": fields})
+
+    def error(self, event: str, *, error: BaseException | None = None, **fields: object) -> None:
+        """With the traceback of `error`, for what nobody expected."""
+        self._logger.error(event, extra={"fields": fields}, exc_info=error)
+
+
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}"
+        words = [stamp, record.levelname.lower(), record.getMessage()]
+        words += [f"{name}={_word(value)}" for name, value in _fields(record).items()]
+        line = " ".join(words)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class _Objects(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        row: dict[str, Any] = {
+            "ts_ms": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            row["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(row, ensure_ascii=False, default=str)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    found = getattr(record, "fields", None)
+    return found if isinstance(found, dict) else {}
+
+
+def _word(value: object) -> str:
+    # A line break in a value must not look like another event.
+    text = str(value)
+    plain = text.isprintable() and text and not any(character in text for character in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def start_logging(kind: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
+    """Send everything to stderr. Uvicorn's own lines too, from warnings on: it has no fields to offer."""
+    lines = logging.StreamHandler(stream or sys.stderr)
+    lines.setFormatter(_Objects() if kind == "json" else _Lines())
+    root = logging.getLogger()
+    root.handlers[:] = [lines]
+    root.setLevel(logging.WARNING)
+    logging.getLogger(ROOT).setLevel(level.upper())

@@ -1,0 +1,134 @@
+"""One setting: its default, its meaning in one line, and how a value from text or TOML is read.
+
+`read` takes what was found (text from the environment or a flag, a TOML value from the file) and returns the value,
+or raises ValueError. `allowed` says in words what it takes; both appear in errors and in docs/settings.md.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+_KEY: Final = "setting"
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"0", "false", "no", "off"})
+_ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+")
+_HOST: Final = re.compile(r"\*|(\*\.)?[A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\]")
+_NODE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+
+COUNT_MAX: Final = 2**53
+"""Where JSON readers stop telling whole numbers apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of value: how it is read, and what it allows in words."""
+
+    read: Callable[[object], Any]
+    allowed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    meaning: str
+    kind: Kind
+
+
+def setting(default: T, kind: Kind, meaning: str) -> T:
+    """A dataclass field that is a setting. Typed as its value, as `dataclasses.field` is."""
+    found: T = field(default=default, metadata={_KEY: Setting(meaning, kind)})
+    return found
+
+
+def setting_of(metadata: Any) -> Setting:
+    found = metadata[_KEY]
+    assert isinstance(found, Setting)
+    return found
+
+
+def _wrong() -> NoReturn:
+    raise ValueError
+
+
+def whole(least: int, most: int = COUNT_MAX) -> Kind:
+    def read(raw: object) -> int:
+        if isinstance(raw, bool):
+            _wrong()
+        if isinstance(raw, str):
+            text = raw.strip()
+            # int() takes "1_000", "+1" and digits of other scripts; a setting that is read by people does not.
+            raw = int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else _wrong()
+        if not isinstance(raw, int) or not least <= raw <= most:
+            _wrong()
+        return raw
+
+    words = f"a whole number from {least} to {most}" if most < COUNT_MAX else f"a whole number, at least {least}"
+    return Kind(read, words)
+
+
+def _read_switch(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str):
+        word = raw.strip().lower()
+        if word in _TRUE:
+            return True
+        if word in _FALSE:
+            return False
+    _wrong()
+
+
+switch: Final = Kind(_read_switch, "1, true, yes or on; 0, false, no or off")
+
+
+def choice(*words: str) -> Kind:
+    def read(raw: object) -> str:
+        word = raw.strip().lower() if isinstance(raw, str) else ""
+        return word if word in words else _wrong()
+
+    return Kind(read, " or ".join(words))
+
+
+def _read_address(raw: object) -> str:
+    if not isinstance(raw, str):
+        _wrong()
+    return str(ipaddress.ip_address(raw.strip()))
+
+
+address: Final = Kind(_read_address, "an IP address, such as 127.0.0.1, 0.0.0.0 or ::1")
+
+
+def _read_node(raw: object) -> str:
+    text = raw.strip() if isinstance(raw, str) else _wrong()
+    return text if not text or _NODE.fullmatch(text) else _wrong()
+
+
+node_name: Final = Kind(_read_node, "letters, digits, `_`, `.` and `-`, at most 128; empty for the machine's name")
+
+
+def _several(each: Callable[[str], bool]) -> Callable[[object], tuple[str, ...]]:
+    def read(raw: object) -> tuple[str, ...]:
+        if isinstance(raw, str):
+            items = [item.strip() for item in raw.split(",") if item.strip()]
+        elif isinstance(raw, list) and all(isinstance(item, str) for item in raw):
+            items = raw
+        else:
+            _wrong()
+        return tuple(items) if all(each(item) for item in items) else _wrong()
+
+    return read
+
+
+origins: Final = Kind(
+    _several(lambda item: _ORIGIN.fullmatch(item) is not None),
+    "origins such as http://localhost:3000, separated by commas (a list in the file); no path, no `*`",
+)
+hosts: Final = Kind(
+    _several(lambda item: _HOST.fullmatch(item) is not None),
+    "host names without port, separated by commas (a list in the file); `*.example.org` for all below, `*` for any",
+)

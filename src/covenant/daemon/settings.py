@@ -1,0 +1,143 @@
+"""The settings: one frozen tree. Each value has its default, what it allows and its meaning here, and nowhere else.
+
+`covenant.daemon.loading` fills the tree; docs/settings.md is written from it. Each part of the daemon gets its section.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from covenant.daemon.setting import address, choice, hosts, node_name, origins, setting, switch, whole
+
+HOUR_MS: Final = 3_600_000
+MIB: Final = 1024 * 1024
+
+Durability = Literal["fsync", "os"]
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """HTTP: where it listens, and to whom."""
+
+    bind_addr: str = setting("127.0.0.1", address, "Address that HTTP listens on.")
+    port: int = setting(8421, whole(0, 65_535), "Port that HTTP listens on; 0 lets the system choose one.")
+    body_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request body (413 above it).")
+    connections_max: int = setting(4_096, whole(1, 1_000_000), "Open HTTP connections at once (503 above it).")
+    origins: tuple[str, ...] = setting((), origins, "Web origins whose pages may call the HTTP routes (CORS).")
+    allowed_hosts: tuple[str, ...] = setting(
+        ("localhost", "127.0.0.1", "[::1]"),
+        hosts,
+        "Names that a request's Host header may have, besides the address that HTTP listens on.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IpcSettings:
+    """The socket in the home."""
+
+    frame_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest frame, in both directions.")
+    connections_max: int = setting(1_024, whole(1, 100_000), "Open connections on the socket at once.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings:
+    """The ledger's files."""
+
+    durability: Durability = setting(  # noqa: RUF009  (makes a dataclass field)
+        "fsync",
+        choice("fsync", "os"),
+        "When a write counts as done: synced to the disk, or handed to the system (a power cut may take it back).",
+    )
+    segment_bytes: int = setting(16 * MIB, whole(4096, 1024 * MIB), "Size at which a journal segment is sealed.")
+    compact_segments: int = setting(
+        8, whole(0, 100_000), "Sealed segments that start a compaction by themselves; 0 for only on request."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """Bounds on what callers may pile up. Above one of them a request is refused (413 or 429), never queued."""
+
+    task_bytes_max: int = setting(MIB, whole(1024, 1024 * MIB), "Largest task.")
+    result_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest result.")
+    update_bytes_max: int = setting(MIB, whole(1024, 1024 * MIB), "Largest update of a running task.")
+    page_max: int = setting(1_000, whole(1, 100_000), "Most rows in one answer.")
+    wait_ms_max: int = setting(60_000, whole(0, HOUR_MS), "Longest wait that a receive or drain may ask for.")
+    batch_max: int = setting(100, whole(1, 10_000), "Most tasks or results taken at once.")
+    queued_per_recipient_max: int = setting(100_000, whole(1), "Most tasks queued for one recipient.")
+    undrained_per_sender_max: int = setting(100_000, whole(1), "Most results that wait for one sender.")
+    followers_max: int = setting(1_000, whole(1), "Most tasks that wait for the same work under one idempotency key.")
+    artifacts_per_attempt_max: int = setting(1_000, whole(1), "Most artifacts that one attempt may write.")
+    cache_entries_max: int = setting(100_000, whole(0), "Most results kept to answer the same idempotent work again.")
+    cache_age_ms_max: int = setting(7 * 24 * HOUR_MS, whole(0), "How long such a result is kept.")
+    requests_remembered_max: int = setting(65_536, whole(1), "Most receives and drains remembered by request id.")
+    retention_ms: int = setting(30 * 24 * HOUR_MS, whole(1_000), "How long a result waits for a sender to drain it.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySettings:
+    """The retry scheduler: requeues stale leases of idempotent work. Off unless switched on."""
+
+    scheduler: bool = setting(False, switch, "Whether the daemon runs the retry gate by itself.")
+    interval_ms: int = setting(60_000, whole(1), "Pause before each pass.")
+    min_lease_age_ms: int = setting(300_000, whole(0), "Age from which a lease counts as stale.")
+    max_attempts: int = setting(3, whole(0), "Attempts after which a task is left to the operator.")
+    max_requeues: int = setting(1, whole(0), "Most tasks requeued in one pass.")
+    scan_limit: int = setting(100, whole(0, 10_000), "Most leases looked at in one pass.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessSettings:
+    """Who may do what."""
+
+    recipient_admission: bool = setting(
+        False, switch, "Whether a recipient must hold `a2a.recv.<sender>` before anybody may send to it."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorSettings:
+    """What the mailbox's doors say."""
+
+    legacy_kinds: bool = setting(False, switch, "Whether answers are named `a2_a_…` instead of `a2a_…`.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSettings:
+    """The process itself."""
+
+    node: str = setting("", node_name, "Name of this daemon in the leases of its own agents; empty: the machine's.")
+    grace_ms: int = setting(10_000, whole(0, HOUR_MS), "How long a stop waits for work and requests under way.")
+    sweep_interval_ms: int = setting(
+        1_000, whole(10, HOUR_MS), "Pause between two looks for passed deadlines, timeouts and retention."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """What the daemon says on stderr."""
+
+    format: LogFormat = setting(  # noqa: RUF009  (makes a dataclass field)
+        "text", choice("text", "json"), "Lines for people, or one JSON object a line."
+    )
+    level: LogLevel = setting(  # noqa: RUF009  (makes a dataclass field)
+        "info", choice("debug", "info", "warning", "error"), "The least important lines to write."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    home: Path
+    http: HttpSettings = field(default_factory=HttpSettings)
+    ipc: IpcSettings = field(default_factory=IpcSettings)
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    retry: RetrySettings = field(default_factory=RetrySettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
+    doors: DoorSettings = field(default_factory=DoorSettings)
+    daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    log: LogSettings = field(default_factory=LogSettings)

@@ -1,0 +1,200 @@
+"""Settings: where each value comes from, and what refuses to start."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from covenant.daemon.loading import FILE_NAME, Entry, entries, load, rows
+from covenant.daemon.settings import LimitSettings, Settings
+from covenant.exchange.mailbox import MailboxLimits
+from covenant.ledger.machine.view import Limits
+from covenant.model.errors import SettingsError
+from covenant.model.repair import RetryPolicy
+
+
+def value(settings: Settings, name: str) -> object:
+    section, _, key = name.partition(".")
+    return getattr(getattr(settings, section), key)
+
+
+def refusal(tmp_path: Path, variables: dict[str, str], flags: dict[str, str | None] | None = None) -> str:
+    with pytest.raises(SettingsError) as refused:
+        load(flags or {}, variables, home=tmp_path)
+    return str(refused.value)
+
+
+def test_without_file_environment_and_flags_every_setting_has_its_default(tmp_path: Path) -> None:
+    loaded = load({}, {}, home=tmp_path)
+    assert {name: source for name, source in loaded.sources.items() if source != "default"} == {"home": "flag"}
+    assert (loaded.settings.http.bind_addr, loaded.settings.http.port) == ("127.0.0.1", 8421)
+    assert loaded.settings.http.body_bytes_max == 8 * 1024 * 1024
+    assert loaded.settings.ledger.durability == "fsync"
+
+
+PLACES: dict[str, tuple[str, dict[str, str], dict[str, str | None], int]] = {
+    "default": ("", {}, {}, 8421),
+    "file": ("[http]\nport = 1", {}, {}, 1),
+    "environment": ("[http]\nport = 1", {"COVENANT_HTTP_PORT": "2"}, {"http.port": None}, 2),
+    "flag": ("[http]\nport = 1", {"COVENANT_HTTP_PORT": "2"}, {"http.port": "3"}, 3),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_strongest_place_gives_the_value(tmp_path: Path, place: str) -> None:
+    written, variables, flags, expected = PLACES[place]
+    (tmp_path / FILE_NAME).write_text(written)
+    loaded = load(flags, variables, home=tmp_path)
+    assert (loaded.settings.http.port, loaded.sources["http.port"]) == (expected, place)
+
+
+@pytest.mark.parametrize("entry", list(entries()), ids=lambda entry: entry.name)
+def test_every_setting_can_be_set_by_its_variable_and_refuses_nonsense(tmp_path: Path, entry: Entry) -> None:
+    text = ",".join(entry.default) if isinstance(entry.default, tuple) else str(entry.default)
+    loaded = load({}, {entry.variable: text}, home=tmp_path)
+    assert (value(loaded.settings, entry.name), loaded.sources[entry.name]) == (entry.default, "environment")
+    said = refusal(tmp_path, {entry.variable: "no such value: \0 %"})
+    assert said.startswith(f"{entry.name}: ")
+    assert f"from {entry.variable} is not allowed; give " in said
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *((word, True) for word in ("1", "true", "yes", "on", " TRUE ", "Yes")),
+        *((word, False) for word in ("0", "false", "no", "off", "OFF\t")),
+    ],
+)
+def test_the_retry_scheduler_takes_eight_words_in_any_case(tmp_path: Path, text: str, expected: bool) -> None:
+    loaded = load({}, {"COVENANT_A2A_AUTO_RETRY_SCHEDULER": text}, home=tmp_path)
+    assert loaded.settings.retry.scheduler is expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("COVENANT_HTTP_PORT", "http"),
+        ("COVENANT_HTTP_PORT", ""),
+        ("COVENANT_HTTP_PORT", "-1"),
+        ("COVENANT_HTTP_PORT", "65536"),
+        ("COVENANT_HTTP_PORT", "80.0"),
+        ("COVENANT_HTTP_PORT", "1_000"),
+        ("COVENANT_HTTP_PORT", "٨٤٢١"),
+        ("COVENANT_HTTP_BIND_ADDR", "localhost:80"),
+        ("COVENANT_HTTP_BIND_ADDR", "256.0.0.1"),
+        ("COVENANT_HTTP_BIND_ADDR", ""),
+        ("COVENANT_HTTP_ORIGINS", "http://a.example/path"),
+        ("COVENANT_HTTP_ORIGINS", "http://ok.example,*"),
+        ("COVENANT_HTTP_ALLOWED_HOSTS", "http://a.example"),
+        ("COVENANT_LEDGER_DURABILITY", "maybe"),
+        ("COVENANT_A2A_AUTO_RETRY_SCHEDULER", "2"),
+        ("COVENANT_A2A_AUTO_RETRY_SCHEDULER", ""),
+        ("COVENANT_A2A_AUTO_RETRY_INTERVAL_MS", "0"),
+        ("COVENANT_A2A_AUTO_RETRY_INTERVAL_MS", "1m"),
+        ("COVENANT_A2A_AUTO_RETRY_MIN_LEASE_AGE_MS", "old"),
+        ("COVENANT_A2A_AUTO_RETRY_MAX_ATTEMPTS", "-1"),
+        ("COVENANT_A2A_AUTO_RETRY_MAX_REQUEUES", "many"),
+        ("COVENANT_A2A_AUTO_RETRY_SCAN_LIMIT", "1e2"),
+        ("COVENANT_LOG_FORMAT", "xml"),
+        ("COVENANT_DAEMON_NODE", "a b"),
+    ],
+)
+def test_a_bad_value_in_the_environment_refuses_to_start(tmp_path: Path, variable: str, text: str) -> None:
+    assert f"{text!r} from {variable} is not allowed; give " in refusal(tmp_path, {variable: text})
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("[http]\nprot = 1", "http.prot: unknown setting; did you mean http.port?"),
+        ("[htpp]\nport = 1", "htpp: unknown setting; did you mean http?"),
+        ("port = 1", "port: unknown setting"),
+        ("http = 3", "http: unknown setting"),
+        ("[zzz]\nx = 1", "zzz: unknown setting; `covenant settings show` lists them all"),
+        ("[http]\nport = '1'\nport = 2", "not TOML"),
+        ("[http]\nport = true", "http.port: True from"),
+        ("[http]\nport = 1.5", "http.port: 1.5 from"),
+        ("[http]\norigins = [1]", "http.origins: [1] from"),
+        ("[retry]\nscheduler = 1", "retry.scheduler: 1 from"),
+        ("[retry]\nscheduler = 'maybe'", "retry.scheduler: 'maybe' from"),
+    ],
+)
+def test_a_file_with_anything_wrong_refuses_to_start(tmp_path: Path, written: str, said: str) -> None:
+    (tmp_path / FILE_NAME).write_text(written)
+    message = refusal(tmp_path, {})
+    assert said in message
+    assert str(tmp_path / FILE_NAME) in message
+
+
+def test_a_file_that_is_no_text_refuses_to_start(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"\xff")
+    assert "cannot be read" in refusal(tmp_path, {})
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text("[http]\nprot = 1\nport = -1\n")
+    said = refusal(tmp_path, {"COVENANT_HTTP_BIND_ADDR": "here"}, {"log.format": "xml"})
+    for part in ("http.prot: unknown", "http.port: -1", "http.bind_addr: 'here'", "'xml' from --log-format"):
+        assert part in said
+    assert len(said.splitlines()) == 4
+
+
+def test_lists_are_lists_in_the_file_and_commas_in_the_environment(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('[http]\norigins = ["http://a.example", "https://b.example:8443"]')
+    expected = ("http://a.example", "https://b.example:8443")
+    assert load({}, {}, home=tmp_path).settings.http.origins == expected
+    variables = {"COVENANT_HTTP_ORIGINS": " http://a.example , https://b.example:8443,"}
+    assert load({}, variables, home=tmp_path).settings.http.origins == expected
+
+
+def test_a_task_that_no_body_could_carry_is_a_contradiction(tmp_path: Path) -> None:
+    said = refusal(tmp_path, {"COVENANT_LIMITS_TASK_BYTES_MAX": str(9 * 1024 * 1024)})
+    assert said.startswith("limits.task_bytes_max (9437184) is over http.body_bytes_max (8388608)")
+
+
+def test_a_variable_that_looks_like_a_setting_is_pointed_out(tmp_path: Path) -> None:
+    loaded = load({}, {"COVENANT_HTTP_PROT": "1", "COVENANT_TOKEN": "x", "PATH": "/bin"}, home=tmp_path)
+    assert loaded.unread == ("COVENANT_HTTP_PROT; did you mean COVENANT_HTTP_PORT?",)
+
+
+@pytest.mark.parametrize(
+    ("flag", "variables", "folder", "source"),
+    [
+        ("one", {"COVENANT_HOME": "two"}, "one", "flag"),
+        (None, {"COVENANT_HOME": "two"}, "two", "environment"),
+        (None, {"COVENANT_HOME": ""}, str(Path("~/.covenant").expanduser()), "default"),
+        (None, {}, str(Path("~/.covenant").expanduser()), "default"),
+    ],
+)
+def test_the_home_is_named_by_flag_environment_or_default(
+    flag: str | None, variables: dict[str, str], folder: str, source: str
+) -> None:
+    loaded = load({}, variables, home=flag)
+    assert (loaded.settings.home, loaded.sources["home"]) == (Path(folder).absolute(), source)
+
+
+def test_every_limit_of_the_ledger_and_the_mailbox_is_a_setting_with_the_same_default() -> None:
+    ours = {part.name: part.default for part in fields(LimitSettings)}
+    theirs = {
+        part.name: part.default
+        for limits in (Limits, MailboxLimits)
+        for part in msgspec.structs.fields(limits)
+        if part.name != "recipient_admission"
+    }
+    assert ours == theirs
+
+
+def test_the_retry_policy_has_the_same_defaults_as_its_settings(tmp_path: Path) -> None:
+    retry = load({}, {}, home=tmp_path).settings.retry
+    policy = RetryPolicy()
+    assert {
+        name: getattr(retry, name) for name in ("min_lease_age_ms", "max_attempts", "max_requeues", "scan_limit")
+    } == {name: getattr(policy, name) for name in ("min_lease_age_ms", "max_attempts", "max_requeues", "scan_limit")}
+
+
+def test_rows_tell_value_source_and_meaning_of_every_setting(tmp_path: Path) -> None:
+    told = {row.name: row for row in rows(load({"http.port": "1"}, {}, home=tmp_path))}
+    assert told.keys() == {"home", *(entry.name for entry in entries())}
+    assert (told["http.port"].value, told["http.port"].source) == (1, "flag")
+    assert all(row.meaning.endswith((".", "…")) for row in told.values())
