@@ -1,0 +1,305 @@
+"""Every answer of the mailbox, by `kind`: one shape over HTTP and the local socket.
+
+Fields without a default are always there, `null` included; the others are left out when they say nothing. Tasks and
+results leave out what is absent.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
+from covenant.ledger.machine.states import Ending
+from covenant.model.audit import AuditReport
+from covenant.model.errors import Refusal
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.lease import Lease
+from covenant.model.repair import RepairOutcome, RetryReport
+from covenant.model.result import Result
+from covenant.model.task import Task
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
+    """The root of everything a caller may be told."""
+
+
+class Error(Answer, frozen=True, kw_only=True, tag="error"):
+    code: str
+    message: str
+    retry_after_ms: int | None = None
+
+
+class TaskQueued(Answer, frozen=True, kw_only=True, tag="a2a_task_queued"):
+    """`replayed`: a cached result answers it. `following`: the task whose result will be this one's too."""
+
+    task_id: TaskId
+    duplicate: bool = False
+    replayed: bool = False
+    following: TaskId | None = None
+
+
+class LeaseShown(msgspec.Struct, frozen=True, gc=False):
+    lease_id: LeaseId
+    attempt: int
+    leased_at_ms: int
+
+    @classmethod
+    def of(cls, lease: Lease) -> LeaseShown:
+        return cls(lease.lease_id, lease.attempt, lease.leased_at_ms)
+
+
+class LeasedShown(msgspec.Struct, frozen=True, gc=False):
+    task: Task
+    lease: LeaseShown
+
+
+class TaskOpt(Answer, frozen=True, kw_only=True, tag="a2a_task_opt"):
+    """The first of `tasks` stands at the top as well."""
+
+    task: Task | None
+    lease: LeaseShown | None
+    tasks: tuple[LeasedShown, ...]
+
+
+class Tasks(Answer, frozen=True, kw_only=True, tag="a2a_tasks"):
+    """`truncated`: more was asked for than one answer may hold."""
+
+    tasks: tuple[Task, ...]
+    truncated: bool = False
+
+
+class ResultPosted(Answer, frozen=True, kw_only=True, tag="a2a_result_posted"):
+    task_id: TaskId
+    duplicate: bool = False
+
+
+class ResultOpt(Answer, frozen=True, kw_only=True, tag="a2a_result_opt"):
+    """The first of `results` stands at the top as well."""
+
+    result: Result | None
+    results: tuple[Result, ...]
+
+
+class Results(Answer, frozen=True, kw_only=True, tag="a2a_results"):
+    results: tuple[Result, ...]
+    truncated: bool = False
+
+
+class QueueShown(Answer, frozen=True, kw_only=True, tag="a2a_queue"):
+    tasks: tuple[QueueEntry, ...]
+    results: tuple[Result, ...]
+    truncated: bool = False
+
+
+class LeaseRenewed(Answer, frozen=True, kw_only=True, tag="a2a_lease_renewed"):
+    task_id: TaskId
+    lease: LeaseShown
+
+
+class LeaseReleased(Answer, frozen=True, kw_only=True, tag="a2a_lease_released"):
+    task_id: TaskId
+
+
+class TaskUpdated(Answer, frozen=True, kw_only=True, tag="a2a_task_updated"):
+    task_id: TaskId
+    generation: int
+    duplicate: bool = False
+
+
+class TaskCanceled(Answer, frozen=True, kw_only=True, tag="a2a_task_canceled"):
+    """`canceled` is false when the task had ended otherwise; `ending` and `result` say how."""
+
+    task_id: TaskId
+    canceled: bool
+    ending: Ending
+    result: Result
+
+
+class TaskShown(Answer, frozen=True, kw_only=True, tag="a2a_task"):
+    task: Task
+    state: str
+    a2a_state: str
+    attempt: int
+    turn: int
+    generation: int
+    created_at_ms: int
+    updated_at_ms: int
+    leases: tuple[LeaseRecord, ...]
+    updates: tuple[UpdateRecord, ...]
+    result: Result | None
+    cause: str | None
+    holder_lost: bool
+    truncated: bool = False
+
+
+class TreeShown(Answer, frozen=True, kw_only=True, tag="a2a_tree"):
+    tree: TreeNode
+
+
+class Repaired(Answer, frozen=True, kw_only=True, tag="a2a_repaired"):
+    outcome: RepairOutcome
+
+
+class AutoRetried(Answer, frozen=True, kw_only=True, tag="a2a_auto_retried"):
+    report: RetryReport
+
+
+class Compacted(Answer, frozen=True, kw_only=True, tag="a2a_compacted"):
+    dropped: int
+
+
+class GrantedAction(msgspec.Struct, frozen=True, gc=False):
+    action: str
+    signature_b58: str
+
+
+class IdentityEnrolled(Answer, frozen=True, kw_only=True, tag="identity_enrolled"):
+    """`token_b58` is told here and never again."""
+
+    display: str
+    pubkey_b58: PublicKey
+    token_b58: str
+    granted: tuple[GrantedAction, ...]
+
+
+class IdentityShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    agent_id: AgentId
+    token_prefix: str
+    registered_at: int
+    revoked_at: int | None
+    operator: bool
+
+
+class IdentityList(Answer, frozen=True, kw_only=True, tag="identity_list"):
+    identities: tuple[IdentityShown, ...]
+    operator_pubkey_b58: PublicKey
+    truncated: bool
+
+
+class IdentityRevoked(Answer, frozen=True, kw_only=True, tag="identity_revoked"):
+    display: str
+    pubkey_b58: PublicKey
+    token_prefix: str
+    revoked_at: int | None
+
+
+class TokenRotated(Answer, frozen=True, kw_only=True, tag="token_rotated"):
+    display: str
+    token_b58: str
+
+
+class IdentitiesPurged(Answer, frozen=True, kw_only=True, tag="identities_purged"):
+    before_ms: int
+    purged: int
+
+
+class CapabilityGranted(Answer, frozen=True, kw_only=True, tag="capability_granted"):
+    subject_display: str
+    action: str
+    signature_b58: str
+    scope: msgspec.Raw
+    expires_at: int | None
+
+
+class Budget(msgspec.Struct, frozen=True, gc=False):
+    max_uses: int
+    used: int
+    remaining: int
+
+
+class CapabilityShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`effective`: live, revoked, expired or spent."""
+
+    signature_b58: str
+    subject: AgentId
+    action: str
+    scope: msgspec.Raw
+    granted_by: AgentId
+    granted_at: int
+    expires_at: int | None
+    revoked_at: int | None
+    effective: str
+    budget: Budget | None
+
+
+class CapabilityList(Answer, frozen=True, kw_only=True, tag="capability_list"):
+    limit: int
+    capabilities: tuple[CapabilityShown, ...]
+
+
+class CapabilityRevoked(Answer, frozen=True, kw_only=True, tag="capability_revoked"):
+    signature_b58: str
+    removed: bool
+
+
+class CapabilitiesPurged(Answer, frozen=True, kw_only=True, tag="capabilities_purged"):
+    before_ms: int
+    purged: int
+
+
+class AuditRecent(Answer, frozen=True, kw_only=True, tag="audit_recent"):
+    """Each event is the row's exact text, as the hash chain covers it."""
+
+    limit: int
+    since_ms: int | None
+    events: tuple[msgspec.Raw, ...]
+    truncated: bool = False
+
+
+class AuditIntegrity(Answer, frozen=True, kw_only=True, tag="audit_integrity"):
+    report: AuditReport
+
+
+class AuditPurged(Answer, frozen=True, kw_only=True, tag="audit_purged"):
+    before_ms: int
+    purged: int
+
+
+class Protocol(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    protocol: str = "covenant.ipc"
+    version: int = 1
+    min_supported: int = 1
+    max_supported: int = 1
+
+
+class ProtocolInfo(Answer, frozen=True, kw_only=True, tag="protocol_info"):
+    info: Protocol
+    server: str
+
+
+class Authenticated(Answer, frozen=True, kw_only=True, tag="authenticated"):
+    display: str
+
+
+class AuthenticationFailed(Answer, frozen=True, kw_only=True, tag="authentication_failed"):
+    reason: str
+
+
+class Pong(Answer, frozen=True, kw_only=True, tag="pong"):
+    pass
+
+
+_encode = msgspec.json.Encoder().encode
+
+# The tag comes first, so the older spelling is a matter of the first bytes.
+_KIND: Final = b'{"kind":"a2a_'
+_LEGACY_KIND: Final = b'{"kind":"a2_a_'
+
+
+def encode(answer: Answer) -> bytes:
+    return _encode(answer)
+
+
+def encode_legacy(answer: Answer) -> bytes:
+    """`a2_a_…` instead of `a2a_…`, for clients of the protocol's first implementation."""
+    body = _encode(answer)
+    return _LEGACY_KIND + body[len(_KIND) :] if body.startswith(_KIND) else body
+
+
+def error_of(refusal: Refusal) -> Error:
+    return Error(code=refusal.code, message=refusal.message, retry_after_ms=refusal.retry_after_ms)
+
+
+INTERNAL_ERROR: Final = Error(code="internal", message="internal error")

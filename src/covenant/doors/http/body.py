@@ -1,0 +1,61 @@
+"""Request bodies, bounded while they are read: a length that lies, or none at all, makes no difference."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import Receive, Scope
+
+from covenant.doors.waiting import CallerGoneError
+from covenant.model.errors import Invalid, TooLarge
+
+BODY_TOO_LARGE: Final = "body_too_large"
+
+# How much of a refused body is read and thrown away, so that a client that sends before it reads hears the refusal.
+DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
+    announced = _announced(scope)
+    if announced is not None and announced > bytes_max:
+        await _discard(receive, announced)
+        raise _too_large(bytes_max)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise CallerGoneError
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > bytes_max:
+            chunks.clear()
+            await _discard(receive, DISCARD_BYTES_MAX)
+            raise _too_large(bytes_max)
+        if not message.get("more_body"):
+            return b"".join((*chunks, chunk)) if chunks else chunk
+        chunks.append(chunk)
+
+
+async def _discard(receive: Receive, expected: int) -> None:
+    if expected > DISCARD_BYTES_MAX:
+        return
+    size = 0
+    while size <= DISCARD_BYTES_MAX:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            return
+
+
+def _announced(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            if not value.isdigit():
+                raise Invalid("invalid_request", "content-length is not a number")
+            return int(value)
+    return None
+
+
+def _too_large(bytes_max: int) -> TooLarge:
+    return TooLarge(BODY_TOO_LARGE, f"a request body may have at most {bytes_max} bytes")

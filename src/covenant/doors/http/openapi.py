@@ -1,0 +1,125 @@
+"""The OpenAPI document, built from the table of operations and the types they decode and encode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from covenant.doors.answers import Error
+from covenant.doors.operation import AnyOperation
+
+_REF: Final = "#/components/schemas/{name}"
+_STATUSES: Final = {
+    "400": "The request itself is wrong",
+    "401": "No token, or one that is not known (any longer)",
+    "403": "Without the capability, outside its scope, or as somebody else",
+    "404": "Unknown, or not yours",
+    "409": "A duplicate with other content, a stale lease, or a state that does not allow it",
+    "413": "Over a size limit",
+    "429": "Over a limit; Retry-After says when to come back",
+    "503": "Cannot be made durable now",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A route for operators and their tools: no token, no operation."""
+
+    path: str
+    summary: str
+    content_type: str
+
+
+def document(operations: Sequence[AnyOperation], pages: Sequence[Page], version: str) -> dict[str, Any]:
+    schemas = _schemas(operations)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
+    for page in pages:
+        paths.setdefault(page.path, {})["get"] = _page(page)
+    in_bodies = {operation.request for operation in operations if operation.in_body}
+    for only_in_query in {operation.request for operation in operations} - in_bodies:
+        del schemas[only_in_query.__name__]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Covenant mailbox",
+            "version": version,
+            "description": "Durable tasks between agents: send, lease, report, settle, drain, repair.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "responses": {status: _refusal(text) for status, text in _STATUSES.items()},
+        },
+    }
+
+
+def _schemas(operations: Sequence[AnyOperation]) -> dict[str, Any]:
+    types = {each for operation in operations for each in (operation.request, operation.answer)} | {Error}
+    ordered = sorted(types, key=lambda each: each.__name__)
+    return msgspec.json.schema_components(ordered, ref_template=_REF)[1]
+
+
+def _operation(operation: AnyOperation, schemas: dict[str, Any]) -> dict[str, Any]:
+    in_path = re.findall(r"\{(\w+)\}", operation.path)
+    schema = schemas[operation.request.__name__]
+    for name in in_path:
+        schema["properties"].pop(name, None)
+    described: dict[str, Any] = {
+        "operationId": operation.kind,
+        "summary": operation.summary,
+        "tags": [operation.path.split("/")[1]],
+        "security": [{"token": []}],
+        "parameters": [_parameter("path", name, {"type": "string", "format": "uuid"}) for name in in_path],
+        "responses": {
+            "200": _json("Done", operation.answer.__name__),
+            **{status: {"$ref": f"#/components/responses/{status}"} for status in _STATUSES},
+        },
+    }
+    if operation.in_body:
+        body = _json(operation.summary, operation.request.__name__)
+        described["requestBody"] = {"required": bool(schema.get("required")), "content": body["content"]}
+    else:
+        described["parameters"] += [
+            _parameter("query", name, _without_null(given)) for name, given in schema["properties"].items()
+        ]
+    return described
+
+
+def _parameter(place: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": place == "path", "schema": schema}
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A query cannot say `null`: it leaves the field out."""
+    alternatives: Iterable[dict[str, Any]] = schema.get("anyOf", ())
+    given = [alternative for alternative in alternatives if alternative.get("type") != "null"]
+    if len(given) == 1:
+        return given[0]
+    return {name: value for name, value in schema.items() if name != "default"}
+
+
+def _json(text: str, name: str) -> dict[str, Any]:
+    schema = {"$ref": _REF.format(name=name)}
+    return {"description": text, "content": {"application/json": {"schema": schema}}}
+
+
+def _refusal(text: str) -> dict[str, Any]:
+    return _json(text, Error.__name__)
+
+
+def _page(page: Page) -> dict[str, Any]:
+    return {
+        "operationId": page.path.strip("/").replace(".", "_"),
+        "summary": page.summary,
+        "tags": ["operations"],
+        "security": [],
+        "responses": {"200": {"description": page.summary, "content": {page.content_type: {}}}},
+    }

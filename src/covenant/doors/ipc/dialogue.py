@@ -1,0 +1,202 @@
+"""What is said on one connection: who are you, then request and answer, strictly in turn.
+
+Before authentication only `protocol_info` and `ping` are answered. A frame that is not JSON, or too long, ends the
+connection after an error; a request that is refused does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Final
+
+import msgspec
+
+from covenant.doors.answers import (
+    INTERNAL_ERROR,
+    Answer,
+    Authenticated,
+    AuthenticationFailed,
+    Error,
+    Pong,
+    Protocol,
+    ProtocolInfo,
+    error_of,
+)
+from covenant.doors.ipc.fitting import fitted
+from covenant.doors.ipc.stream import FrameStream, FrameTooLargeError
+from covenant.doors.metrics import Meter
+from covenant.doors.operation import AnyOperation, Desk
+from covenant.doors.table import BY_KIND, OPERATIONS
+from covenant.doors.waiting import CallerGoneError, Waits
+from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.principal import Principal
+from covenant.model.errors import Invalid, Refusal
+from covenant.wire.decoding import decode
+from covenant.wire.frames import Heading, squashed
+
+TRANSPORT: Final = "ipc"
+HANDSHAKE_S: Final = 10.0
+# Nobody needs more to say who they are, and whoever has not said so shall not fill our memory.
+HANDSHAKE_BYTES_MAX: Final = 64 * 1024
+
+_HEADING: Final = msgspec.json.Decoder(Heading)
+_FRAMES: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    operation.kind: msgspec.json.Decoder(operation.frame or operation.request) for operation in OPERATIONS
+}
+_MALFORMED: Final = Error(code="invalid_json", message="malformed frame")
+_TOO_LARGE: Final = Error(code="frame_too_large", message="frame too large")
+
+log = logging.getLogger(__name__)
+
+
+class Talk:
+    """What all connections share."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        doorkeeper: Doorkeeper,
+        waits: Waits,
+        meter: Meter,
+        *,
+        encode: Callable[[Answer], bytes],
+        server: str,
+        frame_bytes_max: int,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        self.desk = desk
+        self.doorkeeper = doorkeeper
+        self.waits = waits
+        self.meter = meter
+        self.encode = encode
+        self.info = ProtocolInfo(info=Protocol(), server=server)
+        self.frame_bytes_max = frame_bytes_max
+        self.handshake_s = handshake_s
+        self.timers = {operation.kind: meter.timer(TRANSPORT, operation.kind) for operation in OPERATIONS}
+
+
+class Dialogue:
+    def __init__(self, talk: Talk, stream: FrameStream) -> None:
+        self._talk = talk
+        self._stream = stream
+
+    async def run(self) -> None:
+        """Until either side is through. Leaves the stream closed."""
+        try:
+            async with asyncio.timeout(self._talk.handshake_s):
+                caller = await self._handshake()
+            if caller is not None:
+                await self._serve(caller)
+        except TimeoutError:
+            await self._say(AuthenticationFailed(reason="nobody authenticated in time"))
+        except FrameTooLargeError:
+            await self._say(_TOO_LARGE)
+        except CallerGoneError:
+            pass
+        finally:
+            self._stream.close()
+
+    async def _handshake(self) -> Principal | None:
+        """The caller, or None once it has been told that it is not known."""
+        while (frame := await self._stream.read()) is not None:
+            try:
+                heading = decode(_HEADING, frame)
+            except Invalid as refusal:
+                if refusal.code == "invalid_json":
+                    await self._say(_MALFORMED)
+                    return None
+                heading = Heading("")
+            kind = squashed(heading.kind)
+            if kind == "authenticate":
+                return await self._authenticate(heading.token_b58)
+            if kind not in _BEFORE:
+                await self._turn_away("first frame must be Authenticate")
+                return None
+            await self._say(_BEFORE[kind](self._talk))
+        return None
+
+    async def _authenticate(self, token: str | None) -> Principal | None:
+        caller = self._talk.doorkeeper.recognise(token) if token else None
+        if caller is None:
+            await self._turn_away("unknown or revoked token")
+            return None
+        await self._say(Authenticated(display=caller.agent.display))
+        return caller
+
+    async def _turn_away(self, reason: str) -> None:
+        try:
+            refusal = await self._talk.doorkeeper.turned_away(
+                reason, transport=TRANSPORT, address=self._stream.address()
+            )
+        except Refusal as unaudited:
+            await self._say(error_of(unaudited))
+            return
+        self._talk.meter.refused(TRANSPORT, refusal.code)
+        await self._say(AuthenticationFailed(reason=refusal.message))
+
+    async def _serve(self, caller: Principal) -> None:
+        stream, talk = self._stream, self._talk
+        stream.frame_bytes_max = talk.frame_bytes_max
+        # A caller revoked meanwhile still hears the answer under way: it may be about its own new token.
+        with talk.doorkeeper.session(caller, stream.cut_off):
+            while (frame := await stream.read()) is not None:
+                try:
+                    heading = decode(_HEADING, frame)
+                except Invalid as refusal:
+                    talk.meter.refused(TRANSPORT, refusal.code)
+                    if refusal.code == "invalid_json":
+                        await self._say(_MALFORMED)
+                        return
+                    await self._say(error_of(refusal))
+                    continue
+                await stream.write(await self._answer(caller, squashed(heading.kind), frame))
+
+    async def _answer(self, caller: Principal, kind: str, frame: bytes) -> bytes:
+        talk, operation = self._talk, BY_KIND.get(kind)
+        if operation is None:
+            return talk.encode(_without_operation(talk, kind))
+        started_s = perf_counter()
+        try:
+            answer = await self._run(caller, operation, frame)
+            return await fitted(talk.desk, caller, answer, talk.encode, talk.frame_bytes_max)
+        except Refusal as refusal:
+            talk.meter.refused(TRANSPORT, refusal.code)
+            return talk.encode(error_of(refusal))
+        except CallerGoneError:
+            raise
+        except Exception:  # the last stand before the client: it hears nothing of what went wrong
+            log.exception("ipc.failed", extra={"operation": operation.kind})
+            talk.meter.refused(TRANSPORT, "internal")
+            return talk.encode(INTERNAL_ERROR)
+        finally:
+            talk.timers[operation.kind].observe(perf_counter() - started_s)
+
+    async def _run(self, caller: Principal, operation: AnyOperation, frame: bytes) -> Answer:
+        talk = self._talk
+        request: Any = decode(_FRAMES[operation.kind], frame)
+        if operation.frame is not None:
+            request = request.request()
+        wait = operation.wait
+        if wait is None or not request.wait_ms:
+            return await operation.run(talk.desk, caller, request)
+        return await talk.waits.run(caller, self._stream.ended, lambda pause: wait(talk.desk, caller, request, pause))
+
+    async def _say(self, answer: Answer) -> None:
+        await self._stream.write(self._talk.encode(answer))
+
+
+_BEFORE: Final[dict[str, Callable[[Talk], Answer]]] = {
+    "protocolinfo": lambda talk: talk.info,
+    "ping": lambda _: Pong(),
+}
+
+
+def _without_operation(talk: Talk, kind: str) -> Answer:
+    if kind in _BEFORE:
+        return _BEFORE[kind](talk)
+    if kind == "authenticate":
+        return Error(code="already_authenticated", message="this connection is authenticated already")
+    return Error(code="unknown_kind", message=f"there is no request kind {kind[:80]!r}")

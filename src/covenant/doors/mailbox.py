@@ -1,0 +1,388 @@
+"""The mailbox's operations: tasks, results, leases, the queue and its repair."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from covenant.doors.answers import (
+    AutoRetried,
+    Compacted,
+    LeasedShown,
+    LeaseReleased,
+    LeaseRenewed,
+    LeaseShown,
+    QueueShown,
+    Repaired,
+    ResultOpt,
+    ResultPosted,
+    Results,
+    TaskCanceled,
+    TaskOpt,
+    TaskQueued,
+    Tasks,
+    TaskShown,
+    TaskUpdated,
+    TreeShown,
+)
+from covenant.doors.operation import AnyOperation, Desk, Operation
+from covenant.doors.pages import PAGE_BYTES_MAX, fit, size_of
+from covenant.doors.waiting import CallerGoneError, Pause
+from covenant.exchange.principal import Principal
+from covenant.ledger.contract import QueueQuery
+from covenant.ledger.machine.commands import Drained, Leased
+from covenant.model.errors import Invalid
+from covenant.model.ids import parse_lease_id
+from covenant.wire.frames import WrappedPolicy, WrappedRepair, WrappedResult, WrappedTask
+from covenant.wire.mailbox import (
+    CancelTask,
+    LeaseRequest,
+    Next,
+    Nothing,
+    PostResult,
+    QueueRequest,
+    Recent,
+    ReleaseLease,
+    RepairTask,
+    RetryStale,
+    SendTask,
+    TaskRequest,
+    UpdateTask,
+    optional,
+)
+
+LIMIT: Final = 10
+GONE: Final = "the caller had left before it was told of this lease"
+
+
+async def send(desk: Desk, caller: Principal, request: SendTask) -> TaskQueued:
+    accepted = await desk.exchange.accept(caller, request.task(caller.agent, desk.ledger.enrolled))
+    return TaskQueued(
+        task_id=accepted.task_id,
+        duplicate=accepted.duplicate,
+        replayed=accepted.replayed,
+        following=accepted.following,
+    )
+
+
+async def take(desk: Desk, caller: Principal, request: Next) -> TaskOpt:
+    return _task_opt(await _take(desk, caller, request))
+
+
+async def take_waiting(desk: Desk, caller: Principal, request: Next, pause: Pause) -> TaskOpt:
+    recipient = None if request.everyone else caller.agent.pubkey
+    ledger, give_up_ms = desk.ledger, _give_up_ms(desk, request)
+    while True:
+        leased = await _take(desk, caller, request)
+        left_ms = give_up_ms - ledger.now_ms()
+        if leased.tasks:
+            if pause.caller_gone:
+                await _give_back(desk, caller, leased)
+                raise CallerGoneError
+            return _task_opt(leased)
+        if left_ms <= 0 or not await pause.until(ledger.queued(recipient, left_ms)):
+            return _task_opt(leased)
+
+
+async def _take(desk: Desk, caller: Principal, request: Next) -> Leased:
+    return await desk.exchange.take(
+        caller,
+        everyone=request.everyone,
+        count=1 if request.count is None else request.count,
+        request_id=request.request_id,
+    )
+
+
+async def _give_back(desk: Desk, caller: Principal, leased: Leased) -> None:
+    for each in leased.tasks:
+        await desk.exchange.release(caller, each.task.id, each.lease.lease_id, GONE)
+
+
+def _task_opt(leased: Leased) -> TaskOpt:
+    if not leased.tasks:
+        return TaskOpt(task=None, lease=None, tasks=())
+    shown = tuple(LeasedShown(each.task, LeaseShown.of(each.lease)) for each in leased.tasks)
+    return TaskOpt(task=shown[0].task, lease=shown[0].lease, tasks=shown)
+
+
+def _give_up_ms(desk: Desk, request: Next) -> int:
+    wait_ms, wait_ms_max = request.wait_ms or 0, desk.exchange.limits.wait_ms_max
+    if wait_ms > wait_ms_max:
+        raise Invalid("invalid_wait", f"wait_ms must be between 0 and {wait_ms_max}")
+    return desk.ledger.now_ms() + wait_ms
+
+
+async def post(desk: Desk, caller: Principal, request: PostResult) -> ResultPosted:
+    lease_id = optional(parse_lease_id, request.lease_id)
+    settled = await desk.exchange.settle(caller, request.result(), lease_id)
+    return ResultPosted(task_id=settled.task_id, duplicate=settled.duplicate)
+
+
+async def drain(desk: Desk, caller: Principal, request: Next) -> ResultOpt:
+    return _result_opt(await _drain(desk, caller, request))
+
+
+async def drain_waiting(desk: Desk, caller: Principal, request: Next, pause: Pause) -> ResultOpt:
+    sender = None if request.everyone else caller.agent.pubkey
+    ledger, give_up_ms = desk.ledger, _give_up_ms(desk, request)
+    while True:
+        drained = await _drain(desk, caller, request)
+        left_ms = give_up_ms - ledger.now_ms()
+        if drained.results or left_ms <= 0 or not await pause.until(ledger.settled(sender, left_ms)):
+            return _result_opt(drained)
+
+
+async def _drain(desk: Desk, caller: Principal, request: Next) -> Drained:
+    return await desk.exchange.drain(
+        caller,
+        everyone=request.everyone,
+        count=1 if request.count is None else request.count,
+        request_id=request.request_id,
+    )
+
+
+def _result_opt(drained: Drained) -> ResultOpt:
+    results = drained.results
+    return ResultOpt(result=results[0] if results else None, results=results)
+
+
+async def recent_tasks(desk: Desk, caller: Principal, request: Recent) -> Tasks:
+    found = await desk.exchange.recent_tasks(caller, LIMIT if request.limit is None else request.limit)
+    tasks = fit(found)
+    return Tasks(tasks=tasks, truncated=len(tasks) < len(found))
+
+
+async def recent_results(desk: Desk, caller: Principal, request: Recent) -> Results:
+    found = await desk.exchange.recent_results(caller, LIMIT if request.limit is None else request.limit)
+    results = fit(found)
+    return Results(results=results, truncated=len(results) < len(found))
+
+
+async def queue(desk: Desk, caller: Principal, request: QueueRequest) -> QueueShown:
+    query = QueueQuery(
+        limit=LIMIT if request.limit is None else request.limit,
+        min_lease_age_ms=request.min_lease_age_ms,
+        deadline_within_ms=request.deadline_within_ms,
+        state_filter=request.state_filter.replace("-", "_") if request.state_filter else None,
+    )
+    found = await desk.exchange.queue(caller, query)
+    tasks = fit(found.tasks)
+    results = fit(found.results, PAGE_BYTES_MAX - size_of(tasks))
+    truncated = len(tasks) < len(found.tasks) or len(results) < len(found.results)
+    return QueueShown(tasks=tasks, results=results, truncated=truncated)
+
+
+async def renew(desk: Desk, caller: Principal, request: LeaseRequest) -> LeaseRenewed:
+    task_id = request.parsed_task_id()
+    lease = await desk.exchange.renew(caller, task_id, request.parsed_lease_id())
+    return LeaseRenewed(task_id=task_id, lease=LeaseShown.of(lease))
+
+
+async def release(desk: Desk, caller: Principal, request: ReleaseLease) -> LeaseReleased:
+    task_id = request.parsed_task_id()
+    await desk.exchange.release(caller, task_id, request.parsed_lease_id(), request.reason)
+    return LeaseReleased(task_id=task_id)
+
+
+async def update(desk: Desk, caller: Principal, request: UpdateTask) -> TaskUpdated:
+    task_id, lease_id = request.parsed_task_id(), request.parsed_lease_id()
+    reported = await desk.exchange.report(caller, task_id, lease_id, request.update, request.update_no or 0)
+    return TaskUpdated(task_id=task_id, generation=reported.generation, duplicate=reported.duplicate)
+
+
+async def cancel(desk: Desk, caller: Principal, request: CancelTask) -> TaskCanceled:
+    canceled = await desk.exchange.cancel(caller, request.parsed_task_id(), request.reason)
+    return TaskCanceled(
+        task_id=canceled.task_id, canceled=canceled.canceled, ending=canceled.ending, result=canceled.result
+    )
+
+
+async def show(desk: Desk, caller: Principal, request: TaskRequest) -> TaskShown:
+    shown = await desk.exchange.show(caller, request.parsed_task_id())
+    updates = fit(shown.updates, PAGE_BYTES_MAX - size_of((shown.task, shown.leases, shown.result)))
+    return TaskShown(
+        task=shown.task,
+        state=shown.state,
+        a2a_state=shown.a2a_state,
+        attempt=shown.attempt,
+        turn=shown.turn,
+        generation=shown.generation,
+        created_at_ms=shown.created_at_ms,
+        updated_at_ms=shown.updated_at_ms,
+        leases=shown.leases,
+        updates=updates,
+        result=shown.result,
+        cause=shown.cause,
+        holder_lost=shown.holder_lost,
+        truncated=len(updates) < len(shown.updates),
+    )
+
+
+async def tree(desk: Desk, caller: Principal, request: TaskRequest) -> TreeShown:
+    return TreeShown(tree=await desk.exchange.tree(caller, request.parsed_task_id()))
+
+
+async def repair(desk: Desk, caller: Principal, request: RepairTask) -> Repaired:
+    task_id, command = request.parsed_task_id(), request.parsed_command()
+    return Repaired(outcome=await desk.exchange.repair(caller, task_id, command, request.reason))
+
+
+async def retry_stale(desk: Desk, caller: Principal, request: RetryStale) -> AutoRetried:
+    return AutoRetried(report=await desk.exchange.retry_stale(caller, request.policy()))
+
+
+async def compact(desk: Desk, caller: Principal, _: Nothing) -> Compacted:
+    return Compacted(dropped=await desk.exchange.compact(caller))
+
+
+OPERATIONS: Final[tuple[AnyOperation, ...]] = (
+    Operation(
+        kind="send_a2a_task",
+        method="POST",
+        path="/a2a/tasks",
+        request=SendTask,
+        answer=TaskQueued,
+        run=send,
+        frame=WrappedTask,
+        summary="Send a task to another agent",
+    ),
+    Operation(
+        kind="try_recv_a2a_task",
+        method="GET",
+        path="/a2a/tasks/next",
+        request=Next,
+        answer=TaskOpt,
+        run=take,
+        wait=take_waiting,
+        summary="Lease the next queued tasks",
+    ),
+    Operation(
+        kind="post_a2a_result",
+        method="POST",
+        path="/a2a/results",
+        request=PostResult,
+        answer=ResultPosted,
+        run=post,
+        frame=WrappedResult,
+        summary="Post the result of a leased task",
+    ),
+    Operation(
+        kind="try_recv_a2a_result",
+        method="GET",
+        path="/a2a/results/next",
+        request=Next,
+        answer=ResultOpt,
+        run=drain,
+        wait=drain_waiting,
+        summary="Drain the next results of tasks you sent",
+    ),
+    Operation(
+        kind="recent_a2a_tasks",
+        method="GET",
+        path="/a2a/tasks/recent",
+        request=Recent,
+        answer=Tasks,
+        run=recent_tasks,
+        summary="Look at queued tasks without taking them",
+    ),
+    Operation(
+        kind="recent_a2a_results",
+        method="GET",
+        path="/a2a/results/recent",
+        request=Recent,
+        answer=Results,
+        run=recent_results,
+        summary="Look at undrained results without taking them",
+    ),
+    Operation(
+        kind="a2a_queue",
+        method="GET",
+        path="/a2a/queue",
+        request=QueueRequest,
+        answer=QueueShown,
+        run=queue,
+        summary="Leases, queued tasks and undrained results; the most worrying first",
+    ),
+    Operation(
+        kind="renew_a2a_lease",
+        method="POST",
+        path="/a2a/tasks/{task_id}/renew",
+        request=LeaseRequest,
+        answer=LeaseRenewed,
+        run=renew,
+        summary="Say that a leased task is still being worked on",
+    ),
+    Operation(
+        kind="release_a2a_lease",
+        method="POST",
+        path="/a2a/tasks/{task_id}/release",
+        request=ReleaseLease,
+        answer=LeaseReleased,
+        run=release,
+        summary="Give back a leased task that was not started",
+    ),
+    Operation(
+        kind="update_a2a_task",
+        method="POST",
+        path="/a2a/tasks/{task_id}/updates",
+        request=UpdateTask,
+        answer=TaskUpdated,
+        run=update,
+        summary="Report a status, an artifact chunk or a message of a leased task",
+    ),
+    Operation(
+        kind="cancel_a2a_task",
+        method="POST",
+        path="/a2a/tasks/{task_id}/cancel",
+        request=CancelTask,
+        answer=TaskCanceled,
+        run=cancel,
+        summary="Cancel a task you sent",
+    ),
+    Operation(
+        kind="show_a2a_task",
+        method="GET",
+        path="/a2a/tasks/{task_id}/show",
+        request=TaskRequest,
+        answer=TaskShown,
+        run=show,
+        summary="Everything known of one task",
+    ),
+    Operation(
+        kind="a2a_tree",
+        method="GET",
+        path="/a2a/tasks/{task_id}/tree",
+        request=TaskRequest,
+        answer=TreeShown,
+        run=tree,
+        summary="The tasks under a root, by parent",
+    ),
+    Operation(
+        kind="repair_a2a_task",
+        method="POST",
+        path="/a2a/repair",
+        request=RepairTask,
+        answer=Repaired,
+        run=repair,
+        frame=WrappedRepair,
+        summary="Requeue a leased task, or settle it with an error",
+    ),
+    Operation(
+        kind="retry_a2a_stale",
+        method="POST",
+        path="/a2a/retry-stale",
+        request=RetryStale,
+        answer=AutoRetried,
+        run=retry_stale,
+        frame=WrappedPolicy,
+        summary="One pass of the retry gate over stale leases",
+    ),
+    Operation(
+        kind="compact_a2a",
+        method="POST",
+        path="/a2a/compact",
+        request=Nothing,
+        answer=Compacted,
+        run=compact,
+        summary="Merge resolved history into a snapshot",
+    ),
+)

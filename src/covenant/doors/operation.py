@@ -1,0 +1,55 @@
+"""An operation: one thing a caller may ask of the mailbox, and how each door names it.
+
+The table of operations is the only list of them: routes, kinds of frames, the OpenAPI document and the metrics are all
+read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from covenant.doors.answers import Answer
+from covenant.doors.waiting import Pause
+from covenant.exchange.mailbox import MailboxExchange
+from covenant.exchange.principal import Principal
+from covenant.exchange.registry import Registry
+from covenant.ledger.contract import Ledger
+from covenant.wire.frames import Wrapped
+from covenant.wire.mailbox import Request
+
+R = TypeVar("R", bound=Request)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What operations work with."""
+
+    exchange: MailboxExchange
+    registry: Registry
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(Generic[R]):
+    kind: str
+    """Its frames on the local socket."""
+    method: str
+    path: str
+    request: type[R]
+    answer: type[Answer]
+    run: Callable[[Desk, Principal, R], Awaitable[Answer]]
+    summary: str
+    frame: type[Wrapped] | None = None
+    """The frame that wraps the request; None if a frame has the request's fields beside its kind."""
+    wait: Callable[[Desk, Principal, R, Pause], Awaitable[Answer]] | None = None
+    """How to run it when the caller is ready to wait (`wait_ms`): pauses end early, commits never do."""
+
+    @property
+    def in_body(self) -> bool:
+        """Whether HTTP carries the request in the body; otherwise in the query."""
+        return self.method == "POST"
+
+
+AnyOperation = Operation[Any]

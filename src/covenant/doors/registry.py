@@ -1,0 +1,294 @@
+"""The registry's operations: identities, capabilities and the audit."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from covenant.doors.answers import (
+    AuditIntegrity,
+    AuditPurged,
+    AuditRecent,
+    Budget,
+    CapabilitiesPurged,
+    CapabilityGranted,
+    CapabilityList,
+    CapabilityRevoked,
+    CapabilityShown,
+    GrantedAction,
+    IdentitiesPurged,
+    IdentityEnrolled,
+    IdentityList,
+    IdentityRevoked,
+    IdentityShown,
+    TokenRotated,
+)
+from covenant.doors.operation import AnyOperation, Desk, Operation
+from covenant.doors.pages import fit
+from covenant.exchange.principal import Principal
+from covenant.model.errors import Invalid
+from covenant.model.grant import Grant, Identity
+from covenant.wire.mailbox import Nothing, Recent
+from covenant.wire.registry import (
+    EnrollIdentity,
+    GrantCapability,
+    ListIdentities,
+    Purge,
+    RecentAudit,
+    RevokeCapability,
+    RevokeIdentity,
+    RotateToken,
+)
+
+CAPABILITIES_LIMIT: Final = 10
+IDENTITIES_LIMIT: Final = 20
+AUDIT_LIMIT: Final = 20
+IDENTITIES_LIMIT_MAX: Final = 1_000
+
+
+async def enroll(desk: Desk, caller: Principal, request: EnrollIdentity) -> IdentityEnrolled:
+    enrolled = await desk.registry.enroll(caller, request.display, pubkey=request.pubkey, actions=request.actions or ())
+    agent = enrolled.identity.agent
+    return IdentityEnrolled(
+        display=agent.display,
+        pubkey_b58=agent.pubkey,
+        token_b58=enrolled.token,
+        granted=tuple(GrantedAction(grant.action, grant.signature_b58) for grant in enrolled.granted),
+    )
+
+
+async def identities(desk: Desk, caller: Principal, request: ListIdentities) -> IdentityList:
+    limit = IDENTITIES_LIMIT if request.limit is None else request.limit
+    if not 1 <= limit <= IDENTITIES_LIMIT_MAX:
+        raise Invalid("invalid_limit", f"limit must be between 1 and {IDENTITIES_LIMIT_MAX}")
+    found = [identity for identity in await desk.registry.identities(caller) if _asked_for(identity, request)]
+    found.sort(key=lambda identity: identity.registered_at_ms, reverse=True)
+    return IdentityList(
+        identities=tuple(_identity(identity) for identity in found[:limit]),
+        operator_pubkey_b58=caller.agent.pubkey,
+        truncated=len(found) > limit,
+    )
+
+
+def _asked_for(identity: Identity, request: ListIdentities) -> bool:
+    if request.status is not None and (request.status == "revoked") != (identity.revoked_at_ms is not None):
+        return False
+    names = (identity.agent.display, identity.agent.pubkey, identity.token_prefix)
+    return request.prefix is None or any(name.startswith(request.prefix) for name in names)
+
+
+def _identity(identity: Identity) -> IdentityShown:
+    return IdentityShown(
+        agent_id=identity.agent,
+        token_prefix=identity.token_prefix,
+        registered_at=identity.registered_at_ms,
+        revoked_at=identity.revoked_at_ms,
+        operator=identity.operator,
+    )
+
+
+async def revoke_identity(desk: Desk, caller: Principal, request: RevokeIdentity) -> IdentityRevoked:
+    revoked = await desk.registry.revoke(caller, request.identity, force=bool(request.force))
+    return IdentityRevoked(
+        display=revoked.agent.display,
+        pubkey_b58=revoked.agent.pubkey,
+        token_prefix=revoked.token_prefix,
+        revoked_at=revoked.revoked_at_ms,
+    )
+
+
+async def rotate_token(desk: Desk, caller: Principal, request: RotateToken) -> TokenRotated:
+    rotated = await desk.registry.rotate(caller, request.identity)
+    return TokenRotated(display=rotated.identity.agent.display, token_b58=rotated.token)
+
+
+async def purge_identities(desk: Desk, caller: Principal, request: Purge) -> IdentitiesPurged:
+    purged = await desk.registry.purge_identities(caller, request.before_ms)
+    return IdentitiesPurged(before_ms=request.before_ms, purged=purged)
+
+
+async def grant(desk: Desk, caller: Principal, request: GrantCapability) -> CapabilityGranted:
+    made = await desk.registry.grant(
+        caller, request.action, to=request.to, scope=request.scope, expires_at=request.expires_at
+    )
+    return CapabilityGranted(
+        subject_display=made.subject.display,
+        action=made.action,
+        signature_b58=made.signature_b58,
+        scope=msgspec.Raw(made.scope_json.encode()),
+        expires_at=made.expires_at,
+    )
+
+
+async def capabilities(desk: Desk, caller: Principal, request: Recent) -> CapabilityList:
+    limit = CAPABILITIES_LIMIT if request.limit is None else request.limit
+    now_ms = desk.ledger.now_ms()
+    grants = await desk.registry.grants(caller, limit)
+    return CapabilityList(limit=limit, capabilities=tuple(_capability(each, now_ms) for each in grants))
+
+
+def _capability(grant: Grant, now_ms: int) -> CapabilityShown:
+    budget = None
+    if grant.max_uses is not None:
+        budget = Budget(grant.max_uses, grant.used, max(0, grant.max_uses - grant.used))
+    return CapabilityShown(
+        signature_b58=grant.signature_b58,
+        subject=grant.subject,
+        action=grant.action,
+        scope=msgspec.Raw(grant.scope_json.encode()),
+        granted_by=grant.granted_by,
+        granted_at=grant.granted_at_ms,
+        expires_at=grant.expires_at,
+        revoked_at=grant.revoked_at_ms,
+        effective=_effective(grant, now_ms),
+        budget=budget,
+    )
+
+
+def _effective(grant: Grant, now_ms: int) -> str:
+    if grant.live(now_ms):
+        return "live"
+    if grant.revoked_at_ms is not None:
+        return "revoked"
+    return "expired" if grant.expires_at is not None and now_ms > grant.expires_at else "spent"
+
+
+async def revoke_capability(desk: Desk, caller: Principal, request: RevokeCapability) -> CapabilityRevoked:
+    removed = await desk.registry.revoke_grant(caller, request.signature_b58)
+    return CapabilityRevoked(signature_b58=request.signature_b58, removed=removed)
+
+
+async def purge_capabilities(desk: Desk, caller: Principal, request: Purge) -> CapabilitiesPurged:
+    purged = await desk.registry.purge_grants(caller, request.before_ms)
+    return CapabilitiesPurged(before_ms=request.before_ms, purged=purged)
+
+
+async def audit_recent(desk: Desk, caller: Principal, request: RecentAudit) -> AuditRecent:
+    limit = AUDIT_LIMIT if request.limit is None else request.limit
+    found = [
+        msgspec.Raw(record.row.encode()) for record in await desk.registry.audit_recent(caller, limit, request.since_ms)
+    ]
+    events = fit(found)
+    return AuditRecent(limit=limit, since_ms=request.since_ms, events=events, truncated=len(events) < len(found))
+
+
+async def audit_verify(desk: Desk, caller: Principal, _: Nothing) -> AuditIntegrity:
+    return AuditIntegrity(report=await desk.registry.audit_verify(caller))
+
+
+async def audit_purge(desk: Desk, caller: Principal, request: Purge) -> AuditPurged:
+    purged = await desk.registry.audit_purge(caller, request.before_ms)
+    return AuditPurged(before_ms=request.before_ms, purged=purged)
+
+
+OPERATIONS: Final[tuple[AnyOperation, ...]] = (
+    Operation(
+        kind="enroll_identity",
+        method="POST",
+        path="/identities/enroll",
+        request=EnrollIdentity,
+        answer=IdentityEnrolled,
+        run=enroll,
+        summary="Mint a token for an identity",
+    ),
+    Operation(
+        kind="list_identities",
+        method="GET",
+        path="/identities/list",
+        request=ListIdentities,
+        answer=IdentityList,
+        run=identities,
+        summary="Who holds a token, the newest first",
+    ),
+    Operation(
+        kind="revoke_identity",
+        method="POST",
+        path="/identities/revoke",
+        request=RevokeIdentity,
+        answer=IdentityRevoked,
+        run=revoke_identity,
+        summary="Revoke a token and end its live connections",
+    ),
+    Operation(
+        kind="rotate_token",
+        method="POST",
+        path="/identities/rotate",
+        request=RotateToken,
+        answer=TokenRotated,
+        run=rotate_token,
+        summary="Replace a token; the old one ends at once",
+    ),
+    Operation(
+        kind="purge_identities",
+        method="POST",
+        path="/identities/purge",
+        request=Purge,
+        answer=IdentitiesPurged,
+        run=purge_identities,
+        summary="Forget tokens revoked before a time",
+    ),
+    Operation(
+        kind="recent_capabilities",
+        method="GET",
+        path="/capabilities/recent",
+        request=Recent,
+        answer=CapabilityList,
+        run=capabilities,
+        summary="The newest grants that concern you",
+    ),
+    Operation(
+        kind="grant_capability",
+        method="POST",
+        path="/capabilities/grant",
+        request=GrantCapability,
+        answer=CapabilityGranted,
+        run=grant,
+        summary="Grant an action to an identity",
+    ),
+    Operation(
+        kind="revoke_capability",
+        method="POST",
+        path="/capabilities/revoke",
+        request=RevokeCapability,
+        answer=CapabilityRevoked,
+        run=revoke_capability,
+        summary="Revoke a grant by its signature",
+    ),
+    Operation(
+        kind="purge_capabilities",
+        method="POST",
+        path="/capabilities/purge",
+        request=Purge,
+        answer=CapabilitiesPurged,
+        run=purge_capabilities,
+        summary="Forget grants revoked before a time",
+    ),
+    Operation(
+        kind="recent_audit",
+        method="GET",
+        path="/audit/recent",
+        request=RecentAudit,
+        answer=AuditRecent,
+        run=audit_recent,
+        summary="The newest audit rows that you caused; all of them, to the operator",
+    ),
+    Operation(
+        kind="verify_audit_integrity",
+        method="GET",
+        path="/audit/verify",
+        request=Nothing,
+        answer=AuditIntegrity,
+        run=audit_verify,
+        summary="Verify the whole hash chain",
+    ),
+    Operation(
+        kind="purge_audit",
+        method="POST",
+        path="/audit/purge",
+        request=Purge,
+        answer=AuditPurged,
+        run=audit_purge,
+        summary="Drop audit rows from before a time, leaving a marker",
+    ),
+)

@@ -1,0 +1,12 @@
+"""All operations, in the order in which they are documented."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from covenant.doors import mailbox, registry
+from covenant.doors.operation import AnyOperation
+from covenant.wire.frames import squashed
+
+OPERATIONS: Final[tuple[AnyOperation, ...]] = (*mailbox.OPERATIONS, *registry.OPERATIONS)
+BY_KIND: Final = {squashed(operation.kind): operation for operation in OPERATIONS}

@@ -1,0 +1,80 @@
+"""JSON and query strings in, by type. What does not fit is a refusal that says where; nothing else is ever raised.
+
+Unknown fields are ignored. Depth is bounded well below what the interpreter could carry, so that whatever came in can
+also be journaled, archived and sent out again, from any depth of calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from covenant.model.errors import Invalid
+
+T = TypeVar("T")
+
+NESTING_MAX: Final = 64
+QUERY_FIELDS_MAX: Final = 32
+_MESSAGE_LENGTH_MAX: Final = 300
+
+
+def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    try:
+        value = decoder.decode(data)
+    except msgspec.ValidationError as wrong:
+        raise Invalid("invalid_request", _short(str(wrong))) from None
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as wrong:  # malformed JSON, or bytes that are not UTF-8
+        raise Invalid("invalid_json", _short(str(wrong))) from None
+    # Every level takes a bracket: most requests have so few that their depth needs no look.
+    if data.count(b"{") + data.count(b"[") > NESTING_MAX and _deeper_than(value, NESTING_MAX):
+        raise _too_deep()
+    return value
+
+
+def decode_query(kind: type[T], query: bytes) -> T:
+    """A query string as a struct; of a field given twice, the last one counts."""
+    try:
+        fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
+    except ValueError:
+        raise Invalid("invalid_request", f"a query may have at most {QUERY_FIELDS_MAX} fields") from None
+    try:
+        return msgspec.convert(dict(fields), kind, strict=False)
+    except msgspec.ValidationError as wrong:
+        raise Invalid("invalid_request", _short(str(wrong))) from None
+
+
+def _short(message: str) -> str:
+    """The path stands at the end; what the caller sent may stand in the middle, and be long."""
+    if len(message) <= _MESSAGE_LENGTH_MAX:
+        return message
+    return f"{message[: _MESSAGE_LENGTH_MAX - 100]}…{message[-100:]}"
+
+
+def _too_deep() -> Invalid:
+    return Invalid("invalid_json", f"nested more than {NESTING_MAX} levels deep")
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    """Level by level, not call by call: depth must not become our own recursion."""
+    level: list[Any] = [value]
+    for _ in range(levels):
+        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, _CONTAINERS)]
+        if not level:
+            return False
+    return True
+
+
+_CONTAINERS: Final = (dict, list, tuple, msgspec.Struct)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.astuple(value)
+    return value  # type: ignore[no-any-return]  # a list or tuple

@@ -1,0 +1,219 @@
+"""What callers of the mailbox send: tasks, results, leases, queries. Decoded here, then turned into the model.
+
+On input `null` and absent are the same, and unknown fields are ignored. `origin`, `tenant` and `depth` of a task are
+not fields here: the door sets them, never the caller. A request that also has a path takes `task_id` from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from covenant.model.content import Content
+from covenant.model.errors import Invalid
+from covenant.model.ids import (
+    AgentId,
+    LeaseId,
+    PublicKey,
+    TaskId,
+    check_display,
+    check_pubkey,
+    parse_lease_id,
+    parse_task_id,
+    parse_uuid,
+)
+from covenant.model.repair import ForceError, Posture, RepairCommand, Requeue, RetryPolicy
+from covenant.model.result import Result, ResultStatus
+from covenant.model.task import Idempotency, Task
+from covenant.model.update import Update
+
+T = TypeVar("T")
+
+# What an archive's integer column and every other language's signed 64 bits can hold.
+Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Enrolled = Callable[[AgentId], AgentId | None]
+
+_NO_KEY = PublicKey("")
+
+
+class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The root of everything a caller may ask."""
+
+
+class Nothing(Request, frozen=True, kw_only=True):
+    """A request that needs no fields."""
+
+
+class TaskRequest(Request, frozen=True, kw_only=True):
+    task_id: str = ""
+
+    def parsed_task_id(self) -> TaskId:
+        return parse_task_id(self.task_id)
+
+
+class WireAgent(msgspec.Struct, frozen=True, gc=False):
+    """Who: `pubkey` may be left out where the display is enrolled here."""
+
+    display: str
+    pubkey: str | None = None
+
+    def agent(self) -> AgentId:
+        """As given, unchecked: without a key it equals nobody."""
+        return AgentId(self.display, PublicKey(self.pubkey) if self.pubkey is not None else _NO_KEY)
+
+
+class SendTask(Request, frozen=True, kw_only=True):
+    id: str
+    recipient: WireAgent
+    intent_text: str
+    sender: WireAgent | None = None
+    task_kind: str | None = None
+    parent: str | None = None
+    deadline_ms: Whole | None = None
+    timeout_ms: Whole | None = None
+    context_id: str | None = None
+    idempotency: Idempotency | None = None
+    parts: tuple[Content, ...] | None = None
+
+    def task(self, caller: AgentId, enrolled: Enrolled) -> Task:
+        return Task(
+            id=parse_task_id(self.id),
+            sender=self._sender(caller),
+            recipient=_recipient(self.recipient, enrolled),
+            intent_text=self.intent_text,
+            task_kind=self.task_kind,
+            parent=TaskId(parse_uuid(self.parent, "parent")) if self.parent is not None else None,
+            deadline_ms=self.deadline_ms,
+            idempotency=self.idempotency,
+            parts=self.parts or (),
+            timeout_ms=self.timeout_ms,
+            context_id=self.context_id,
+        )
+
+    def _sender(self, caller: AgentId) -> AgentId:
+        """The caller, unless it claims to be somebody else: then that claim, which the exchange refuses."""
+        sender = self.sender
+        if sender is None or (sender.display == caller.display and sender.pubkey in (None, caller.pubkey)):
+            return caller
+        check_display(sender.display)
+        if sender.pubkey is not None:
+            check_pubkey(sender.pubkey)
+        return sender.agent()
+
+
+def _recipient(given: WireAgent, enrolled: Enrolled) -> AgentId:
+    agent = given.agent()
+    known = enrolled(agent)
+    if known is not None and (known == agent or (given.pubkey is None and known.display == given.display)):
+        return known
+    check_display(given.display)
+    if given.pubkey is None:
+        raise Invalid(
+            "unknown_recipient",
+            f"{given.display} is not enrolled here; name its pubkey, or ask the operator to enroll it",
+        )
+    check_pubkey(given.pubkey)
+    return agent
+
+
+class Next(Request, frozen=True, kw_only=True):
+    """Take the next tasks, or drain the next results. `scope=all` is the operator's: everybody's, oldest first."""
+
+    count: Whole | None = msgspec.field(name="max", default=None)
+    wait_ms: Whole | None = None
+    request_id: str | None = None
+    scope: Literal["own", "all"] | None = None
+
+    @property
+    def everyone(self) -> bool:
+        return self.scope == "all"
+
+
+class Recent(Request, frozen=True, kw_only=True):
+    limit: Whole | None = None
+
+
+class QueueRequest(Request, frozen=True, kw_only=True):
+    limit: Whole | None = None
+    min_lease_age_ms: Whole | None = None
+    deadline_within_ms: Whole | None = None
+    state_filter: Literal["queued", "in_flight", "in-flight"] | None = None
+
+
+class PostResult(TaskRequest, frozen=True, kw_only=True):
+    task_id: str
+    status: ResultStatus
+    content: tuple[Content, ...] | None = None
+    error_message: str | None = None
+    lease_id: str | None = None
+
+    def result(self) -> Result:
+        return Result(
+            task_id=self.parsed_task_id(),
+            status=self.status,
+            content=self.content or (),
+            error_message=self.error_message if self.error_message is not None else msgspec.UNSET,
+        )
+
+
+class LeaseRequest(TaskRequest, frozen=True, kw_only=True):
+    lease_id: str
+
+    def parsed_lease_id(self) -> LeaseId:
+        return parse_lease_id(self.lease_id)
+
+
+class ReleaseLease(LeaseRequest, frozen=True, kw_only=True):
+    reason: str
+
+
+class UpdateTask(LeaseRequest, frozen=True, kw_only=True):
+    """`update_no` counts the updates of one lease from 1, so that one sent twice counts once; 0: not counted."""
+
+    update: Update
+    update_no: Whole | None = None
+
+
+class CancelTask(TaskRequest, frozen=True, kw_only=True):
+    reason: str
+
+
+class RequeueCommand(msgspec.Struct, frozen=True, gc=False, tag_field="action", tag="requeue"):
+    duplicate_risk: Literal["idempotent", "operator_accepted", "operator-accepted"]
+    lease_id: str | None = None
+
+
+class ForceErrorCommand(msgspec.Struct, frozen=True, gc=False, tag_field="action", tag="force_error"):
+    message: str
+    lease_id: str | None = None
+
+
+class RepairTask(TaskRequest, frozen=True, kw_only=True):
+    task_id: str
+    command: RequeueCommand | ForceErrorCommand
+    reason: str
+
+    def parsed_command(self) -> RepairCommand:
+        command = self.command
+        lease_id = optional(parse_lease_id, command.lease_id)
+        if isinstance(command, RequeueCommand):
+            return Requeue(Posture(command.duplicate_risk.replace("-", "_")), lease_id)
+        return ForceError(command.message, lease_id)
+
+
+class RetryStale(Request, frozen=True, kw_only=True):
+    enabled: bool | None = None
+    min_lease_age_ms: Whole | None = None
+    max_attempts: Whole | None = None
+    max_requeues: Whole | None = None
+    scan_limit: Whole | None = None
+
+    def policy(self) -> RetryPolicy:
+        given = msgspec.structs.asdict(self)
+        return RetryPolicy(**{name: value for name, value in given.items() if value is not None})
+
+
+def optional(parse: Callable[[str], T], value: str | None) -> T | None:
+    return None if value is None else parse(value)
