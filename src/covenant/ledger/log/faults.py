@@ -39,8 +39,8 @@ POINTS: Final = (
     "snapshot.sync_dir",
     "archive.apply",
     "archive.commit",
-    "compaction.start",
     "compaction.drop",
+    "compaction.drop_snapshot",
 )
 
 

@@ -17,11 +17,10 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from covenant.ledger.log.opening import Opened
 from covenant.ledger.log.record import encode_line
@@ -53,10 +52,24 @@ ALONE_HOLD_S: Final = 1e-3
 ALONE_BATCHES: Final = 4
 
 
-class _Batch(NamedTuple):
-    records: list[tuple[int, int, bytes]]
-    seal: bool
-    barriers: list[asyncio.Future[int]]
+class _Batch:
+    """Records that are written together, and whoever waits for them; barriers wait for the seal too."""
+
+    __slots__ = ("barriers", "records", "seal", "size", "waiters")
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, int, bytes]] = []
+        self.size = 0
+        # A future for each: canceling a task cancels what it awaits, and that must not reach the others.
+        self.waiters: list[asyncio.Future[None]] = []
+        self.seal = False
+        self.barriers: list[asyncio.Future[int]] = []
+
+    def refuse(self) -> None:
+        futures: list[asyncio.Future[None] | asyncio.Future[int]] = [*self.waiters, *self.barriers]
+        for future in futures:
+            if not future.done():
+                future.set_exception(outcome_unknown())
 
 
 def _nobody(seq: int) -> None:
@@ -80,13 +93,9 @@ class Journal:
         self._syncs = durability == "fsync"
         self._writer = SegmentWriter(opened.folder, opened.end, segment_bytes=segment_bytes, sync=self._syncs)
         self._reader = SegmentReader(opened.folder)
-        self._pending: list[tuple[int, int, bytes]] = []
-        self._pending_bytes = 0
-        self._seal = False
-        self._barriers: list[asyncio.Future[int]] = []
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._pending = _Batch()
+        self._flying: _Batch | None = None
         self._scheduled = False
-        self._flying = False
         self._closed = False
         self._batch_s = INLINE_BATCH_S  # how long recent batches took; the first one goes to the thread
         self._held_s = 0.0
@@ -105,8 +114,8 @@ class Journal:
         if b"\n" in events:
             raise ValueError("a record is one line")
         seq = self.last_seq = self.last_seq + 1
-        self._pending.append((seq, ts_ms, events))
-        self._pending_bytes += len(events)
+        self._pending.records.append((seq, ts_ms, events))
+        self._pending.size += len(events)
         self._schedule()
         return seq
 
@@ -117,15 +126,16 @@ class Journal:
             return
         if target > self.last_seq:
             raise ValueError(f"record {target} was not appended yet")
-        if self.failure is None and not self._flying and self._is_alone() and self._is_quick():
+        if self.failure is None and self._flying is None and self._is_alone() and self._is_quick():
             self._write_here()
         if target <= self.durable_seq:
             return
         if self.failure is not None:
             raise outcome_unknown()
-        # A future for each: canceling a task cancels what it awaits, and that must not reach the others.
+        flying = self._flying
+        batch = flying if flying and flying.records and target <= flying.records[-1][0] else self._pending
         future: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((target, future))
+        batch.waiters.append(future)
         await future
 
     async def rotate(self) -> int:
@@ -175,7 +185,9 @@ class Journal:
         try:
             self._reader.sync(end.segment)
         except OSError as error:
-            with suppress(RuntimeError):  # the loop is closed, and there is nobody left to tell
+            # At once: a second sync could find the pages clean and succeed. The loop tells those who wait.
+            self.failure = str(error)
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 self._loop.call_soon_threadsafe(self._fail, str(error))
             raise
         self._writer.synced_seq = max(self._writer.synced_seq, end.seq)
@@ -184,28 +196,28 @@ class Journal:
 
     def _schedule(self) -> None:
         """A turn of the loop later, so that every caller who is ready now has appended by then."""
-        if not self._scheduled and not self._flying:
+        if not self._scheduled and self._flying is None:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._scheduled = False
-        if not self._flying:
+        if self._flying is None:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._pending and not self._barriers:
+        batch = self._pending
+        if not batch.records and not batch.barriers:
             return
-        callers = len(self._waiters)
-        self._alone_batches = self._alone_batches + 1 if callers <= 1 else 0
+        self._alone_batches = self._alone_batches + 1 if len(batch.waiters) <= 1 else 0
         self._held_s = 0.0
         # Without a waiting caller the loop has better things to do: whoever streams goes on appending. (A stream
         # of 100 records, one a turn: 1,200 streams/s with the thread, 65 when the loop syncs each turn.)
-        if callers and self._is_quick():
+        if batch.waiters and self._is_quick():
             self._write_here()
         else:
-            self._flying = True
-            self._queue.put(self._take())
+            self._flying, self._pending = batch, _Batch()
+            self._queue.put(batch)
 
     def _is_alone(self) -> bool:
         return self._alone_batches >= ALONE_BATCHES and self._held_s < ALONE_HOLD_S
@@ -213,68 +225,62 @@ class Journal:
     def _is_quick(self) -> bool:
         return (
             self._batch_s < INLINE_BATCH_S
-            and self._pending_bytes < INLINE_BATCH_BYTES
-            and not self._barriers
+            and self._pending.size < INLINE_BATCH_BYTES
+            and not self._pending.barriers
             and not self._writer.is_full
         )
 
-    def _take(self) -> _Batch:
-        batch = _Batch(self._pending, self._seal, self._barriers)
-        self._pending, self._pending_bytes, self._seal, self._barriers = [], 0, False, []
-        return batch
-
     def _write_here(self) -> None:
+        batch, self._pending = self._pending, _Batch()
         try:
-            end, batch_s = self._write(self._take())
+            end, batch_s = self._write(batch)
         except Exception as error:  # noqa: BLE001  whatever it was, what the file holds is unknown
-            self._fail(str(error) or repr(error))
+            self._fail(str(error) or repr(error), batch)
         else:
             self._held_s += batch_s
-            self._landed(end, batch_s, [])
+            self._landed(batch, end, batch_s)
 
-    def _landed(self, end: Cursor, batch_s: float, barriers: list[asyncio.Future[int]]) -> None:
-        self._flying = False
+    def _landed(self, batch: _Batch, end: Cursor, batch_s: float) -> None:
+        self._flying = None
         if self.failure is not None:
-            _refuse(barriers)
+            batch.refuse()
             return
-        self.batches += 1
         self._end = end
         self.durable_seq = end.seq
-        # Down quickly and up slowly: one stall, or a wait for the interpreter's lock, is not a slow disk.
-        self._batch_s += (batch_s - self._batch_s) * (0.25 if batch_s < self._batch_s else 0.125)
-        while self._waiters and self._waiters[0][0] <= end.seq:
-            _, future = self._waiters.popleft()
-            if not future.done():
-                future.set_result(None)
-        for barrier in barriers:
+        for waiter in batch.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        for barrier in batch.barriers:
             if not barrier.done():
                 barrier.set_result(end.segment - 1)
         try:
-            self.on_durable(end.seq)
+            if batch.records:
+                self.batches += 1
+                # Down quickly and up slowly: one stall, or a wait for the interpreter's lock, is not a slow disk.
+                self._batch_s += (batch_s - self._batch_s) * (0.25 if batch_s < self._batch_s else 0.125)
+                self.on_durable(end.seq)
         finally:
             self._go_on()
 
     def _go_on(self) -> None:
         """What was appended during the flight: to the thread at once, or next turn with what the woken append."""
-        if self._pending or self._barriers:
-            if self._is_quick():
-                self._schedule()
-            else:
-                self._flush()
+        if not self._is_quick():
+            self._flush()
+        elif self._pending.records:
+            self._schedule()
 
-    def _fail(self, reason: str, barriers: list[asyncio.Future[int]] | None = None) -> None:
-        self._flying = False
+    def _fail(self, reason: str, batch: _Batch | None = None) -> None:
         self.failure = self.failure or reason
-        waiting = [future for _, future in self._waiters]
-        self._waiters.clear()
-        _refuse(waiting)
-        _refuse((barriers or []) + self._take().barriers)
+        for refused in (batch, self._flying, self._pending):
+            if refused is not None:
+                refused.refuse()
+        self._flying, self._pending = None, _Batch()
 
     def _barrier(self, *, seal: bool) -> asyncio.Future[int]:
         """Done when everything before it is durable (and sealed)."""
         future: asyncio.Future[int] = self._loop.create_future()
-        self._barriers.append(future)
-        self._seal = self._seal or seal
+        self._pending.barriers.append(future)
+        self._pending.seal = self._pending.seal or seal
         self._schedule()
         return future
 
@@ -298,9 +304,9 @@ class Journal:
                 try:
                     end, batch_s = self._write(batch)
                 except Exception as error:  # noqa: BLE001  whatever it was, waiting callers must hear of it
-                    self._loop.call_soon_threadsafe(self._fail, str(error) or repr(error), batch.barriers)
+                    self._loop.call_soon_threadsafe(self._fail, str(error) or repr(error), batch)
                 else:
-                    self._loop.call_soon_threadsafe(self._landed, end, batch_s, batch.barriers)
+                    self._loop.call_soon_threadsafe(self._landed, batch, end, batch_s)
             if self.failure is None and self._writer.synced_seq < self._writer.end.seq:
                 self._sync_at_close()
 
@@ -309,12 +315,6 @@ class Journal:
             self._writer.sync()
         except OSError as error:
             self._loop.call_soon_threadsafe(self._fail, str(error))
-
-
-def _refuse(futures: list[asyncio.Future[int]] | list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_exception(outcome_unknown())
 
 
 class MemoryJournal:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -38,6 +40,7 @@ from covenant.model.errors import Damaged, HomeLocked
 
 CHUNK_BYTES: Final = 1 << 20
 TAIL_COPY_NAME: Final = "tail.tmp"
+_START: Final = re.compile(rb'\{"seq":\d+,"ts_ms":\d+,"synced":')
 
 
 class Torn(NamedTuple):
@@ -168,17 +171,21 @@ class _Scan:
 
 
 def _refuse_if_synced(tail: Segment, bad: _Bad) -> None:
-    """A line that was written after the bad one had been synced says so. Other lines may be good or bad."""
+    """A record that was written after the bad one had been synced says so. Other lines may be good or bad."""
     with open(tail.path, "rb", buffering=CHUNK_BYTES) as lines:
         lines.seek(bad.offset)
         for line in lines:
-            try:
-                later = decode_line(line)
-            except BadLine:
-                continue
-            if later.synced >= bad.seq:
-                reason = f"{bad.reason}, and record {later.seq} was written after it had been synced"
-                raise Damaged(str(tail.path), bad.line, reason)
+            for later in _records_in(line):
+                if later.synced >= bad.seq:
+                    reason = f"{bad.reason}, and record {later.seq} was written after it had been synced"
+                    raise Damaged(str(tail.path), bad.line, reason)
+
+
+def _records_in(line: bytes) -> Iterator[Record]:
+    """The good record that ends this line, wherever in it it begins: the newline before it may be what is lost."""
+    for start in _START.finditer(line):
+        with suppress(BadLine):
+            yield decode_line(line[start.start() :])
 
 
 def _keep_torn(folder: Path, tail: Segment, bad: _Bad, now_ms: int) -> Torn:
