@@ -106,7 +106,7 @@ def write(folder: Path, seq: int, state: LedgerState) -> Path:
         os.close(fd)
     faults.point("snapshot.rename")
     os.replace(unfinished, path)
-    faults.point("snapshot.sync_dir")
+    faults.point("snapshot.sync_dir", path=path)
     sync_dir(folder)
     return path
 
