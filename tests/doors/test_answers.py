@@ -1,0 +1,282 @@
+"""Every answer, byte for byte: clients in other languages rely on each of these."""
+
+import msgspec
+import pytest
+
+from covenant.doors import answers as a
+from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
+from covenant.ledger.machine.states import Ending
+from covenant.model.audit import AuditReport
+from covenant.model.content import Json, Text
+from covenant.model.errors import OverLimit
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.repair import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
+from covenant.model.result import Result, ResultStatus, error_result
+from covenant.model.task import DuplicateSafety, Idempotency, Task
+
+T, T2, L = TaskId("t-1"), TaskId("t-2"), LeaseId("l-1")
+ALICE, BOB = AgentId("alice@x", PublicKey("A")), AgentId("bob@x", PublicKey("B"))
+AGENTS = '"sender":{"display":"alice@x","pubkey":"A"},"recipient":{"display":"bob@x","pubkey":"B"}'
+
+TASK = Task(id=T, sender=ALICE, recipient=BOB, intent_text="do it")
+TASK_JSON = f'{{"id":"t-1",{AGENTS},"intent_text":"do it"}}'
+FULL = Task(
+    id=T,
+    sender=ALICE,
+    recipient=BOB,
+    intent_text="do it",
+    task_kind="k",
+    parent=T2,
+    deadline_ms=9,
+    idempotency=Idempotency(DuplicateSafety.IDEMPOTENT, "key"),
+    parts=(Text("hi"), Json({"a": None})),
+    timeout_ms=8,
+    context_id="c",
+)
+FULL_JSON = (
+    f'{{"id":"t-1",{AGENTS},"intent_text":"do it","task_kind":"k","parent":"t-2","deadline_ms":9,'
+    '"idempotency":{"duplicate_safety":"idempotent","key":"key"},'
+    '"parts":[{"type":"text","text":"hi"},{"type":"json","value":{"a":null}}],"timeout_ms":8,"context_id":"c"}'
+)
+OK = Result(task_id=T, status=ResultStatus.OK, content=(Text("done"),))
+OK_JSON = '{"task_id":"t-1","status":"ok","content":[{"type":"text","text":"done"}]}'
+ERROR_JSON = '{"task_id":"t-1","status":"error","content":[],"error_message":"no"}'
+LEASE = a.LeaseShown(L, 1, 5)
+LEASE_JSON = '{"lease_id":"l-1","attempt":1,"leased_at_ms":5}'
+
+GOLDEN: list[tuple[a.Answer, str]] = [
+    (a.Error(code="stale_lease", message="m"), '{"kind":"error","code":"stale_lease","message":"m"}'),
+    (
+        a.error_of(OverLimit("queue_full", "m", retry_after_ms=1_000)),
+        '{"kind":"error","code":"queue_full","message":"m","retry_after_ms":1000}',
+    ),
+    (a.TaskQueued(task_id=T), '{"kind":"a2a_task_queued","task_id":"t-1"}'),
+    (
+        a.TaskQueued(task_id=T, duplicate=True, replayed=True, following=T2),
+        '{"kind":"a2a_task_queued","task_id":"t-1","duplicate":true,"replayed":true,"following":"t-2"}',
+    ),
+    (a.TaskOpt(task=None, lease=None, tasks=()), '{"kind":"a2a_task_opt","task":null,"lease":null,"tasks":[]}'),
+    (
+        a.TaskOpt(task=TASK, lease=LEASE, tasks=(a.LeasedShown(TASK, LEASE),)),
+        (
+            f'{{"kind":"a2a_task_opt","task":{TASK_JSON},"lease":{LEASE_JSON},'
+            f'"tasks":[{{"task":{TASK_JSON},"lease":{LEASE_JSON}}}]}}'
+        ),
+    ),
+    (a.Tasks(tasks=(FULL,)), f'{{"kind":"a2a_tasks","tasks":[{FULL_JSON}]}}'),
+    (a.Tasks(tasks=(), truncated=True), '{"kind":"a2a_tasks","tasks":[],"truncated":true}'),
+    (a.ResultPosted(task_id=T), '{"kind":"a2a_result_posted","task_id":"t-1"}'),
+    (
+        a.ResultPosted(task_id=T, duplicate=True),
+        '{"kind":"a2a_result_posted","task_id":"t-1","duplicate":true}',
+    ),
+    (a.ResultOpt(result=None, results=()), '{"kind":"a2a_result_opt","result":null,"results":[]}'),
+    (
+        a.ResultOpt(result=OK, results=(OK,)),
+        f'{{"kind":"a2a_result_opt","result":{OK_JSON},"results":[{OK_JSON}]}}',
+    ),
+    (a.Results(results=(error_result(T, "no"),)), f'{{"kind":"a2a_results","results":[{ERROR_JSON}]}}'),
+    (
+        a.QueueShown(
+            tasks=(
+                QueueEntry(state="queued", task=TASK, attempt=0),
+                QueueEntry(
+                    state="in_flight",
+                    task=TASK,
+                    attempt=2,
+                    lease_id=L,
+                    leased_to=BOB,
+                    leased_at_ms=5,
+                    renewed_at_ms=6,
+                    holder_lost=True,
+                ),
+            ),
+            results=(OK,),
+        ),
+        (
+            f'{{"kind":"a2a_queue","tasks":[{{"state":"queued","task":{TASK_JSON},"attempt":0}},'
+            f'{{"state":"in_flight","task":{TASK_JSON},"attempt":2,"lease_id":"l-1",'
+            '"leased_to":{"display":"bob@x","pubkey":"B"},"leased_at_ms":5,"renewed_at_ms":6,"holder_lost":true}],'
+            f'"results":[{OK_JSON}]}}'
+        ),
+    ),
+    (a.LeaseRenewed(task_id=T, lease=LEASE), f'{{"kind":"a2a_lease_renewed","task_id":"t-1","lease":{LEASE_JSON}}}'),
+    (a.LeaseReleased(task_id=T), '{"kind":"a2a_lease_released","task_id":"t-1"}'),
+    (a.TaskUpdated(task_id=T, generation=3), '{"kind":"a2a_task_updated","task_id":"t-1","generation":3}'),
+    (
+        a.TaskUpdated(task_id=T, generation=3, duplicate=True),
+        '{"kind":"a2a_task_updated","task_id":"t-1","generation":3,"duplicate":true}',
+    ),
+    (
+        a.TaskCanceled(task_id=T, canceled=False, ending=Ending.COMPLETED, result=OK),
+        f'{{"kind":"a2a_task_canceled","task_id":"t-1","canceled":false,"ending":"completed","result":{OK_JSON}}}',
+    ),
+    (
+        a.TaskShown(
+            task=TASK,
+            state="queued",
+            a2a_state="submitted",
+            attempt=1,
+            turn=1,
+            generation=2,
+            created_at_ms=3,
+            updated_at_ms=4,
+            leases=(LeaseRecord(lease_id=L, leased_to=BOB, leased_at_ms=5, turn=1, attempt=1),),
+            updates=(UpdateRecord(generation=1, kind="submitted", ts_ms=3, body=None),),
+            result=None,
+            cause=None,
+            holder_lost=False,
+        ),
+        (
+            f'{{"kind":"a2a_task","task":{TASK_JSON},"state":"queued","a2a_state":"submitted","attempt":1,"turn":1,'
+            '"generation":2,"created_at_ms":3,"updated_at_ms":4,"leases":[{"lease_id":"l-1",'
+            '"leased_to":{"display":"bob@x","pubkey":"B"},"leased_at_ms":5,"turn":1,"attempt":1,"ended_at_ms":null,'
+            '"outcome":null,"reason":null}],"updates":[{"generation":1,"kind":"submitted","ts_ms":3,"body":null}],'
+            '"result":null,"cause":null,"holder_lost":false}'
+        ),
+    ),
+    (
+        a.TreeShown(tree=TreeNode(task_id=T, task=None, state=None)),
+        (
+            '{"kind":"a2a_tree","tree":{"task_id":"t-1","task":null,"state":null,"attempt":0,"created_at_ms":null,'
+            '"updated_at_ms":null,"result_status":null,"children":[]}}'
+        ),
+    ),
+    (
+        a.Repaired(outcome=RepairOutcome(task_id=T, action="requeued", state="queued", attempt=1)),
+        '{"kind":"a2a_repaired","outcome":{"task_id":"t-1","action":"requeued","state":"queued","attempt":1}}',
+    ),
+    (
+        a.Repaired(
+            outcome=RepairOutcome(
+                task_id=T, action="forced_error", state="result_pending", attempt=1, result=error_result(T, "no")
+            )
+        ),
+        (
+            '{"kind":"a2a_repaired","outcome":{"task_id":"t-1","action":"forced_error","state":"result_pending",'
+            f'"attempt":1,"result":{ERROR_JSON}}}}}'
+        ),
+    ),
+    (
+        a.AutoRetried(
+            report=RetryReport(
+                policy=RetryPolicy(),
+                considered=2,
+                requeued=(Requeued(task_id=T, lease_id=L, attempt=1, idempotency_key="k"),),
+                skipped=(
+                    Skipped(task_id=T2, reason=SkipReason.LEASE_TOO_YOUNG, attempt=1, lease_age_ms=7),
+                    Skipped(task_id=T2, reason=SkipReason.MISSING_LEASE, attempt=1),
+                ),
+            )
+        ),
+        (
+            '{"kind":"a2a_auto_retried","report":{"policy":{"enabled":false,"min_lease_age_ms":300000,"max_attempts":3,'
+            '"max_requeues":1,"scan_limit":100},"considered":2,'
+            '"requeued":[{"task_id":"t-1","lease_id":"l-1","attempt":1,"idempotency_key":"k"}],'
+            '"skipped":[{"task_id":"t-2","reason":"lease_too_young","attempt":1,"lease_age_ms":7},'
+            '{"task_id":"t-2","reason":"missing_lease","attempt":1}],"would_requeue":[]}}'
+        ),
+    ),
+    (a.Compacted(dropped=4), '{"kind":"a2a_compacted","dropped":4}'),
+    (
+        a.IdentityEnrolled(
+            display="bob@x", pubkey_b58=BOB.pubkey, token_b58="tok", granted=(a.GrantedAction("a2a.send.x@y", "s"),)
+        ),
+        (
+            '{"kind":"identity_enrolled","display":"bob@x","pubkey_b58":"B","token_b58":"tok",'
+            '"granted":[{"action":"a2a.send.x@y","signature_b58":"s"}]}'
+        ),
+    ),
+    (
+        a.IdentityList(
+            identities=(
+                a.IdentityShown(agent_id=BOB, token_prefix="abc", registered_at=1, revoked_at=None, operator=False),
+            ),
+            operator_pubkey_b58=ALICE.pubkey,
+            truncated=False,
+        ),
+        (
+            '{"kind":"identity_list","identities":[{"agent_id":{"display":"bob@x","pubkey":"B"},"token_prefix":"abc",'
+            '"registered_at":1,"revoked_at":null,"operator":false}],"operator_pubkey_b58":"A","truncated":false}'
+        ),
+    ),
+    (
+        a.IdentityRevoked(display="bob@x", pubkey_b58=BOB.pubkey, token_prefix="abc", revoked_at=2),
+        '{"kind":"identity_revoked","display":"bob@x","pubkey_b58":"B","token_prefix":"abc","revoked_at":2}',
+    ),
+    (
+        a.TokenRotated(display="bob@x", token_b58="tok"),
+        '{"kind":"token_rotated","display":"bob@x","token_b58":"tok"}',
+    ),
+    (a.IdentitiesPurged(before_ms=1, purged=2), '{"kind":"identities_purged","before_ms":1,"purged":2}'),
+    (
+        a.CapabilityGranted(
+            subject_display="bob@x", action="a2a.compact", signature_b58="s", scope=msgspec.Raw(b"{}"), expires_at=None
+        ),
+        (
+            '{"kind":"capability_granted","subject_display":"bob@x","action":"a2a.compact","signature_b58":"s",'
+            '"scope":{},"expires_at":null}'
+        ),
+    ),
+    (
+        a.CapabilityList(
+            limit=10,
+            capabilities=(
+                a.CapabilityShown(
+                    signature_b58="s",
+                    subject=BOB,
+                    action="a2a.compact",
+                    scope=msgspec.Raw(b'{"max_uses":2}'),
+                    granted_by=ALICE,
+                    granted_at=1,
+                    expires_at=None,
+                    revoked_at=None,
+                    effective="live",
+                    budget=a.Budget(2, 1, 1),
+                ),
+            ),
+        ),
+        (
+            '{"kind":"capability_list","limit":10,"capabilities":[{"signature_b58":"s",'
+            '"subject":{"display":"bob@x","pubkey":"B"},"action":"a2a.compact","scope":{"max_uses":2},'
+            '"granted_by":{"display":"alice@x","pubkey":"A"},"granted_at":1,"expires_at":null,"revoked_at":null,'
+            '"effective":"live","budget":{"max_uses":2,"used":1,"remaining":1}}]}'
+        ),
+    ),
+    (
+        a.CapabilityRevoked(signature_b58="s", removed=True),
+        '{"kind":"capability_revoked","signature_b58":"s","removed":true}',
+    ),
+    (a.CapabilitiesPurged(before_ms=1, purged=2), '{"kind":"capabilities_purged","before_ms":1,"purged":2}'),
+    (
+        a.AuditRecent(limit=20, since_ms=None, events=(msgspec.Raw(b'{"id":"e", "kind":{}}'),)),
+        '{"kind":"audit_recent","limit":20,"since_ms":null,"events":[{"id":"e", "kind":{}}]}',
+    ),
+    (
+        a.AuditIntegrity(report=AuditReport(events=1, anchors=1, valid=True, root_hash_hex="00")),
+        '{"kind":"audit_integrity","report":{"events":1,"anchors":1,"valid":true,"root_hash_hex":"00","failures":[]}}',
+    ),
+    (a.AuditPurged(before_ms=1, purged=2), '{"kind":"audit_purged","before_ms":1,"purged":2}'),
+    (
+        a.ProtocolInfo(info=a.Protocol(), server="covenant/1"),
+        (
+            '{"kind":"protocol_info","info":{"protocol":"covenant.ipc","version":1,"min_supported":1,"max_supported":1},'
+            '"server":"covenant/1"}'
+        ),
+    ),
+    (a.Authenticated(display="bob@x"), '{"kind":"authenticated","display":"bob@x"}'),
+    (a.AuthenticationFailed(reason="r"), '{"kind":"authentication_failed","reason":"r"}'),
+    (a.Pong(), '{"kind":"pong"}'),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), GOLDEN, ids=[f"{type(each).__name__}-{n}" for n, (each, _) in enumerate(GOLDEN)]
+)
+def test_an_answer_is_encoded_to_these_bytes(answer: a.Answer, expected: str) -> None:
+    assert a.encode(answer).decode() == expected
+    assert a.encode_legacy(answer).decode() == expected.replace('{"kind":"a2a_', '{"kind":"a2_a_', 1)
+
+
+def test_every_answer_has_its_golden_bytes() -> None:
+    assert {type(answer) for answer, _ in GOLDEN} == set(a.Answer.__subclasses__())
