@@ -24,7 +24,7 @@ from covenant.doors.answers import (
     TaskUpdated,
     TreeShown,
 )
-from covenant.doors.operation import AnyOperation, Desk, Operation
+from covenant.doors.operation import AnyOperation, Office, Operation
 from covenant.doors.pages import PAGE_BYTES_MAX, fit, size_of
 from covenant.doors.waiting import CallerGoneError, Pause
 from covenant.exchange.principal import Principal
@@ -54,8 +54,8 @@ LIMIT: Final = 10
 GONE: Final = "the caller had left before it was told of this lease"
 
 
-async def send(desk: Desk, caller: Principal, request: SendTask) -> TaskQueued:
-    accepted = await desk.exchange.accept(caller, request.task(caller.agent, desk.ledger.enrolled))
+async def send(office: Office, caller: Principal, request: SendTask) -> TaskQueued:
+    accepted = await office.exchange.accept(caller, request.task(caller.agent, office.ledger.enrolled))
     return TaskQueued(
         task_id=accepted.task_id,
         duplicate=accepted.duplicate,
@@ -64,27 +64,27 @@ async def send(desk: Desk, caller: Principal, request: SendTask) -> TaskQueued:
     )
 
 
-async def take(desk: Desk, caller: Principal, request: Next) -> TaskOpt:
-    return _task_opt(await _take(desk, caller, request))
+async def take(office: Office, caller: Principal, request: Next) -> TaskOpt:
+    return _task_opt(await _take(office, caller, request))
 
 
-async def take_waiting(desk: Desk, caller: Principal, request: Next, pause: Pause) -> TaskOpt:
+async def take_waiting(office: Office, caller: Principal, request: Next, pause: Pause) -> TaskOpt:
     recipient = None if request.everyone else caller.agent.pubkey
-    ledger, give_up_ms = desk.ledger, _give_up_ms(desk, request)
+    ledger, give_up_ms = office.ledger, _give_up_ms(office, request)
     while True:
-        leased = await _take(desk, caller, request)
+        leased = await _take(office, caller, request)
         left_ms = give_up_ms - ledger.now_ms()
         if leased.tasks:
             if pause.caller_gone:
-                await _give_back(desk, caller, leased)
+                await _give_back(office, caller, leased)
                 raise CallerGoneError
             return _task_opt(leased)
         if left_ms <= 0 or not await pause.until(ledger.queued(recipient, left_ms)):
             return _task_opt(leased)
 
 
-async def _take(desk: Desk, caller: Principal, request: Next) -> Leased:
-    return await desk.exchange.take(
+async def _take(office: Office, caller: Principal, request: Next) -> Leased:
+    return await office.exchange.take(
         caller,
         everyone=request.everyone,
         count=1 if request.count is None else request.count,
@@ -92,9 +92,9 @@ async def _take(desk: Desk, caller: Principal, request: Next) -> Leased:
     )
 
 
-async def _give_back(desk: Desk, caller: Principal, leased: Leased) -> None:
+async def _give_back(office: Office, caller: Principal, leased: Leased) -> None:
     for each in leased.tasks:
-        await desk.exchange.release(caller, each.task.id, each.lease.lease_id, GONE)
+        await office.exchange.release(caller, each.task.id, each.lease.lease_id, GONE)
 
 
 def _task_opt(leased: Leased) -> TaskOpt:
@@ -104,35 +104,35 @@ def _task_opt(leased: Leased) -> TaskOpt:
     return TaskOpt(task=shown[0].task, lease=shown[0].lease, tasks=shown)
 
 
-def _give_up_ms(desk: Desk, request: Next) -> int:
-    wait_ms, wait_ms_max = request.wait_ms or 0, desk.exchange.limits.wait_ms_max
+def _give_up_ms(office: Office, request: Next) -> int:
+    wait_ms, wait_ms_max = request.wait_ms or 0, office.exchange.limits.wait_ms_max
     if wait_ms > wait_ms_max:
         raise Invalid("invalid_wait", f"wait_ms must be between 0 and {wait_ms_max}")
-    return desk.ledger.now_ms() + wait_ms
+    return office.ledger.now_ms() + wait_ms
 
 
-async def post(desk: Desk, caller: Principal, request: PostResult) -> ResultPosted:
+async def post(office: Office, caller: Principal, request: PostResult) -> ResultPosted:
     lease_id = optional(parse_lease_id, request.lease_id)
-    settled = await desk.exchange.settle(caller, request.result(), lease_id)
+    settled = await office.exchange.settle(caller, request.result(), lease_id)
     return ResultPosted(task_id=settled.task_id, duplicate=settled.duplicate)
 
 
-async def drain(desk: Desk, caller: Principal, request: Next) -> ResultOpt:
-    return _result_opt(await _drain(desk, caller, request))
+async def drain(office: Office, caller: Principal, request: Next) -> ResultOpt:
+    return _result_opt(await _drain(office, caller, request))
 
 
-async def drain_waiting(desk: Desk, caller: Principal, request: Next, pause: Pause) -> ResultOpt:
+async def drain_waiting(office: Office, caller: Principal, request: Next, pause: Pause) -> ResultOpt:
     sender = None if request.everyone else caller.agent.pubkey
-    ledger, give_up_ms = desk.ledger, _give_up_ms(desk, request)
+    ledger, give_up_ms = office.ledger, _give_up_ms(office, request)
     while True:
-        drained = await _drain(desk, caller, request)
+        drained = await _drain(office, caller, request)
         left_ms = give_up_ms - ledger.now_ms()
         if drained.results or left_ms <= 0 or not await pause.until(ledger.settled(sender, left_ms)):
             return _result_opt(drained)
 
 
-async def _drain(desk: Desk, caller: Principal, request: Next) -> Drained:
-    return await desk.exchange.drain(
+async def _drain(office: Office, caller: Principal, request: Next) -> Drained:
+    return await office.exchange.drain(
         caller,
         everyone=request.everyone,
         count=1 if request.count is None else request.count,
@@ -145,59 +145,59 @@ def _result_opt(drained: Drained) -> ResultOpt:
     return ResultOpt(result=results[0] if results else None, results=results)
 
 
-async def recent_tasks(desk: Desk, caller: Principal, request: Recent) -> Tasks:
-    found = await desk.exchange.recent_tasks(caller, LIMIT if request.limit is None else request.limit)
+async def recent_tasks(office: Office, caller: Principal, request: Recent) -> Tasks:
+    found = await office.exchange.recent_tasks(caller, LIMIT if request.limit is None else request.limit)
     tasks = fit(found)
     return Tasks(tasks=tasks, truncated=len(tasks) < len(found))
 
 
-async def recent_results(desk: Desk, caller: Principal, request: Recent) -> Results:
-    found = await desk.exchange.recent_results(caller, LIMIT if request.limit is None else request.limit)
+async def recent_results(office: Office, caller: Principal, request: Recent) -> Results:
+    found = await office.exchange.recent_results(caller, LIMIT if request.limit is None else request.limit)
     results = fit(found)
     return Results(results=results, truncated=len(results) < len(found))
 
 
-async def queue(desk: Desk, caller: Principal, request: QueueRequest) -> QueueShown:
+async def queue(office: Office, caller: Principal, request: QueueRequest) -> QueueShown:
     query = QueueQuery(
         limit=LIMIT if request.limit is None else request.limit,
         min_lease_age_ms=request.min_lease_age_ms,
         deadline_within_ms=request.deadline_within_ms,
         state_filter=request.state_filter.replace("-", "_") if request.state_filter else None,
     )
-    found = await desk.exchange.queue(caller, query)
+    found = await office.exchange.queue(caller, query)
     tasks = fit(found.tasks)
     results = fit(found.results, PAGE_BYTES_MAX - size_of(tasks))
     truncated = len(tasks) < len(found.tasks) or len(results) < len(found.results)
     return QueueShown(tasks=tasks, results=results, truncated=truncated)
 
 
-async def renew(desk: Desk, caller: Principal, request: LeaseRequest) -> LeaseRenewed:
+async def renew(office: Office, caller: Principal, request: LeaseRequest) -> LeaseRenewed:
     task_id = request.parsed_task_id()
-    lease = await desk.exchange.renew(caller, task_id, request.parsed_lease_id())
+    lease = await office.exchange.renew(caller, task_id, request.parsed_lease_id())
     return LeaseRenewed(task_id=task_id, lease=LeaseShown.of(lease))
 
 
-async def release(desk: Desk, caller: Principal, request: ReleaseLease) -> LeaseReleased:
+async def release(office: Office, caller: Principal, request: ReleaseLease) -> LeaseReleased:
     task_id = request.parsed_task_id()
-    await desk.exchange.release(caller, task_id, request.parsed_lease_id(), request.reason)
+    await office.exchange.release(caller, task_id, request.parsed_lease_id(), request.reason)
     return LeaseReleased(task_id=task_id)
 
 
-async def update(desk: Desk, caller: Principal, request: UpdateTask) -> TaskUpdated:
+async def update(office: Office, caller: Principal, request: UpdateTask) -> TaskUpdated:
     task_id, lease_id = request.parsed_task_id(), request.parsed_lease_id()
-    reported = await desk.exchange.report(caller, task_id, lease_id, request.update, request.update_no or 0)
+    reported = await office.exchange.report(caller, task_id, lease_id, request.update, request.update_no or 0)
     return TaskUpdated(task_id=task_id, generation=reported.generation, duplicate=reported.duplicate)
 
 
-async def cancel(desk: Desk, caller: Principal, request: CancelTask) -> TaskCanceled:
-    canceled = await desk.exchange.cancel(caller, request.parsed_task_id(), request.reason)
+async def cancel(office: Office, caller: Principal, request: CancelTask) -> TaskCanceled:
+    canceled = await office.exchange.cancel(caller, request.parsed_task_id(), request.reason)
     return TaskCanceled(
         task_id=canceled.task_id, canceled=canceled.canceled, ending=canceled.ending, result=canceled.result
     )
 
 
-async def show(desk: Desk, caller: Principal, request: TaskRequest) -> TaskShown:
-    shown = await desk.exchange.show(caller, request.parsed_task_id())
+async def show(office: Office, caller: Principal, request: TaskRequest) -> TaskShown:
+    shown = await office.exchange.show(caller, request.parsed_task_id())
     updates = fit(shown.updates, PAGE_BYTES_MAX - size_of((shown.task, shown.leases, shown.result)))
     return TaskShown(
         task=shown.task,
@@ -217,21 +217,21 @@ async def show(desk: Desk, caller: Principal, request: TaskRequest) -> TaskShown
     )
 
 
-async def tree(desk: Desk, caller: Principal, request: TaskRequest) -> TreeShown:
-    return TreeShown(tree=await desk.exchange.tree(caller, request.parsed_task_id()))
+async def tree(office: Office, caller: Principal, request: TaskRequest) -> TreeShown:
+    return TreeShown(tree=await office.exchange.tree(caller, request.parsed_task_id()))
 
 
-async def repair(desk: Desk, caller: Principal, request: RepairTask) -> Repaired:
+async def repair(office: Office, caller: Principal, request: RepairTask) -> Repaired:
     task_id, command = request.parsed_task_id(), request.parsed_command()
-    return Repaired(outcome=await desk.exchange.repair(caller, task_id, command, request.reason))
+    return Repaired(outcome=await office.exchange.repair(caller, task_id, command, request.reason))
 
 
-async def retry_stale(desk: Desk, caller: Principal, request: RetryStale) -> AutoRetried:
-    return AutoRetried(report=await desk.exchange.retry_stale(caller, request.policy()))
+async def retry_stale(office: Office, caller: Principal, request: RetryStale) -> AutoRetried:
+    return AutoRetried(report=await office.exchange.retry_stale(caller, request.policy()))
 
 
-async def compact(desk: Desk, caller: Principal, _: Nothing) -> Compacted:
-    return Compacted(dropped=await desk.exchange.compact(caller))
+async def compact(office: Office, caller: Principal, _: Nothing) -> Compacted:
+    return Compacted(dropped=await office.exchange.compact(caller))
 
 
 OPERATIONS: Final[tuple[AnyOperation, ...]] = (

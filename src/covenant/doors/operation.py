@@ -23,8 +23,8 @@ R = TypeVar("R", bound=Request)
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """What operations work with."""
+class Office:
+    """What is behind the doors: operations work with this, and with nothing else."""
 
     exchange: MailboxExchange
     registry: Registry
@@ -39,11 +39,11 @@ class Operation(Generic[R]):
     path: str
     request: type[R]
     answer: type[Answer]
-    run: Callable[[Desk, Principal, R], Awaitable[Answer]]
+    run: Callable[[Office, Principal, R], Awaitable[Answer]]
     summary: str
     frame: type[Wrapped] | None = None
     """The frame that wraps the request; None if a frame has the request's fields beside its kind."""
-    wait: Callable[[Desk, Principal, R, Pause], Awaitable[Answer]] | None = None
+    wait: Callable[[Office, Principal, R, Pause], Awaitable[Answer]] | None = None
     """How to run it when the caller is ready to wait (`wait_ms`): pauses end early, commits never do."""
 
     @property

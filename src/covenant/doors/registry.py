@@ -24,7 +24,7 @@ from covenant.doors.answers import (
     IdentityShown,
     TokenRotated,
 )
-from covenant.doors.operation import AnyOperation, Desk, Operation
+from covenant.doors.operation import AnyOperation, Office, Operation
 from covenant.doors.pages import fit
 from covenant.exchange.principal import Principal
 from covenant.model.errors import Invalid
@@ -47,8 +47,10 @@ AUDIT_LIMIT: Final = 20
 IDENTITIES_LIMIT_MAX: Final = 1_000
 
 
-async def enroll(desk: Desk, caller: Principal, request: EnrollIdentity) -> IdentityEnrolled:
-    enrolled = await desk.registry.enroll(caller, request.display, pubkey=request.pubkey, actions=request.actions or ())
+async def enroll(office: Office, caller: Principal, request: EnrollIdentity) -> IdentityEnrolled:
+    enrolled = await office.registry.enroll(
+        caller, request.display, pubkey=request.pubkey, actions=request.actions or ()
+    )
     agent = enrolled.identity.agent
     return IdentityEnrolled(
         display=agent.display,
@@ -58,11 +60,11 @@ async def enroll(desk: Desk, caller: Principal, request: EnrollIdentity) -> Iden
     )
 
 
-async def identities(desk: Desk, caller: Principal, request: ListIdentities) -> IdentityList:
+async def identities(office: Office, caller: Principal, request: ListIdentities) -> IdentityList:
     limit = IDENTITIES_LIMIT if request.limit is None else request.limit
     if not 1 <= limit <= IDENTITIES_LIMIT_MAX:
         raise Invalid("invalid_limit", f"limit must be between 1 and {IDENTITIES_LIMIT_MAX}")
-    found = [identity for identity in await desk.registry.identities(caller) if _asked_for(identity, request)]
+    found = [identity for identity in await office.registry.identities(caller) if _asked_for(identity, request)]
     found.sort(key=lambda identity: identity.registered_at_ms, reverse=True)
     return IdentityList(
         identities=tuple(_identity(identity) for identity in found[:limit]),
@@ -88,8 +90,8 @@ def _identity(identity: Identity) -> IdentityShown:
     )
 
 
-async def revoke_identity(desk: Desk, caller: Principal, request: RevokeIdentity) -> IdentityRevoked:
-    revoked = await desk.registry.revoke(caller, request.identity, force=bool(request.force))
+async def revoke_identity(office: Office, caller: Principal, request: RevokeIdentity) -> IdentityRevoked:
+    revoked = await office.registry.revoke(caller, request.identity, force=bool(request.force))
     return IdentityRevoked(
         display=revoked.agent.display,
         pubkey_b58=revoked.agent.pubkey,
@@ -98,18 +100,18 @@ async def revoke_identity(desk: Desk, caller: Principal, request: RevokeIdentity
     )
 
 
-async def rotate_token(desk: Desk, caller: Principal, request: RotateToken) -> TokenRotated:
-    rotated = await desk.registry.rotate(caller, request.identity)
+async def rotate_token(office: Office, caller: Principal, request: RotateToken) -> TokenRotated:
+    rotated = await office.registry.rotate(caller, request.identity)
     return TokenRotated(display=rotated.identity.agent.display, token_b58=rotated.token)
 
 
-async def purge_identities(desk: Desk, caller: Principal, request: Purge) -> IdentitiesPurged:
-    purged = await desk.registry.purge_identities(caller, request.before_ms)
+async def purge_identities(office: Office, caller: Principal, request: Purge) -> IdentitiesPurged:
+    purged = await office.registry.purge_identities(caller, request.before_ms)
     return IdentitiesPurged(before_ms=request.before_ms, purged=purged)
 
 
-async def grant(desk: Desk, caller: Principal, request: GrantCapability) -> CapabilityGranted:
-    made = await desk.registry.grant(
+async def grant(office: Office, caller: Principal, request: GrantCapability) -> CapabilityGranted:
+    made = await office.registry.grant(
         caller, request.action, to=request.to, scope=request.scope, expires_at=request.expires_at
     )
     return CapabilityGranted(
@@ -121,10 +123,10 @@ async def grant(desk: Desk, caller: Principal, request: GrantCapability) -> Capa
     )
 
 
-async def capabilities(desk: Desk, caller: Principal, request: Recent) -> CapabilityList:
+async def capabilities(office: Office, caller: Principal, request: Recent) -> CapabilityList:
     limit = CAPABILITIES_LIMIT if request.limit is None else request.limit
-    now_ms = desk.ledger.now_ms()
-    grants = await desk.registry.grants(caller, limit)
+    now_ms = office.ledger.now_ms()
+    grants = await office.registry.grants(caller, limit)
     return CapabilityList(limit=limit, capabilities=tuple(_capability(each, now_ms) for each in grants))
 
 
@@ -154,31 +156,32 @@ def _effective(grant: Grant, now_ms: int) -> str:
     return "expired" if grant.expires_at is not None and now_ms > grant.expires_at else "spent"
 
 
-async def revoke_capability(desk: Desk, caller: Principal, request: RevokeCapability) -> CapabilityRevoked:
-    removed = await desk.registry.revoke_grant(caller, request.signature_b58)
+async def revoke_capability(office: Office, caller: Principal, request: RevokeCapability) -> CapabilityRevoked:
+    removed = await office.registry.revoke_grant(caller, request.signature_b58)
     return CapabilityRevoked(signature_b58=request.signature_b58, removed=removed)
 
 
-async def purge_capabilities(desk: Desk, caller: Principal, request: Purge) -> CapabilitiesPurged:
-    purged = await desk.registry.purge_grants(caller, request.before_ms)
+async def purge_capabilities(office: Office, caller: Principal, request: Purge) -> CapabilitiesPurged:
+    purged = await office.registry.purge_grants(caller, request.before_ms)
     return CapabilitiesPurged(before_ms=request.before_ms, purged=purged)
 
 
-async def audit_recent(desk: Desk, caller: Principal, request: RecentAudit) -> AuditRecent:
+async def audit_recent(office: Office, caller: Principal, request: RecentAudit) -> AuditRecent:
     limit = AUDIT_LIMIT if request.limit is None else request.limit
     found = [
-        msgspec.Raw(record.row.encode()) for record in await desk.registry.audit_recent(caller, limit, request.since_ms)
+        msgspec.Raw(record.row.encode())
+        for record in await office.registry.audit_recent(caller, limit, request.since_ms)
     ]
     events = fit(found)
     return AuditRecent(limit=limit, since_ms=request.since_ms, events=events, truncated=len(events) < len(found))
 
 
-async def audit_verify(desk: Desk, caller: Principal, _: Nothing) -> AuditIntegrity:
-    return AuditIntegrity(report=await desk.registry.audit_verify(caller))
+async def audit_verify(office: Office, caller: Principal, _: Nothing) -> AuditIntegrity:
+    return AuditIntegrity(report=await office.registry.audit_verify(caller))
 
 
-async def audit_purge(desk: Desk, caller: Principal, request: Purge) -> AuditPurged:
-    purged = await desk.registry.audit_purge(caller, request.before_ms)
+async def audit_purge(office: Office, caller: Principal, request: Purge) -> AuditPurged:
+    purged = await office.registry.audit_purge(caller, request.before_ms)
     return AuditPurged(before_ms=request.before_ms, purged=purged)
 
 

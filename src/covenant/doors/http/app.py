@@ -25,7 +25,7 @@ from covenant.doors.http.origins import Origins, reply_preflight
 from covenant.doors.http.reference import page as reference_page
 from covenant.doors.http.reply import reply_internal, reply_not_allowed, reply_not_found, reply_refused
 from covenant.doors.metrics import Meter
-from covenant.doors.operation import AnyOperation, Desk
+from covenant.doors.operation import AnyOperation, Office
 from covenant.doors.table import OPERATIONS
 from covenant.doors.waiting import Waits
 from covenant.exchange.doorkeeper import Doorkeeper
@@ -126,11 +126,11 @@ def build_http(
     more_routes: Sequence[BaseRoute] = (),
 ) -> HttpDoor:
     """`waits` and `meter` are shared with the local socket. `more_routes` are other doors on the same port."""
-    desk = Desk(exchange, registry, ledger)
+    office = Office(exchange, registry, ledger)
     calls = {
         operation.kind: Call(
             operation,
-            desk,
+            office,
             doorkeeper,
             waits,
             meter,

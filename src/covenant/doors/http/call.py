@@ -19,7 +19,7 @@ from covenant.doors.http.bearer import TRANSPORT, authenticate
 from covenant.doors.http.body import BODY_TOO_LARGE, read_body
 from covenant.doors.http.reply import CLOSE, reply, reply_internal, reply_refused
 from covenant.doors.metrics import Meter
-from covenant.doors.operation import Desk, Operation
+from covenant.doors.operation import Office, Operation
 from covenant.doors.waiting import CallerGoneError, Waits
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.principal import Principal
@@ -36,7 +36,7 @@ class Call(Generic[R]):
     def __init__(
         self,
         operation: Operation[R],
-        desk: Desk,
+        office: Office,
         doorkeeper: Doorkeeper,
         waits: Waits,
         meter: Meter,
@@ -46,7 +46,7 @@ class Call(Generic[R]):
     ) -> None:
         self._operation = operation
         self._run = operation.run
-        self._desk = desk
+        self._office = office
         self._doorkeeper = doorkeeper
         self._waits = waits
         self._meter = meter
@@ -67,7 +67,7 @@ class Call(Generic[R]):
             if self._operation.wait is not None and getattr(request, "wait_ms", None):
                 answer = await self._wait(caller, request, receive)
             else:
-                answer = await self._run(self._desk, caller, request)
+                answer = await self._run(self._office, caller, request)
             await reply(send, 200, self._encode(answer))
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)
@@ -99,7 +99,7 @@ class Call(Generic[R]):
         assert wait is not None
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            return await self._waits.run(caller, gone, lambda pause: wait(self._desk, caller, request, pause))
+            return await self._waits.run(caller, gone, lambda pause: wait(self._office, caller, request, pause))
         finally:
             gone.cancel()
 

@@ -28,7 +28,7 @@ from covenant.doors.answers import (
 from covenant.doors.ipc.fitting import fitted
 from covenant.doors.ipc.stream import FrameStream, FrameTooLargeError
 from covenant.doors.metrics import Meter
-from covenant.doors.operation import AnyOperation, Desk
+from covenant.doors.operation import AnyOperation, Office
 from covenant.doors.table import BY_KIND, OPERATIONS
 from covenant.doors.waiting import CallerGoneError, Waits
 from covenant.exchange.doorkeeper import Doorkeeper
@@ -57,7 +57,7 @@ class Talk:
 
     def __init__(
         self,
-        desk: Desk,
+        office: Office,
         doorkeeper: Doorkeeper,
         waits: Waits,
         meter: Meter,
@@ -67,7 +67,7 @@ class Talk:
         frame_bytes_max: int,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        self.desk = desk
+        self.office = office
         self.doorkeeper = doorkeeper
         self.waits = waits
         self.meter = meter
@@ -161,7 +161,7 @@ class Dialogue:
         started_s = perf_counter()
         try:
             answer = await self._run(caller, operation, frame)
-            return await fitted(talk.desk, caller, answer, talk.encode, talk.frame_bytes_max)
+            return await fitted(talk.office, caller, answer, talk.encode, talk.frame_bytes_max)
         except Refusal as refusal:
             talk.meter.refused(TRANSPORT, refusal.code)
             return talk.encode(error_of(refusal))
@@ -181,8 +181,8 @@ class Dialogue:
             request = request.request()
         wait = operation.wait
         if wait is None or not request.wait_ms:
-            return await operation.run(talk.desk, caller, request)
-        return await talk.waits.run(caller, self._stream.ended, lambda pause: wait(talk.desk, caller, request, pause))
+            return await operation.run(talk.office, caller, request)
+        return await talk.waits.run(caller, self._stream.ended, lambda pause: wait(talk.office, caller, request, pause))
 
     async def _say(self, answer: Answer) -> None:
         await self._stream.write(self._talk.encode(answer))

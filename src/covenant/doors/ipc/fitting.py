@@ -7,14 +7,14 @@ from collections.abc import Callable
 import msgspec
 
 from covenant.doors.answers import Answer, ResultOpt, TaskOpt
-from covenant.doors.operation import Desk
+from covenant.doors.operation import Office
 from covenant.exchange.principal import Principal
 from covenant.model.errors import TooLarge
 
 Encode = Callable[[Answer], bytes]
 
 
-async def fitted(desk: Desk, caller: Principal, answer: Answer, encode: Encode, bytes_max: int) -> bytes:
+async def fitted(office: Office, caller: Principal, answer: Answer, encode: Encode, bytes_max: int) -> bytes:
     body = encode(answer)
     if len(body) <= bytes_max:
         return body
@@ -26,7 +26,7 @@ async def fitted(desk: Desk, caller: Principal, answer: Answer, encode: Encode, 
             body = encode(msgspec.structs.replace(answer, tasks=()))
         if len(body) > bytes_max:
             for leased in answer.tasks:
-                await desk.exchange.release(caller, leased.task.id, leased.lease.lease_id, "too large for one frame")
+                await office.exchange.release(caller, leased.task.id, leased.lease.lease_id, "too large for one frame")
     if len(body) > bytes_max:
         raise TooLarge("answer_too_large", f"the answer has {len(body)} bytes, a frame {bytes_max}; ask for fewer")
     return body

@@ -15,7 +15,7 @@ from covenant.doors.answers import Error, encode, encode_legacy
 from covenant.doors.ipc.dialogue import HANDSHAKE_BYTES_MAX, HANDSHAKE_S, Dialogue, Talk
 from covenant.doors.ipc.stream import FrameStream
 from covenant.doors.metrics import Meter
-from covenant.doors.operation import Desk
+from covenant.doors.operation import Office
 from covenant.doors.waiting import Waits
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.mailbox import MailboxExchange
@@ -51,7 +51,7 @@ class IpcServer:
         self._connections_max = connections_max
         self._meter = meter
         self._talk = Talk(
-            Desk(exchange, registry, ledger),
+            Office(exchange, registry, ledger),
             doorkeeper,
             waits,
             meter,
@@ -101,11 +101,10 @@ class IpcServer:
     async def stop(self, grace_s: float = 5.0) -> None:
         """Take no more connections, let answers under way finish, then close. The socket's file goes too."""
         server, self._server = self._server, None
-        if server is None:
-            return
-        server.close()
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
+        if server is not None:
+            server.close()
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
         open_now = dict(self._open)
         for stream in open_now:
             stream.cut_off()
