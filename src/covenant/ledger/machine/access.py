@@ -35,13 +35,47 @@ def authorize(decide: Decide, access: Access | None) -> None:
     _refuse_missing(decide, access)
 
 
-def allowed_by_scope(decide: Decide, access: Access) -> bool:
-    """Whether some live grant covers this request; asks only, and spends nothing."""
-    return any(
-        grant.live(decide.now_ms) and _meets(grant.pins, access)
-        for action in access.actions
-        for grant in decide.view.grants(access.caller.pubkey, action)
-    )
+class Gate:
+    """Authorisation of one pass over many tasks: each is covered by a grant or left alone, and each costs a use.
+
+    Opening it needs some live grant, whatever that is pinned to, and leaves the row of that check. `Gate(..., dry=True)`
+    only says what an earnest pass would be allowed; somebody without any grant is told what the pass itself would do.
+    """
+
+    def __init__(self, decide: Decide, access: Access | None, *, dry: bool) -> None:
+        self._decide = decide
+        self._dry = dry
+        self._uses: dict[str, int] = {}
+        self._grants: tuple[Grant, ...] | None = None
+        if access is None:
+            return
+        view, now_ms = decide.view, decide.now_ms
+        grants = [grant for action in access.actions for grant in view.grants(access.caller.pubkey, action)]
+        live = tuple(grant for grant in grants if grant.live(now_ms))
+        if live:
+            self._grants = live
+        if not dry:
+            if not live:
+                _refuse_missing(decide, access)
+            decide.audit(access.caller, _passed(access, live[0]))
+
+    def covers(self, asked: Access) -> bool:
+        """Whether a grant covers this one; if so, a use of it is spent."""
+        if self._grants is None:
+            return True
+        for grant in self._grants:
+            used = grant.used + self._uses.get(grant.signature_b58, 0)
+            if _meets(grant.pins, asked) and (grant.max_uses is None or used < grant.max_uses):
+                self._spend(grant)
+                return True
+        return False
+
+    def _spend(self, grant: Grant) -> None:
+        if grant.max_uses is None:
+            return
+        self._uses[grant.signature_b58] = self._uses.get(grant.signature_b58, 0) + 1
+        if not self._dry:
+            self._decide.add(GrantUsed(grant.signature_b58))
 
 
 def _meets(pins: Scope, access: Access) -> bool:

@@ -10,7 +10,7 @@ from typing import assert_never
 
 import msgspec
 
-from covenant.ledger.machine.access import allowed_by_scope, authorize
+from covenant.ledger.machine.access import Gate, authorize
 from covenant.ledger.machine.commands import Access, Repair, RetryStale
 from covenant.ledger.machine.decision import Decide
 from covenant.ledger.machine.entry import Entry
@@ -147,8 +147,7 @@ def judge(entry: Entry, policy: RetryPolicy, now_ms: int) -> SkipReason | None:
 
 def retry_stale(decide: Decide, command: RetryStale) -> RetryReport:
     policy = command.policy
-    if policy.enabled:
-        authorize(decide, command.access)
+    gate = Gate(decide, command.access, dry=not policy.enabled)
     considered = 0
     eligible: list[Requeued] = []
     skipped: list[Skipped] = []
@@ -159,7 +158,7 @@ def retry_stale(decide: Decide, command: RetryStale) -> RetryReport:
         reason = judge(entry, policy, decide.now_ms)
         if reason is None and len(eligible) >= policy.max_requeues:
             reason = SkipReason.LIMIT_REACHED
-        if reason is None and not _in_scope(decide, command.access, entry):
+        if reason is None and not _in_scope(gate, command.access, entry):
             reason = SkipReason.CAPABILITY_SCOPE_MISMATCH
         if reason is None:
             eligible.append(_retry(decide, command, entry))
@@ -178,8 +177,7 @@ def retry_stale(decide: Decide, command: RetryStale) -> RetryReport:
     return report
 
 
-def _in_scope(decide: Decide, access: Access | None, entry: Entry) -> bool:
-    """Whether the caller's grant reaches this lease; a dry run by somebody without any grant is not narrowed."""
+def _in_scope(gate: Gate, access: Access | None, entry: Entry) -> bool:
     if access is None:
         return True
     lease = entry.lease
@@ -191,7 +189,7 @@ def _in_scope(decide: Decide, access: Access | None, entry: Entry) -> bool:
         lease_id=lease.lease_id,
         duplicate_risk=Posture.IDEMPOTENT.value,
     )
-    return allowed_by_scope(decide, asked)
+    return gate.covers(asked)
 
 
 def _retry(decide: Decide, command: RetryStale, entry: Entry) -> Requeued:
