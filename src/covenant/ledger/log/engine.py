@@ -85,8 +85,7 @@ class LogLedger:
 
     async def commit(self, command: Command[A]) -> A:
         await self._admit(command)
-        wanted = self._forgotten(command)
-        recalled = await self._recall(wanted) if wanted else {}
+        recalled = await self._recall(command)
         journal, state, now_ms = self._journal, self._state, self.now_ms()
         if journal.failure is not None:
             raise storage_failed(journal.failure)
@@ -145,13 +144,17 @@ class LogLedger:
         elif isinstance(command, TaskCommand):
             ids = (command.task_id,)
         elif isinstance(command, Drain) and command.request_id is not None:
-            again = self._state.remembered(command.by.pubkey, command.request_id)
+            again = self._state.remembered("drain", command.by.pubkey, command.request_id)
             ids = again.task_ids if again is not None else ()
         entries, seen = self._state.entries, self._storage.seen
         return tuple(task_id for task_id in ids if task_id not in entries and seen.maybe(task_id))
 
-    async def _recall(self, task_ids: Sequence[TaskId]) -> dict[TaskId, Archived]:
-        found = {task_id: await self._history.lookup(task_id) for task_id in task_ids}
+    async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived]:
+        found: dict[TaskId, Archived | None] = {}
+        # Asked anew after each look: while the archive was read, more of what the command names may have left memory.
+        while wanted := [task_id for task_id in self._forgotten(command) if task_id not in found]:
+            for task_id in wanted:
+                found[task_id] = await self._history.lookup(task_id)
         return {task_id: archived for task_id, archived in found.items() if archived is not None}
 
     def _evict(self, archived_seq: int) -> None:

@@ -101,8 +101,8 @@ class Registers:
     def identity(self, token_sha256: str) -> Identity | None:
         return self.identities_by_token.get(token_sha256)
 
-    def identities(self, display: str) -> Sequence[Identity]:
-        identity = self._live.get(display)
+    def identities(self, name: str) -> Sequence[Identity]:
+        identity = self._live.get(name)
         return () if identity is None else (identity,)
 
     def enrolled(self, agent: AgentId) -> AgentId | None:

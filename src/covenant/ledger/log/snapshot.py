@@ -58,6 +58,7 @@ class CacheLine(_Line, frozen=True, gc=False, tag="cached"):
 
 
 class RequestLine(_Line, frozen=True, gc=False, tag="request"):
+    verb: str
     holder: PublicKey
     request_id: str
     remembered: Remembered
@@ -139,8 +140,8 @@ def _restore(state: LedgerState, line: Line) -> None:
             state.restore(entry)
         case CacheLine(key, cached):
             state.cache[key] = cached
-        case RequestLine(holder, request_id, remembered):
-            state.requests[holder, request_id] = remembered
+        case RequestLine(verb, holder, request_id, remembered):
+            state.requests[verb, holder, request_id] = remembered
         case IdentityLine(identity):
             state.put_identity(identity)
         case GrantLine(grant):
@@ -170,8 +171,8 @@ def _contents(seq: int, state: LedgerState) -> Iterator[Line]:
         yield GrantLine(grant)
     for key, cached in state.cache.items():
         yield CacheLine(key, cached)
-    for (holder, request_id), remembered in state.requests.items():
-        yield RequestLine(holder, request_id, remembered)
+    for (verb, holder, request_id), remembered in state.requests.items():
+        yield RequestLine(verb, holder, request_id, remembered)
     for entry in state.ordered():
         yield EntryLine(entry)
 

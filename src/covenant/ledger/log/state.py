@@ -48,7 +48,8 @@ class LedgerState(Registers):
         self.cache: OrderedDict[CacheKey, Cached] = OrderedDict()
         self.leaders: dict[CacheKey, TaskId] = {}
         self.groups: dict[CacheKey, dict[TaskId, None]] = {}
-        self.requests: OrderedDict[tuple[PublicKey, str], Remembered] = OrderedDict()
+        self.requests: OrderedDict[tuple[str, PublicKey, str], Remembered] = OrderedDict()
+        """By verb, caller and request id."""
         self.recalled: dict[TaskId, Archived] = {}
         """Finished tasks fetched from the archive for the command that is about to be decided."""
         self._due: list[tuple[int, TaskId]] = []
@@ -123,7 +124,8 @@ class LedgerState(Registers):
             return
         task_id = entry.task.id
         if isinstance(event, TaskSent):
-            self.leaders[key] = task_id
+            # A replayed task is sent and settled in one record: it must not take over from a leader that is at work.
+            self.leaders.setdefault(key, task_id)
         elif isinstance(event, TaskPromoted):
             self._unfollow(key, task_id)
             self.leaders[key] = task_id
@@ -147,12 +149,12 @@ class LedgerState(Registers):
 
     def _remember(self, event: TaskLeased | ResultDrained, entry: Entry) -> None:
         lease_ids: tuple[LeaseId, ...] = ()
-        if isinstance(event, TaskLeased):
-            holder, lease_ids = event.lease.leased_to.pubkey, (event.lease.lease_id,)
-        else:
-            holder = event.by or entry.task.sender.pubkey
         assert event.request_id is not None
-        key = (holder, event.request_id)
+        if isinstance(event, TaskLeased):
+            key = ("take", event.lease.leased_to.pubkey, event.request_id)
+            lease_ids = (event.lease.lease_id,)
+        else:
+            key = ("drain", event.by or entry.task.sender.pubkey, event.request_id)
         known = self.requests.get(key, Remembered(()))
         self.requests[key] = Remembered((*known.task_ids, event.task_id), (*known.lease_ids, *lease_ids))
         if len(self.requests) > self.limits.requests_remembered_max:
@@ -258,8 +260,8 @@ class LedgerState(Registers):
     def followers(self, key: CacheKey) -> Sequence[TaskId]:
         return tuple(self.groups.get(key, ()))
 
-    def remembered(self, holder: PublicKey, request_id: str) -> Remembered | None:
-        return self.requests.get((holder, request_id))
+    def remembered(self, verb: str, holder: PublicKey, request_id: str) -> Remembered | None:
+        return self.requests.get((verb, holder, request_id))
 
     def oldest_lease_age_ms(self, now_ms: int) -> int:
         entry = next(self.leases(), None)

@@ -1,12 +1,14 @@
 """Commands: the ledger's verbs as values, each with the answer it gets.
 
 A command is complete: repeating it under the same ids gives the same answer. `keys` names what its decision
-reads and changes, so that an engine with many writers can lock just that.
+reads and changes, so that an engine with many writers can lock just that. A key stands for an entity and for what
+hangs on it: a task for whoever shares its work (the leader and the followers of its cache key), a queue, a lane of
+results, the leases and what is due for the tasks in them, a request for the tasks that it gave out.
 """
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -47,8 +49,13 @@ class Command(msgspec.Struct, Generic[A], frozen=True, gc=False, kw_only=True):
         return ()
 
 
-def _grant_keys(access: Access | None) -> tuple[Key, ...]:
-    return tuple(("grants", access.caller.pubkey, action) for action in access.actions) if access else ()
+AUDIT: Final[Key] = ("audit",)
+"""The head of the audit chain: of every command that leaves a row."""
+
+
+def _access_keys(*accesses: Access | None) -> tuple[Key, ...]:
+    grants = [("grants", access.caller.pubkey, action) for access in accesses if access for action in access.actions]
+    return (*grants, AUDIT) if grants else ()
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -70,9 +77,9 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
         return (
             ("task", task.id),
             ("queue", task.recipient.pubkey),
+            ("results", task.sender.pubkey),
             *cache,
-            *_grant_keys(self.access),
-            *_grant_keys(self.admission),
+            *_access_keys(self.access, self.admission),
         )
 
 
@@ -102,7 +109,7 @@ class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
         queue: Key = ("queue", self.recipient) if self.recipient else ("queue",)
         if self.request_id is None or self.holder is None:
             return (queue,)
-        return (queue, ("request", self.holder.pubkey, self.request_id))
+        return (queue, ("request", "take", self.holder.pubkey, self.request_id))
 
 
 class TaskCommand(Command[A], frozen=True, gc=False, kw_only=True):
@@ -111,7 +118,7 @@ class TaskCommand(Command[A], frozen=True, gc=False, kw_only=True):
     """Who asks: a task that is not theirs is not found. None sees all (the operator, and the process itself)."""
 
     def keys(self) -> tuple[Key, ...]:
-        return (("task", self.task_id), *_grant_keys(self.access))
+        return (("task", self.task_id), *_access_keys(self.access))
 
 
 class HolderCommand(TaskCommand[A], frozen=True, gc=False, kw_only=True):
@@ -166,6 +173,9 @@ class Settle(TaskCommand[Settled], frozen=True, gc=False, kw_only=True):
     ending: Ending | None = None
     """None: as the result's status says."""
 
+    def keys(self) -> tuple[Key, ...]:
+        return (("task", self.task_id), *_access_keys(self.access), AUDIT)
+
 
 class Canceled(msgspec.Struct, frozen=True, gc=False):
     """`ending` tells who won where a cancel and a result race."""
@@ -186,6 +196,9 @@ class Repair(TaskCommand[RepairOutcome], frozen=True, gc=False, kw_only=True):
     command: RepairCommand
     reason: str
 
+    def keys(self) -> tuple[Key, ...]:
+        return (("task", self.task_id), *_access_keys(self.access), AUDIT)
+
 
 class RetryStale(Command[RetryReport], frozen=True, gc=False, kw_only=True):
     """One pass of the retry gate. Without `policy.enabled` it changes nothing and says what it would do."""
@@ -195,7 +208,7 @@ class RetryStale(Command[RetryReport], frozen=True, gc=False, kw_only=True):
     scheduled: bool = False
 
     def keys(self) -> tuple[Key, ...]:
-        return (("leases",), *_grant_keys(self.access))
+        return (("leases",), *_access_keys(self.access), AUDIT)
 
 
 class Drained(msgspec.Struct, frozen=True, gc=False):
@@ -212,7 +225,9 @@ class Drain(Command[Drained], frozen=True, gc=False, kw_only=True):
 
     def keys(self) -> tuple[Key, ...]:
         results: Key = ("results", self.sender) if self.sender else ("results",)
-        return (results, ("request", self.by.pubkey, self.request_id)) if self.request_id else (results,)
+        if self.request_id is None:
+            return (results,)
+        return (results, ("request", "drain", self.by.pubkey, self.request_id))
 
 
 class Swept(msgspec.Struct, frozen=True, gc=False):
@@ -232,15 +247,30 @@ class Sweep(Command[Swept], frozen=True, gc=False, kw_only=True):
         return (("due",),)
 
 
+def _identity_keys(agent: AgentId) -> tuple[Key, ...]:
+    return ("agent", agent.display), ("agent", agent.pubkey)
+
+
+def _grant_keys(grant: Grant) -> tuple[Key, ...]:
+    return ("grant", grant.signature_b58), ("grants", grant.subject.pubkey, grant.action)
+
+
 class Enroll(Command[Identity], frozen=True, gc=False, kw_only=True):
     by: AgentId
     identity: Identity
     grants: tuple[Grant, ...] = ()
 
+    def keys(self) -> tuple[Key, ...]:
+        grants = (key for grant in self.grants for key in _grant_keys(grant))
+        return (("identity", self.identity.token_sha256), *_identity_keys(self.identity.agent), *grants, AUDIT)
+
 
 class IdentityCommand(Command[Identity], frozen=True, gc=False, kw_only=True):
     by: AgentId
     token_sha256: str
+
+    def keys(self) -> tuple[Key, ...]:
+        return ("identity", self.token_sha256), AUDIT
 
 
 class RevokeIdentity(IdentityCommand, frozen=True, gc=False, kw_only=True):
@@ -253,25 +283,40 @@ class RotateToken(IdentityCommand, frozen=True, gc=False, kw_only=True):
     new_token_sha256: str
     new_token_prefix: str
 
+    def keys(self) -> tuple[Key, ...]:
+        return ("identity", self.token_sha256), ("identity", self.new_token_sha256), AUDIT
+
 
 class PurgeIdentities(Command[int], frozen=True, gc=False, kw_only=True):
     by: AgentId
     before_ms: int
+
+    def keys(self) -> tuple[Key, ...]:
+        return ("identities",), AUDIT
 
 
 class MakeGrant(Command[Grant], frozen=True, gc=False, kw_only=True):
     by: AgentId
     grant: Grant
 
+    def keys(self) -> tuple[Key, ...]:
+        return (*_grant_keys(self.grant), AUDIT)
+
 
 class RevokeGrant(Command[bool], frozen=True, gc=False, kw_only=True):
     by: AgentId
     signature_b58: str
 
+    def keys(self) -> tuple[Key, ...]:
+        return ("grant", self.signature_b58), AUDIT
+
 
 class PurgeGrants(Command[int], frozen=True, gc=False, kw_only=True):
     by: AgentId
     before_ms: int
+
+    def keys(self) -> tuple[Key, ...]:
+        return ("grants",), AUDIT
 
 
 class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
@@ -283,9 +328,15 @@ class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
     anchor_hash: str
     count: int
 
+    def keys(self) -> tuple[Key, ...]:
+        return (*_access_keys(self.access), AUDIT)
+
 
 class Note(Command[None], frozen=True, gc=False, kw_only=True):
     """Put a row into the audit, when nothing else changes."""
 
     by: AgentId
     row: dict[str, object]
+
+    def keys(self) -> tuple[Key, ...]:
+        return (*_access_keys(self.access), AUDIT)

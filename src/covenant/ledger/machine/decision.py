@@ -9,7 +9,7 @@ import msgspec
 
 from covenant.ledger.machine.events import AnyEvent, Audited
 from covenant.ledger.machine.view import View
-from covenant.model.audit import AuditRow, link
+from covenant.model.audit import AuditHead, AuditRow, link
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId
 
@@ -37,7 +37,7 @@ class Decide:
         self.now_ms = now_ms
         self.new_id = new_id
         self.events: list[AnyEvent] = []
-        self._head = view.audit_head
+        self._head: AuditHead | None = None
 
     def add(self, event: AnyEvent) -> None:
         self.events.append(event)
@@ -45,7 +45,7 @@ class Decide:
     def audit(self, issuer: AgentId, kind: Mapping[str, Any]) -> None:
         row = AuditRow(id=self.new_id(), timestamp_ms=self.now_ms, issuer=issuer, kind=dict(kind))
         text = _encode(row).decode()
-        self._head = head = link(self._head, text)
+        self._head = head = link(self._head or self.view.audit_head, text)
         self.events.append(Audited(head.index, head.chain_hash, issuer.pubkey, text))
 
     def refuse(self, refusal: Refusal) -> Refused:

@@ -53,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     artifacts: frozenset[str] = frozenset()
     """Artifacts that this attempt has written to: the first chunk of any other replaces what an earlier one left."""
     message_id: str | None = None
+    message_generation: int = 0
     result: Result | None = None
     ending: Ending | None = None
     cause: Cause | None = None
@@ -156,6 +157,8 @@ def _parked(entry: Entry, event: TaskParked, after: State, ts_ms: int) -> Entry:
         updated_at_ms=ts_ms,
         generation=event.generation,
         interruption=event.interruption,
+        # The turn is over and its clock stops: how long the sender thinks is not the holder's time.
+        turn_started_ms=0,
         update_no=event.update_no or entry.update_no,
         update_generation=event.generation,
     )
@@ -173,6 +176,7 @@ def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> 
         turn_started_ms=0,
         interruption=None,
         message_id=event.message_id,
+        message_generation=event.generation,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from covenant.ledger.machine.commands import (
     Continue,
@@ -38,21 +38,31 @@ from covenant.model.update import ArtifactUpdate, Interruption, StatusUpdate, Up
 
 _INTERRUPTIONS = frozenset(Interruption)
 
+EXPIRED_AT_ONCE_MAX: Final = 1_000
+"""How many queued tasks one receive looks at; the sweep settles what is past its deadline beyond them."""
+
 
 def take(decide: Decide, command: Take) -> Leased:
     view = decide.view
     if command.request_id is not None and command.holder is not None:
-        again = view.remembered(command.holder.pubkey, command.request_id)
+        again = view.remembered("take", command.holder.pubkey, command.request_id)
         if again is not None:
             return _taken_before(decide, again.task_ids, again.lease_ids)
     count = min(command.count, view.limits.batch_max)
     taken: list[LeasedTask] = []
-    for entry in view.queued(command.recipient, count):
-        deadline_ms = entry.task.deadline_ms
-        if deadline_ms is not None and deadline_ms <= decide.now_ms:
-            expire(decide, entry)
-        else:
-            taken.append(_lease(decide, entry, command))
+    looked = 0
+    # What is past its deadline is settled on the way, and must not hide the work behind it; so look on, within bounds.
+    while len(taken) < count and looked <= EXPIRED_AT_ONCE_MAX:
+        entries = view.queued(command.recipient, looked + count - len(taken))[looked:]
+        if not entries:
+            break
+        looked += len(entries)
+        for entry in entries:
+            deadline_ms = entry.task.deadline_ms
+            if deadline_ms is not None and deadline_ms <= decide.now_ms:
+                expire(decide, entry)
+            else:
+                taken.append(_lease(decide, entry, command))
     return Leased(tuple(taken))
 
 
@@ -173,7 +183,7 @@ def continue_(decide: Decide, command: Continue) -> Reported:
     if isinstance(entry, Archived):
         raise decide.refuse(over(command.task_id, entry.ending))
     if entry.message_id == command.message_id:
-        return Reported(entry.generation, duplicate=True)
+        return Reported(entry.message_generation, duplicate=True)
     if entry.state is not State.PARKED:
         raise decide.refuse(Conflict("not_parked", f"task {command.task_id} does not wait for a message"))
     decide.add(TaskContinued(command.task_id, entry.generation + 1, command.message, command.message_id))

@@ -40,6 +40,11 @@ def enroll(decide: Decide, command: Enroll) -> Identity:
                 f"{identity.agent.display} is enrolled already; rotate its token, or revoke it first",
             )
         )
+    taken = decide.view.identities(identity.agent.pubkey)
+    if taken:
+        raise decide.refuse(
+            Conflict("pubkey_taken", f"this key is enrolled already, as {taken[0].agent.display}; enroll another")
+        )
     decide.add(IdentityEnrolled(identity))
     decide.audit(
         command.by,

@@ -5,32 +5,34 @@ from __future__ import annotations
 from covenant.ledger.machine.access import authorize
 from covenant.ledger.machine.commands import Accept, Accepted
 from covenant.ledger.machine.decision import Decide
-from covenant.ledger.machine.events import TaskFollowed, TaskSent, TaskSettled
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import ResultDrained, TaskFollowed, TaskSent, TaskSettled
 from covenant.ledger.machine.states import Cause, Ending, State
-from covenant.ledger.machine.view import Cached
+from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
 from covenant.model.ids import TaskId
 from covenant.model.result import Result, ResultStatus
-from covenant.model.task import CacheKey, Task, cache_key
+from covenant.model.task import MAILBOX, CacheKey, Task, cache_key
 
 BUSY_RETRY_MS = 1_000
 
 
 def accept(decide: Decide, command: Accept) -> Accepted:
     task, view = command.task, decide.view
+    known = view.entry(task.id) or view.archived(task.id)
+    if known is not None and known.digest == command.digest:
+        # The digest covers the sender, so this is who sent it first. The answer is the same as then: it asks for no
+        # capability and spends no use, or a lost reply to the last use of a grant could never be made good.
+        return _again(decide, task.id, known)
     authorize(decide, command.access)
     authorize(decide, command.admission)
-    known = view.entry(task.id)
     if known is not None:
-        _check_same(decide, task.id, command.digest, known.digest)
-        leader = None
-        if known.state is State.FOLLOWING and (key := cache_key(known.task)):
-            leader = view.leader(key)
-        return Accepted(task_id=task.id, duplicate=True, replayed=known.cause is Cause.REPLAY, following=leader)
-    archived = view.archived(task.id)
-    if archived is not None:
-        _check_same(decide, task.id, command.digest, archived.digest)
-        return Accepted(task_id=task.id, duplicate=True, replayed=archived.cause is Cause.REPLAY)
+        raise decide.refuse(
+            Conflict(
+                "duplicate_task_id",
+                f"task {task.id} is known with other content; send new work under a new id",
+            )
+        )
     if task.deadline_ms is not None and task.deadline_ms <= decide.now_ms:
         raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
     key = cache_key(task)
@@ -54,14 +56,11 @@ def accept(decide: Decide, command: Accept) -> Accepted:
     return Accepted(task_id=task.id)
 
 
-def _check_same(decide: Decide, task_id: TaskId, digest: str, known: str) -> None:
-    if digest != known:
-        raise decide.refuse(
-            Conflict(
-                "duplicate_task_id",
-                f"task {task_id} is known with other content; send new work under a new id",
-            )
-        )
+def _again(decide: Decide, task_id: TaskId, known: Entry | Archived) -> Accepted:
+    leader = None
+    if isinstance(known, Entry) and known.state is State.FOLLOWING and (key := cache_key(known.task)):
+        leader = decide.view.leader(key)
+    return Accepted(task_id=task_id, duplicate=True, replayed=known.cause is Cause.REPLAY, following=leader)
 
 
 def _check_undrained(decide: Decide, task: Task) -> None:
@@ -96,6 +95,7 @@ def _replay(decide: Decide, command: Accept, cached: Cached) -> Accepted:
             reason=cached.source_task_id,
         )
     )
+    drop_unless_drained(decide, task)
     return Accepted(task_id=task.id, replayed=True)
 
 
@@ -111,6 +111,12 @@ def _follow(decide: Decide, command: Accept, key: CacheKey, leader: TaskId) -> A
         )
     decide.add(TaskFollowed(task.id, task, command.digest, leader))
     return Accepted(task_id=task.id, following=leader)
+
+
+def drop_unless_drained(decide: Decide, task: Task) -> None:
+    """Only a mailbox's sender comes for its result; for any other door the archive is where results are read."""
+    if task.origin != MAILBOX:
+        decide.add(ResultDrained(task.id))
 
 
 def ending_of(result: Result) -> Ending:

@@ -19,18 +19,18 @@ from covenant.ledger.machine.commands import (
     Sweep,
     Swept,
 )
-from covenant.ledger.machine.decision import Decide
+from covenant.ledger.machine.decision import Decide, Refused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import CacheDropped, ResultDrained, TaskPromoted, TaskSettled
 from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
-from covenant.ledger.machine.sending import ending_of
+from covenant.ledger.machine.sending import drop_unless_drained, ending_of
 from covenant.ledger.machine.states import Cause, Ending, State
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Forbidden
-from covenant.model.ids import LeaseId, TaskId
+from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.result import Result, ResultStatus, error_result
-from covenant.model.task import MAILBOX, Task, cache_key
+from covenant.model.task import cache_key
 
 DEADLINE_MESSAGE = "deadline_exceeded"
 TIMEOUT_MESSAGE = "Task timed out"
@@ -42,11 +42,14 @@ def settle(decide: Decide, command: Settle) -> Settled:
     if entry is None:
         decide.audit(command.holder, {"type": "a2a_result_rejected", "task_id": task_id, "reason": "unknown_task"})
         raise decide.refuse(unknown(task_id))
+    if _said_before(command, entry):
+        return Settled(task_id, duplicate=True)
     authorize(decide, command.access)
     if isinstance(entry, Archived):
-        return _settled_long_ago(decide, command, entry)
+        raise _too_late(decide, command, entry.leased_to, entry.ending)
     if entry.finished:
-        return _settled_before(decide, command, entry)
+        assert entry.ending is not None
+        raise _too_late(decide, command, _lessee(entry), entry.ending)
     lease = _answerable(decide, command, entry)
     end(
         decide,
@@ -81,22 +84,23 @@ def _answerable(decide: Decide, command: Settle, entry: Entry) -> Lease:
     return lease
 
 
-def _settled_before(decide: Decide, command: Settle, entry: Entry) -> Settled:
-    lease = entry.lease
-    if lease is None or lease.leased_to.pubkey != command.holder.pubkey:
-        raise decide.refuse(not_lessee(command.task_id, command.holder))
-    if entry.result == command.result and entry.cause is Cause.RESULT:
-        return Settled(command.task_id, duplicate=True)
-    assert entry.ending is not None
-    raise decide.refuse(over(command.task_id, entry.ending))
+def _said_before(command: Settle, entry: Entry | Archived) -> bool:
+    """The same result again, from whom it came: as for a task sent again, nothing is asked and nothing is spent."""
+    return (
+        entry.cause is Cause.RESULT
+        and entry.result == command.result
+        and (entry.leased_to if isinstance(entry, Archived) else _lessee(entry)) == command.holder.pubkey
+    )
 
 
-def _settled_long_ago(decide: Decide, command: Settle, archived: Archived) -> Settled:
-    if archived.leased_to != command.holder.pubkey:
-        raise decide.refuse(not_lessee(command.task_id, command.holder))
-    if archived.result == command.result and archived.cause is Cause.RESULT:
-        return Settled(command.task_id, duplicate=True)
-    raise decide.refuse(over(command.task_id, archived.ending))
+def _lessee(entry: Entry) -> PublicKey | None:
+    return entry.lease.leased_to.pubkey if entry.lease is not None else None
+
+
+def _too_late(decide: Decide, command: Settle, lessee: PublicKey | None, ending: Ending) -> Refused:
+    if lessee != command.holder.pubkey:
+        return decide.refuse(not_lessee(command.task_id, command.holder))
+    return decide.refuse(over(command.task_id, ending))
 
 
 def end(
@@ -124,7 +128,7 @@ def end(
             shared and result.status is ResultStatus.OK,
         )
     )
-    _drop_unless_drained(decide, entry.task)
+    drop_unless_drained(decide, entry.task)
     if key is None or decide.view.leader(key) != entry.task.id:
         return
     followers = decide.view.followers(key)
@@ -146,13 +150,7 @@ def end(
                 entry.task.id,
             )
         )
-        _drop_unless_drained(decide, follower_entry.task)
-
-
-def _drop_unless_drained(decide: Decide, task: Task) -> None:
-    """Only a mailbox's sender comes for its result; for any other door the archive is where results are read."""
-    if task.origin != MAILBOX:
-        decide.add(ResultDrained(task.id))
+        drop_unless_drained(decide, follower_entry.task)
 
 
 def cancel(decide: Decide, command: Cancel) -> Canceled:
@@ -181,7 +179,7 @@ def expire(decide: Decide, entry: Entry) -> None:
 def drain(decide: Decide, command: Drain) -> Drained:
     view = decide.view
     if command.request_id is not None:
-        again = view.remembered(command.by.pubkey, command.request_id)
+        again = view.remembered("drain", command.by.pubkey, command.request_id)
         if again is not None:
             return Drained(tuple(_drained_before(decide, task_id) for task_id in again.task_ids))
     count = min(command.count, view.limits.batch_max)
