@@ -1,0 +1,278 @@
+"""Rules 3 and 5: whose result counts, once; and a settled task stays settled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from covenant.ledger.machine.commands import LeasedTask
+from covenant.ledger.machine.states import Ending, State
+from covenant.model.errors import Refusal
+from covenant.model.ids import AgentId, LeaseId
+from covenant.testing.cast import ALICE, BOB, CAROL, failed, make_task, ok, partial, same_work, task_id
+from covenant.testing.desk import Desk, check_generations, refused
+from covenant.testing.suite import Suite
+
+NO_LEASE = LeaseId("99999999-9999-4999-8999-999999999999")
+
+
+class Late(NamedTuple):
+    """A row of rule 3: what happened to the task, which lease the result names, who posts it, what becomes of it."""
+
+    story: str
+    names: str
+    by: AgentId
+    answer: str
+
+
+LATE_RESULTS = [
+    Late("leased", "live", BOB, "settles"),
+    Late("leased", "none", BOB, "settles"),
+    Late("leased", "unknown", BOB, "stale_lease"),
+    Late("leased", "live", CAROL, "not_lessee"),
+    Late("leased", "none", CAROL, "not_lessee"),
+    Late("requeued", "last", BOB, "settles"),
+    Late("requeued", "none", BOB, "settles"),
+    Late("requeued", "unknown", BOB, "stale_lease"),
+    Late("requeued", "last", CAROL, "not_lessee"),
+    Late("released", "last", BOB, "settles"),
+    Late("leased again", "live", BOB, "settles"),
+    Late("leased again", "last", BOB, "stale_lease"),
+    Late("leased again", "none", BOB, "lease_id_required"),
+    Late("requeued twice", "live", BOB, "settles"),
+    Late("requeued twice", "last", BOB, "stale_lease"),
+    Late("requeued twice", "none", BOB, "lease_id_required"),
+    Late("queued", "none", BOB, "not_leased"),
+    Late("queued", "unknown", BOB, "not_leased"),
+    Late("parked", "live", BOB, "not_leased"),
+    Late("parked", "none", BOB, "not_leased"),
+    Late("next turn", "last", BOB, "not_leased"),
+    Late("next turn", "none", BOB, "not_leased"),
+    Late("next turn leased", "last", BOB, "stale_lease"),
+    Late("next turn leased", "live", BOB, "settles"),
+    Late("next turn leased", "none", BOB, "settles"),
+    Late("settled", "live", BOB, "already_settled"),
+    Late("settled", "live", CAROL, "not_lessee"),
+    Late("forced", "live", BOB, "already_settled"),
+    Late("forced", "none", BOB, "already_settled"),
+    Late("canceled", "live", BOB, "canceled"),
+    Late("canceled", "none", BOB, "canceled"),
+    Late("canceled unleased", "none", BOB, "not_lessee"),
+    Late("drained", "live", BOB, "already_settled"),
+    Late("drained", "live", CAROL, "not_lessee"),
+    Late("archived", "live", BOB, "already_settled"),
+    Late("archived", "none", CAROL, "not_lessee"),
+]
+
+
+async def _tell(desk: Desk, story: str) -> dict[str, LeaseId | None]:
+    """Bring task 1 to where the story ends; what `last` (the first lease) and `live` (the newest one) then are."""
+    task = make_task()
+    await desk.send(task)
+    if story == "queued":
+        return {}
+    if story == "canceled unleased":
+        await desk.cancel(task.id)
+        return {}
+    first = newest = await desk.take_one()
+    if story in ("requeued", "leased again", "requeued twice"):
+        await desk.requeue(task.id)
+    if story == "released":
+        await desk.release(first)
+    if story in ("leased again", "requeued twice"):
+        newest = await desk.take_one()
+    if story == "requeued twice":
+        await desk.requeue(task.id)
+    if story in ("parked", "next turn", "next turn leased"):
+        await desk.park(first)
+    if story.startswith("next turn"):
+        await desk.say(task.id, "that one")
+    if story == "next turn leased":
+        newest = await desk.take_one()
+    await _end(desk, story, newest)
+    return {"last": first.lease.lease_id, "live": newest.lease.lease_id}
+
+
+async def _end(desk: Desk, story: str, leased: LeasedTask) -> None:
+    if story in ("settled", "drained", "archived"):
+        await desk.finish(leased, ok(task_id(1), "the first answer"))
+    if story in ("drained", "archived"):
+        await desk.drain()
+    if story == "archived":
+        await desk.ledger.audit_verify()  # waits for the archive
+    if story == "forced":
+        await desk.force_error(task_id(1))
+    if story == "canceled":
+        await desk.cancel(task_id(1))
+
+
+class SettlingSuite(Suite):
+    @pytest.mark.parametrize("late", LATE_RESULTS, ids=lambda late: f"{late.story}-{late.names}-{late.by.display}")
+    async def test_a_result_counts_only_from_the_lease_that_may_answer(self, desk: Desk, late: Late) -> None:
+        leases = await _tell(desk, late.story)
+        before = await desk.ledger.entry(task_id(1))
+        lease_id = {"none": None, "unknown": NO_LEASE, **leases}[late.names]
+        result = ok(task_id(1), "the late answer")
+        if late.answer == "settles":
+            assert not (await desk.settle(result, holder=late.by, lease_id=lease_id)).duplicate
+            assert (await desk.entry(task_id(1))).state is State.SETTLED
+            assert await desk.take(count=10) == ()
+            assert await desk.drain(count=10) == (result,)
+            assert (await desk.settle(result, holder=late.by, lease_id=lease_id)).duplicate
+            assert await desk.drain(count=10) == ()
+        else:
+            with refused(late.answer, 403 if late.answer == "not_lessee" else 409):
+                await desk.settle(result, holder=late.by, lease_id=lease_id)
+            assert await desk.ledger.entry(task_id(1)) == before
+            assert result not in await desk.drain(count=10)
+        await check_generations(desk, task_id(1))
+
+    async def test_a_stale_result_never_clears_the_live_lease(self, desk: Desk) -> None:
+        first = await desk.taken(make_task())
+        await desk.requeue(task_id(1))
+        second = await desk.take_one()
+        with refused("stale_lease", 409):
+            await desk.finish(first, ok(task_id(1), "old"))
+        assert (await desk.entry(task_id(1))).lease == second.lease
+        await desk.finish(second, ok(task_id(1), "new"))
+        assert await desk.drain(count=10) == (ok(task_id(1), "new"),)
+
+    async def test_the_same_result_again_is_a_duplicate_and_another_is_refused(self, desk: Desk) -> None:
+        leased = await desk.taken(make_task())
+        result = ok(task_id(1))
+        assert not (await desk.finish(leased, result)).duplicate
+        assert (await desk.finish(leased, result)).duplicate
+        for other in (ok(task_id(1), "else"), failed(task_id(1)), partial(task_id(1), "done")):
+            with refused("already_settled", 409):
+                await desk.finish(leased, other)
+        await desk.drain()
+        assert (await desk.finish(leased, result)).duplicate
+        await desk.ledger.audit_verify()  # waits for the archive
+        assert (await desk.finish(leased, result)).duplicate
+        assert await desk.drain() == ()
+
+    async def test_equal_results_at_the_same_moment_settle_once(self, desk: Desk) -> None:
+        leased = await desk.taken(make_task())
+        answers = await asyncio.gather(*(desk.finish(leased, ok(task_id(1))) for _ in range(10)))
+        assert [answer.duplicate for answer in answers].count(False) == 1
+        assert len(await desk.drain(count=10)) == 1
+
+    async def test_a_result_for_an_unknown_task_is_refused_and_audited(self, desk: Desk) -> None:
+        with refused("unknown_task", 404):
+            await desk.settle(ok(task_id(404)))
+        rows = await desk.audit_rows()
+        assert rows[-1]["kind"] == {
+            "type": "a2a_result_rejected",
+            "task_id": task_id(404),
+            "reason": "unknown_task",
+        }
+
+    async def test_a_task_is_unknown_to_whoever_has_no_part_in_it(self, desk: Desk) -> None:
+        leased = await desk.taken(make_task())
+        with refused("unknown_task", 404):
+            await desk.settle(ok(task_id(1)), holder=CAROL, viewer=CAROL, lease_id=leased.lease.lease_id)
+        with refused("unknown_task", 404):
+            await desk.cancel(task_id(1), by=CAROL)
+        assert await desk.ledger.show(task_id(1), CAROL.pubkey, 10) is None
+
+    @pytest.mark.parametrize("state", ["queued", "in_flight", "parked", "following"])
+    async def test_canceling_settles_at_once_in_every_state(self, desk: Desk, state: str) -> None:
+        number = 1
+        if state == "following":
+            await desk.send_all([same_work(1), same_work(2)])
+            number = 2
+        elif state == "queued":
+            await desk.send(make_task())
+        else:
+            leased = await desk.taken(make_task())
+            if state == "parked":
+                await desk.park(leased)
+        assert (await desk.entry(task_id(number))).state == state
+        canceled = await desk.cancel(task_id(number), reason="changed my mind")
+        assert (canceled.canceled, canceled.ending) == (True, Ending.CANCELED)
+        (result,) = await desk.drain()
+        assert result == canceled.result
+        assert result.error_message == "canceled: changed my mind"
+        assert (await check_generations(desk, task_id(number))).a2a_state == "canceled"
+
+    async def test_a_holder_learns_of_a_cancel_by_whatever_it_says_next(self, desk: Desk) -> None:
+        leased = await desk.taken(make_task())
+        await desk.cancel(task_id(1))
+        for said in (desk.renew(leased), desk.report(leased, "still at it"), desk.finish(leased, ok(task_id(1)))):
+            with refused("canceled", 409):
+                await said
+        await desk.drain()
+        await desk.ledger.audit_verify()  # waits for the archive
+        for said in (desk.renew(leased), desk.report(leased, "still at it"), desk.finish(leased, ok(task_id(1)))):
+            with refused("canceled", 409):
+                await said
+
+    async def test_cancel_and_result_race_to_one_winner_that_both_callers_see(self, desk: Desk) -> None:
+        for number in range(20):
+            leased = await desk.taken(make_task(number))
+            result = ok(task_id(number))
+            pair = [desk.cancel(task_id(number)), desk.finish(leased, result)]
+            canceled, settled = None, None
+            for answer in await asyncio.gather(*(pair if number % 2 else reversed(pair)), return_exceptions=True):
+                if isinstance(answer, Refusal):
+                    assert answer.code == "canceled"
+                elif isinstance(answer, BaseException):
+                    raise answer
+                elif hasattr(answer, "canceled"):
+                    canceled = answer
+                else:
+                    settled = answer
+            assert canceled is not None
+            assert canceled.canceled is (settled is None)
+            (drained,) = await desk.drain(count=10)
+            assert drained == canceled.result
+            assert (drained == result) is (settled is not None)
+            shown = await check_generations(desk, task_id(number))
+            assert [update.kind for update in shown.updates].count("settled") == 1
+
+    async def test_canceling_what_has_ended_tells_how_it_ended(self, desk: Desk) -> None:
+        leased = await desk.taken(make_task())
+        await desk.finish(leased, ok(task_id(1)))
+        for _ in range(2):
+            canceled = await desk.cancel(task_id(1))
+            assert (canceled.canceled, canceled.ending, canceled.result) == (False, Ending.COMPLETED, ok(task_id(1)))
+            await desk.drain()
+            await desk.ledger.audit_verify()  # waits for the archive
+
+    async def test_only_the_sender_cancels(self, desk: Desk) -> None:
+        await desk.taken(make_task())
+        with refused("not_sender", 403):
+            await desk.cancel(task_id(1), by=BOB)
+        assert (await desk.entry(task_id(1))).state is State.LEASED
+
+    async def test_the_sender_drains_each_result_once_and_nobody_elses(self, desk: Desk) -> None:
+        for number, sender in ((1, ALICE), (2, CAROL), (3, ALICE)):
+            await desk.finish(await desk.taken(make_task(number, sender=sender)), ok(task_id(number)))
+        assert [result.task_id for result in await desk.drain(ALICE, 10)] == [task_id(1), task_id(3)]
+        assert await desk.drain(ALICE, 10) == ()
+        assert [result.task_id for result in await desk.drain(CAROL, 10)] == [task_id(2)]
+
+    async def test_results_are_drained_in_the_order_they_came(self, desk: Desk) -> None:
+        await desk.send_all([make_task(number) for number in (1, 2, 3)])
+        leases = {leased.task.id: leased for leased in await desk.take(count=3)}
+        for number in (2, 3, 1):
+            await desk.finish(leases[task_id(number)], ok(task_id(number)))
+        everyone = await desk.drain(CAROL, 10, everyone=True)
+        assert [result.task_id for result in everyone] == [task_id(2), task_id(3), task_id(1)]
+
+    async def test_a_task_of_another_door_is_settled_without_anyone_draining_it(self, desk: Desk) -> None:
+        leased = await desk.taken(make_task(origin="a2a"))
+        await desk.finish(leased, ok(task_id(1)))
+        assert await desk.drain(everyone=True) == ()
+        shown = await check_generations(desk, task_id(1))
+        assert (shown.a2a_state, shown.result) == ("completed", ok(task_id(1)))
+
+    async def test_followers_of_another_door_are_settled_without_anyone_draining_them(self, desk: Desk) -> None:
+        leased = await desk.taken(same_work(1))
+        await desk.send(same_work(2, origin="a2a"))
+        await desk.finish(leased, ok(task_id(1)))
+        assert [result.task_id for result in await desk.drain(count=10)] == [task_id(1)]
+        assert (await desk.show(task_id(2))).result == msgspec.structs.replace(ok(task_id(1)), task_id=task_id(2))
