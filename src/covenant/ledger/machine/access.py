@@ -38,8 +38,8 @@ def authorize(decide: Decide, access: Access | None) -> None:
 class Gate:
     """Authorisation of one pass over many tasks: each is covered by a grant or left alone, and each costs a use.
 
-    Opening it needs some live grant, whatever that is pinned to, and leaves the row of that check. `Gate(..., dry=True)`
-    only says what an earnest pass would be allowed; somebody without any grant is told what the pass itself would do.
+    Opening it needs some live grant, whatever that is pinned to, and leaves the row of that check. A dry one only says
+    what an earnest pass would be allowed; somebody without any grant is told what the pass itself would do.
     """
 
     def __init__(self, decide: Decide, access: Access | None, *, dry: bool) -> None:
