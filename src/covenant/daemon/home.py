@@ -59,11 +59,14 @@ def read_token(path: Path) -> str:
 
 
 def save_token(home: Path, token: str) -> None:
-    """Put a rotated token in place of the old one, durably."""
-    path = home / TOKEN_NAME
-    unfinished = _write_aside(path, token)
-    unfinished.replace(path)
-    _sync_folder(home)
+    """Put a rotated token in place of the old one."""
+    save_secret(home / TOKEN_NAME, token)
+
+
+def save_secret(path: Path, text: str) -> None:
+    """Put a secret under this name, durably, in place of what was there."""
+    _write_aside(path, text).replace(path)
+    _sync_folder(path.parent)
 
 
 def read_or_make_key(home: Path, new_key: Callable[[], bytes]) -> bytes:

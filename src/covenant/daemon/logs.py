@@ -1,7 +1,7 @@
 """What the daemon says while it runs: one line an event on stderr, for people or as JSON.
 
 An event has a name and fields, never a sentence built from values, so that it can be searched for. Modules below log
-through the standard library (`logging.getLogger("covenant.…")`); their fields come in `extra={"fields": {…}}`.
+through the standard library, with their fields in `extra`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO
 from covenant.daemon.settings import LogFormat, LogLevel
 
 ROOT: Final = "covenant"
+_OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "fields", "taskName"}
 
 
 class Log:
@@ -31,9 +32,9 @@ class Log:
     def warning(self, event: str, **fields: object) -> None:
         self._logger.warning(event, extra={"fields": fields})
 
-    def error(self, event: str, *, error: BaseException | None = None, **fields: object) -> None:
-        """With the traceback of `error`, for what nobody expected."""
-        self._logger.error(event, extra={"fields": fields}, exc_info=error)
+    def exception(self, event: str, **fields: object) -> None:
+        """With the traceback of what is being handled: for what nobody expected."""
+        self._logger.error(event, extra={"fields": fields}, exc_info=True)  # noqa: LOG014  (the caller handles it)
 
 
 class _Lines(logging.Formatter):
@@ -59,8 +60,8 @@ class _Objects(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    found = getattr(record, "fields", None)
-    return found if isinstance(found, dict) else {}
+    extra = {name: value for name, value in record.__dict__.items() if name not in _OWN}
+    return extra | getattr(record, "fields", {})
 
 
 def _word(value: object) -> str:

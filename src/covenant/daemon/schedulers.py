@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Protocol
 
 from covenant.daemon.logs import Log
 from covenant.exchange.mailbox import MailboxExchange
@@ -25,6 +25,11 @@ CLOCK_STEP_MS: Final = 60_000
 PAUSE_MS: Final = 60_000
 """How long deadlines are left alone after a step: time for the clock to be set right, or for somebody to look."""
 SWEEPS_AT_ONCE_MAX: Final = 100
+
+
+class Scheduler(Protocol):
+    async def run(self) -> None:
+        """Until canceled."""
 
 
 class Sweeper:
@@ -46,6 +51,7 @@ class Sweeper:
         self._interval_ms = interval_ms
         self._seen = (ledger.now_ms(), monotonic_ms())
         self._paused_until_ms = 0
+        self._refused: str | None = None
 
     async def step(self) -> Swept | None:
         """One round; None while paused. What comes in bulk is swept in bulk, with turns of the loop in between."""
@@ -82,8 +88,12 @@ class Sweeper:
             await asyncio.sleep(self._interval_ms / 1000)
             try:
                 await self.step()
+                self._refused = None
             except Refusal as refusal:
-                self._log.warning("sweep.refused", code=refusal.code, reason=refusal.message)
+                # Once a second for as long as a disk is full would say nothing more.
+                if refusal.code != self._refused:
+                    self._log.warning("sweep.refused", code=refusal.code, reason=refusal.message)
+                self._refused = refusal.code
 
 
 class RetryScheduler:

@@ -18,7 +18,7 @@ _KEY: Final = "setting"
 _TRUE: Final = frozenset({"1", "true", "yes", "on"})
 _FALSE: Final = frozenset({"0", "false", "no", "off"})
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+")
-_HOST: Final = re.compile(r"\*|(\*\.)?[A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\]")
+_HOST: Final = re.compile(r"\*|[A-Za-z0-9._\-]+|\[[0-9A-Fa-f:.]+\]")
 _NODE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 COUNT_MAX: Final = 2**53
@@ -130,5 +130,5 @@ origins: Final = Kind(
 )
 hosts: Final = Kind(
     _several(lambda item: _HOST.fullmatch(item) is not None),
-    "host names without port, separated by commas (a list in the file); `*.example.org` for all below, `*` for any",
+    "host names and addresses without port, separated by commas (a list in the file); `*` for any",
 )

@@ -39,7 +39,7 @@ class HttpSettings:
 class IpcSettings:
     """The socket in the home."""
 
-    frame_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest frame, in both directions.")
+    frame_bytes_max: int = setting(8 * MIB, whole(65_536, 64 * MIB), "Largest frame, in both directions.")
     connections_max: int = setting(1_024, whole(1, 100_000), "Open connections on the socket at once.")
 
 
@@ -53,9 +53,6 @@ class LedgerSettings:
         "When a write counts as done: synced to the disk, or handed to the system (a power cut may take it back).",
     )
     segment_bytes: int = setting(16 * MIB, whole(4096, 1024 * MIB), "Size at which a journal segment is sealed.")
-    compact_segments: int = setting(
-        8, whole(0, 100_000), "Sealed segments that start a compaction by themselves; 0 for only on request."
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

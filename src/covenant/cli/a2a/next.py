@@ -1,0 +1,41 @@
+"""`covenant a2a next`."""
+
+from __future__ import annotations
+
+import click
+
+from covenant.cli.calling import Call, calls
+from covenant.cli.connection import ANSWER_S
+from covenant.cli.output import put, say, shape
+
+
+@click.command("next", epilog=shape("a2a_task_opt", "task", "lease", "tasks"))
+@click.option("--wait-ms", type=click.IntRange(min=0), help="Wait this long for a task.")
+@click.option("--max", "count", type=click.IntRange(min=1), help="Lease up to this many.")
+@click.option("--all", "everyone", is_flag=True, help="The oldest of all recipients (operator only).")
+@click.option("--request-id", help="Repeat with the same one if the answer was lost: it gives the same leases again.")
+@calls
+def command(call: Call, *, wait_ms: int | None, count: int | None, everyone: bool, request_id: str | None) -> None:
+    """Lease the next task that is queued for the caller.
+
+    A lease never expires: answer it with `covenant a2a respond`.
+    """
+    answer = call.ask(
+        "try_recv_a2a_task",
+        within_s=ANSWER_S + (wait_ms or 0) / 1000,
+        wait_ms=wait_ms,
+        max=count,
+        request_id=request_id,
+        scope="all" if everyone else None,
+    )
+    if call.answer(answer):
+        return
+    if not answer["tasks"]:
+        say("no task is queued")
+    for leased in answer["tasks"]:
+        task, lease = leased["task"], leased["lease"]
+        put(task["intent_text"])
+        say(
+            f"task {task['id']} from {task['sender']['display']}, attempt {lease['attempt']}; answer with\n"
+            f"  covenant a2a respond {task['id']} --lease-id {lease['lease_id']} TEXT"
+        )

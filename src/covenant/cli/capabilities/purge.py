@@ -1,0 +1,24 @@
+"""`covenant capabilities purge`."""
+
+from __future__ import annotations
+
+import click
+
+from covenant.cli.calling import Call, calls
+from covenant.cli.output import shape
+from covenant.cli.purging import before, purge
+
+
+@click.command("purge", epilog=shape("capabilities_purged", "before_ms", "purged"))
+@before
+@calls
+def command(call: Call, *, before_ms: int | None, older_than_ms: int | None) -> None:
+    """Forget grants that were revoked long ago."""
+    purge(
+        call,
+        "purge_capabilities",
+        "capabilities_purged",
+        "revoked grant(s)",
+        before_ms=before_ms,
+        older_than_ms=older_than_ms,
+    )

@@ -1,0 +1,85 @@
+"""`covenant serve`: run the daemon until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from covenant.cli.calling import said_before
+from covenant.cli.failures import Failure
+from covenant.cli.output import put
+from covenant.daemon.environment import environment
+from covenant.daemon.loading import Entry, entries, load
+from covenant.model.errors import CovenantError
+
+SHOWN: Final = frozenset({"http.bind_addr", "http.port", "ledger.durability", "log.format", "log.level"})
+"""Flags that help lists. Every other setting is a flag too, by the same rule."""
+
+
+def _flag(entry: Entry) -> click.Option:
+    return click.Option(
+        [entry.flag, f"{entry.section}__{entry.key}"],
+        metavar=entry.key.rpartition("_")[2].upper(),
+        help=f"{entry.setting.meaning} {entry.variable}",
+        hidden=entry.name not in SHOWN,
+    )
+
+
+def _serve(*, home: str | None, demo: bool, **given: str | None) -> None:
+    from covenant.daemon.demo import make_demo_home, suggestions
+    from covenant.daemon.lifecycle import Listening, run_daemon
+
+    flags = {name.replace("__", "."): value for name, value in given.items()}
+    home = said_before("home", home)
+    if demo and home is None:
+        home = str(make_demo_home(Path.cwd()))
+
+    def announce(listening: Listening) -> None:
+        put(f"covenant listens on {listening.url} and {_near(listening.socket)}")
+        if demo:
+            put(suggestions(_program(), shlex.quote(_near(listening.socket.parent)), listening.url))
+        sys.stdout.flush()
+
+    try:
+        run_daemon(load(flags, environment(), home=home), announce, demo=demo)
+    except (CovenantError, OSError) as error:
+        raise Failure("cannot_serve", str(error)) from error
+
+
+def _program() -> str:
+    """How this program can be called again from here."""
+    called = Path(sys.argv[0])
+    found = shutil.which("covenant")
+    if found is not None and Path(found).resolve() == called.resolve():
+        return "covenant"
+    return shlex.quote(_near(called.absolute()))
+
+
+def _near(path: Path) -> str:
+    """A path as it is best written from here."""
+    near = os.path.relpath(path)
+    return str(path) if near.startswith("..") else near
+
+
+command: Final = click.Command(
+    "serve",
+    callback=_serve,
+    help="""Run the daemon.
+
+    Listens on HTTP and on the socket in its home, until SIGTERM or Ctrl-C: then it hands out no more work, gives what
+    is under way some time, and ends. Nothing that was acknowledged is lost, however it ends.
+
+    Every setting is a flag: --SECTION-NAME VALUE, as `covenant settings show` and docs/settings.md list them.
+    """,
+    params=[
+        click.Option(["--demo"], is_flag=True, help="A try-out in ./.demo, with an agent that echoes."),
+        click.Option(["--home"], metavar="FOLDER", help="The home. Default: COVENANT_HOME, else ~/.covenant."),
+        *(_flag(entry) for entry in entries()),
+    ],
+)

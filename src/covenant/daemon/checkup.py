@@ -1,0 +1,170 @@
+"""What is wrong with a home, found without a daemon: permissions, lock, settings, journal, snapshot, archive.
+
+Nothing is changed. The files are judged by what opens them at a start, the journal on a copy, so that what is found
+here is what a start would say. A home that a daemon has open is not looked into: its files change under one's hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from covenant.daemon.home import (
+    JOURNAL_NAME,
+    KEY_NAME,
+    OTHERS,
+    TOKEN_NAME,
+    UnsafeHome,
+    read_secret,
+    read_token,
+)
+from covenant.daemon.loading import load
+from covenant.daemon.salvage import Salvage, plan
+from covenant.ledger.log import snapshot
+from covenant.ledger.log.archive import Archive
+from covenant.ledger.log.opening import Torn, lock_home, open_journal
+from covenant.ledger.log.record import Record
+from covenant.ledger.log.replay import decode_events
+from covenant.ledger.log.state import LedgerState
+from covenant.ledger.machine.entry import IllegalMoveError
+from covenant.ledger.machine.view import Limits
+from covenant.model.errors import CovenantError, Damaged, HomeLocked, SettingsError
+
+BACKUP = "put it back from a backup"
+
+
+class Finding(NamedTuple):
+    """`way_out` is empty where all is well."""
+
+    what: str
+    well: bool = True
+    way_out: str = ""
+
+
+class Checkup(NamedTuple):
+    """`salvage` is there when the journal is damaged and something can be done about it."""
+
+    findings: tuple[Finding, ...]
+    salvage: Salvage | None = None
+
+    @property
+    def well(self) -> bool:
+        return all(finding.well for finding in self.findings)
+
+
+def check(home: Path, variables: Mapping[str, str]) -> Checkup:
+    if not home.is_dir():
+        return Checkup((Finding(f"there is no home at {home}", well=False, way_out="start one: covenant serve"),))
+    findings = [*_permissions(home), *_secrets(home), *_settings(home, variables)]
+    try:
+        with lock_home(home):
+            files, salvage = _files(home)
+    except HomeLocked as locked:
+        way_out = "nothing is wrong with that; stop it to have the files checked too"
+        return Checkup((*findings, Finding(str(locked), way_out=way_out)))
+    return Checkup((*findings, *files), salvage)
+
+
+def _permissions(home: Path) -> Iterator[Finding]:
+    mode = home.stat().st_mode
+    if mode & 0o022:
+        yield Finding(f"others may write to {home}", well=False, way_out=f"chmod 700 {home}")
+    elif mode & OTHERS:
+        yield Finding(f"others may look into {home}", way_out=f"if they should not: chmod 700 {home}")
+    else:
+        yield Finding(f"{home} is for its owner alone")
+
+
+def _secrets(home: Path) -> Iterator[Finding]:
+    for name, missing in ((TOKEN_NAME, "the next start makes one"), (KEY_NAME, _without_key(home))):
+        path = home / name
+        if not path.exists() and not path.is_symlink():
+            lost = missing.startswith(BACKUP)
+            yield Finding(f"{name} is not there", well=not lost, way_out=missing)
+            continue
+        try:
+            read_token(path) if name == TOKEN_NAME else read_secret(path)
+        except UnsafeHome as unsafe:
+            what, _, way_out = str(unsafe).partition("; ")
+            yield Finding(what, well=False, way_out=way_out)
+        else:
+            yield Finding(f"{name} is there, for its owner alone")
+
+
+def _without_key(home: Path) -> str:
+    return f"{BACKUP}: this ledger was signed with it" if (home / JOURNAL_NAME).exists() else "the next start makes one"
+
+
+def _settings(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        load({}, variables, home=home)
+    except SettingsError as error:
+        yield Finding(str(error), well=False, way_out="change it; docs/settings.md lists what is allowed")
+    else:
+        yield Finding("the settings can be used")
+
+
+def _files(home: Path) -> tuple[list[Finding], Salvage | None]:
+    """The ledger's files, as a start would open them."""
+    folder, limits = home / JOURNAL_NAME, Limits()
+    if not folder.exists():
+        return [Finding("there is no ledger yet", way_out="the next start makes one")], None
+    state, findings = LedgerState(limits), []
+    try:
+        found = snapshot.newest(folder)
+        snapshot_seq = snapshot.load(found[1], state) if found is not None else 0
+        findings.append(
+            Finding(f"the snapshot holds records up to {snapshot_seq}" if found else "there is no snapshot")
+        )
+        archived_seq = _archived_seq(home / "archive.db")
+        findings.append(Finding(f"the archive holds records up to {archived_seq}"))
+    except (Damaged, CovenantError) as damaged:
+        return [*findings, Finding(_told(damaged), well=False, way_out=BACKUP)], None
+    try:
+        torn = _open_copy(folder, state, snapshot_seq, archived_seq)
+    except (Damaged, IllegalMoveError, LookupError) as damaged:
+        salvage = plan(home, snapshot_seq=snapshot_seq, archived_seq=archived_seq, limits=limits)
+        way_out = f"{BACKUP}, or give up what cannot be read: covenant doctor --accept-loss"
+        return [*findings, Finding(f"the journal is damaged: {_told(damaged)}", well=False, way_out=way_out)], salvage
+    if torn is not None:
+        what = f"the last {torn.length} bytes of the journal are torn, from record {torn.seq} on"
+        findings.append(
+            Finding(what, way_out="they were never acknowledged: the next start cuts them and keeps a copy")
+        )
+    else:
+        findings.append(Finding("the journal is whole"))
+    return findings, None
+
+
+def _archived_seq(path: Path) -> int:
+    if not path.exists():
+        return 0
+    archive = Archive(path)
+    asyncio.run(archive.close())
+    return archive.archived_seq
+
+
+def _open_copy(folder: Path, state: LedgerState, snapshot_seq: int, archived_seq: int) -> Torn | None:
+    def replay(record: Record) -> None:
+        state.apply(decode_events(record.events), record.ts_ms, record.seq)
+
+    with tempfile.TemporaryDirectory(prefix="covenant-") as place:
+        copy = Path(place) / JOURNAL_NAME
+        shutil.copytree(folder, copy)
+        try:
+            opened = open_journal(copy, snapshot_seq=snapshot_seq, archived_seq=archived_seq, now_ms=0, replay=replay)
+        except Damaged as damaged:
+            real = folder / Path(damaged.file).name
+            raise Damaged(str(real), damaged.line, damaged.reason) from damaged
+        return opened.torn
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, without the advice to run what is running."""
+    if isinstance(error, Damaged):
+        return f"{error.file}, line {error.line}: {error.reason}"
+    return str(error)

@@ -1,0 +1,173 @@
+"""A daemon's life: open, listen, work, stop. One loop, and everything that runs belongs to one task group.
+
+Stopping, in this order: no more leases and no more waits; the daemon's own agents finish what they hold; requests under
+way get the rest of the grace time; the doors close; the ledger is flushed and closed. Leases of workers outside stay as
+they are: a stop takes nothing away from anybody. A second signal ends the grace time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ipaddress
+import math
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from covenant.daemon.demo import Echo, enroll_demo
+from covenant.daemon.environment import monotonic_ms
+from covenant.daemon.home import SOCKET_NAME
+from covenant.daemon.listening import HttpServer, bound, url_of
+from covenant.daemon.loading import Loaded
+from covenant.daemon.logs import Log, start_logging
+from covenant.daemon.schedulers import Maintenance, RetryScheduler, Scheduler, Sweeper
+from covenant.daemon.wiring import Node, open_node
+from covenant.model.repair import RetryPolicy
+
+# The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
+# sync's median 6 ms, this 0.7 ms.
+SWITCH_INTERVAL_S: Final = 0.0005
+# Live tasks are kept out of the collector's sight; what it still walks are requests, which are freed by counting.
+GC_THRESHOLDS: Final = (50_000, 20, 100)
+MAINTENANCE_INTERVAL_MS: Final = 5_000
+RESTART_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    url: str
+    socket: Path
+
+
+Announce = Callable[[Listening], None]
+
+
+def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False) -> None:
+    """Blocks until the daemon was told to stop. `announce` is called once, when it listens."""
+    settings = loaded.settings
+    start_logging(settings.log.format, settings.log.level)
+    log = Log()
+    for name in loaded.unread:
+        log.warning("settings.unread", variable=name)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_live(loaded, announce, log, demo=demo))
+
+
+class Stops:
+    """What the outside asks: `asked` with the first signal, `hurried` with the second."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurried = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ask)
+
+    def _ask(self) -> None:
+        (self.hurried if self.asked.is_set() else self.asked).set()
+
+
+async def _live(loaded: Loaded, announce: Announce, log: Log, *, demo: bool) -> None:
+    settings, stops = loaded.settings, Stops()
+    async with open_node(settings, log) as node:
+        with bound(settings.http) as listener:
+            if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
+                log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
+            server = HttpServer(node.http, listener, settings.http, grace_s=math.ceil(settings.daemon.grace_ms / 1000))
+            agents = [await _demo_agent(node, log)] if demo else []
+            await node.ipc.start()
+            try:
+                listening = Listening(url_of(listener), settings.home / SOCKET_NAME)
+                await _serve(node, server, agents, stops, log=log, announce=lambda: announce(listening))
+            finally:
+                await node.ipc.stop(0)
+    log.info("daemon.stopped")
+
+
+async def _serve(
+    node: Node, server: HttpServer, agents: Sequence[Echo], stops: Stops, *, log: Log, announce: Callable[[], None]
+) -> None:
+    """Everything that runs, until it was asked to stop and has stopped."""
+    grace_s = node.settings.daemon.grace_ms / 1000
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.run_until_told())
+        await server.listening.wait()
+        schedulers = [group.create_task(_supervised(each, log)) for each in _schedulers(node, log)]
+        working = [group.create_task(agent.run()) for agent in agents]
+        _settle_memory()
+        announce()
+        await stops.asked.wait()
+        log.info("daemon.stopping", grace_s=grace_s)
+        for scheduler in schedulers:
+            scheduler.cancel()
+        closing = group.create_task(_close(node, server, agents, [*working, serving]))
+        hurried = group.create_task(stops.hurried.wait())
+        await asyncio.wait((closing, hurried), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        if not closing.done():
+            log.warning("daemon.hurried", signal=stops.hurried.is_set())
+        server.should_exit = server.force_exit = True
+        for task in (closing, hurried, *working):
+            task.cancel()
+
+
+async def _close(
+    node: Node, server: HttpServer, agents: Sequence[Echo], under_way: Sequence[asyncio.Task[None]]
+) -> None:
+    """In order; returns when all that was under way has ended."""
+    node.exchange.leasing = False
+    node.waits.stop()
+    for agent in agents:
+        agent.stop()
+    *working, serving = under_way
+    await asyncio.gather(*working)
+    server.should_exit = True
+    await node.ipc.stop(node.settings.daemon.grace_ms / 1000)
+    await asyncio.wait((serving,))
+
+
+def _schedulers(node: Node, log: Log) -> list[Scheduler]:
+    retry, daemon = node.settings.retry, node.settings.daemon
+    found: list[Scheduler] = [
+        Sweeper(
+            node.ledger, node.operator.agent, monotonic_ms=monotonic_ms, log=log, interval_ms=daemon.sweep_interval_ms
+        ),
+        Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+    ]
+    if retry.scheduler:
+        policy = RetryPolicy(
+            enabled=True,
+            min_lease_age_ms=retry.min_lease_age_ms,
+            max_attempts=retry.max_attempts,
+            max_requeues=retry.max_requeues,
+            scan_limit=retry.scan_limit,
+        )
+        found.append(RetryScheduler(node.exchange, node.operator, policy, interval_ms=retry.interval_ms, log=log))
+    return found
+
+
+async def _supervised(scheduler: Scheduler, log: Log) -> None:
+    while True:
+        try:
+            await scheduler.run()
+        except Exception:  # a fault in one scheduler must not close the doors
+            log.exception("scheduler.failed", scheduler=type(scheduler).__name__)
+            await asyncio.sleep(RESTART_S)
+
+
+async def _demo_agent(node: Node, log: Log) -> Echo:
+    me = await enroll_demo(node.settings.home, node.ledger, node.registry, node.operator)
+    return Echo(node.ledger, node.exchange, me, log)
+
+
+def _settle_memory() -> None:
+    """What start-up made stays for good: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)

@@ -1,0 +1,158 @@
+"""Which parts a daemon is made of, and in which order they are put together and taken apart.
+
+The home first, then the ledger (whose lock lets one daemon in), then what is built on it. What was signed is checked
+once, here: every live grant's signature, and the audit rows that are new since the last start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import covenant
+from covenant.daemon.environment import machine_name, now_ms
+from covenant.daemon.home import (
+    SOCKET_NAME,
+    UnsafeHome,
+    make_home,
+    read_or_make_key,
+    read_or_make_token,
+    save_token,
+)
+from covenant.daemon.logs import Log
+from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
+from covenant.daemon.settings import LimitSettings, Settings
+from covenant.daemon.stopping import StoppableExchange
+from covenant.doors.http.app import HttpDoor, build_http
+from covenant.doors.http.hosts import as_host
+from covenant.doors.ipc.server import IpcServer
+from covenant.doors.metrics import Meter
+from covenant.doors.waiting import Waits
+from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.mailbox import MailboxLimits
+from covenant.exchange.principal import Principal
+from covenant.exchange.registry import Registry, operator_agent
+from covenant.ledger.contract import Ledger
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.machine.view import Limits
+from covenant.model.grant import Grant
+from covenant.model.ids import PublicKey
+from covenant.seal.grants import verify_grant
+from covenant.seal.keys import new_private_key, new_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A daemon that is open and does not listen yet."""
+
+    settings: Settings
+    operator: Principal
+    ledger: LogLedger
+    exchange: StoppableExchange
+    registry: Registry
+    waits: Waits
+    http: HttpDoor
+    ipc: IpcServer
+
+
+@asynccontextmanager
+async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
+    """Raises HomeLocked, Damaged, UnsafeHome or SettingsError, each with what to do about it."""
+    home = settings.home
+    make_home(home)
+    key = read_or_make_key(home, new_private_key)
+    token = read_or_make_token(home, new_token)
+    ledger = await open_ledger(
+        home,
+        clock=now_ms,
+        limits=_ledger_limits(settings.limits),
+        node=settings.daemon.node or machine_name(),
+        durability=settings.ledger.durability,
+        segment_bytes=settings.ledger.segment_bytes,
+    )
+    try:
+        operator = operator_agent(OPERATOR_DISPLAY, key)
+        await check_grants(ledger, operator.pubkey)
+        principal = await admit_operator(ledger, operator, token, partial(save_token, home))
+        counts = await ledger.counts()
+        log.info("ledger.opened", home=home, boot=ledger.boot, queued=counts.queued, in_flight=counts.leased)
+        if counts.holders_lost:
+            log.warning("lease.holders_lost", count=counts.holders_lost, look="covenant a2a status")
+        yield _assemble(settings, ledger, principal, key)
+    finally:
+        await ledger.close()
+        log.info("ledger.closed")
+
+
+def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: bytes) -> Node:
+    home = settings.home
+    exchange = StoppableExchange(ledger, operator.agent, _mailbox_limits(settings))
+    doorkeeper = Doorkeeper(ledger, operator.agent)
+    registry = Registry(ledger, doorkeeper, operator.agent, key, partial(save_token, home))
+    waits, meter = Waits(doorkeeper), Meter()
+    version, legacy_kinds = covenant.__version__, settings.doors.legacy_kinds
+    http = build_http(
+        exchange=exchange,
+        registry=registry,
+        doorkeeper=doorkeeper,
+        ledger=ledger,
+        waits=waits,
+        meter=meter,
+        version=version,
+        allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
+        origins=settings.http.origins,
+        body_bytes_max=settings.http.body_bytes_max,
+        legacy_kinds=legacy_kinds,
+    )
+    ipc = IpcServer(
+        home / SOCKET_NAME,
+        exchange=exchange,
+        registry=registry,
+        doorkeeper=doorkeeper,
+        ledger=ledger,
+        waits=waits,
+        meter=meter,
+        version=version,
+        frame_bytes_max=settings.ipc.frame_bytes_max,
+        connections_max=settings.ipc.connections_max,
+        legacy_kinds=legacy_kinds,
+    )
+    return Node(
+        settings=settings,
+        operator=operator,
+        ledger=ledger,
+        exchange=exchange,
+        registry=registry,
+        waits=waits,
+        http=http,
+        ipc=ipc,
+    )
+
+
+async def check_grants(ledger: Ledger, operator: PublicKey) -> None:
+    """Every live grant is signed by this home's operator. Requests then trust the ledger, and verify nothing."""
+    now = ledger.now_ms()
+    forged = [grant for grant in await ledger.grants() if grant.live(now) and not _signed(grant, operator)]
+    if forged:
+        named = "\n".join(f"  {grant.subject.display} {grant.action} {grant.signature_b58}" for grant in forged)
+        raise UnsafeHome(
+            "these grants are not signed by this home's key, so the journal or identity/local.key was changed; "
+            f"put both back from a backup:\n{named}"
+        )
+
+
+def _signed(grant: Grant, operator: PublicKey) -> bool:
+    return grant.granted_by.pubkey == operator and verify_grant(grant)
+
+
+def _ledger_limits(limits: LimitSettings) -> Limits:
+    return Limits(**{name: getattr(limits, name) for name in Limits.__struct_fields__})
+
+
+def _mailbox_limits(settings: Settings) -> MailboxLimits:
+    own = "recipient_admission"
+    named = {name: getattr(settings.limits, name) for name in MailboxLimits.__struct_fields__ if name != own}
+    return MailboxLimits(**named, recipient_admission=settings.access.recipient_admission)

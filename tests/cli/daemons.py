@@ -1,0 +1,99 @@
+"""A real daemon in a process of its own, on a home and a port of its own, and the CLI against it."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COVENANT = Path(sys.executable).with_name("covenant")
+BOUND_S = 30.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        lines = self.out.splitlines()
+        assert len(lines) == 1, f"not one JSON object: {self.out!r} {self.err!r}"
+        found = json.loads(lines[0])
+        assert isinstance(found, dict)
+        return found
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What the tests were started with, without any setting of ours."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("COVENANT_")}
+    return {**kept, "COLUMNS": "200", **more}
+
+
+def covenant(*words: str, stdin: str = "", env: dict[str, str] | None = None, cwd: Path | None = None) -> Ran:
+    done = subprocess.run(
+        [str(COVENANT), *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env=environment(**(env or {})),
+        cwd=cwd,
+        timeout=BOUND_S,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+class Daemon:
+    """Started when made; `out` are the lines it said until it listened."""
+
+    def __init__(self, home: Path, *flags: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+        self.home = home
+        self._log = (home.parent / f"{home.name}.log").open("a+")
+        self.process = subprocess.Popen(
+            [str(COVENANT), "serve", "--home", str(home), "--http-port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment(**(env or {})),
+            cwd=cwd,
+        )
+        self.first_line = self._first_line()
+        self.url = self.first_line.split()[3]
+
+    def _first_line(self) -> str:
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(BOUND_S), f"the daemon did not start: {self.log}"
+        line = self.process.stdout.readline()
+        assert line.startswith("covenant listens on "), f"{line!r}: {self.log}"
+        return line.strip()
+
+    @property
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
+
+    def run(self, *words: str, stdin: str = "", env: dict[str, str] | None = None) -> Ran:
+        return covenant("--home", str(self.home), *words, stdin=stdin, env=env)
+
+    def json(self, *words: str, code: int = 0) -> dict[str, Any]:
+        ran = self.run(*words, "--json")
+        assert ran.code == code, ran
+        return ran.json
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(BOUND_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
+        return code

@@ -1,0 +1,204 @@
+"""Every command with --json: exactly the object that its help documents."""
+
+import json
+import re
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+
+from covenant.cli.main import command as root
+from scripts.generate_docs import leaves
+from tests.cli.daemons import Daemon
+
+SHAPE = re.compile(r'With (?:--next and )?--json: \{"kind": "([a-z0-9_]+)"((?:, [a-z0-9_]+\??)*)\}')
+COMMANDS = {" ".join(path): command for path, command in leaves(root)}
+
+
+def shapes(name: str) -> dict[str, tuple[set[str], set[str]]]:
+    """Kind, fields that are always there, fields that may be left out; as the command's help says."""
+    found = {}
+    for kind, listed in SHAPE.findall(COMMANDS[name].epilog or ""):
+        fields = [field for field in listed.split(", ") if field]
+        optional = {field.removesuffix("?") for field in fields if field.endswith("?")}
+        found[kind] = ({field for field in fields if not field.endswith("?")}, optional)
+    return found
+
+
+def send(daemon: Daemon, *more: str) -> str:
+    task_id = daemon.json("a2a", "send", "--to", "bob@host", "paint the fence", *more)["task_id"]
+    assert isinstance(task_id, str)
+    return task_id
+
+
+def as_bob(daemon: Daemon) -> list[str]:
+    return ["--token-file", str(daemon.home / "bob.token")]
+
+
+def lease(daemon: Daemon) -> tuple[str, str]:
+    """A task of its own and its lease: whatever else is queued for bob is answered first."""
+    task_id = send(daemon)
+    while True:
+        answer = daemon.json("a2a", "next", *as_bob(daemon))
+        lease_id = answer["lease"]["lease_id"]
+        if answer["task"]["id"] == task_id:
+            return task_id, lease_id
+        daemon.json("a2a", "respond", answer["task"]["id"], "--lease-id", lease_id, "done", *as_bob(daemon))
+
+
+def grant(daemon: Daemon) -> str:
+    signature = daemon.json("capabilities", "grant", "a2a.send.somebody@else")["signature_b58"]
+    assert isinstance(signature, str)
+    return signature
+
+
+def enroll(daemon: Daemon) -> str:
+    display = f"agent-{uuid4().hex[:8]}@host"
+    daemon.json("identities", "enroll", display)
+    return display
+
+
+def settled(daemon: Daemon) -> str:
+    task_id, lease_id = lease(daemon)
+    daemon.json("a2a", "respond", task_id, "--lease-id", lease_id, "done", *as_bob(daemon))
+    return task_id
+
+
+def after(_: str, *words: str) -> list[str]:
+    """The words, once something is there for the command to find."""
+    return list(words)
+
+
+Words = Callable[[Daemon], list[str]]
+# What to say after each command's name, so that it is answered with its object.
+RUNS: dict[str, list[Words]] = {
+    "a2a status": [lambda _: [], lambda _: ["--limit", "3", "--state", "in-flight", "--min-lease-age-ms", "5"]],
+    "a2a watch": [lambda _: ["--once"]],
+    "a2a requeue": [
+        lambda d: [lease(d)[0], "--reason", "it is gone", "--duplicate-risk", "operator-accepted"],
+    ],
+    "a2a force-error": [lambda d: [lease(d)[0], "--reason", "it is gone", "--message", "sorry"]],
+    "a2a retry-stale": [lambda _: [], lambda _: ["--enable", "--min-lease-age-ms", "1", "--max-requeues", "0"]],
+    "a2a compact": [lambda d: after(send(d))],
+    "a2a send": [
+        lambda _: ["--to", "bob@host", "hello", "--kind", "greeting", "--key", "k", "--deadline-in", "1h"],
+        lambda _: ["--to", "bob@host", "hello", "--parent", str(uuid4()), "--key", "same", "--idempotent"],
+    ],
+    "a2a next": [lambda d: after(send(d), *as_bob(d)), lambda d: ["--wait-ms", "1", "--max", "9", *as_bob(d)]],
+    "a2a respond": [
+        lambda d: [*lease(d)[:1], "done", *as_bob(d)],
+        lambda d: [*lease(d)[:1], "--error", "no paint", *as_bob(d)],
+        lambda d: [*lease(d)[:1], "--partial", "half of it", *as_bob(d)],
+    ],
+    "a2a results": [
+        lambda d: after(settled(d)),
+        lambda d: after(settled(d), "--next", "--wait-ms", "1", "--max", "2"),
+    ],
+    "a2a show": [lambda d: [settled(d)]],
+    "a2a tree": [lambda d: [send(d)], lambda _: [str(uuid4())]],
+    "capabilities recent": [lambda d: after(grant(d), "-n", "5")],
+    "capabilities grant": [
+        lambda _: ["a2a.repair.requeue", "--to", "bob@host", "--scope", '{"max_uses": 1}', "--expires-at", "9" * 13],
+    ],
+    "capabilities revoke": [lambda d: [grant(d)], lambda _: ["no-such-signature"]],
+    "capabilities purge": [lambda _: ["--before-ms", "1"], lambda _: ["--older-than-ms", "100000"]],
+    "audit recent": [lambda _: ["-n", "3", "--since-ms", "1"], lambda _: []],
+    "audit verify": [lambda _: []],
+    "audit purge": [lambda _: ["--before-ms", "1"]],
+    "identities enroll": [lambda _: [f"a-{uuid4().hex[:8]}@host", "--grant", "a2a.send.bob@host"]],
+    "identities list": [lambda _: ["--limit", "2", "--live-only"], lambda _: ["--prefix", "bob@"]],
+    "identities revoke": [lambda d: [enroll(d)]],
+    "identities rotate": [lambda d: [enroll(d)], lambda _: []],
+    "identities purge": [lambda _: ["--before-ms", "1"]],
+    "settings show": [lambda _: []],
+    "version": [lambda _: []],
+    "doctor": [lambda _: []],
+}
+
+
+def test_every_command_is_run_here_but_the_daemon_itself() -> None:
+    assert COMMANDS.keys() - RUNS.keys() == {"serve"}
+    assert RUNS.keys() <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_command_answers_with_the_object_that_its_help_documents(daemon: Daemon, name: str) -> None:
+    documented = shapes(name)
+    answered = set()
+    for words in RUNS[name]:
+        answer = daemon.json(*name.split(), *words(daemon))
+        always, optional = documented[answer["kind"]]
+        assert always <= answer.keys() - {"kind"} <= always | optional
+        answered.add(answer["kind"])
+    assert answered == documented.keys()
+
+
+def test_status_is_the_seeds_object_with_its_nulls(daemon: Daemon) -> None:
+    ran = daemon.run("a2a", "status", "--min-lease-age-ms", "300000", "--json")
+    assert list(json.loads(ran.out)) == [
+        "kind",
+        "limit",
+        "min_lease_age_ms",
+        "deadline_within_ms",
+        "state_filter",
+        "tasks",
+        "results",
+    ]
+    assert ran.json | {"tasks": [], "results": []} == {
+        "kind": "a2a_status",
+        "limit": 10,
+        "min_lease_age_ms": 300_000,
+        "deadline_within_ms": None,
+        "state_filter": None,
+        "tasks": [],
+        "results": [],
+    }
+
+
+@pytest.mark.parametrize("spelling", ["in_flight", "in-flight"])
+def test_both_spellings_of_a_state_are_one_filter(daemon: Daemon, spelling: str) -> None:
+    lease(daemon)
+    answer = daemon.json("a2a", "status", "--state", spelling)
+    assert answer["state_filter"] == "in_flight"
+    assert {entry["state"] for entry in answer["tasks"]} == {"in_flight"}
+
+
+@pytest.mark.parametrize("spelling", ["idempotent", "operator-accepted", "operator_accepted"])
+def test_requeue_takes_every_spelling_of_its_posture(daemon: Daemon, spelling: str) -> None:
+    task_id, lease_id = lease(daemon)
+    repaired = daemon.json(
+        "a2a", "requeue", task_id, "--reason", "r", "--duplicate-risk", spelling, "--lease-id", lease_id
+    )
+    assert repaired["outcome"] == {"task_id": task_id, "action": "requeued", "state": "queued", "attempt": 1}
+
+
+def test_a_dry_retry_says_what_it_would_do_and_does_not_do_it(daemon: Daemon) -> None:
+    task_id = send(daemon, "--key", str(uuid4()), "--idempotent")
+    while daemon.json("a2a", "next", *as_bob(daemon))["task"]["id"] != task_id:
+        pass
+    wide = ["--min-lease-age-ms", "0", "--max-requeues", "100"]
+    report = daemon.json("a2a", "retry-stale", *wide)["report"]
+    assert report["requeued"] == []
+    assert task_id in {each["task_id"] for each in report["would_requeue"]}
+    done = daemon.json("a2a", "retry-stale", "--enable", *wide)["report"]
+    assert task_id in {each["task_id"] for each in done["requeued"]}
+
+
+def test_a_rotated_operator_token_is_used_by_the_next_command(daemon: Daemon) -> None:
+    rotated = daemon.json("identities", "rotate")
+    assert rotated["display"] == "operator@local"
+    assert (daemon.home / "operator.token").read_text().strip() == rotated["token_b58"]
+    assert daemon.json("a2a", "status")["kind"] == "a2a_status"
+
+
+def test_settings_tell_value_source_and_meaning(daemon: Daemon) -> None:
+    ran = daemon.run("settings", "show", "--json", env={"COVENANT_HTTP_PORT": "99"})
+    rows = {row["name"]: row for row in ran.json["settings"]}
+    assert (rows["http.port"]["value"], rows["http.port"]["source"]) == (99, "environment")
+    assert rows["home"] | {"meaning": ""} == {
+        "name": "home",
+        "value": str(daemon.home),
+        "source": "flag",
+        "variable": "COVENANT_HOME",
+        "meaning": "",
+    }
