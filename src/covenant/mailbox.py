@@ -76,7 +76,7 @@ class Mailbox:
         return (await self._lease(None)).task
 
     async def recv_task_for(self, recipient: AgentId) -> LeasedTask:
-        """Lease the recipient's oldest task; waits for one. Says which lease it is, as `send_result` may need to know."""
+        """Lease the recipient's oldest task; waits for one. Says which lease it is: `send_result` may need it."""
         return await self._lease(recipient)
 
     async def try_recv_task_for(self, recipient: AgentId) -> Task | None:

@@ -129,6 +129,7 @@ class MailboxExchange:
         """A name and a key that the registry binds otherwise would strand the task: nobody could receive it."""
         known = self._ledger.enrolled(recipient)
         if known is not None and known != recipient:
+            await self._ledger.durable()
             raise Invalid(
                 "recipient_mismatch",
                 f"recipient {recipient.display!r} is enrolled here with another key or under another name; "

@@ -52,7 +52,7 @@ class Enrolled(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Registry:
-    """`save_operator_token` puts a rotated operator token where the operator's tools find it, before the old one ends."""
+    """`save_operator_token` puts a rotated operator token where the operator's tools find it."""
 
     def __init__(
         self,

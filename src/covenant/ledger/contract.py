@@ -188,7 +188,15 @@ class Ledger(Protocol):
     async def audit_before(self, before_ms: int) -> tuple[int, int, str] | None:
         """What a purge would drop: how many rows, through which index, and the chain hash there."""
 
-    async def audit_verify(self) -> AuditReport: ...
+    async def audit_verify(self) -> AuditReport:
+        """Compute the whole chain again."""
+
+    async def audit_verify_new(self) -> AuditReport:
+        """Only the rows that no verification has covered yet: what a start does."""
+
+    async def durable(self) -> None:
+        """Return when everything decided so far is on disk."""
+
     async def compact(self) -> int:
         """Merge sealed history into a snapshot; how many events of resolved tasks that dropped."""
 

@@ -23,7 +23,7 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditHead(msgspec.Struct, frozen=True, gc=False):
-    """The newest row: how many there have been, and the chain's hash. The high-water mark that a cut tail cannot pass."""
+    """The newest row: how many there have been, and the chain's hash. A cut tail falls short of it."""
 
     index: int = 0
     chain_hash: str = "0" * 64

@@ -10,7 +10,6 @@ covers it too. A run that is killed leaves a file without a name, which the next
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -18,13 +17,11 @@ import msgspec
 from covenant.ledger.log import snapshot
 from covenant.ledger.log.replay import records
 from covenant.ledger.log.state import LedgerState
-from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Limits
-from covenant.model.ids import TaskId
 
 
 class Compacted(msgspec.Struct, frozen=True, gc=False):
-    """`dropped` counts the journal's events of tasks that are resolved: what the snapshot no longer holds."""
+    """`dropped` counts the events of tasks that are resolved: what the snapshot no longer holds."""
 
     seq: int
     dropped: int
@@ -36,13 +33,11 @@ def compact(folder: Path, through_seq: int, limits: Limits) -> Compacted:
     seq = snapshot.load(found[1], state) if found is not None else 0
     if seq >= through_seq:
         return Compacted(seq, 0)
-    seen: Counter[TaskId] = Counter()
     for record in records(folder, seq, through_seq):
         state.apply(record.events, record.ts_ms, record.seq)
-        seen.update(event.task_id for event in record.events if isinstance(event, TaskEvent))
-    dropped = sum(seen[task_id] for task_id in state.evict(through_seq))
+    state.evict(through_seq)
     snapshot.write(folder, through_seq, state)
-    return Compacted(through_seq, dropped)
+    return Compacted(through_seq, state.resolved_events)
 
 
 def main(arguments: list[str]) -> int:

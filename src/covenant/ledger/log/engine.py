@@ -1,9 +1,9 @@
 """The log engine: decide in memory, append to the journal, answer when it is durable.
 
-State changes when a command is decided, before its record is on disk, so that the next command is decided on top of it
-and both share a sync. Nobody sees that early: each answer, refusal and read first waits until everything decided before
-it is durable. If the disk fails, memory is ahead of it; then it is thrown away and read back from the disk, and reads go
-on from there.
+State changes when a command is decided, before its record is on disk, so that the next command is decided on top of
+it and both share a sync. Nobody sees that early: each answer, refusal and read first waits until everything decided
+before it is durable. If the disk fails, memory is ahead of it; then it is thrown away and read back from the disk, and
+reads go on from there.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from covenant.ledger.contract import (
 )
 from covenant.ledger.log.bell import Bell
 from covenant.ledger.log.history import History
+from covenant.ledger.log.opening import Torn
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import Storage
 from covenant.ledger.machine.commands import Accept, Command, Drain, Report, TaskCommand
@@ -33,7 +34,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, TaskEvent
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
-from covenant.model.audit import AuditReport
+from covenant.model.audit import AuditHead, AuditReport
 from covenant.model.errors import OverLimit, storage_failed
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
@@ -63,7 +64,10 @@ class LogLedger:
         boot: str,
         clock: Callable[[], int],
         new_id: Callable[[], str],
+        torn: Torn | None = None,
     ) -> None:
+        self.torn: Final = torn
+        """The tail that opening cut off, if there was one: never acknowledged, kept aside, to be reported."""
         self.node = node
         self.boot = boot
         self.now_ms = clock
@@ -125,7 +129,7 @@ class LogLedger:
                     self._bell.ring(("results",))
 
     async def _admit(self, command: Command[Any]) -> None:
-        """An archive that cannot keep up slows what feeds it most, then refuses new work; it never grows without bound."""
+        """An archive that cannot keep up slows what feeds it most, then refuses new work: the lag is bounded."""
         lag = self._journal.durable_seq - self._archive.archived_seq
         if lag < LAG_SLOWS_REPORTS:
             return
@@ -163,7 +167,7 @@ class LogLedger:
         for task_id in self._state.evict(archived_seq):
             seen.add(task_id)
 
-    async def _durable(self) -> None:
+    async def durable(self) -> None:
         """Reads begin here: nothing that is not on disk is visible after it."""
         if self._journal.failure is None:
             await self._journal.wait()
@@ -180,7 +184,7 @@ class LogLedger:
 
     async def _archived(self) -> None:
         """For reads of history: durable, and in the archive."""
-        await self._durable()
+        await self.durable()
         await self._archive.caught_up(self._journal.durable_seq, CATCH_UP_S)
 
     async def queued(self, recipient: PublicKey | None, timeout_ms: int) -> bool:
@@ -200,11 +204,11 @@ class LogLedger:
         return await self._bell.wait(("task", task_id), timeout_ms)
 
     async def entry(self, task_id: TaskId) -> Entry | None:
-        await self._durable()
+        await self.durable()
         return self._state.entries.get(task_id)
 
     async def sender(self, task_id: TaskId) -> AgentId | None:
-        await self._durable()
+        await self.durable()
         entry = self._state.entries.get(task_id)
         if entry is not None:
             return entry.task.sender
@@ -215,7 +219,7 @@ class LogLedger:
 
     async def queue(self, query: QueueQuery) -> Queue:
         await self._archived()
-        return await self._history.queue(query, self.now_ms(), self.node, self.boot)
+        return await self._history.queue(query, self.now_ms())
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
         await self._archived()
@@ -227,7 +231,7 @@ class LogLedger:
 
     async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> Shown | None:
         await self._archived()
-        return await self._history.show(task_id, viewer, updates_max, self.node, self.boot)
+        return await self._history.show(task_id, viewer, updates_max)
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         await self._archived()
@@ -240,11 +244,11 @@ class LogLedger:
         return self._state.enrolled(agent)
 
     async def identities(self) -> Sequence[Identity]:
-        await self._durable()
+        await self.durable()
         return tuple(self._state.identities_by_token.values())
 
     async def grants(self) -> Sequence[Grant]:
-        await self._durable()
+        await self.durable()
         return tuple(self._state.grants_by_signature.values())
 
     async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
@@ -256,14 +260,23 @@ class LogLedger:
         return await self._history.audit_before(before_ms)
 
     async def audit_verify(self) -> AuditReport:
-        await self._durable()
-        head, seq = self._state.audit_head, self._journal.durable_seq
-        await self._archive.caught_up(seq, CATCH_UP_S)
-        return await self._history.audit_verify(head)
+        return await self._history.audit_verify(await self._audit_head())
+
+    async def audit_verify_new(self) -> AuditReport:
+        return await self._history.audit_verify_new(await self._audit_head())
+
+    async def _audit_head(self) -> AuditHead:
+        """The newest audit row that is durable, once the archive has it too."""
+        while True:
+            await self.durable()
+            head, seq = self._state.audit_head, self._journal.last_seq
+            if seq == self._journal.durable_seq or self._journal.failure is not None:
+                await self._archive.caught_up(min(seq, self._journal.durable_seq), CATCH_UP_S)
+                return head
 
     async def compact(self) -> int:
         async with self._compacting:
-            return await self._storage.compact(self._state.limits)
+            return await self._storage.compact(self._state)
 
     async def maintain(self) -> int | None:
         """Compact if enough segments are sealed; what it dropped, or None if there was nothing to do."""
@@ -272,7 +285,7 @@ class LogLedger:
         return await self.compact()
 
     async def counts(self) -> Counts:
-        await self._durable()
+        await self.durable()
         state, journal = self._state, self._journal
         return Counts(
             queued=len(state.queue),

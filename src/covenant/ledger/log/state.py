@@ -52,6 +52,8 @@ class LedgerState(Registers):
         """By verb, caller and request id."""
         self.recalled: dict[TaskId, Archived] = {}
         """Finished tasks fetched from the archive for the command that is about to be decided."""
+        self.resolved_events = 0
+        """Events of the tasks that were evicted."""
         self._due: list[tuple[int, TaskId]] = []
         self._finished: deque[tuple[int, TaskId]] = deque()
 
@@ -190,7 +192,7 @@ class LedgerState(Registers):
         finished, gone = self._finished, []
         while finished and finished[0][0] <= archived_seq:
             _, task_id = finished.popleft()
-            del self.entries[task_id]
+            self.resolved_events += self.entries.pop(task_id).events
             gone.append(task_id)
         return gone
 

@@ -57,6 +57,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     result: Result | None = None
     ending: Ending | None = None
     cause: Cause | None = None
+    events: int = 1
+    """How many have happened to it: what compaction drops once it is resolved."""
 
     @property
     def finished(self) -> bool:
@@ -102,13 +104,14 @@ def _began(_: None, event: TaskSent | TaskFollowed, after: State, ts_ms: int) ->
 
 
 def _moved(entry: Entry, _: TaskPromoted | ResultDrained, after: State, ts_ms: int) -> Entry:
-    return replace(entry, state=after, updated_at_ms=ts_ms)
+    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms)
 
 
 def _leased(entry: Entry, event: TaskLeased, after: State, ts_ms: int) -> Entry:
     return replace(
         entry,
         state=after,
+        events=entry.events + 1,
         updated_at_ms=ts_ms,
         generation=event.generation or entry.generation,
         attempt=event.lease.attempt,
@@ -123,15 +126,15 @@ def _leased(entry: Entry, event: TaskLeased, after: State, ts_ms: int) -> Entry:
 
 def _renewed(entry: Entry, event: LeaseRenewed, after: State, ts_ms: int) -> Entry:
     lease = replace(entry.lease, renewed_at_ms=event.renewed_at_ms)  # type: ignore[type-var]
-    return replace(entry, state=after, updated_at_ms=ts_ms, lease=lease, interrupted=False)
+    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, lease=lease, interrupted=False)
 
 
 def _back(entry: Entry, _: LeaseReleased | TaskRequeued, after: State, ts_ms: int) -> Entry:
-    return replace(entry, state=after, updated_at_ms=ts_ms, interrupted=False)
+    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, interrupted=False)
 
 
 def _interrupted(entry: Entry, _: LeaseInterrupted, after: State, ts_ms: int) -> Entry:
-    return replace(entry, state=after, updated_at_ms=ts_ms, interrupted=True)
+    return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, interrupted=True)
 
 
 def _updated(entry: Entry, event: TaskUpdated, after: State, ts_ms: int) -> Entry:
@@ -142,6 +145,7 @@ def _updated(entry: Entry, event: TaskUpdated, after: State, ts_ms: int) -> Entr
     return replace(
         entry,
         state=after,
+        events=entry.events + 1,
         updated_at_ms=ts_ms,
         generation=event.generation,
         update_no=event.update_no or entry.update_no,
@@ -154,6 +158,7 @@ def _parked(entry: Entry, event: TaskParked, after: State, ts_ms: int) -> Entry:
     return replace(
         entry,
         state=after,
+        events=entry.events + 1,
         updated_at_ms=ts_ms,
         generation=event.generation,
         interruption=event.interruption,
@@ -168,6 +173,7 @@ def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> 
     return replace(
         entry,
         state=after,
+        events=entry.events + 1,
         updated_at_ms=ts_ms,
         generation=event.generation,
         turn=entry.turn + 1,
@@ -184,6 +190,7 @@ def _settled(entry: Entry, event: TaskSettled, after: State, ts_ms: int) -> Entr
     return replace(
         entry,
         state=after,
+        events=entry.events + 1,
         updated_at_ms=ts_ms,
         generation=event.generation,
         interrupted=False,

@@ -1,0 +1,104 @@
+"""Opening a home: lock, snapshot, archive, journal, in this order, and a ledger on top.
+
+Bounded by live work: the snapshot holds what is live, the segments after it are few, and the archive is asked only
+where it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from covenant.ledger.log import snapshot
+from covenant.ledger.log.archive import Archive
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.history import History
+from covenant.ledger.log.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
+from covenant.ledger.log.opening import Opened, lock_home, open_journal
+from covenant.ledger.log.record import Record
+from covenant.ledger.log.replay import decode_events
+from covenant.ledger.log.seen import SeenIds
+from covenant.ledger.log.state import LedgerState
+from covenant.ledger.log.storage import SEEN, FileStorage, MemoryStorage, cover
+from covenant.ledger.log.uuids import Uuids
+from covenant.ledger.machine.view import Limits
+
+NODE: Final = "local"
+CATCH_UP_S: Final = 600.0
+
+
+async def open_ledger(
+    home: Path,
+    *,
+    clock: Callable[[], int],
+    new_id: Callable[[], str] | None = None,
+    limits: Limits | None = None,
+    durability: Durability = "fsync",
+    segment_bytes: int = SEGMENT_BYTES,
+    node: str = NODE,
+    boot: str | None = None,
+) -> LogLedger:
+    """The ledger kept in `home`, which is made if it is not there.
+
+    Raises HomeLocked if another process has it, Damaged if what is on disk contradicts itself.
+    """
+    await asyncio.to_thread(home.mkdir, mode=0o700, parents=True, exist_ok=True)
+    new_id = new_id or Uuids()
+    boot = boot or new_id()
+    lock = lock_home(home)
+    try:
+        state = LedgerState(limits or Limits())
+        archive, opened, snapshot_seq = await asyncio.to_thread(_recover, home, state, clock())
+    except BaseException:
+        lock.close()
+        raise
+    storage = FileStorage(
+        home,
+        lock,
+        journal=Journal(opened, durability=durability, segment_bytes=segment_bytes),
+        archive=archive,
+        history=History(archive.path, node=node, boot=boot),
+        seen=SeenIds.load(home / SEEN) or SeenIds(),
+    )
+    ledger = LogLedger(state, storage, node=node, boot=boot, clock=clock, new_id=new_id, torn=opened.torn)
+    try:
+        # What the snapshot left out is known to the archive alone, so that must have it before anybody asks.
+        await archive.caught_up(snapshot_seq, CATCH_UP_S)
+        await cover(storage.seen, storage.history)
+    except BaseException:
+        await ledger.close()
+        raise
+    return ledger
+
+
+def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Opened, int]:
+    folder = home / "journal"
+    found = snapshot.newest(folder)
+    snapshot_seq = snapshot.load(found[1], state) if found is not None else 0
+    archive = Archive(home / "archive.db")
+
+    def replay(record: Record) -> None:
+        state.apply(decode_events(record.events), record.ts_ms, record.seq)
+
+    opened = open_journal(
+        folder, snapshot_seq=snapshot_seq, archived_seq=archive.archived_seq, now_ms=now_ms, replay=replay
+    )
+    return archive, opened, snapshot_seq
+
+
+async def memory_ledger(
+    *,
+    clock: Callable[[], int],
+    new_id: Callable[[], str] | None = None,
+    limits: Limits | None = None,
+    node: str = NODE,
+    boot: str | None = None,
+) -> LogLedger:
+    """The same without a file: it ends with the process."""
+    new_id = new_id or Uuids()
+    boot = boot or new_id()
+    archive = Archive()
+    storage = MemoryStorage(MemoryJournal(), archive, History(archive.path, node=node, boot=boot), SeenIds())
+    return LogLedger(LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=clock, new_id=new_id)
