@@ -1,0 +1,16 @@
+"""The contract over the engine in memory: the same promises, but for those that need a disk."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from covenant.testing.contract import LedgerContract
+from covenant.testing.log import MemoryEngine
+
+
+class TestMemoryLedger(LedgerContract):
+    @pytest.fixture
+    async def engine(self) -> AsyncIterator[MemoryEngine]:
+        engine = MemoryEngine()
+        yield engine
+        await engine.close()
