@@ -24,14 +24,13 @@ from covenant.daemon.home import (
 from covenant.daemon.logs import Log
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.settings import LimitSettings, Settings
-from covenant.daemon.stopping import StoppableExchange
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.http.hosts import as_host
 from covenant.doors.ipc.server import IpcServer
 from covenant.doors.metrics import Meter
 from covenant.doors.waiting import Waits
 from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.mailbox import MailboxLimits
+from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry, operator_agent
 from covenant.ledger.contract import Ledger
@@ -51,7 +50,7 @@ class Node:
     settings: Settings
     operator: Principal
     ledger: LogLedger
-    exchange: StoppableExchange
+    exchange: MailboxExchange
     registry: Registry
     waits: Waits
     http: HttpDoor
@@ -77,19 +76,31 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
         operator = operator_agent(OPERATOR_DISPLAY, key)
         await check_grants(ledger, operator.pubkey)
         principal = await admit_operator(ledger, operator, token, partial(save_token, home))
-        counts = await ledger.counts()
-        log.info("ledger.opened", home=home, boot=ledger.boot, queued=counts.queued, in_flight=counts.leased)
-        if counts.holders_lost:
-            log.warning("lease.holders_lost", count=counts.holders_lost, look="covenant a2a status")
+        await _report(ledger, log)
         yield _assemble(settings, ledger, principal, key)
     finally:
         await ledger.close()
         log.info("ledger.closed")
 
 
+async def _report(ledger: LogLedger, log: Log) -> None:
+    """What an operator should know of the ledger that was just opened."""
+    counts = await ledger.counts()
+    log.info("ledger.opened", boot=ledger.boot, queued=counts.queued, in_flight=counts.leased)
+    if ledger.torn is not None:
+        torn = ledger.torn
+        log.warning("journal.torn_tail_cut", file=torn.file, line=torn.line, length=torn.length, kept=torn.kept)
+    if counts.holders_lost:
+        log.warning("lease.holders_lost", count=counts.holders_lost, look="covenant a2a status")
+    audit = await ledger.audit_verify_new()
+    if not audit.valid:
+        # Serving goes on: whoever can break the record of who did what should not be able to stop the work as well.
+        log.warning("audit.invalid", failures="; ".join(audit.failures), look="covenant audit verify")
+
+
 def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: bytes) -> Node:
     home = settings.home
-    exchange = StoppableExchange(ledger, operator.agent, _mailbox_limits(settings))
+    exchange = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings))
     doorkeeper = Doorkeeper(ledger, operator.agent)
     registry = Registry(ledger, doorkeeper, operator.agent, key, partial(save_token, home))
     waits, meter = Waits(doorkeeper), Meter()

@@ -34,7 +34,7 @@ from covenant.ledger.machine.commands import (
     Take,
 )
 from covenant.ledger.machine.repairing import scan_row
-from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge
+from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
     FORCE_ERROR_ACTION,
@@ -78,6 +78,8 @@ class MailboxExchange:
         self._ledger = ledger
         self._operator = operator
         self.limits = limits
+        self.leasing = True
+        """False while the daemon stops: no new work is handed out, everything else goes on."""
 
     async def accept(self, principal: Principal, task: Task) -> Accepted:
         digest = check_task(task, self.limits.task_bytes_max)
@@ -142,23 +144,19 @@ class MailboxExchange:
         *,
         everyone: bool = False,
         count: int = 1,
-        wait_ms: int = 0,
         request_id: str | None = None,
     ) -> Leased:
-        """Lease the next tasks: one's own, or (the operator) the oldest of all; waits for the first if asked to."""
+        """Lease the next tasks: one's own, or (the operator) the oldest of all."""
         self._check_page(count, self._ledger.limits.batch_max, "max")
-        self._check_wait(wait_ms)
         check_request_id(request_id)
+        if not self.leasing:
+            raise Unavailable("stopping", "the daemon is stopping; ask again", retry_after_ms=1_000)
         if everyone:
             principal.require_operator("scope=all")
         recipient = None if everyone else principal.agent.pubkey
-        command = Take(holder=principal.agent, recipient=recipient, count=count, request_id=request_id)
-        give_up_ms = self._ledger.now_ms() + wait_ms
-        while True:
-            leased = await self._ledger.commit(command)
-            left_ms = give_up_ms - self._ledger.now_ms()
-            if leased.tasks or left_ms <= 0 or not await self._ledger.queued(recipient, left_ms):
-                return leased
+        return await self._ledger.commit(
+            Take(holder=principal.agent, recipient=recipient, count=count, request_id=request_id)
+        )
 
     async def renew(self, principal: Principal, task_id: TaskId, lease_id: LeaseId) -> Lease:
         return await self._ledger.commit(
@@ -227,22 +225,14 @@ class MailboxExchange:
         *,
         everyone: bool = False,
         count: int = 1,
-        wait_ms: int = 0,
         request_id: str | None = None,
     ) -> Drained:
         self._check_page(count, self._ledger.limits.batch_max, "max")
-        self._check_wait(wait_ms)
         check_request_id(request_id)
         if everyone:
             principal.require_operator("scope=all")
         sender = None if everyone else principal.agent.pubkey
-        command = Drain(by=principal.agent, sender=sender, count=count, request_id=request_id)
-        give_up_ms = self._ledger.now_ms() + wait_ms
-        while True:
-            drained = await self._ledger.commit(command)
-            left_ms = give_up_ms - self._ledger.now_ms()
-            if drained.results or left_ms <= 0 or not await self._ledger.settled(sender, left_ms):
-                return drained
+        return await self._ledger.commit(Drain(by=principal.agent, sender=sender, count=count, request_id=request_id))
 
     async def queue(self, principal: Principal, query: QueueQuery) -> Queue:
         self._check_page(query.limit, self.limits.page_max, "limit")
@@ -328,10 +318,6 @@ class MailboxExchange:
     def _check_page(self, value: int, most: int, name: str) -> None:
         if not 1 <= value <= most:
             raise Invalid("invalid_limit", f"{name} must be between 1 and {most}")
-
-    def _check_wait(self, wait_ms: int) -> None:
-        if not 0 <= wait_ms <= self.limits.wait_ms_max:
-            raise Invalid("invalid_wait", f"wait_ms must be between 0 and {self.limits.wait_ms_max}")
 
 
 def check_task(task: Task, bytes_max: int) -> str:
