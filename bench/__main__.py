@@ -1,0 +1,72 @@
+"""`python -m bench [PART…] [--quick] [--json FILE]`: measure, print a table for each part, and sum up."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console
+
+from bench import history, http, machine, opening, pauses, queues
+from bench.report import Level, Table, show, summary
+
+PARTS: Final[dict[str, Callable[[Level, Path], Table]]] = {
+    part.NAME: part.run for part in (queues, http, opening, history, pauses)
+}
+# Not the system's folder for such things: that one may be memory, where a sync costs nothing.
+RESULTS: Final = Path(__file__).parent / "results"
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what Covenant promises about speed.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="under a minute in all; too short to quote")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
+    given = parser.parse_args(arguments)
+    unknown = set(given.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    level: Level = "quick" if given.quick else "full"
+    RESULTS.mkdir(exist_ok=True)
+    tables = measure(given.parts or list(PARTS), level, Console(width=118), RESULTS)
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(tables), indent=2) + b"\n")
+    return 0
+
+
+def measure(parts: Sequence[str], level: Level, console: Console, folder: Path) -> list[Table]:
+    """Works in a new folder inside `folder`, which is removed at the end."""
+    tables: list[Table] = []
+    with tempfile.TemporaryDirectory(dir=folder, prefix="w") as made:
+        workspace = Path(made)
+        console.print(machine.described(workspace), highlight=False)
+        console.print()
+        for part in parts:
+            begun = time.perf_counter()
+            place = workspace / part[0]
+            place.mkdir()
+            table = PARTS[part](level, place)
+            shutil.rmtree(place)
+            tables.append(table)
+            show(console, table)
+            console.print(
+                f"  took {time.perf_counter() - begun:.0f} s; load average now {machine.load_average():.2f}\n",
+                style="dim",
+                highlight=False,
+            )
+    sentence, missed = summary(tables)
+    console.print(sentence, style="bold", highlight=False)
+    for line in missed:
+        console.print(f"  missed: {line}", highlight=False)
+    return tables
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""A process that fills a home: `python -m bench.building HOME WHAT COUNT LIVE`, where WHAT is
+
+    cycles    COUNT tasks through their whole life, four events each
+    history   COUNT finished tasks, the quick way: all but one are replays of the first one's result
+    compact   nothing but a compaction
+
+and LIVE tasks stay queued at the end. Durability is "os": a builder that dies starts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from bench.workload import PAYLOAD, RECIPIENT, SENDER, Callers, archived, new_task, run
+from covenant import Mailbox
+from covenant.ledger.contract import Ledger
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.machine.commands import Accept, Drain, Settle, Take
+from covenant.model.result import Result, ResultStatus
+from covenant.model.task import DuplicateSafety, Idempotency, Task, fingerprint
+
+CALLERS: Final = 256
+DRAINED_AT_ONCE: Final = 100
+
+
+class Built(msgspec.Struct, frozen=True, kw_only=True):
+    last_seq: int
+    seconds: float
+
+
+async def main(home: Path, what: str, count: int, live: int) -> Built:
+    begun = time.perf_counter()
+    ledger = await open_ledger(home, clock=lambda: time.time_ns() // 1_000_000, durability="os")
+    try:
+        mailbox = Mailbox(ledger)
+        if what == "cycles":
+            await Callers(mailbox, count).run(CALLERS)
+        elif what == "history":
+            await _history(ledger, count)
+        await _shared(live, lambda: mailbox.send_task(new_task()))
+        await archived(mailbox)
+        if what == "compact":
+            await ledger.compact()
+        counts = await ledger.counts()
+    finally:
+        await ledger.close()
+    return Built(last_seq=counts.last_seq, seconds=time.perf_counter() - begun)
+
+
+async def _history(ledger: Ledger, count: int) -> None:
+    """A task that repeats idempotent work is settled as it is accepted: two records for three events."""
+    first = _repeated()
+    await _accept(ledger, first)
+    await ledger.commit(Take(holder=RECIPIENT, recipient=RECIPIENT.pubkey))
+    result = Result(task_id=first.id, status=ResultStatus.OK)
+    await ledger.commit(Settle(task_id=first.id, holder=RECIPIENT, result=result))
+    await _shared(count - 1, lambda: _replay(ledger))
+    while (await ledger.commit(_DRAIN)).results:
+        pass
+
+
+_DRAIN: Final = Drain(by=SENDER, sender=SENDER.pubkey, count=DRAINED_AT_ONCE)
+
+
+async def _replay(ledger: Ledger) -> None:
+    task = _repeated()
+    await _accept(ledger, task)
+    if task.id[:2] in {"00", "55", "aa"}:  # often enough that undrained results do not pile up
+        await ledger.commit(_DRAIN)
+
+
+async def _accept(ledger: Ledger, task: Task) -> None:
+    await ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+
+
+def _repeated() -> Task:
+    task = new_task()
+    same = Idempotency(DuplicateSafety.IDEMPOTENT, "same")
+    return Task(
+        id=task.id,
+        sender=SENDER,
+        recipient=RECIPIENT,
+        intent_text=PAYLOAD,
+        task_kind="repeated",
+        idempotency=same,
+    )
+
+
+async def _shared(count: int, make: Any) -> None:
+    """Do it so many times, with many callers at once."""
+    left = count
+
+    async def caller() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await make()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CALLERS):
+            group.create_task(caller())
+
+
+if __name__ == "__main__":
+    built: Coroutine[Any, Any, Built] = main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print(msgspec.json.encode(run(built)).decode())

@@ -1,0 +1,51 @@
+"""The daemon's HTTP server with nothing behind it: `python -m bench.echo` answers JSON with the same JSON.
+
+What it costs is what any request costs here before Covenant does anything: the measure for what Covenant adds. Prints
+its address and serves until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from bench.workload import run
+from covenant.daemon.listening import HttpServer, bound, url_of
+from covenant.daemon.settings import HttpSettings
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+async def echo(_: Scope, receive: Receive, send: Send) -> None:
+    message = await receive()
+    body: bytes = message["body"]
+    while message["more_body"]:
+        message = await receive()
+        body += message["body"]
+    answer = _encode(_decode(body))
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})
+
+
+async def main() -> None:
+    settings = HttpSettings(port=0)
+    with bound(settings) as listener:
+        server = HttpServer(echo, listener, settings, grace_s=1)
+
+        def stop() -> None:
+            server.should_exit = True
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.run_until_told())
+            await server.listening.wait()
+            print(url_of(listener), flush=True)
+
+
+if __name__ == "__main__":
+    run(main())

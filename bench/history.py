@@ -1,0 +1,77 @@
+"""history: whether an operation costs more when a million finished tasks lie behind it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+from bench import children, machine
+from bench.building import Built
+from bench.callers import Round
+from bench.report import Level, Table, at_most, fact
+
+NAME: Final = "history"
+RATIO: Final = 1.2
+CALLERS: Final = 64
+SHORT: Final = 10
+BUILD_S: Final = 400.0
+
+
+class Scale(NamedTuple):
+    tasks: int
+    cycles: int
+    rounds: int
+
+
+SCALES: Final[dict[Level, Scale]] = {
+    "full": Scale(1_000_000, 10_000, 5),
+    "quick": Scale(20_000, 2_000, 3),
+    "smoke": Scale(200, 100, 1),
+}
+
+
+def run(level: Level, workspace: Path) -> Table:
+    scale = SCALES[level]
+    long = workspace / "long"
+    built = children.ours("building", Built, long, "history", scale.tasks, 0, timeout_s=BUILD_S)
+    children.ours("building", Built, long, "compact", 0, 0, timeout_s=BUILD_S)
+    with_long: list[Round] = []
+    with_short: list[Round] = []
+    for number in range(scale.rounds):
+        short = workspace / f"short-{number}"  # a new one each time: measuring adds to the history
+        children.ours("building", Built, short, "history", SHORT, 0, timeout_s=BUILD_S)
+        with_short.append(_round(short, scale))
+        shutil.rmtree(short)
+        with_long.append(_round(long, scale))
+    return Table(
+        part=NAME,
+        title=f"a cycle with {SHORT} and with {scale.tasks:,} tasks in history, {CALLERS} callers",
+        rows=[
+            fact(f"CPU a cycle with {SHORT}", _cpu_us(with_short), "µs"),
+            fact(f"CPU a cycle with {scale.tasks:,}", _cpu_us(with_long), "µs"),
+            at_most("ratio", _cpu_us(with_long) / _cpu_us(with_short), RATIO, "×"),
+            fact(f"cycles with {SHORT}", median(r.measured.per_s for r in with_short), "cycles/s"),
+            fact(f"cycles with {scale.tasks:,}", median(r.measured.per_s for r in with_long), "cycles/s"),
+            fact("recent tasks: ratio", _ratio(with_long, with_short, "recent_us"), "×"),
+            fact("queue: ratio", _ratio(with_long, with_short, "queue_us"), "×"),
+            fact("archive", machine.folder_bytes(long) / 2**20, "MiB"),
+            fact("building it", scale.tasks / built.seconds, "tasks/s"),
+        ],
+        notes=[
+            f"medians of {scale.rounds} interleaved rounds of {scale.cycles:,} cycles, archiving included",
+        ],
+    )
+
+
+def _round(home: Path, scale: Scale) -> Round:
+    return children.ours("callers", Round, home, CALLERS, scale.cycles, timeout_s=120.0)
+
+
+def _cpu_us(rounds: list[Round]) -> float:
+    return median(one.measured.cpu_us for one in rounds)
+
+
+def _ratio(ours: list[Round], theirs: list[Round], name: str) -> float:
+    return float(median(getattr(one, name) for one in ours) / median(getattr(one, name) for one in theirs))

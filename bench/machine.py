@@ -1,0 +1,68 @@
+"""The machine under the measurement: how busy it is, what a sync costs, what a process uses."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Final
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def load_average() -> float:
+    return os.getloadavg()[0]
+
+
+def described(folder: Path) -> str:
+    return (
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()} {platform.release()}; "
+        f"fdatasync of 1 KiB {sync_s(folder) * 1e6:.0f} µs (median); load average {load_average():.2f}"
+    )
+
+
+def sync_s(folder: Path, count: int = 50) -> float:
+    """The median time of appending 1 KiB and syncing it."""
+    path = folder / "sync.probe"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    took: list[float] = []
+    try:
+        for _ in range(count):
+            begun = perf_counter()
+            os.write(fd, b"x" * 1024)
+            os.fdatasync(fd)
+            took.append(perf_counter() - begun)
+    finally:
+        os.close(fd)
+        path.unlink()
+    return median(took)
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of all threads of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+
+
+def forget_pages(folder: Path) -> None:
+    """Drop a folder's files from the page cache: as cold as it gets without root."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)  # dirty pages cannot be dropped
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
