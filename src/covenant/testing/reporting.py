@@ -165,8 +165,11 @@ class ReportingSuite(Suite):
     async def test_a_message_to_what_has_ended_is_refused(self, desk: Desk) -> None:
         leased = await desk.taken(make_task())
         await desk.finish(leased, ok(task_id(1)))
-        with refused("already_settled", 409):
-            await desk.say(task_id(1), "one more thing")
+        for _ in range(2):
+            with refused("already_settled", 409):
+                await desk.say(task_id(1), "one more thing")
+            await desk.drain()
+            await desk.ledger.audit_verify()  # waits for the archive
 
     async def test_the_number_of_artifacts_of_an_attempt_is_bounded(self, engine: Engine) -> None:
         desk = Desk(await engine.open(Limits(artifacts_per_attempt_max=2)), engine.clock)

@@ -184,6 +184,8 @@ def continue_(decide: Decide, command: Continue) -> Reported:
         raise decide.refuse(over(command.task_id, entry.ending))
     if entry.message_id == command.message_id:
         return Reported(entry.message_generation, duplicate=True)
+    if entry.ending is not None:
+        raise decide.refuse(over(command.task_id, entry.ending))
     if entry.state is not State.PARKED:
         raise decide.refuse(Conflict("not_parked", f"task {command.task_id} does not wait for a message"))
     decide.add(TaskContinued(command.task_id, entry.generation + 1, command.message, command.message_id))

@@ -15,7 +15,7 @@ from covenant.ledger.machine.commands import Access, Repair, RetryStale
 from covenant.ledger.machine.decision import Decide
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskRequeued
-from covenant.ledger.machine.refusals import find, over, unknown
+from covenant.ledger.machine.refusals import find, unknown
 from covenant.ledger.machine.settling import end
 from covenant.ledger.machine.states import Cause, Ending, State
 from covenant.ledger.machine.view import Archived
@@ -45,11 +45,10 @@ def repair(decide: Decide, command: Repair) -> RepairOutcome:
     if entry is None:
         raise decide.refuse(unknown(task_id))
     authorize(decide, command.access)
-    if isinstance(entry, Archived):
-        raise decide.refuse(over(task_id, entry.ending))
+    state = State.DRAINED if isinstance(entry, Archived) else entry.state
+    if isinstance(entry, Archived) or state is not State.LEASED or entry.lease is None:
+        raise decide.refuse(Conflict("not_leased", f"task {task_id} is not currently leased; it is {state}"))
     lease = entry.lease
-    if entry.state is not State.LEASED or lease is None:
-        raise decide.refuse(Conflict("not_leased", f"task {task_id} is not currently leased; it is {entry.state}"))
     _check_lease(decide, task_id, wanted.lease_id, lease.lease_id)
     match wanted:
         case Requeue():
