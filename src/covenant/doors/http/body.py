@@ -30,7 +30,8 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
         size += len(chunk)
         if size > bytes_max:
             chunks.clear()
-            await _discard(receive, DISCARD_BYTES_MAX)
+            if message.get("more_body"):
+                await _discard(receive, DISCARD_BYTES_MAX)
             raise _too_large(bytes_max)
         if not message.get("more_body"):
             return b"".join((*chunks, chunk)) if chunks else chunk

@@ -1,0 +1,59 @@
+"""One way of asking for an operation by its kind, over either door: what is true of one must be true of the other."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+from covenant.doors.table import BY_KIND
+from covenant.wire.frames import squashed
+from tests.doors.world import Actor, World
+
+WRAPPED = {
+    "send_a2a_task": "task",
+    "post_a2a_result": "result",
+    "repair_a2a_task": "request",
+    "retry_a2a_stale": "policy",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer; `status` only where the door has one."""
+
+    answer: dict[str, Any]
+    status: int | None
+
+
+class Speaker(Protocol):
+    async def tell(self, actor: Actor, kind: str, **fields: Any) -> Told: ...
+
+    async def ask(self, actor: Actor, kind: str, **fields: Any) -> dict[str, Any]:
+        """What is asked must not be refused."""
+        told = await self.tell(actor, kind, **fields)
+        assert told.answer["kind"] != "error", told
+        assert told.status in (None, 200)
+        return told.answer
+
+
+class HttpSpeaker(Speaker):
+    async def tell(self, actor: Actor, kind: str, **fields: Any) -> Told:
+        operation = BY_KIND[squashed(kind)]
+        target = operation.path
+        if "{task_id}" in target:
+            target = target.replace("{task_id}", str(fields.pop("task_id")))
+        if operation.in_body:
+            body = fields[WRAPPED[kind]] if kind in WRAPPED and WRAPPED[kind] in fields else fields
+            reply = await actor.http.ask("POST", target, body)
+        else:
+            reply = await actor.http.ask("GET", f"{target}?{urlencode(fields)}" if fields else target)
+        return Told(reply.json, reply.status)
+
+
+class IpcSpeaker(Speaker):
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def tell(self, actor: Actor, kind: str, **fields: Any) -> Told:
+        async with self._world.connect() as connection:
+            await connection.authenticate(actor.token)
+            return Told(await connection.ask(kind, **fields), None)

@@ -1,0 +1,193 @@
+"""Both doors, open on real sockets, over a real ledger in a folder, with some who may use them."""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from covenant.doors.http.app import HttpDoor, build_http
+from covenant.doors.ipc.server import IpcServer
+from covenant.doors.metrics import Meter
+from covenant.doors.waiting import Waits
+from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.exchange.principal import Principal
+from covenant.exchange.registry import Registry, operator_agent
+from covenant.ledger.contract import Ledger
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.machine.commands import Enroll
+from covenant.ledger.machine.view import Limits
+from covenant.model.grant import Identity
+from covenant.model.ids import AgentId
+from covenant.seal.keys import TOKEN_PREFIX_LENGTH, new_private_key, new_token, token_hash
+from tests.doors.clients import Http, Ipc
+
+VERSION: Final = "0.0.test"
+BOUND_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Somebody with a token."""
+
+    agent: AgentId
+    token: str
+    http: Http
+
+    @property
+    def wire(self) -> dict[str, str]:
+        return {"display": self.agent.display, "pubkey": self.agent.pubkey}
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    ledger: Ledger
+    exchange: MailboxExchange
+    registry: Registry
+    doorkeeper: Doorkeeper
+    waits: Waits
+    meter: Meter
+    door: HttpDoor
+    ipc: IpcServer
+    socket: Path
+    port: int
+    operator: Actor
+    saved_tokens: list[str] = field(default_factory=list)
+
+    @property
+    def principal(self) -> Principal:
+        return Principal(self.operator.agent, True, token_hash(self.operator.token))
+
+    async def enroll(self, display: str, *actions: str) -> Actor:
+        enrolled = await self.registry.enroll(self.principal, display, actions=actions)
+        return Actor(enrolled.identity.agent, enrolled.token, Http(self.port, enrolled.token))
+
+    async def grant(self, action: str, to: Actor, **scope: Any) -> None:
+        given = {"version": 1, **scope} if scope else None
+        await self.registry.grant(self.principal, action, to=to.agent.display, scope=given)
+
+    async def pair(self) -> tuple[Actor, Actor]:
+        """Two who may send to and answer each other: alice sends, bob works."""
+        return (
+            await self.enroll("alice@test", "a2a.send.bob@test", "a2a.respond.bob@test"),
+            await self.enroll("bob@test", "a2a.send.alice@test", "a2a.respond.alice@test"),
+        )
+
+    def connect(self) -> Ipc:
+        return Ipc(self.socket)
+
+    async def audit(self, kind: str) -> list[dict[str, Any]]:
+        """The newest rows of one type, newest first, as they were written."""
+        rows = [json.loads(record.row) for record in await self.ledger.audit_recent(None, 1_000, None)]
+        return sorted(
+            (row for row in rows if row["kind"]["type"] == kind), key=lambda row: row["timestamp_ms"], reverse=True
+        )
+
+
+def new_task(to: Actor | AgentId, intent: str = "do it", **fields: Any) -> dict[str, Any]:
+    agent = to.agent if isinstance(to, Actor) else to
+    return {"id": str(uuid.uuid4()), "recipient": {"display": agent.display}, "intent_text": intent, **fields}
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@asynccontextmanager
+async def open_world(folder: Path, **options: Any) -> AsyncIterator[World]:
+    """`options` are those of the doors; `limits` and `ledger_limits` are the exchange's and the ledger's."""
+    limits = options.pop("limits", MailboxLimits())
+    ledger = await open_ledger(folder / "home", clock=now_ms, limits=options.pop("ledger_limits", Limits()))
+    try:
+        async with _open_doors(ledger, folder, limits, options) as world:
+            yield world
+    finally:
+        await ledger.close()
+
+
+@asynccontextmanager
+async def _open_doors(
+    ledger: Ledger, folder: Path, limits: MailboxLimits, options: dict[str, Any]
+) -> AsyncIterator[World]:
+    key, token = new_private_key(), new_token()
+    operator = operator_agent("operator@test", key)
+    await _admit(ledger, operator, token)
+    saved: list[str] = []
+    doorkeeper = Doorkeeper(ledger, operator)
+    exchange = MailboxExchange(ledger, operator, limits)
+    registry = Registry(ledger, doorkeeper, operator, key, saved.append)
+    waits, meter = Waits(doorkeeper), Meter()
+    parts: dict[str, Any] = {
+        "exchange": exchange,
+        "registry": registry,
+        "doorkeeper": doorkeeper,
+        "ledger": ledger,
+        "waits": waits,
+        "meter": meter,
+        "version": VERSION,
+        "legacy_kinds": options.pop("legacy_kinds", False),
+    }
+    of_ipc = {
+        name: options.pop(name) for name in ("frame_bytes_max", "connections_max", "handshake_s") if name in options
+    }
+    door = build_http(**parts, **options)
+    ipc = IpcServer(folder / "sock", **parts, **of_ipc)
+    await ipc.start()
+    async with _listening(door) as port:
+        try:
+            yield World(
+                ledger=ledger,
+                exchange=exchange,
+                registry=registry,
+                doorkeeper=doorkeeper,
+                waits=waits,
+                meter=meter,
+                door=door,
+                ipc=ipc,
+                socket=folder / "sock",
+                port=port,
+                operator=Actor(operator, token, Http(port, token)),
+                saved_tokens=saved,
+            )
+        finally:
+            waits.stop()
+            await ipc.stop()
+
+
+async def _admit(ledger: Ledger, operator: AgentId, token: str) -> None:
+    identity = Identity(
+        agent=operator,
+        token_sha256=token_hash(token),
+        token_prefix=token[:TOKEN_PREFIX_LENGTH],
+        registered_at_ms=ledger.now_ms(),
+        operator=True,
+    )
+    await ledger.commit(Enroll(by=operator, identity=identity))
+
+
+@asynccontextmanager
+async def _listening(app: ASGIApp) -> AsyncIterator[int]:
+    """Uvicorn's protocol on a port of its own, without the server around it, which only looks up ten times a second."""
+    config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False)
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: HttpToolsProtocol(config, state, {}), "127.0.0.1", 0)
+    try:
+        yield int(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        for connection in tuple(state.connections):
+            connection.shutdown()
+        if state.tasks:
+            await asyncio.wait(state.tasks, timeout=BOUND_S)
