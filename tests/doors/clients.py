@@ -43,13 +43,14 @@ class HttpConnection:
         self.writer.write("\r\n".join((*lines, "", "")).encode("latin-1") + body)
         await self.writer.drain()
 
-    async def hear(self) -> Reply:
+    async def hear(self, *, bodiless: bool = False) -> Reply:
         async with asyncio.timeout(ANSWER_S):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {
                 name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
             }
-            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+            length = 0 if bodiless else int(headers.get("content-length", 0))
+            body = await self.reader.readexactly(length)
         return Reply(int(head[0].split()[1]), headers, body)
 
     async def ended(self) -> bool:
@@ -71,7 +72,7 @@ class Http:
         named = {"Authorization": f"Bearer {self.token}"} if self.token is not None else {}
         async with HttpConnection(self.port) as connection:
             await connection.say(method, target, {**named, **(headers or {})}, data)
-            return await connection.hear()
+            return await connection.hear(bodiless=method == "HEAD")
 
     async def get(self, target: str) -> Any:
         return self._good(await self.ask("GET", target))

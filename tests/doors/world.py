@@ -4,11 +4,11 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.ipc.server import IpcServer
 from covenant.doors.metrics import Meter
-from covenant.doors.waiting import Waits
+from covenant.doors.waiting import Pause, Waits
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.principal import Principal
@@ -32,8 +32,36 @@ from covenant.model.ids import AgentId
 from covenant.seal.keys import TOKEN_PREFIX_LENGTH, new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
 
+T = TypeVar("T")
+
 VERSION: Final = "0.0.test"
 BOUND_S: Final = 20.0
+
+
+class WatchedWaits(Waits):
+    """Tells a test when waits begin and end."""
+
+    def __init__(self, doorkeeper: Doorkeeper) -> None:
+        super().__init__(doorkeeper)
+        self._count = 0
+        self._changed = asyncio.Condition()
+
+    async def run(self, principal: Principal, gone: asyncio.Future[Any], call: Callable[[Pause], Awaitable[T]]) -> T:
+        await self._change(1)
+        try:
+            return await super().run(principal, gone, call)
+        finally:
+            await self._change(-1)
+
+    async def _change(self, by: int) -> None:
+        async with self._changed:
+            self._count += by
+            self._changed.notify_all()
+
+    async def until(self, count: int) -> None:
+        """Until exactly so many are open."""
+        async with asyncio.timeout(BOUND_S), self._changed:
+            await self._changed.wait_for(lambda: self._count == count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +83,7 @@ class World:
     exchange: MailboxExchange
     registry: Registry
     doorkeeper: Doorkeeper
-    waits: Waits
+    waits: WatchedWaits
     meter: Meter
     door: HttpDoor
     ipc: IpcServer
@@ -126,7 +154,7 @@ async def _open_doors(
     doorkeeper = Doorkeeper(ledger, operator)
     exchange = MailboxExchange(ledger, operator, limits)
     registry = Registry(ledger, doorkeeper, operator, key, saved.append)
-    waits, meter = Waits(doorkeeper), Meter()
+    waits, meter = WatchedWaits(doorkeeper), Meter()
     parts: dict[str, Any] = {
         "exchange": exchange,
         "registry": registry,

@@ -22,9 +22,10 @@ class FrameTooLargeError(Exception):
 
 
 class FrameStream(asyncio.Protocol):
-    def __init__(self, frame_bytes_max: int) -> None:
+    def __init__(self, frame_bytes_max: int, *, write_stall_s: float = WRITE_STALL_S) -> None:
         loop = asyncio.get_running_loop()
         self.frame_bytes_max = frame_bytes_max
+        self._write_stall_s = write_stall_s
         self.ended: asyncio.Future[None] = loop.create_future()
         """Done once no more frames will come: the other side is gone, or we are through with it."""
         self._transport: asyncio.Transport | None = None
@@ -116,7 +117,7 @@ class FrameStream(asyncio.Protocol):
         transport.write(framed(body))
         if not self._writable.is_set():
             try:
-                await asyncio.wait_for(self._writable.wait(), WRITE_STALL_S)
+                await asyncio.wait_for(self._writable.wait(), self._write_stall_s)
             except TimeoutError:
                 transport.abort()
 
@@ -134,7 +135,7 @@ class FrameStream(asyncio.Protocol):
         transport = self._transport
         if transport is not None:
             transport.close()
-            asyncio.get_running_loop().call_later(WRITE_STALL_S, transport.abort)
+            asyncio.get_running_loop().call_later(self._write_stall_s, transport.abort)
 
     def abort(self) -> None:
         self.cut_off()

@@ -1,0 +1,144 @@
+"""Waits end when the caller leaves, when its token is revoked, and when the daemon stops; no lease is lost by it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from covenant.doors.mailbox import take_waiting
+from covenant.doors.operation import Office
+from covenant.doors.waiting import CallerGoneError, Pause
+from covenant.model.errors import Refusal, Unavailable
+from covenant.wire.mailbox import Next
+from tests.doors.clients import HttpConnection
+from tests.doors.world import Actor, World, new_task
+
+
+@asynccontextmanager
+async def http_wait(world: World, actor: Actor, target: str) -> AsyncIterator[HttpConnection]:
+    async with HttpConnection(world.port) as connection:
+        await connection.say("GET", target, {"Authorization": f"Bearer {actor.token}"}, b"")
+        await world.waits.until(1)
+        yield connection
+
+
+@pytest.mark.parametrize("target", ["/a2a/tasks/next?wait_ms=60000", "/a2a/results/next?wait_ms=60000"])
+async def test_revoking_a_token_ends_its_long_polls(world: World, target: str) -> None:
+    alice, bob = await world.pair()
+    async with http_wait(world, bob, target) as connection:
+        await world.registry.revoke(world.principal, "alice@test")
+        await world.waits.until(1)
+        await world.operator.http.post("/identities/revoke", {"identity": "bob@test"})
+        reply = await connection.hear()
+        assert (reply.status, reply.json["code"]) == (401, "unknown_token")
+        assert reply.headers["www-authenticate"] == "Bearer"
+    await world.waits.until(0)
+    assert (await alice.http.ask("GET", "/a2a/queue")).status == 401
+
+
+async def test_rotating_a_token_ends_the_waits_of_the_old_one(world: World) -> None:
+    _, bob = await world.pair()
+    async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000") as connection:
+        await world.operator.http.post("/identities/rotate", {"identity": "bob@test"})
+        assert (await connection.hear()).status == 401
+
+
+async def test_revoking_a_token_ends_its_connections_to_the_socket(world: World) -> None:
+    alice, bob = await world.pair()
+    async with world.connect() as idle, world.connect() as waiting, world.connect() as other:
+        for connection, actor in ((idle, bob), (waiting, bob), (other, alice)):
+            await connection.authenticate(actor.token)
+        await waiting.send_bytes(b'{"kind":"try_recv_a2a_task","wait_ms":60000}')
+        await world.waits.until(1)
+        await world.registry.revoke(world.principal, "bob@test")
+        assert await idle.hear() is None
+        assert (await waiting.hear())["code"] == "unknown_token"
+        assert await waiting.hear() is None
+        assert (await other.ask("ping"))["kind"] == "pong"
+
+
+async def test_requests_already_sent_are_not_served_after_a_revocation(world: World) -> None:
+    """The operator revokes itself; what it had sent behind that is not done any more."""
+    async with world.connect() as connection:
+        await connection.authenticate(world.operator.token)
+        await connection.send_bytes(b'{"kind":"revoke_identity","identity":"operator@test","force":true}')
+        await connection.send_bytes(b'{"kind":"enroll_identity","display":"eve@test"}')
+        assert (await connection.hear())["kind"] == "identity_revoked"
+        assert await connection.hear() is None
+    assert [each.agent.display for each in await world.ledger.identities()] == ["operator@test"]
+
+
+async def test_rotating_ones_own_token_on_the_socket_tells_the_new_one_and_ends(world: World) -> None:
+    async with world.connect() as connection:
+        await connection.authenticate(world.operator.token)
+        rotated = await connection.ask("rotate_token")
+        assert await connection.hear() is None
+    async with world.connect() as connection:
+        await connection.authenticate(rotated["token_b58"])
+
+
+@pytest.mark.parametrize("door", ["http", "ipc"])
+async def test_no_lease_is_taken_for_a_caller_that_has_left(world: World, door: str) -> None:
+    alice, bob = await world.pair()
+    if door == "http":
+        async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000"):
+            pass
+    else:
+        async with world.connect() as connection:
+            await connection.authenticate(bob.token)
+            await connection.send_bytes(b'{"kind":"try_recv_a2a_task","wait_ms":60000}')
+            await world.waits.until(1)
+    await world.waits.until(0)
+    task = new_task(bob)
+    await alice.http.post("/a2a/tasks", task)
+    taken = await bob.http.get("/a2a/tasks/next")
+    assert (taken["task"]["id"], taken["lease"]["attempt"]) == (task["id"], 1)
+
+
+async def test_a_lease_taken_just_as_the_caller_left_is_given_back(world: World) -> None:
+    """The caller leaves while the lease is being made durable: nobody would ever hear of it."""
+    alice, bob = await world.pair()
+    await alice.http.post("/a2a/tasks", new_task(bob))
+    principal = world.doorkeeper.recognise(bob.token)
+    assert principal is not None
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    gone.set_result(None)
+    office = Office(world.exchange, world.registry, world.ledger)
+    with pytest.raises(CallerGoneError):
+        await take_waiting(office, principal, Next(wait_ms=60_000), Pause(gone))
+    assert (await bob.http.get("/a2a/tasks/next"))["lease"]["attempt"] == 2
+
+
+async def test_a_stop_ends_every_wait_and_lets_no_new_one_begin(world: World) -> None:
+    _, bob = await world.pair()
+    async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000") as connection:
+        world.waits.stop()
+        reply = await connection.hear()
+        assert (reply.status, reply.json["code"]) == (503, "stopping")
+    assert (await bob.http.ask("GET", "/a2a/results/next?wait_ms=60000")).json["code"] == "stopping"
+    assert (await bob.http.get("/a2a/results/next"))["result"] is None
+
+
+async def nothing_happens() -> bool:
+    await asyncio.Event().wait()
+    return True
+
+
+async def something_happens() -> bool:
+    return True
+
+
+async def test_a_pause_gives_what_happens_unless_it_is_ended_first() -> None:
+    gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    pause = Pause(gone)
+    assert await pause.until(something_happens())
+    pause.end(Unavailable("stopping", "first"))
+    pause.end(Unavailable("other", "second"))
+    for happening in (something_happens, nothing_happens):
+        with pytest.raises(Refusal, match="first"):
+            await pause.until(happening())
+    gone.set_result(None)
+    with pytest.raises(CallerGoneError):
+        await Pause(gone).until(something_happens())
