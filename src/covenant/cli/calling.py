@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -18,8 +19,9 @@ from covenant.daemon.environment import TOKEN_VARIABLE, environment, find_home
 class Call:
     """One run of a command: how it was asked to answer, and its connection."""
 
-    def __init__(self, home: Path, connection: Connection, *, as_json: bool) -> None:
-        self.home = home
+    def __init__(self, connection: Connection, *, again: str, as_json: bool) -> None:
+        self.again = again
+        """How to call as the same caller once more, up to the command."""
         self.json = as_json
         self.ask = connection.ask
 
@@ -39,10 +41,11 @@ def calls(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def run(*, home: str | None, token_file: str | None, as_json: bool, **own: Any) -> None:
         variables = environment()
-        folder, _ = find_home(said_before("home", home), variables)
-        token = read_token(folder, said_before("token_file", token_file), variables)
+        home, token_file = said_before("home", home), said_before("token_file", token_file)
+        folder, _ = find_home(home, variables)
+        token = read_token(folder, token_file, variables)
         with Connection(folder, token) as connection:
-            function(Call(folder, connection, as_json=as_json), **own)
+            function(Call(connection, again=_again(home, token_file), as_json=as_json), **own)
 
     return run
 
@@ -53,6 +56,11 @@ def said_before(name: str, value: str | None) -> str | None:
         return value
     first: str | None = click.get_current_context().find_root().params.get(name)
     return first
+
+
+def _again(home: str | None, token_file: str | None) -> str:
+    given = (("--home", home), ("--token-file", token_file))
+    return " ".join(["covenant", *(f"{name} {shlex.quote(value)}" for name, value in given if value is not None)])
 
 
 def read_token(home: Path, token_file: str | None, variables: Mapping[str, str]) -> str:

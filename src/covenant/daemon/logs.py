@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from typing import Any, Final, TextIO
 
 from covenant.daemon.settings import LogFormat, LogLevel
@@ -39,7 +40,8 @@ class Log:
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        stamp = f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}"
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        stamp = f"{seconds}.{int(record.msecs):03d}Z"
         words = [stamp, record.levelname.lower(), record.getMessage()]
         words += [f"{name}={_word(value)}" for name, value in _fields(record).items()]
         line = " ".join(words)

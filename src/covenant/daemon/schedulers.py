@@ -58,19 +58,25 @@ class Sweeper:
         await self._watch_clock()
         if self._monotonic_ms() < self._paused_until_ms:
             return None
-        swept = Swept()
+        total = Swept()
         for _ in range(SWEEPS_AT_ONCE_MAX):
             swept = await self._ledger.commit(Sweep())
-            if swept.expired or swept.timed_out or swept.forgotten:
-                self._log.info(
-                    "sweep.settled",
-                    expired=len(swept.expired),
-                    timed_out=len(swept.timed_out),
-                    forgotten=swept.forgotten,
-                )
+            total = Swept(
+                expired=total.expired + swept.expired,
+                timed_out=total.timed_out + swept.timed_out,
+                forgotten=total.forgotten + swept.forgotten,
+                uncached=total.uncached + swept.uncached,
+                more=swept.more,
+            )
             if not swept.more:
                 break
-        return swept
+        self._tell(total)
+        return total
+
+    def _tell(self, swept: Swept) -> None:
+        counts = {"expired": len(swept.expired), "timed_out": len(swept.timed_out), "forgotten": swept.forgotten}
+        if any(counts.values()):
+            self._log.info("sweep.settled", **counts)
 
     async def _watch_clock(self) -> None:
         wall_ms, monotonic_ms = self._ledger.now_ms(), self._monotonic_ms()

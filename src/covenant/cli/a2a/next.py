@@ -37,5 +37,5 @@ def command(call: Call, *, wait_ms: int | None, count: int | None, everyone: boo
         put(task["intent_text"])
         say(
             f"task {task['id']} from {task['sender']['display']}, attempt {lease['attempt']}; answer with\n"
-            f"  covenant a2a respond {task['id']} --lease-id {lease['lease_id']} TEXT"
+            f"  {call.again} a2a respond {task['id']} --lease-id {lease['lease_id']} TEXT"
         )

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 STATES: Final = ("queued", "in_flight", "in-flight")
-Options = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def filters(function: Callable[..., None]) -> Callable[..., None]:
@@ -39,10 +38,16 @@ def filters(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def asked(**given: Any) -> dict[str, Any]:
-    """The filters as the daemon takes them: one spelling of each state."""
-    state = given["state_filter"]
-    return {**given, "state_filter": state.replace("-", "_") if state else None}
+def asked(
+    *, limit: int, min_lease_age_ms: int | None, deadline_within_ms: int | None, state_filter: str | None
+) -> dict[str, Any]:
+    """The filters as the daemon takes them, in the order in which they are told again."""
+    return {
+        "limit": limit,
+        "min_lease_age_ms": min_lease_age_ms,
+        "deadline_within_ms": deadline_within_ms,
+        "state_filter": state_filter.replace("-", "_") if state_filter else None,
+    }
 
 
 def shown(answer: dict[str, Any], now_ms: int) -> RenderableType:

@@ -90,7 +90,9 @@ def _wait(call: Call, task_id: str, timeout_ms: int) -> dict[str, Any]:
             return result
         left_ms = give_up_ms - monotonic_ms()
         if left_ms <= 0:
-            raise Failure("timeout", f"no result yet; task {task_id} goes on. Look with `covenant a2a show {task_id}`")
+            raise Failure(
+                "timeout", f"no result yet; task {task_id} goes on. Look with `{call.again} a2a show {task_id}`"
+            )
         time.sleep(min(pause_ms, left_ms) / 1000)
         pause_ms = min(2 * pause_ms, POLL_MS_MAX)
 

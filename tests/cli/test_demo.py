@@ -1,0 +1,85 @@
+"""`covenant serve --demo`, as `make run` starts it: every command that it prints is run as it stands."""
+
+import os
+import re
+import selectors
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.daemons import BOUND_S, COVENANT, environment
+
+COMMAND = re.compile(r"^ +\$ (.+)$", re.MULTILINE)
+
+
+def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
+    process = subprocess.Popen(
+        [str(COVENANT), "serve", "--demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env=environment(COVENANT_HTTP_PORT="0"),
+    )
+    assert process.stdout is not None
+    said = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while b"/a2a/queue\n" not in said:
+            assert selector.select(BOUND_S), said
+            more = os.read(process.stdout.fileno(), 65_536)
+            assert more, said
+            said += more
+    return process, said.decode()
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    process.terminate()
+    code = process.wait(BOUND_S)
+    assert process.stdout is not None
+    process.stdout.close()
+    return code
+
+
+@pytest.fixture
+def folder(short_path: Path) -> Path:
+    made = short_path / "repository"
+    made.mkdir(exist_ok=True)
+    return made
+
+
+def test_every_printed_command_works_as_it_stands_and_again_after_a_restart(folder: Path) -> None:
+    for _ in range(2):
+        process, said = start(folder)
+        try:
+            commands = COMMAND.findall(said)
+            assert len(commands) == 7
+            outputs = [run(command, folder) for command in commands]
+        finally:
+            assert end(process) == 0
+        assert outputs[0] == "echo: hello\n"
+        assert outputs[2] == "count the stars\n"
+        assert "in flight" in outputs[3]
+        assert outputs[5].startswith("valid: ")
+        assert outputs[6].startswith('{"kind":"a2a_queue"')
+
+
+def run(command: str, folder: Path) -> str:
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert done.returncode == 0, (command, done)
+    return done.stdout
+
+
+def test_the_demo_keeps_to_a_folder_of_its_own_that_git_leaves_alone(folder: Path) -> None:
+    process, _ = start(folder)
+    assert end(process) == 0
+    assert [path.name for path in folder.iterdir()] == [".demo"]
+    assert (folder / ".demo" / ".gitignore").read_text() == "*\n"

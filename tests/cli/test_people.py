@@ -1,0 +1,157 @@
+"""Every command once for people: what it says, on which stream, and that nothing an agent wrote can do harm there."""
+
+from uuid import uuid4
+
+import pytest
+
+from covenant.cli.ages import age, distance
+from covenant.cli.output import brief, clean
+from tests.cli.daemons import Daemon
+
+
+def answered(daemon: Daemon, *words: str) -> str:
+    ran = daemon.run(*words)
+    assert ran.code == 0, ran
+    return ran.out
+
+
+def bob(daemon: Daemon, *words: str) -> str:
+    return answered(daemon, "--token-file", str(daemon.home / "bob.token"), *words)
+
+
+def test_a_task_from_send_to_drain(daemon: Daemon) -> None:
+    task_id = str(uuid4())
+    root = str(uuid4())
+    assert (
+        answered(daemon, "a2a", "send", "--to", "bob@host", "--id", task_id, "--parent", root, "dig").strip() == task_id
+    )
+    assert "dig" in answered(daemon, "a2a", "status", "--limit", "100")
+    assert bob(daemon, "a2a", "next") == "dig\n"
+    shown = answered(daemon, "a2a", "status", "--state", "in_flight")
+    assert "in flight" in shown
+    assert "0s by bob@host" in shown
+    assert bob(daemon, "a2a", "respond", task_id, "done\nand dusted").strip() == task_id
+    assert "done and dusted" in answered(daemon, "a2a", "results")
+    assert "done and dusted" in answered(daemon, "a2a", "watch", "--once")
+    tree = answered(daemon, "a2a", "tree", root)
+    assert tree.splitlines()[0] == f"{root} (not sent here)"
+    assert tree.splitlines()[1] == f"└── ok {task_id} bob@host dig"
+    whole = answered(daemon, "a2a", "show", task_id)
+    for part in ("settled", "operator@local", "ok: done", "leases", "submitted"):
+        assert part in whole
+    assert answered(daemon, "a2a", "results", "--next") == "done\nand dusted\n"
+    assert daemon.run("a2a", "results").err == "no result is waiting\n"
+
+
+def test_send_waits_for_the_result_and_tells_it(daemon: Daemon) -> None:
+    key = str(uuid4())
+    task_id = answered(daemon, "a2a", "send", "--to", "bob@host", "--key", key, "--idempotent", "add").strip()
+    bob(daemon, "a2a", "next")
+    bob(daemon, "a2a", "respond", task_id, "3")
+    ran = daemon.run("a2a", "send", "--to", "bob@host", "--key", key, "--idempotent", "--wait", "add")
+    assert (ran.code, ran.out) == (0, "3\n")
+    assert ran.err == "the same work was done before; its result is replayed\n"
+    answered(daemon, "a2a", "results", "--next", "--max", "2")
+
+
+def test_a_wait_that_is_over_fails_and_says_where_to_look(daemon: Daemon) -> None:
+    ran = daemon.run("a2a", "send", "--to", "bob@host", "--wait", "--timeout", "1ms", "never mind")
+    assert ran.code == 1
+    assert "a2a show " in ran.err
+    task = daemon.json("a2a", "next", "--all")["task"]["id"]
+    assert "forced_error" in answered(daemon, "a2a", "force-error", task, "--reason", "test", "--message", "no")
+    ran = daemon.run("a2a", "send", "--to", "bob@host", "--id", task, "--wait", "never mind")
+    assert (ran.code, ran.out) == (1, "")
+    assert "the task failed: no" in ran.err
+    answered(daemon, "a2a", "results", "--next")
+
+
+def test_text_may_come_from_standard_input(daemon: Daemon) -> None:
+    ran = daemon.run("a2a", "send", "--to", "bob@host", "-", stdin="from a pipe: ÄÖ\n")
+    assert ran.code == 0
+    assert bob(daemon, "a2a", "next") == "from a pipe: ÄÖ\n"
+    piped = daemon.run(
+        "--token-file", str(daemon.home / "bob.token"), "a2a", "respond", ran.out.strip(), "-", stdin="answer\n"
+    )
+    assert piped.code == 0
+    assert answered(daemon, "a2a", "results", "--next") == "answer\n"
+
+
+def test_repairs_are_told_in_words(daemon: Daemon) -> None:
+    task_id = answered(daemon, "a2a", "send", "--to", "bob@host", "walk").strip()
+    bob(daemon, "a2a", "next")
+    report = answered(daemon, "a2a", "retry-stale", "--min-lease-age-ms", "0")
+    assert report.startswith("considered 1 task(s), requeued 0, skipped 1\n")
+    assert "missing idempotency" in report
+    said = daemon.run("a2a", "requeue", task_id, "--reason", "lost", "--duplicate-risk", "operator-accepted")
+    assert (said.code, said.out) == (0, f"requeued {task_id}\n")
+    assert said.err == "it is queued now, after 1 attempt(s)\n"
+    bob(daemon, "a2a", "next")
+    bob(
+        daemon,
+        "a2a",
+        "respond",
+        task_id,
+        "--error",
+        "tired",
+        "--lease-id",
+        daemon.json("a2a", "status")["tasks"][0]["lease_id"],
+    )
+    assert answered(daemon, "a2a", "results", "--next") == "tired\n"
+
+
+def test_identities_capabilities_and_audit_are_told_in_words(daemon: Daemon) -> None:
+    name = f"eve-{uuid4().hex[:6]}@host"
+    enrolled = daemon.run("identities", "enroll", name, "--grant", "a2a.send.bob@host")
+    assert enrolled.code == 0
+    assert len(enrolled.out.strip()) > 40
+    assert "granted a2a.send.bob@host" in enrolled.err
+    assert name in answered(daemon, "identities", "list")
+    assert len(answered(daemon, "identities", "rotate", name).strip()) > 40
+    assert answered(daemon, "identities", "revoke", name).startswith(f"revoked {name}")
+    assert name in answered(daemon, "identities", "list", "--revoked-only")
+    assert answered(daemon, "identities", "purge", "--before-ms", "1") == "purged 0 revoked token(s)\n"
+    granted = answered(daemon, "capabilities", "grant", "a2a.send.x@y", "--expires-at", "9" * 13)
+    assert granted.startswith("granted: operator@local → a2a.send.x@y\nsignature: ")
+    signature = granted.split()[-1]
+    assert signature in answered(daemon, "capabilities", "recent")
+    assert answered(daemon, "capabilities", "revoke", signature) == f"revoked {signature}\n"
+    assert answered(daemon, "capabilities", "revoke", signature) == f"there is no live grant {signature}\n"
+    assert answered(daemon, "capabilities", "purge", "--before-ms", "1") == "purged 0 revoked grant(s)\n"
+    assert "capability granted" in answered(daemon, "audit", "recent")
+    assert answered(daemon, "audit", "verify").startswith("valid: ")
+    assert answered(daemon, "audit", "purge", "--before-ms", "1") == "purged 0 audit row(s)\n"
+    assert answered(daemon, "a2a", "compact").startswith("dropped ")
+
+
+def test_settings_and_version_are_told_in_words(daemon: Daemon) -> None:
+    assert "http.port" in answered(daemon, "settings", "show")
+    assert answered(daemon, "version") == answered(daemon, "--version")
+
+
+def test_help_is_given_at_every_level(daemon: Daemon) -> None:
+    assert "identities" in answered(daemon, "--help")
+    assert "retry-stale" in answered(daemon, "a2a", "--help")
+
+
+@pytest.mark.parametrize(
+    ("ms", "word"),
+    [(-5, "0s"), (0, "0s"), (59_999, "59s"), (60_000, "1m"), (3_599_999, "59m"), (3_600_000, "1h"), (90_000_000, "1d")],
+)
+def test_an_age_is_its_largest_whole_unit(ms: int, word: str) -> None:
+    assert age(ms) == word
+
+
+def test_a_distance_says_whether_it_lies_ahead() -> None:
+    assert (distance(300_000), distance(-300_000)) == ("in 5m", "5m ago")
+
+
+@pytest.mark.parametrize("text", ["\x1b[2Jgone", "a\rb", "\x9b31m", "bell\a", "\u202egnp.exe"])
+def test_what_agents_wrote_cannot_steer_the_terminal(text: str) -> None:
+    assert all(character.isprintable() or character in "\n\t" for character in clean(text))
+    assert brief(text).isprintable()
+
+
+def test_a_long_text_is_cut_to_one_line() -> None:
+    assert brief("a\nb  c", 10) == "a b c"
+    assert brief("x" * 100, 10) == "x" * 9 + "…"

@@ -1,0 +1,206 @@
+"""What the daemon does by itself: sweeping with an eye on the clock, retrying through the gate, compacting."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from covenant.daemon.logs import Log
+from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
+from covenant.daemon.schedulers import CLOCK_STEP_MS, PAUSE_MS, Maintenance, RetryScheduler, Sweeper
+from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.exchange.principal import Principal
+from covenant.exchange.registry import Registry, operator_agent
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.homes import memory_ledger
+from covenant.model.errors import CovenantError, Unavailable
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.repair import RetryPolicy
+from covenant.model.task import DuplicateSafety, Idempotency, Task
+from covenant.seal.keys import new_private_key, new_token, public_key
+
+BOB = AgentId("bob@host", public_key(new_private_key()))
+
+
+class Clocks:
+    """A wall clock that can be set, beside a steady one."""
+
+    def __init__(self) -> None:
+        self.wall_ms = 1_800_000_000_000
+        self.steady_ms = 5_000
+
+    def pass_time(self, ms: int) -> None:
+        self.wall_ms += ms
+        self.steady_ms += ms
+
+    def set_wall(self, ms: int) -> None:
+        self.wall_ms += ms
+
+
+class Town:
+    """An operator who may send to bob, on a ledger in memory."""
+
+    def __init__(self, ledger: LogLedger, clocks: Clocks, operator: Principal, registry: Registry) -> None:
+        self.ledger = ledger
+        self.clocks = clocks
+        self.operator = operator
+        self.registry = registry
+        self.exchange = MailboxExchange(ledger, operator.agent, MailboxLimits())
+        self._sent = 0
+
+    async def send(self, *, deadline_in_ms: int | None = None, key: str | None = None) -> TaskId:
+        self._sent += 1
+        task = Task(
+            id=TaskId(f"00000000-0000-4000-8000-{self._sent:012d}"),
+            sender=self.operator.agent,
+            recipient=BOB,
+            intent_text="work",
+            deadline_ms=None if deadline_in_ms is None else self.clocks.wall_ms + deadline_in_ms,
+            idempotency=Idempotency(DuplicateSafety.IDEMPOTENT, key) if key else None,
+        )
+        return (await self.exchange.accept(self.operator, task)).task_id
+
+    async def state(self, task_id: TaskId) -> str:
+        return (await self.exchange.show(self.operator, task_id)).state
+
+    async def audit_types(self) -> list[str]:
+        rows = await self.registry.audit_recent(self.operator, 100, None)
+        return [row.row for row in rows]
+
+
+@pytest.fixture
+async def town() -> AsyncIterator[Town]:
+    clocks = Clocks()
+    ledger = await memory_ledger(clock=lambda: clocks.wall_ms)
+    key = new_private_key()
+    operator = operator_agent(OPERATOR_DISPLAY, key)
+    saved: list[str] = []
+    principal = await admit_operator(ledger, operator, new_token(), saved.append)
+    registry = Registry(ledger, Doorkeeper(ledger, operator), operator, key, saved.append)
+    await registry.grant(principal, "a2a.send.bob@host")
+    yield Town(ledger, clocks, principal, registry)
+    await ledger.close()
+
+
+def sweeper(town: Town) -> Sweeper:
+    return Sweeper(town.ledger, town.operator.agent, monotonic_ms=lambda: town.clocks.steady_ms, log=Log())
+
+
+async def test_a_queued_task_past_its_deadline_is_settled_by_the_next_sweep(town: Town) -> None:
+    task_id = await town.send(deadline_in_ms=1_000)
+    sweep = sweeper(town)
+    swept = await sweep.step()
+    assert swept is not None
+    assert swept.expired == ()
+    town.clocks.pass_time(2_000)
+    swept = await sweep.step()
+    assert swept is not None
+    assert swept.expired == (task_id,)
+    assert await town.state(task_id) == "result_pending"
+
+
+async def test_a_backlog_is_swept_in_one_step(town: Town) -> None:
+    sent = [await town.send(deadline_in_ms=1_000) for _ in range(250)]
+    sweep = sweeper(town)
+    town.clocks.pass_time(2_000)
+    swept = await sweep.step()
+    assert swept is not None
+    assert not swept.more
+    assert [await town.state(task_id) for task_id in sent] == ["result_pending"] * 250
+
+
+@pytest.mark.parametrize("step_ms", [CLOCK_STEP_MS + 1, -CLOCK_STEP_MS - 1], ids=["forward", "back"])
+async def test_a_step_of_the_clock_pauses_the_sweep_and_is_reported(town: Town, step_ms: int) -> None:
+    task_id = await town.send(deadline_in_ms=1_000)
+    sweep = sweeper(town)
+    town.clocks.set_wall(step_ms)
+    assert await sweep.step() is None
+    assert await town.state(task_id) == "queued"
+    rows = [row for row in await town.audit_types() if "clock_stepped" in row]
+    assert len(rows) == 1
+    assert f'"step_ms":{step_ms}' in rows[0]
+    town.clocks.pass_time(PAUSE_MS - 1)
+    assert await sweep.step() is None
+    town.clocks.pass_time(1)
+    assert await sweep.step() is not None
+
+
+async def test_a_clock_that_is_set_right_again_has_expired_nothing(town: Town) -> None:
+    task_id = await town.send(deadline_in_ms=PAUSE_MS * 10)
+    sweep = sweeper(town)
+    town.clocks.set_wall(PAUSE_MS * 60)
+    assert await sweep.step() is None
+    town.clocks.set_wall(-PAUSE_MS * 60)
+    assert await sweep.step() is None
+    town.clocks.pass_time(PAUSE_MS)
+    swept = await sweep.step()
+    assert swept is not None
+    assert swept.expired == ()
+    assert await town.state(task_id) == "queued"
+
+
+async def test_a_drift_below_a_minute_is_no_step(town: Town) -> None:
+    sweep = sweeper(town)
+    town.clocks.set_wall(CLOCK_STEP_MS)
+    assert await sweep.step() is not None
+
+
+def retries(town: Town, **policy: int) -> RetryScheduler:
+    return RetryScheduler(town.exchange, town.operator, RetryPolicy(enabled=True, **policy), interval_ms=1, log=Log())
+
+
+async def test_a_scheduled_retry_needs_the_capability_and_leaves_its_row_without_it(town: Town) -> None:
+    assert await retries(town).step() is None
+    rows = [row for row in await town.audit_types() if "a2a_auto_retry_scheduler_scan" in row]
+    assert len(rows) == 1
+    assert "a2a.repair.requeue" in rows[0]
+
+
+async def test_a_scheduled_retry_requeues_stale_idempotent_work_only(town: Town) -> None:
+    await town.registry.grant(town.operator, "a2a.repair.requeue")
+    unsafe, safe = await town.send(), await town.send(key="k")
+    await town.exchange.take(town.operator, everyone=True, count=2)
+    report = await retries(town, min_lease_age_ms=1_000).step()
+    assert report is not None
+    assert report.requeued == ()
+    town.clocks.pass_time(1_000)
+    report = await retries(town, min_lease_age_ms=1_000).step()
+    assert report is not None
+    assert [each.task_id for each in report.requeued] == [safe]
+    assert [(each.task_id, each.reason) for each in report.skipped] == [(unsafe, "missing_idempotency")]
+
+
+async def test_the_retry_scheduler_sleeps_before_its_first_pass(town: Town) -> None:
+    scheduler = RetryScheduler(town.exchange, town.operator, RetryPolicy(), interval_ms=3_600_000, log=Log())
+    running = asyncio.ensure_future(scheduler.run())
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not any("scheduler_scan" in row for row in await town.audit_types())
+
+
+async def test_maintenance_reports_what_was_dropped_and_survives_a_failure() -> None:
+    outcomes: list[int | CovenantError | None] = [None, 3, CovenantError("no room")]
+
+    async def maintain() -> int | None:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, CovenantError):
+            raise outcome
+        return outcome
+
+    maintenance = Maintenance(maintain, log=Log(), interval_ms=1)
+    assert [await maintenance.step() for _ in range(3)] == [None, 3, None]
+
+
+async def test_a_stopping_mailbox_hands_out_nothing_and_takes_results(town: Town) -> None:
+    await town.registry.grant(town.operator, "a2a.respond.operator@local")
+    await town.send()
+    await town.send()
+    leased = (await town.exchange.take(town.operator, everyone=True)).tasks[0]
+    town.exchange.leasing = False
+    with pytest.raises(Unavailable) as refused:
+        await town.exchange.take(town.operator, everyone=True)
+    assert refused.value.code == "stopping"
+    assert (await town.exchange.renew(town.operator, leased.task.id, leased.lease.lease_id)).attempt == 1
