@@ -1,0 +1,301 @@
+"""The archive's writer: a projection of the durable journal into SQLite, one step behind it.
+
+Promises: only durable records are applied, each once and in order; the rows of a batch and its `archived_seq` are one
+transaction, so a crash leaves neither half. A failed batch is tried again until it works, never skipped; `failure`
+says why it waits. `checkpoint` answers with the seq up to which the archive would survive a power cut: the journal
+may drop its segments up to there, and no further.
+
+Commits are not synced one by one (synchronous = NORMAL): a power cut may take the last ones back, and then the
+records behind them are still in the journal. A checkpoint syncs them.
+
+One thread owns the connection. It works in SQL over JSON, a handful of calls a batch, because a batch that is walked
+in Python, or row by row through the driver, stops the loop. Everything else here belongs to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Final, Protocol
+
+from covenant.ledger.log import faults
+from covenant.ledger.log.record import seq_of
+from covenant.ledger.log.segments import Cursor, Lines, sync_dir
+from covenant.ledger.log.sql import statement
+from covenant.model.errors import CovenantError, Damaged, Unavailable
+
+SCHEMA_VERSION: Final = 1
+SQLITE_OLDEST: Final = (3, 34, 0)
+"""Generated columns, UPDATE … FROM, iif, JSON."""
+
+BATCH_BYTES: Final = 1 << 20
+CACHE_KIB: Final = 32 << 10
+WAL_PAGES: Final = 4_096
+BUSY_S: Final = 10.0
+
+# A batch costs the same few calls whether it holds one record or a thousand. So while nobody waits for the archive,
+# records gather for this long.
+GATHER_S: Final = 0.05
+RETRY_S_MIN: Final = 0.1
+RETRY_S_MAX: Final = 5.0
+CLOSE_S_MAX: Final = 10.0
+
+
+class Source(Protocol):
+    """Where durable records come from. For one thread other than the loop's; `Journal` is one."""
+
+    def cursor(self, after_seq: int) -> Cursor: ...
+    def read(self, cursor: Cursor, max_bytes: int) -> Lines: ...
+    def trim(self, seq: int) -> None: ...
+
+
+class Archive:
+    """Made before the journal is opened, which asks it for `archived_seq`; works from `start` to `close`.
+
+    Without a path it lives in a temporary folder and ends with `close`.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._folder = None if path is not None else Path(tempfile.mkdtemp(prefix="covenant-"))
+        self.path: Final = path or _within(self._folder)
+        self.failure: str | None = None
+        """Why the last batch could not be applied; None when all is well."""
+        try:
+            self._db = open_writer(self.path, lasting=self._folder is None)
+            self.archived_seq = archived_seq_of(self._db)
+        except sqlite3.Error as error:
+            self._remove_folder()
+            raise Damaged(str(self.path), 0, f"the archive cannot be opened: {error}") from error
+        self._durable_seq = 0
+        self._target = self.archived_seq
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._stopping = threading.Event()
+        self._stop_at_s = 0.0
+        self._checkpoints: deque[asyncio.Future[int]] = deque()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._tickets = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def start(self, source: Source, on_archived: Callable[[int], None]) -> None:
+        """Begin to follow the source. `on_archived(seq)` is called on this loop after each batch."""
+        assert self._thread is None
+        self._source = source
+        self._cursor: Cursor | None = None
+        self._on_archived = on_archived
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="archive-writer", daemon=True)
+        self._thread.start()
+
+    def notify(self, durable_seq: int) -> None:
+        """The source has records through this one. Cheap: it is called after every batch of the journal."""
+        self._target = durable_seq
+        if not self._wake.is_set():
+            self._wake.set()
+
+    async def caught_up(self, seq: int, timeout_s: float) -> None:
+        """Return when record `seq` is in the archive; refuse when that takes too long."""
+        if seq <= self.archived_seq:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        heapq.heappush(self._waiting, (seq, next(self._tickets), future))
+        self._hurry.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            why = f": {self.failure}" if self.failure else ""
+            behind = seq - self.archived_seq
+            raise Unavailable(
+                "archive_lagging", f"history is {behind} records behind{why}; ask again", retry_after_ms=1_000
+            ) from None
+
+    async def checkpoint(self) -> int:
+        """Sync the archive; the seq through which it is durable now. Does not grow while something holds it up."""
+        if self._thread is None or self._stopping.is_set():
+            return self._durable_seq
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._checkpoints.append(future)
+        self._hurry.set()
+        self._wake.set()
+        return await future
+
+    async def close(self) -> None:
+        """Apply what was notified, if that works and is soon done, and stop. Does not raise."""
+        if self._thread is not None:
+            self._stop_at_s = monotonic() + CLOSE_S_MAX
+            self._stopping.set()
+            self._hurry.set()
+            self._wake.set()
+            await asyncio.to_thread(self._thread.join)
+            self._dismiss()
+        self._db.close()
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _dismiss(self) -> None:
+        """Nobody waits for a thread that has ended."""
+        for _, _, future in self._waiting:
+            if not future.done():
+                future.set_exception(Unavailable("archive_lagging", "the archive is closed"))
+        while self._checkpoints:
+            _answer(self._checkpoints.popleft(), self._durable_seq)
+
+    def _landed(self, seq: int) -> None:
+        """On the loop, after a batch."""
+        while self._waiting and self._waiting[0][0] <= seq:
+            future = heapq.heappop(self._waiting)[2]
+            if not future.done():
+                future.set_result(None)
+        self._on_archived(seq)
+
+    # From here on, the thread.
+
+    def _run(self) -> None:
+        with suppress(RuntimeError):  # the loop was closed without closing the archive, and nobody listens
+            while True:
+                self._wake.wait()
+                self._hurry.wait(GATHER_S)
+                self._hurry.clear()
+                self._wake.clear()
+                self._follow()
+                self._serve_checkpoints()
+                if self._stopping.is_set():
+                    return
+
+    def _follow(self) -> None:
+        """Apply what was notified by now, through failures, or until told to stop."""
+        target, retry_s = self._target, RETRY_S_MIN
+        while self.archived_seq < target and not self._must_stop():
+            try:
+                seq = self._apply_next()
+            except Exception as error:  # noqa: BLE001  whatever it was, the batch is tried again, and the lag shows
+                self.failure = str(error) or repr(error)
+                self._serve_checkpoints()
+                if self._stopping.wait(retry_s):
+                    return
+                retry_s = min(2 * retry_s, RETRY_S_MAX)
+            else:
+                self.failure = None
+                retry_s = RETRY_S_MIN
+                self._loop.call_soon_threadsafe(self._landed, seq)
+
+    def _must_stop(self) -> bool:
+        return self._stopping.is_set() and monotonic() > self._stop_at_s
+
+    def _apply_next(self) -> int:
+        if self._cursor is None:
+            # Also after a failure: with nothing kept from before it, the next try is as good as the first.
+            # The failed commit itself may have worked, and then there is nothing to read.
+            self._db.close()
+            self._db = open_writer(self.path, lasting=self._folder is None)
+            self.archived_seq = archived_seq_of(self._db)
+            if self.archived_seq >= self._target:
+                return self.archived_seq
+            self._cursor = self._source.cursor(self.archived_seq)
+        cursor, self._cursor = self._cursor, None
+        lines = self._source.read(cursor, BATCH_BYTES)
+        if not lines.data:
+            raise CovenantError(f"record {self.archived_seq + 1} is durable, but the journal does not have it")
+        apply_lines(self._db, lines, self.archived_seq)
+        self._cursor = lines.cursor
+        self.archived_seq = lines.last_seq
+        self._source.trim(lines.last_seq)
+        return lines.last_seq
+
+    def _serve_checkpoints(self) -> None:
+        while self._checkpoints:
+            future = self._checkpoints.popleft()
+            with suppress(sqlite3.Error, OSError):  # then it did not grow, which is what the caller is told
+                self._checkpoint()
+            self._loop.call_soon_threadsafe(_answer, future, self._durable_seq)
+
+    def _checkpoint(self) -> None:
+        seq = self.archived_seq
+        busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        if self._folder is None:
+            sync_dir(self.path.parent)
+        if not busy:
+            self._durable_seq = seq
+
+
+def _answer(future: asyncio.Future[int], seq: int) -> None:
+    if not future.done():
+        future.set_result(seq)
+
+
+def _within(folder: Path | None) -> Path:
+    assert folder is not None
+    return folder / "archive.db"
+
+
+def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int) -> None:
+    """One transaction. What it does is in `apply.sql`."""
+    if seq_of(lines.data[:32]) > archived_seq + 1:
+        raise CovenantError(f"record {archived_seq + 1} is missing from what the journal gave")
+    # The zero at the end is a record without events: it spares a copy that would cut off the last comma.
+    records = b"".join((b"[", lines.data.replace(b"\n", b","), b"0]"))
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        faults.point("archive.apply")
+        db.execute("INSERT INTO inbox VALUES (CAST(? AS TEXT), ?)", (records, lines.last_seq))
+        faults.point("archive.commit")
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+
+
+def open_writer(path: Path, *, lasting: bool) -> sqlite3.Connection:
+    """The writer's connection, to a file that has the schema."""
+    if sqlite3.sqlite_version_info < SQLITE_OLDEST:
+        oldest = ".".join(map(str, SQLITE_OLDEST))
+        raise CovenantError(f"this Python has SQLite {sqlite3.sqlite_version}; {oldest} or newer is needed")
+    new = not path.exists()
+    if new:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(db, path, lasting=lasting)
+    except BaseException:
+        db.close()
+        raise
+    if new and lasting:
+        sync_dir(path.parent)
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = " + ("NORMAL" if lasting else "OFF"))
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA secure_delete = OFF")
+    db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+    db.execute(f"PRAGMA journal_size_limit = {4 * WAL_PAGES * 4_096}")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        db.executescript(f"BEGIN;\n{statement('schema')}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
+    elif version != SCHEMA_VERSION:
+        raise Damaged(str(path), 0, f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}")
+    db.executescript(statement("apply"))
+
+
+def archived_seq_of(db: sqlite3.Connection) -> int:
+    (seq,) = db.execute("SELECT value FROM meta WHERE key = 'archived_seq'").fetchone()
+    return int(seq)

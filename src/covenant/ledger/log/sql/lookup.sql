@@ -1,0 +1,13 @@
+-- A finished task, for whoever repeats a command about it.
+SELECT
+    json_object(
+        'digest', digest,
+        'sender', json_object('display', sender_display, 'pubkey', sender_pubkey),
+        'recipient', json_object('display', recipient_display, 'pubkey', recipient_pubkey),
+        'leased_to', leased_to_pubkey,
+        'ending', ending,
+        'cause', cause,
+        'result', json(result)
+    )
+FROM a2a_tasks
+WHERE task_id = :task_id AND settled_place IS NOT NULL

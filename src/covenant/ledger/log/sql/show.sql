@@ -1,0 +1,87 @@
+-- Everything known of one task, if the viewer has part in it. Of leases and updates the newest, in order.
+SELECT
+    json_object(
+        'task', json(r.task),
+        'state', t.ledger_state,
+        'a2a_state', t.state,
+        'attempt', t.attempt,
+        'turn', t.turn,
+        'generation', t.generation,
+        'created_at_ms', t.created_at,
+        'updated_at_ms', t.updated_at,
+        'leases', json((
+            SELECT
+                json_group_array(
+                    json_object(
+                        'lease_id', json_extract(lease, '$.lease_id'),
+                        'leased_to', json(json_extract(lease, '$.leased_to')),
+                        'leased_at_ms', json_extract(lease, '$.leased_at_ms'),
+                        'turn', turn,
+                        'attempt', json_extract(lease, '$.attempt'),
+                        'ended_at_ms', ended_at_ms,
+                        'outcome', outcome,
+                        'reason', json(why)
+                    )
+                )
+            FROM (
+                SELECT
+                    *,
+                    count(*) OVER () - row_number() OVER (ORDER BY place) AS newer
+                FROM (
+                    SELECT
+                        place,
+                        event,
+                        lease,
+                        1 + sum(event = 'continued') OVER task AS turn,
+                        lead(ts_ms) OVER task AS ended_at_ms,
+                        lead(event) OVER task AS outcome,
+                        lead(reason) OVER task AS why
+                    FROM handovers
+                    WHERE task_no = t.task_no
+                    WINDOW task AS (ORDER BY place)
+                )
+                WHERE event = 'leased'
+                ORDER BY place
+            )
+            WHERE newer < :leases_max
+        )),
+        'updates', json((
+            SELECT
+                json_group_array(
+                    json_object(
+                        'generation', generation,
+                        'kind', kind,
+                        'ts_ms', ts_ms,
+                        'body', json(iif(kind = 'settled', json_object('state', t.ending, 'result', json(t.result)), body))
+                    )
+                )
+            FROM (
+                SELECT * FROM (
+                    SELECT * FROM updates
+                    WHERE task_no = t.task_no
+                    ORDER BY generation DESC
+                    LIMIT :updates_max
+                )
+                ORDER BY generation
+            )
+        )),
+        'result', json(t.result),
+        'cause', t.cause,
+        'holder_lost', json(
+            iif(
+                t.ledger_state = 'in_flight'
+                AND (t.interrupted OR (t.boot IS NOT NULL AND t.node = :node AND t.boot <> :boot)),
+                'true',
+                'false'
+            )
+        )
+    )
+FROM a2a_tasks AS t CROSS JOIN requests AS r ON r.task_no = t.task_no
+WHERE
+    t.task_id = :task_id
+    AND (
+        :viewer IS NULL
+        OR t.sender_pubkey = :viewer
+        OR t.recipient_pubkey = :viewer
+        OR t.leased_to_pubkey = :viewer
+    )

@@ -1,0 +1,43 @@
+-- The tasks under a root, level by level, through those that the viewer has part in; cut where it gets too large. A
+-- parent may name any id, its own descendants too: `depth` ends such circles, and the reader takes the first of each.
+WITH RECURSIVE walk (task_id, depth) AS (
+    SELECT :root, 0
+    UNION
+    SELECT t.task_id, w.depth + 1
+    FROM walk AS w CROSS JOIN a2a_tasks AS t ON t.parent = w.task_id
+    WHERE
+        w.depth < :depth_max
+        AND (
+            :viewer IS NULL
+            OR t.sender_pubkey = :viewer
+            OR t.recipient_pubkey = :viewer
+            OR t.leased_to_pubkey = :viewer
+        )
+    LIMIT :nodes_max
+)
+
+SELECT
+    json_group_array(
+        json_object(
+            'task_id', task_id,
+            'parent', parent,
+            'task', json(task),
+            'state', ledger_state,
+            'attempt', attempt,
+            'created_at_ms', created_at,
+            'updated_at_ms', updated_at,
+            'result_status', json_extract(result, '$.status')
+        )
+    )
+FROM (
+    SELECT t.*, r.task, sum(length(r.task)) OVER (ROWS UNBOUNDED PRECEDING) AS size
+    FROM walk AS w
+    CROSS JOIN a2a_tasks AS t ON t.task_id = w.task_id
+    CROSS JOIN requests AS r ON r.task_no = t.task_no
+    WHERE
+        :viewer IS NULL
+        OR t.sender_pubkey = :viewer
+        OR t.recipient_pubkey = :viewer
+        OR t.leased_to_pubkey = :viewer
+)
+WHERE size <= :bytes_max
