@@ -73,6 +73,7 @@ class HttpDoor:
         self._hot = hot
         self._hosts = hosts
         self._origins = origins
+        self._any_origins = bool(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,7 +83,7 @@ class HttpDoor:
             refusal = Forbidden("host_not_allowed", "this daemon is not called by that name; see http.allowed_hosts")
             await reply_refused(send, refusal)
             return
-        if self._origins and (origin := self._origins.of(scope)) is not None:
+        if self._any_origins and (origin := self._origins.of(scope)) is not None:
             send = self._origins.marked(send, origin)
             if scope["method"] == "OPTIONS":
                 await reply_preflight(send)

@@ -27,15 +27,18 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
         if message["type"] == "http.disconnect":
             raise CallerGoneError
         chunk: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
         size += len(chunk)
         if size > bytes_max:
             chunks.clear()
-            if message.get("more_body"):
+            if more:
                 await _discard(receive, DISCARD_BYTES_MAX)
             raise _too_large(bytes_max)
-        if not message.get("more_body"):
-            return b"".join((*chunks, chunk)) if chunks else chunk
+        if not more and not chunks:
+            return chunk
         chunks.append(chunk)
+        if not more:
+            return b"".join(chunks)
 
 
 async def _discard(receive: Receive, expected: int) -> None:
