@@ -9,7 +9,7 @@ import pytest
 
 from covenant.doors.table import OPERATIONS
 from covenant.exchange.mailbox import MailboxLimits
-from tests.doors.speakers import HttpSpeaker, Speaker
+from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
 from tests.doors.world import Actor, World, new_task, now_ms, open_world
 
 LONG_MS = 20_000
@@ -191,6 +191,17 @@ async def test_a_tree_is_drawn_under_a_root_that_was_never_sent(world: World, sp
     assert (tree["task_id"], tree["task"], tree["state"]) == (root, None, None)
     assert [node["task"]["id"] for node in tree["children"]] == [child["id"]]
     assert [node["task"]["id"] for node in tree["children"][0]["children"]] == [grandchild["id"]]
+
+
+async def test_a_long_chain_of_tasks_is_still_a_tree_that_can_be_told(world: World) -> None:
+    alice, bob = await world.pair()
+    parent = root = str(uuid.uuid4())
+    for _ in range(400):
+        task = new_task(bob, parent=parent)
+        await alice.http.post("/a2a/tasks", task)
+        parent = task["id"]
+    for speaker in (HttpSpeaker(), IpcSpeaker(world)):
+        assert (await speaker.ask(alice, "a2a_tree", task_id=root))["tree"]["children"]
 
 
 async def test_the_operator_repairs_a_lease(world: World, speaker: Speaker) -> None:
