@@ -1,9 +1,11 @@
 -- What a purge would drop: the rows before the first one that is not older. The clock may have been set back, so
 -- this is the first by index and not the first by time; `+` keeps the walk to the rows that would go.
-SELECT json_array(count(*), max(idx), (SELECT chain_hash FROM audit WHERE idx = max(a.idx)))
-FROM audit AS a
-WHERE
-    idx < coalesce(
-        (SELECT idx FROM audit WHERE +ts_ms >= :before_ms ORDER BY idx LIMIT 1),
-        (SELECT max(idx) + 1 FROM audit)
-    )
+SELECT json_array(dropped.count, dropped.through, audit.chain_hash)
+FROM (
+    SELECT count(*) AS count, max(idx) AS through FROM audit
+    WHERE
+        idx < coalesce(
+            (SELECT idx FROM audit WHERE +ts_ms >= :before_ms ORDER BY idx LIMIT 1),
+            (SELECT max(idx) + 1 FROM audit)
+        )
+) AS dropped LEFT JOIN audit ON audit.idx = dropped.through
