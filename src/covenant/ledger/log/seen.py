@@ -1,6 +1,6 @@
 """Ids of tasks that are finished, as a filter in memory: a send asks it before it would ask the archive.
 
-`maybe` is never wrong when it says no. When it says yes the id is in the archive, or (for about one new id in fifty)
+`maybe` is never wrong when it says no. When it says yes the id is in the archive, or (for about one new id in thirty)
 it is not, and the caller pays one read to know. A Bloom filter in layers, each twice as large as the one before, ten
 bits an id: a million ids take 1.3 MB, and a question two microseconds.
 
@@ -112,7 +112,7 @@ class SeenIds:
         """What was saved; None if there is nothing, or nothing that can be trusted: then it is made anew."""
         try:
             data = path.read_bytes()
-        except FileNotFoundError:
+        except OSError:
             return None
         content = memoryview(data)[: -_CRC.size]
         if len(data) < _HEAD.size + _CRC.size or _CRC.unpack(data[-_CRC.size :])[0] != crc32(content):
