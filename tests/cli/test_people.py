@@ -1,12 +1,17 @@
 """Every command once for people: what it says, on which stream, and that nothing an agent wrote can do harm there."""
 
+import os
+import pty
+import select
+import signal
+import subprocess
 from uuid import uuid4
 
 import pytest
 
 from covenant.cli.ages import age, distance
 from covenant.cli.output import brief, clean
-from tests.cli.daemons import Daemon
+from tests.cli.daemons import BOUND_S, COVENANT, Daemon, environment
 
 
 def answered(daemon: Daemon, *words: str) -> str:
@@ -122,6 +127,41 @@ def test_identities_capabilities_and_audit_are_told_in_words(daemon: Daemon) -> 
     assert answered(daemon, "audit", "verify").startswith("valid: ")
     assert answered(daemon, "audit", "purge", "--before-ms", "1") == "purged 0 audit row(s)\n"
     assert answered(daemon, "a2a", "compact").startswith("dropped ")
+
+
+def test_watch_keeps_its_table_up_to_date_until_it_is_interrupted(daemon: Daemon) -> None:
+    ours, theirs = pty.openpty()
+    watching = subprocess.Popen(
+        [str(COVENANT), "--home", str(daemon.home), "a2a", "watch", "--every", "100ms"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(TERM="xterm"),
+        close_fds=True,
+    )
+    os.close(theirs)
+    try:
+        wait_for(ours, b"nothing is queued")
+        answered(daemon, "a2a", "send", "--to", "bob@host", "wind the clock")
+        wait_for(ours, b"wind the clock")
+        watching.send_signal(signal.SIGINT)
+        wait_for(ours, b"\x1b[?1049l")  # the terminal's own screen is back
+        assert watching.wait(BOUND_S) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+    task = daemon.json("a2a", "next", "--all")["task"]["id"]
+    answered(daemon, "a2a", "force-error", task, "--reason", "test", "--message", "no")
+    answered(daemon, "a2a", "results", "--next")
+
+
+def wait_for(terminal: int, said: bytes) -> None:
+    seen = b""
+    while said not in seen:
+        ready, _, _ = select.select([terminal], [], [], BOUND_S)
+        assert ready, seen
+        seen += os.read(terminal, 65_536)
 
 
 def test_settings_and_version_are_told_in_words(daemon: Daemon) -> None:

@@ -7,10 +7,14 @@ import socket
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 
+from covenant import AgentId, Mailbox, Task
 from covenant.ledger.log.segments import list_segments
+from covenant.model.ids import TaskId
+from covenant.seal.keys import new_private_key, public_key
 from tests.cli.daemons import BOUND_S, Daemon, Ran, covenant
 
 
@@ -160,6 +164,28 @@ def test_a_forged_grant_refuses_to_start_and_is_named(short_path: Path) -> None:
     assert "not signed by this home's key" in ran.err
 
 
+def test_a_lost_key_is_not_replaced_under_a_ledger_that_it_signed_for(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home")
+    daemon.stop()
+    (daemon.home / "identity" / "local.key").unlink()
+    ran = serve(daemon.home)
+    assert ran.code == 1
+    assert "identity/local.key is missing" in ran.err
+    assert not (daemon.home / "identity" / "local.key").exists()
+
+
+async def test_a_home_that_a_library_filled_can_be_served(short_path: Path) -> None:
+    home = short_path / "home"
+    alice = AgentId("alice@host", public_key(new_private_key()))
+    async with Mailbox.open(home) as mailbox:
+        await mailbox.send_task(Task(id=TaskId(str(uuid4())), sender=alice, recipient=alice, intent_text="kept"))
+    daemon = Daemon(home)
+    try:
+        assert [entry["task"]["intent_text"] for entry in daemon.json("a2a", "status")["tasks"]] == ["kept"]
+    finally:
+        assert daemon.stop() == 0
+
+
 def test_a_token_put_into_the_file_between_two_starts_is_the_operators(short_path: Path) -> None:
     daemon = Daemon(short_path / "home")
     old = operator_token(daemon)
@@ -203,6 +229,27 @@ def test_a_wait_that_is_open_when_the_daemon_stops_is_told_so(short_path: Path) 
     response = waiting.getresponse()
     assert (response.status, json.loads(response.read())["code"]) == (503, "stopping")
     waiting.close()
+
+
+def test_a_second_signal_ends_the_grace_time(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home", "--daemon-grace-ms", "3600000")
+    address = urlsplit(daemon.url)
+    with socket.create_connection((address.hostname or "", address.port or 0), BOUND_S) as slow:
+        token = operator_token(daemon)
+        head = (
+            f"POST /a2a/tasks HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n"
+        )
+        slow.sendall(head.encode())
+        assert get(daemon, "/a2a/queue", token)[0] == 200
+        daemon.process.send_signal(signal.SIGTERM)
+        while "daemon.stopping" not in daemon.log:
+            assert daemon.process.poll() is None
+        assert daemon.stop() == 0
+
+
+def test_a_daemon_that_gives_no_grace_ends_at_once(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home", "--daemon-grace-ms", "0")
+    assert daemon.stop() == 0
 
 
 def test_the_retry_scheduler_is_switched_on_by_the_environment_and_leaves_its_summary(short_path: Path) -> None:

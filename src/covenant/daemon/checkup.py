@@ -19,7 +19,7 @@ from covenant.daemon.home import (
     OTHERS,
     TOKEN_NAME,
     UnsafeHome,
-    read_secret,
+    read_key,
     read_token,
 )
 from covenant.daemon.loading import load
@@ -80,14 +80,13 @@ def _permissions(home: Path) -> Iterator[Finding]:
 
 
 def _secrets(home: Path) -> Iterator[Finding]:
-    for name, missing in ((TOKEN_NAME, "the next start makes one"), (KEY_NAME, _without_key(home))):
+    for name, read in ((TOKEN_NAME, _read_token), (KEY_NAME, read_key)):
         path = home / name
         if not path.exists() and not path.is_symlink():
-            lost = missing.startswith(BACKUP)
-            yield Finding(f"{name} is not there", well=not lost, way_out=missing)
+            yield Finding(f"{name} is not there", way_out="the next start makes one")
             continue
         try:
-            read_token(path) if name == TOKEN_NAME else read_secret(path)
+            read(home)
         except UnsafeHome as unsafe:
             what, _, way_out = str(unsafe).partition("; ")
             yield Finding(what, well=False, way_out=way_out)
@@ -95,8 +94,8 @@ def _secrets(home: Path) -> Iterator[Finding]:
             yield Finding(f"{name} is there, for its owner alone")
 
 
-def _without_key(home: Path) -> str:
-    return f"{BACKUP}: this ledger was signed with it" if (home / JOURNAL_NAME).exists() else "the next start makes one"
+def _read_token(home: Path) -> str:
+    return read_token(home / TOKEN_NAME)
 
 
 def _settings(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
@@ -130,6 +129,9 @@ def _files(home: Path) -> tuple[list[Finding], Salvage | None]:
         salvage = plan(home, snapshot_seq=snapshot_seq, archived_seq=archived_seq, limits=limits)
         way_out = f"{BACKUP}, or give up what cannot be read: covenant doctor --accept-loss"
         return [*findings, Finding(f"the journal is damaged: {_told(damaged)}", well=False, way_out=way_out)], salvage
+    if state.identities_by_token and not (home / KEY_NAME).exists():
+        what = f"{KEY_NAME} is not there, and this home's grants are signed with it"
+        findings.append(Finding(what, well=False, way_out=BACKUP))
     if torn is not None:
         what = f"the last {torn.length} bytes of the journal are torn, from record {torn.seq} on"
         findings.append(

@@ -5,6 +5,7 @@ Everything is found as it was left if it is started again, and nothing of it is 
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Final
 
@@ -80,19 +81,20 @@ class Echo:
         ledger, agent = self._ledger, self._me.agent
         take = Take(holder=agent, recipient=agent.pubkey, node=ledger.node, boot=ledger.boot)
         while not self._stopping:
-            leased = await ledger.commit(take)
-            for each in leased.tasks:
-                await self._answer(each)
-            if not leased.tasks:
-                await ledger.queued(agent.pubkey, WAIT_MS)
+            try:
+                leased = await ledger.commit(take)
+                for each in leased.tasks:
+                    await self._answer(each)
+                if not leased.tasks:
+                    await ledger.queued(agent.pubkey, WAIT_MS)
+            except Refusal as refusal:
+                self._log.warning("echo.refused", code=refusal.code, reason=refusal.message)
+                await asyncio.sleep(WAIT_MS / 1000)
 
     async def _answer(self, leased: LeasedTask) -> None:
         said = Text(f"echo: {leased.task.intent_text}")
         result = Result(task_id=leased.task.id, status=ResultStatus.OK, content=(said,))
-        try:
-            await self._exchange.settle(self._me, result, leased.lease.lease_id)
-        except Refusal as refusal:
-            self._log.warning("echo.refused", task=leased.task.id, code=refusal.code, reason=refusal.message)
+        await self._exchange.settle(self._me, result, leased.lease.lease_id)
 
 
 def suggestions(program: str, home: str, url: str) -> str:

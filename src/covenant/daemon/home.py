@@ -69,22 +69,27 @@ def save_secret(path: Path, text: str) -> None:
     _sync_folder(path.parent)
 
 
-def read_or_make_key(home: Path, new_key: Callable[[], bytes]) -> bytes:
+def read_key(home: Path) -> bytes | None:
+    """The key that signs grants; None if this home has none yet."""
     path = home / KEY_NAME
     if not path.exists() and not path.is_symlink():
-        if (home / JOURNAL_NAME).exists():
-            raise UnsafeHome(
-                f"{path} is missing, and this home has a ledger that it signed for; put it back from a backup, "
-                "or start with an empty home"
-            )
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        _make_secret(path, new_key().hex())
+        return None
     try:
         key = bytes.fromhex(read_secret(path))
     except ValueError:
         key = b""
     if len(key) != 32:
         raise UnsafeHome(f"{path} holds no key of 32 bytes in hex; put it back from a backup")
+    return key
+
+
+def make_key(home: Path, new_key: Callable[[], bytes]) -> bytes:
+    """A first key. Only for a ledger that knows nobody yet: whatever was signed with another would be worthless."""
+    path = home / KEY_NAME
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    _make_secret(path, new_key().hex())
+    key = read_key(home)
+    assert key is not None
     return key
 
 

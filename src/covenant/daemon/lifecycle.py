@@ -11,6 +11,7 @@ import asyncio
 import gc
 import ipaddress
 import math
+import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ SWITCH_INTERVAL_S: Final = 0.0005
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 MAINTENANCE_INTERVAL_MS: Final = 5_000
 RESTART_S: Final = 1.0
+FILES_BESIDES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,17 @@ def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False) -> Non
     for name in loaded.unread:
         log.warning("settings.unread", variable=name)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _allow_files(settings.http.connections_max + settings.ipc.connections_max + FILES_BESIDES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_live(loaded, announce, log, demo=demo))
+
+
+def _allow_files(wanted: int) -> None:
+    """As many open files as there may be connections, as far as the system lets us: many start with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Stops:

@@ -14,10 +14,12 @@ from functools import partial
 import covenant
 from covenant.daemon.environment import machine_name, now_ms
 from covenant.daemon.home import (
+    KEY_NAME,
     SOCKET_NAME,
     UnsafeHome,
     make_home,
-    read_or_make_key,
+    make_key,
+    read_key,
     read_or_make_token,
     save_token,
 )
@@ -62,8 +64,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
     """Raises HomeLocked, Damaged, UnsafeHome or SettingsError, each with what to do about it."""
     home = settings.home
     make_home(home)
-    key = read_or_make_key(home, new_private_key)
-    token = read_or_make_token(home, new_token)
+    key, token = read_key(home), read_or_make_token(home, new_token)
     ledger = await open_ledger(
         home,
         clock=now_ms,
@@ -73,6 +74,9 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
         segment_bytes=settings.ledger.segment_bytes,
     )
     try:
+        if key is None:
+            await _check_unsigned(ledger)
+            key = make_key(home, new_private_key)
         operator = operator_agent(OPERATOR_DISPLAY, key)
         await check_grants(ledger, operator.pubkey)
         principal = await admit_operator(ledger, operator, token, partial(save_token, home))
@@ -81,6 +85,14 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
     finally:
         await ledger.close()
         log.info("ledger.closed")
+
+
+async def _check_unsigned(ledger: Ledger) -> None:
+    if await ledger.identities():
+        raise UnsafeHome(
+            f"{KEY_NAME} is missing, and this home's grants are signed with it; put it back from a backup, "
+            "or start with an empty home"
+        )
 
 
 async def _report(ledger: LogLedger, log: Log) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final
 
 import click
@@ -59,20 +61,21 @@ def _expanded(call: Call, action: str) -> str:
 
 
 def _pubkey(call: Call, start: str) -> str:
-    answer = call.ask("list_identities", limit=1_000)
-    found = [row for row in answer["identities"] if row["agent_id"]["pubkey"].startswith(start)]
-    live = {row["agent_id"]["pubkey"]: row["agent_id"]["display"] for row in found if row["revoked_at"] is None}
+    listed = call.ask("list_identities", prefix=start, limit=1_000)["identities"]
+    found = [row for row in listed if row["agent_id"]["pubkey"].startswith(start)]
+    live = {row["agent_id"]["pubkey"]: row for row in found if row["revoked_at"] is None}
     if len(live) == 1:
         return str(next(iter(live)))
     if live:
-        names = "\n".join(f"  {pubkey} {display}" for pubkey, display in list(live.items())[:MATCHES_MAX])
-        raise Failure("ambiguous_prefix", f"{start!r} is the start of several keys; write more of it:\n{names}")
+        raise Failure(
+            "ambiguous_prefix", f"{start!r} is the start of several keys; write more of it:{_named(live.values())}"
+        )
     if found:
-        names = "\n".join(f"  {row['agent_id']['pubkey']} {row['agent_id']['display']}" for row in found[:MATCHES_MAX])
-        raise Failure("unknown_prefix", f"{start!r} is the start of revoked identities only:\n{names}")
-    known = "\n".join(
-        f"  {row['agent_id']['pubkey']} {row['agent_id']['display']}"
-        for row in answer["identities"][:MATCHES_MAX]
-        if row["revoked_at"] is None
-    )
-    raise Failure("unknown_prefix", f"{start!r} is the start of no enrolled key; these are enrolled:\n{known}")
+        raise Failure("unknown_prefix", f"{start!r} is the start of revoked identities only:{_named(found)}")
+    known = call.ask("list_identities", status="live", limit=MATCHES_MAX)["identities"]
+    raise Failure("unknown_prefix", f"{start!r} is the start of no enrolled key; these are enrolled:{_named(known)}")
+
+
+def _named(rows: Iterable[dict[str, Any]]) -> str:
+    agents = (row["agent_id"] for row in rows)
+    return "".join(f"\n  {agent['pubkey']} {agent['display']}" for agent in islice(agents, MATCHES_MAX))
