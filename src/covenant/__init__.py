@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covenant.mailbox import Mailbox as Mailbox
+    from covenant.mailbox import local_agent as local_agent
     from covenant.model.content import Json as Json
     from covenant.model.content import Text as Text
     from covenant.model.ids import AgentId as AgentId
@@ -32,6 +33,7 @@ _HOMES = {
     "Result": "covenant.model.result",
     "Task": "covenant.model.task",
     "Text": "covenant.model.content",
+    "local_agent": "covenant.mailbox",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604  (a list of strings, which the rule cannot see)

@@ -1,9 +1,9 @@
 """The mailbox as a library: a durable queue between agents in one process, without a daemon.
 
     async with Mailbox.open("home") as mailbox:        # or Mailbox.memory()
-        await mailbox.send_task(task)
+        await mailbox.send_task(mailbox.new_task(alice, bob, "say hello"))
         task = await mailbox.recv_task()
-        await mailbox.send_result(Result(task_id=task.id, status="ok"))
+        await mailbox.send_result(Result.ok(task.id, "hello"))
         result = await mailbox.recv_result()
 
 Promises what the ledger promises: what was sent is on disk when `send_task` returns, a received task is an explicit
@@ -13,7 +13,9 @@ A home belongs to one process at a time; a daemon's home belongs to the daemon.
 
 from __future__ import annotations
 
+import hashlib
 import time
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ from covenant.ledger.log.homes import memory_ledger, open_ledger
 from covenant.ledger.log.journal import Durability
 from covenant.ledger.machine.commands import Accept, Accepted, Drain, LeasedTask, Repair, Settle, Settled, Take
 from covenant.model.errors import Invalid, NotFound, TooLarge
-from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
 from covenant.model.repair import RepairCommand, RepairOutcome
 from covenant.model.result import Result
 from covenant.model.task import Task, fingerprint
@@ -35,6 +37,11 @@ WAIT_MS: Final = 60_000
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def local_agent(display: str) -> AgentId:
+    """Who, inside one process: a key made of the name stands for one that nobody needs to hold."""
+    return AgentId(check_display(display), PublicKey(base58(hashlib.sha256(display.encode()).digest())))
 
 
 class Mailbox:
@@ -62,6 +69,13 @@ class Mailbox:
             yield Mailbox(ledger)
         finally:
             await ledger.close()
+
+    @staticmethod
+    def new_task(sender: AgentId, recipient: AgentId, intent_text: str, *, parent: TaskId | None = None) -> Task:
+        """A task with a fresh id. Those with more to say make a `Task` themselves."""
+        return Task(
+            id=TaskId(str(uuid.uuid4())), sender=sender, recipient=recipient, intent_text=intent_text, parent=parent
+        )
 
     async def send_task(self, task: Task) -> Accepted:
         if not task.intent_text.strip():
@@ -135,4 +149,4 @@ class Mailbox:
             await self._ledger.queued(pubkey, WAIT_MS)
 
 
-_PROCESS = AgentId("process@local", PublicKey("1" * 32))
+_PROCESS = local_agent("process@local")

@@ -31,12 +31,13 @@ from covenant.exchange.principal import Principal
 from covenant.ledger.contract import QueueQuery
 from covenant.ledger.machine.commands import Drained, Leased
 from covenant.model.errors import Invalid
-from covenant.model.ids import parse_lease_id
+from covenant.model.ids import parse_lease_id, parse_task_id
 from covenant.wire.frames import WrappedPolicy, WrappedRepair, WrappedResult, WrappedTask
 from covenant.wire.mailbox import (
     CancelTask,
     LeaseRequest,
     Next,
+    NextResult,
     Nothing,
     PostResult,
     QueueRequest,
@@ -117,26 +118,31 @@ async def post(office: Office, caller: Principal, request: PostResult) -> Result
     return ResultPosted(task_id=settled.task_id, duplicate=settled.duplicate)
 
 
-async def drain(office: Office, caller: Principal, request: Next) -> ResultOpt:
+async def drain(office: Office, caller: Principal, request: NextResult) -> ResultOpt:
     return _result_opt(await _drain(office, caller, request))
 
 
-async def drain_waiting(office: Office, caller: Principal, request: Next, pause: Pause) -> ResultOpt:
+async def drain_waiting(office: Office, caller: Principal, request: NextResult, pause: Pause) -> ResultOpt:
     sender = None if request.everyone else caller.agent.pubkey
     ledger, give_up_ms = office.ledger, _give_up_ms(office, request)
     while True:
         drained = await _drain(office, caller, request)
         left_ms = give_up_ms - ledger.now_ms()
-        if drained.results or left_ms <= 0 or not await pause.until(ledger.settled(sender, left_ms)):
+        if drained.results or left_ms <= 0:
+            return _result_opt(drained)
+        task_id = optional(parse_task_id, request.task_id)
+        settled = ledger.settled(sender, left_ms) if task_id is None else ledger.finished(task_id, left_ms)
+        if not await pause.until(settled):
             return _result_opt(drained)
 
 
-async def _drain(office: Office, caller: Principal, request: Next) -> Drained:
+async def _drain(office: Office, caller: Principal, request: NextResult) -> Drained:
     return await office.exchange.drain(
         caller,
         everyone=request.everyone,
         count=1 if request.count is None else request.count,
         request_id=request.request_id,
+        task_id=optional(parse_task_id, request.task_id),
     )
 
 
@@ -269,11 +275,11 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="try_recv_a2a_result",
         method="GET",
         path="/a2a/results/next",
-        request=Next,
+        request=NextResult,
         answer=ResultOpt,
         run=drain,
         wait=drain_waiting,
-        summary="Drain the next results of tasks you sent",
+        summary="Drain the next results of tasks you sent, or the result of one",
     ),
     Operation(
         kind="recent_a2a_tasks",

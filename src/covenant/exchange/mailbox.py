@@ -226,13 +226,15 @@ class MailboxExchange:
         everyone: bool = False,
         count: int = 1,
         request_id: str | None = None,
+        task_id: TaskId | None = None,
     ) -> Drained:
+        """Take the oldest results: one's own, or (the operator) of all; or the result of one task."""
         self._check_page(count, self._ledger.limits.batch_max, "max")
         check_request_id(request_id)
         if everyone:
             principal.require_operator("scope=all")
         sender = None if everyone else principal.agent.pubkey
-        return await self._ledger.commit(Drain(by=principal.agent, sender=sender, count=count, request_id=request_id))
+        return await self._ledger.commit(Drain(by=principal.agent, sender=sender, count=count, request_id=request_id, task_id=task_id))
 
     async def queue(self, principal: Principal, query: QueueQuery) -> Queue:
         self._check_page(query.limit, self.limits.page_max, "limit")

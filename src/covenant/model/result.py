@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from covenant.model.content import Content
+from covenant.model.content import Content, Text
 from covenant.model.ids import TaskId
 
 
@@ -22,6 +22,12 @@ class Result(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     content: tuple[Content, ...] = ()
     error_message: str | msgspec.UnsetType = msgspec.UNSET
     """Omitted when absent, unlike `content`, which is always there."""
+
+    @classmethod
+    def ok(cls, task_id: TaskId, *content: Content | str) -> Result:
+        """Done. A string is a block of text."""
+        blocks = tuple(Text(block) if isinstance(block, str) else block for block in content)
+        return cls(task_id=task_id, status=ResultStatus.OK, content=blocks)
 
 
 def error_result(task_id: TaskId, message: str) -> Result:

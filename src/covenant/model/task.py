@@ -60,7 +60,7 @@ class CacheKey(msgspec.Struct, frozen=True, gc=False):
 def cache_key(task: Task) -> CacheKey | None:
     """None unless the sender declared the work idempotent. A task without a kind is its own kind."""
     idempotency = task.idempotency
-    if idempotency is None or idempotency.duplicate_safety is not DuplicateSafety.IDEMPOTENT:
+    if idempotency is None or idempotency.duplicate_safety != DuplicateSafety.IDEMPOTENT:
         return None
     kind = task.task_kind.strip() if task.task_kind else task.intent_text
     return CacheKey(task.sender.pubkey, task.recipient.pubkey, kind, idempotency.key.strip())

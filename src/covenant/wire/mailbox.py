@@ -119,7 +119,7 @@ def _recipient(given: WireAgent, enrolled: Enrolled) -> AgentId:
 
 
 class Next(Request, frozen=True, kw_only=True):
-    """Take the next tasks, or drain the next results. `scope=all` is the operator's: everybody's, oldest first."""
+    """Take the next tasks. `scope=all` is the operator's: everybody's, oldest first."""
 
     count: Whole | None = msgspec.field(name="max", default=None)
     wait_ms: Whole | None = None
@@ -129,6 +129,12 @@ class Next(Request, frozen=True, kw_only=True):
     @property
     def everyone(self) -> bool:
         return self.scope == "all"
+
+
+class NextResult(Next, frozen=True, kw_only=True):
+    """Drain the next results, or the result of one task."""
+
+    task_id: str | None = None
 
 
 class Recent(Request, frozen=True, kw_only=True):

@@ -11,11 +11,12 @@ from covenant.cli.a2a.queue import content_text
 from covenant.cli.a2a.texts import read_text
 from covenant.cli.ages import Duration
 from covenant.cli.calling import Call, calls
+from covenant.cli.connection import ANSWER_S
 from covenant.cli.failures import ExitCode, Failure
 from covenant.cli.output import put, say, shape
 from covenant.daemon.environment import monotonic_ms, now_ms
 
-POLL_MS_MAX: Final = 500
+WAIT_MS: Final = 10_000
 
 
 @click.command("send", epilog=shape("a2a_task_queued", "task_id", "duplicate?", "replayed?", "following?", "result?"))
@@ -28,9 +29,7 @@ POLL_MS_MAX: Final = 500
 @click.option("--deadline-in", type=Duration(), metavar="5m", help="Deadline from now.")
 @click.option("--key", help="Idempotency key: names the work, across tasks.")
 @click.option("--idempotent", is_flag=True, help="Running it twice is safe. Needs --key.")
-@click.option(
-    "--wait", is_flag=True, help="Wait for the result, and print what it says. The result stays to be drained."
-)
+@click.option("--wait", is_flag=True, help="Wait for the result, drain it, and print what it says.")
 @click.option(
     "--timeout", "timeout_ms", type=Duration(), default="1m", show_default=True, help="How long --wait waits."
 )
@@ -79,22 +78,19 @@ def _task(
 
 
 def _wait(call: Call, task_id: str, timeout_ms: int) -> dict[str, Any]:
-    """The task's own result, looked at and left: draining could only take whichever is oldest."""
-    import time
-
+    """Drain the task's own result, whatever else waits to be drained."""
     give_up_ms = monotonic_ms() + timeout_ms
-    pause_ms = 10
     while True:
-        result = call.ask("show_a2a_task", task_id=task_id)["result"]
+        left_ms = max(0, give_up_ms - monotonic_ms())
+        wait_ms = min(left_ms, WAIT_MS)
+        answer = call.ask("try_recv_a2a_result", within_s=ANSWER_S + wait_ms / 1000, task_id=task_id, wait_ms=wait_ms)
+        result = answer["result"]
         if isinstance(result, dict):
             return result
-        left_ms = give_up_ms - monotonic_ms()
         if left_ms <= 0:
             raise Failure(
                 "timeout", f"no result yet; task {task_id} goes on. Look with `{call.again} a2a show {task_id}`"
             )
-        time.sleep(min(pause_ms, left_ms) / 1000)
-        pause_ms = min(2 * pause_ms, POLL_MS_MAX)
 
 
 def _tell(answer: dict[str, Any], result: dict[str, Any] | None) -> None:

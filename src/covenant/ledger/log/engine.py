@@ -147,9 +147,11 @@ class LogLedger:
             ids = (command.task.id,)
         elif isinstance(command, TaskCommand):
             ids = (command.task_id,)
-        elif isinstance(command, Drain) and command.request_id is not None:
-            again = self._state.remembered("drain", command.by.pubkey, command.request_id)
-            ids = again.task_ids if again is not None else ()
+        elif isinstance(command, Drain):
+            ids = (command.task_id,) if command.task_id is not None else ()
+            if command.request_id is not None:
+                again = self._state.remembered("drain", command.by.pubkey, command.request_id)
+                ids = again.task_ids if again is not None else ids
         entries, seen = self._state.entries, self._storage.seen
         return tuple(task_id for task_id in ids if task_id not in entries and seen.maybe(task_id))
 

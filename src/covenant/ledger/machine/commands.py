@@ -216,15 +216,18 @@ class Drained(msgspec.Struct, frozen=True, gc=False):
 
 
 class Drain(Command[Drained], frozen=True, gc=False, kw_only=True):
-    """Take up to `count` of the oldest results, of one sender or of all."""
+    """Take up to `count` of the oldest results, of one sender or of all; or the result of one task."""
 
     by: AgentId
     sender: PublicKey | None
     count: int = 1
     request_id: str | None = None
+    task_id: TaskId | None = None
 
     def keys(self) -> tuple[Key, ...]:
         results: Key = ("results", self.sender) if self.sender else ("results",)
+        if self.task_id is not None:
+            results = ("task", self.task_id)
         if self.request_id is None:
             return (results,)
         return (results, ("request", "drain", self.by.pubkey, self.request_id))

@@ -137,7 +137,7 @@ def judge(entry: Entry, policy: RetryPolicy, now_ms: int) -> SkipReason | None:
     idempotency = entry.task.idempotency
     if idempotency is None or not idempotency.key.strip():
         return SkipReason.MISSING_IDEMPOTENCY
-    if idempotency.duplicate_safety is not DuplicateSafety.IDEMPOTENT:
+    if idempotency.duplicate_safety != DuplicateSafety.IDEMPOTENT:
         return SkipReason.UNSAFE_DUPLICATE_SAFETY
     if entry.attempt >= policy.max_attempts:
         return SkipReason.MAX_ATTEMPTS_REACHED

@@ -121,4 +121,4 @@ def drop_unless_drained(decide: Decide, task: Task) -> None:
 
 def ending_of(result: Result) -> Ending:
     """`partial` is completed too: it says so in the result."""
-    return Ending.FAILED if result.status is ResultStatus.ERROR else Ending.COMPLETED
+    return Ending.FAILED if result.status == ResultStatus.ERROR else Ending.COMPLETED

@@ -6,6 +6,8 @@ oldest of them the new leader.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from covenant.ledger.machine.access import authorize
@@ -125,7 +127,7 @@ def end(
             entry.generation + 1,
             lease_id,
             reason,
-            shared and result.status is ResultStatus.OK,
+            shared and result.status == ResultStatus.OK,
         )
     )
     drop_unless_drained(decide, entry.task)
@@ -182,14 +184,30 @@ def drain(decide: Decide, command: Drain) -> Drained:
         again = view.remembered("drain", command.by.pubkey, command.request_id)
         if again is not None:
             return Drained(tuple(_drained_before(decide, task_id) for task_id in again.task_ids))
-    count = min(command.count, view.limits.batch_max)
     by = command.by.pubkey if command.request_id is not None else None
     drained: list[Result] = []
-    for entry in view.settled(command.sender, count):
+    for entry in _drainable(decide, command):
         assert entry.result is not None
         decide.add(ResultDrained(entry.task.id, command.request_id, by))
         drained.append(entry.result)
     return Drained(tuple(drained))
+
+
+def _drainable(decide: Decide, command: Drain) -> Sequence[Entry]:
+    task_id = command.task_id
+    if task_id is None:
+        return decide.view.settled(command.sender, min(command.count, decide.view.limits.batch_max))
+    entry = decide.view.entry(task_id)
+    known = entry or decide.view.archived(task_id)
+    if known is None or command.sender not in (None, _sender_of(known)):
+        raise decide.refuse(unknown(task_id))
+    if entry is None or entry.state is State.DRAINED:
+        raise decide.refuse(Conflict("already_drained", f"the result of task {task_id} was drained already"))
+    return (entry,) if entry.state is State.SETTLED else ()
+
+
+def _sender_of(known: Entry | Archived) -> PublicKey:
+    return known.task.sender.pubkey if isinstance(known, Entry) else known.sender.pubkey
 
 
 def _drained_before(decide: Decide, task_id: TaskId) -> Result:

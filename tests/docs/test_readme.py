@@ -1,0 +1,99 @@
+"""What the README says to type is typed here, as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BOUND_S = 30.0
+URL = re.compile(r"http://[^ ]+:\d+")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("COVENANT_")}
+    return {**kept, "COVENANT_HTTP_PORT": "0", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def demo(short_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder like the repository's, with `covenant serve --demo` running in it, and where that listens."""
+    (short_path / ".venv").symlink_to(Path(sys.executable).parent.parent)
+    process = subprocess.Popen(
+        [".venv/bin/covenant", "serve", "--demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=short_path,
+        env=environment(),
+    )
+    try:
+        yield short_path, _listening(process)
+    finally:
+        process.terminate()
+        process.communicate(timeout=BOUND_S)
+
+
+def _listening(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    said = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while b"/a2a/queue\n" not in said:
+            assert selector.select(BOUND_S), said
+            more = os.read(process.stdout.fileno(), 65_536)
+            assert more, said
+            said += more
+    found = URL.search(said.decode())
+    assert found is not None
+    return found.group()
+
+
+def test_the_first_exchange_works_as_it_is_written(demo: tuple[Path, str]) -> None:
+    folder, url = demo
+    typed = "\n".join(block for block in blocks("sh") if "covenant" in block).replace("http://localhost:8421", url)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", typed],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "echo: hello" in done.stdout
+    assert "worker@local" in done.stdout
+    assert "a2a_result_posted" in done.stdout
+    assert "done" in done.stdout
+
+
+def test_the_library_works_as_it_is_written(tmp_path: Path) -> None:
+    (program,) = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=BOUND_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hello" in done.stdout
+
+
+def test_the_two_commands_are_targets_of_the_makefile() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"run", "test"} <= set(targets)
+    assert all(f"make {name}" in README for name in ("run", "test"))
+
+
+def test_every_page_that_the_readme_links_to_exists() -> None:
+    for link in re.findall(r"\]\(([^)#]+)", README):
+        assert link.startswith("http") or (ROOT / link).exists(), link
