@@ -93,6 +93,25 @@ async def test_a_wait_ends_empty_when_its_time_is_over(world: World, speaker: Sp
     assert (await speaker.ask(bob, "try_recv_a2a_result", wait_ms=5))["result"] is None
 
 
+async def test_the_result_of_one_task_is_waited_for_and_drained_before_others(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    first, second = new_task(bob, "first"), new_task(bob, "second")
+    for task in (first, second):
+        await speaker.ask(alice, "send_a2a_task", task=task)
+    await speaker.ask(bob, "try_recv_a2a_task", max=2)
+    await speaker.ask(bob, "post_a2a_result", result=result_of(first))
+    assert (await speaker.ask(alice, "try_recv_a2a_result", task_id=second["id"]))["result"] is None
+    waiting = asyncio.create_task(speaker.ask(alice, "try_recv_a2a_result", task_id=second["id"], wait_ms=LONG_MS))
+    await world.waits.until(1)
+    await speaker.ask(bob, "post_a2a_result", result=result_of(second))
+    assert (await waiting)["result"]["task_id"] == second["id"]
+    again = await speaker.tell(alice, "try_recv_a2a_result", task_id=second["id"])
+    assert (again.answer["code"], again.status) in [("already_drained", 409), ("already_drained", None)]
+    foreign = await speaker.tell(bob, "try_recv_a2a_result", task_id=first["id"])
+    assert (foreign.answer["code"], foreign.status) in [("unknown_task", 404), ("unknown_task", None)]
+    assert (await speaker.ask(alice, "try_recv_a2a_result"))["result"]["task_id"] == first["id"]
+
+
 async def test_the_operator_takes_and_drains_for_everybody(world: World, speaker: Speaker) -> None:
     alice, bob = await world.pair()
     operator = world.operator
