@@ -4,6 +4,8 @@ import http.client
 import json
 import signal
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -162,6 +164,26 @@ def test_a_forged_grant_refuses_to_start_and_is_named(short_path: Path) -> None:
     assert ran.code == 1
     assert "operator@local a2a.compact" in ran.err
     assert "not signed by this home's key" in ran.err
+
+
+def test_a_changed_audit_row_is_reported_at_the_start_and_fails_the_verification(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home")
+    daemon.json("identities", "enroll", "bob@host")
+    daemon.stop()
+    with closing(sqlite3.connect(daemon.home / "archive.db")) as archive:
+        archive.execute("UPDATE audit SET row = replace(row, 'bob@host', 'eve@host') WHERE row LIKE '%bob@host%'")
+        archive.commit()
+    again = Daemon(daemon.home)
+    try:
+        assert "audit.invalid" in again.log
+        report = again.json("audit", "verify", code=1)["report"]
+        assert report["valid"] is False
+        assert len(report["failures"]) == 1
+        told = again.run("audit", "verify")
+        assert told.code == 1
+        assert told.out.startswith("INVALID: ")
+    finally:
+        assert again.stop() == 0
 
 
 def test_a_lost_key_is_not_replaced_under_a_ledger_that_it_signed_for(short_path: Path) -> None:
