@@ -174,10 +174,17 @@ class Desk:
         return await self.ledger.commit(Cancel(task_id=which, viewer=by.pubkey, by=by, reason=reason))
 
     async def drain(
-        self, sender: AgentId = ALICE, count: int = 1, *, everyone: bool = False, request_id: str | None = None
+        self,
+        sender: AgentId = ALICE,
+        count: int = 1,
+        *,
+        everyone: bool = False,
+        request_id: str | None = None,
+        which: TaskId | None = None,
     ) -> tuple[Result, ...]:
+        scope = None if everyone else sender.pubkey
         drained = await self.ledger.commit(
-            Drain(by=sender, sender=None if everyone else sender.pubkey, count=count, request_id=request_id)
+            Drain(by=sender, sender=scope, count=count, request_id=request_id, task_id=which)
         )
         return drained.results
 

@@ -190,6 +190,19 @@ class LeasingSuite(Suite):
         assert [result.task_id for result in await desk.drain(count=9, request_id="r2")] == [task_id(2), task_id(3)]
         assert await desk.drain(count=9) == ()
 
+    async def test_the_result_of_one_task_is_drained_alone_and_once(self, desk: Desk) -> None:
+        for number in (1, 2):
+            await desk.send(make_task(number))
+        for leased in await desk.take(count=2):
+            await desk.finish(leased, ok(leased.task.id))
+        assert await desk.drain(which=task_id(2), request_id="r1") == (ok(task_id(2)),)
+        assert await desk.drain(which=task_id(2), request_id="r1") == (ok(task_id(2)),)
+        with refused("already_drained"):
+            await desk.drain(which=task_id(2))
+        with refused("unknown_task"):
+            await desk.drain(BOB, which=task_id(1))
+        assert await desk.drain(count=9) == (ok(task_id(1)),)
+
     async def test_drains_repeated_by_many_at_once_give_each_result_to_one_request(self, desk: Desk) -> None:
         for number in range(20):
             await desk.finish(await desk.taken(make_task(number)), ok(task_id(number)))
