@@ -33,7 +33,10 @@ INSERT INTO moves VALUES
     ('task_updated', 'in_flight', 0, NULL, NULL, '$.generation', '$.update', '$.update.type', NULL, NULL),
     ('task_requeued', 'queued', 2 + 32, NULL, 'requeued', NULL, NULL, NULL, NULL, '$.reason'),
     ('task_parked', 'parked', 64, 'parked', 'parked', '$.generation', '$.update', '$.interruption', NULL, NULL),
-    ('task_continued', 'queued', 2 + 128 + 256, 'continued', 'continued', '$.generation', '$.message', NULL, NULL, NULL),
+    (
+        'task_continued', 'queued', 2 + 128 + 256, 'continued', 'continued',
+        '$.generation', '$.message', NULL, NULL, NULL
+    ),
     (
         'task_settled', 'result_pending', 32 + 128 + 512, 'settled', 'settled',
         '$.generation', '$.result', '$.ending', '$.cause', '$.reason'

@@ -52,7 +52,9 @@ SELECT
                         'generation', generation,
                         'kind', kind,
                         'ts_ms', ts_ms,
-                        'body', json(iif(kind = 'settled', json_object('state', t.ending, 'result', json(t.result)), body))
+                        'body', json(
+                            iif(kind = 'settled', json_object('state', t.ending, 'result', json(t.result)), body)
+                        )
                     )
                 )
             FROM (
