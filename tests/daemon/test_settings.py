@@ -153,6 +153,14 @@ def test_a_task_that_no_body_could_carry_is_a_contradiction(tmp_path: Path) -> N
     assert said.startswith("limits.task_bytes_max (9437184) is over http.body_bytes_max (8388608)")
 
 
+@pytest.mark.parametrize(
+    ("name", "mib"), [("LIMITS_RESULT_BYTES_MAX", 4), ("LIMITS_BATCH_BYTES_MAX", 6), ("IPC_FRAME_BYTES_MAX", 6)]
+)
+def test_an_answer_that_no_frame_could_carry_is_a_contradiction(tmp_path: Path, name: str, mib: int) -> None:
+    said = refusal(tmp_path, {f"COVENANT_{name}": str(mib * 1024 * 1024)})
+    assert "over ipc.frame_bytes_max" in said
+
+
 def test_a_variable_that_looks_like_a_setting_is_pointed_out(tmp_path: Path) -> None:
     loaded = load({}, {"COVENANT_HTTP_PROT": "1", "COVENANT_TOKEN": "x", "PATH": "/bin"}, home=tmp_path)
     assert loaded.unread == ("COVENANT_HTTP_PROT; did you mean COVENANT_HTTP_PORT?",)

@@ -23,6 +23,8 @@ from covenant.daemon.settings import Settings
 from covenant.model.errors import SettingsError
 
 FILE_NAME: Final = "settings.toml"
+AROUND_BYTES: Final = 64 * 1024
+"""What stands in a frame around tasks and results."""
 HOME_MEANING: Final = "Folder that holds the ledger, the keys, the socket and `settings.toml`."
 
 Source = Literal["default", "file", "environment", "flag"]
@@ -154,11 +156,19 @@ def _nearest(name: str) -> str:
 
 def _check_whole(settings: Settings) -> None:
     """What no single value can be blamed for."""
-    limits, body_max = settings.limits, settings.http.body_bytes_max
+    limits, body_max, frame_max = settings.limits, settings.http.body_bytes_max, settings.ipc.frame_bytes_max
     if limits.task_bytes_max > body_max:
         raise SettingsError(
             f"limits.task_bytes_max ({limits.task_bytes_max}) is over http.body_bytes_max ({body_max}): "
             "no such task could be sent; raise the second or lower the first"
+        )
+    # The first of a batch stands twice in an answer.
+    one_max = max(limits.task_bytes_max, limits.result_bytes_max)
+    answer_max = one_max + max(one_max, limits.batch_bytes_max) + AROUND_BYTES
+    if answer_max > frame_max:
+        raise SettingsError(
+            f"an answer could have {answer_max} bytes, over ipc.frame_bytes_max ({frame_max}): raise that, or lower "
+            f"limits.task_bytes_max, limits.result_bytes_max ({limits.result_bytes_max}) or limits.batch_bytes_max"
         )
 
 

@@ -60,11 +60,14 @@ class LimitSettings:
     """Bounds on what callers may pile up. Above one of them a request is refused (413 or 429), never queued."""
 
     task_bytes_max: int = setting(MIB, whole(1024, 1024 * MIB), "Largest task.")
-    result_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest result.")
+    result_bytes_max: int = setting(3 * MIB, whole(1024, 1024 * MIB), "Largest result.")
     update_bytes_max: int = setting(MIB, whole(1024, 1024 * MIB), "Largest update of a running task.")
     page_max: int = setting(1_000, whole(1, 100_000), "Most rows in one answer.")
     wait_ms_max: int = setting(60_000, whole(0, HOUR_MS), "Longest wait that a receive or drain may ask for.")
     batch_max: int = setting(100, whole(1, 10_000), "Most tasks or results taken at once.")
+    batch_bytes_max: int = setting(
+        3 * MIB, whole(1024, 1024 * MIB), "Size of what is taken at once, unless a single task or result is larger."
+    )
     queued_per_recipient_max: int = setting(100_000, whole(1), "Most tasks queued for one recipient.")
     undrained_per_sender_max: int = setting(100_000, whole(1), "Most results that wait for one sender.")
     followers_max: int = setting(1_000, whole(1), "Most tasks that wait for the same work under one idempotency key.")
