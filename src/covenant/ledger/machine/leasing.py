@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from covenant.ledger.machine.commands import (
     Continue,
     HolderCommand,
@@ -27,6 +29,7 @@ from covenant.ledger.machine.events import (
     TaskParked,
     TaskUpdated,
 )
+from covenant.ledger.machine.batches import Room
 from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
 from covenant.ledger.machine.settling import expire
 from covenant.ledger.machine.states import State
@@ -50,6 +53,7 @@ def take(decide: Decide, command: Take) -> Leased:
             return _taken_before(decide, again.task_ids, again.lease_ids)
     count = min(command.count, view.limits.batch_max)
     taken: list[LeasedTask] = []
+    room = Room(view.limits.batch_bytes_max)
     looked = 0
     # What is past its deadline is settled on the way, and must not hide the work behind it; so look on, within bounds.
     while len(taken) < count and looked <= EXPIRED_AT_ONCE_MAX:
@@ -61,8 +65,10 @@ def take(decide: Decide, command: Take) -> Leased:
             deadline_ms = entry.task.deadline_ms
             if deadline_ms is not None and deadline_ms <= decide.now_ms:
                 expire(decide, entry)
-            else:
+            elif count == 1 or room.takes(entry.task):
                 taken.append(_lease(decide, entry, command))
+            else:
+                return Leased(tuple(taken))
     return Leased(tuple(taken))
 
 
@@ -94,7 +100,7 @@ def renew(decide: Decide, command: Renew) -> Lease:
     lease = held(decide, command).lease
     assert lease is not None
     decide.add(LeaseRenewed(command.task_id, lease.lease_id, decide.now_ms))
-    return lease
+    return msgspec.structs.replace(lease, renewed_at_ms=decide.now_ms)
 
 
 def release(decide: Decide, command: Release) -> Lease:
@@ -182,10 +188,10 @@ def continue_(decide: Decide, command: Continue) -> Reported:
         raise decide.refuse(unknown(command.task_id))
     if isinstance(entry, Archived):
         raise decide.refuse(over(command.task_id, entry.ending))
-    if entry.message_id == command.message_id:
-        return Reported(entry.message_generation, duplicate=True)
     if entry.ending is not None:
         raise decide.refuse(over(command.task_id, entry.ending))
+    if entry.message_id == command.message_id:
+        return Reported(entry.message_generation, duplicate=True)
     if entry.state is not State.PARKED:
         raise decide.refuse(Conflict("not_parked", f"task {command.task_id} does not wait for a message"))
     decide.add(TaskContinued(command.task_id, entry.generation + 1, command.message, command.message_id))

@@ -1,0 +1,276 @@
+"""What a mailbox should do, written down a second time as plainly as possible: lists, dictionaries, no disk, no events.
+
+It shares no code with the machine, so that the two are wrong in the same way only by misfortune.
+"""
+
+from dataclasses import dataclass, field
+
+
+class No(Exception):
+    """Refused, with this code."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+Result = tuple[str, str]  # status and text
+
+
+@dataclass(kw_only=True)
+class Piece:
+    """A task."""
+
+    id: str
+    content: str
+    key: str | None
+    deadline_ms: int | None
+    timeout_ms: int | None
+    state: str = "queued"
+    turn: int = 1
+    attempt: int = 0
+    lease: str | None = None
+    """The newest lease of this turn."""
+    turn_started_ms: int | None = None
+    generation: int = 1
+    update_no: int = 0
+    update_generation: int = 0
+    written: set[str] = field(default_factory=set)
+    artifacts: dict[str, str] = field(default_factory=dict)
+    message: str | None = None
+    message_generation: int = 0
+    result: Result | None = None
+    cause: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("result_pending", "resolved")
+
+
+class Model:
+    """One sender, one recipient."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, Piece] = {}
+        self.queue: list[str] = []
+        self.results: list[str] = []
+        self.cache: dict[str, Result] = {}
+        self.leaders: dict[str, str] = {}
+        self.followers: dict[str, list[str]] = {}
+        self.takes: dict[str, list[tuple[str, str]]] = {}
+        self.drains: dict[str, list[str]] = {}
+
+    def send(self, piece: Piece, now_ms: int) -> str:
+        """How it was accepted: new, duplicate, replayed or following."""
+        known = self.pieces.get(piece.id)
+        if known is not None:
+            if known.content != piece.content:
+                raise No("duplicate_task_id")
+            return "duplicate"
+        if piece.deadline_ms is not None and piece.deadline_ms <= now_ms:
+            raise No("deadline_past")
+        self.pieces[piece.id] = piece
+        key = piece.key
+        if key is not None and key in self.cache:
+            self._settle(piece, self.cache[key], "replayed")
+            return "replayed"
+        if key is not None and key in self.leaders:
+            piece.state = "following"
+            self.followers.setdefault(key, []).append(piece.id)
+            return "following"
+        if key is not None:
+            self.leaders[key] = piece.id
+        self.queue.append(piece.id)
+        return "new"
+
+    def takes_again(self, request: str) -> list[tuple[str, str]] | None:
+        """What a repeated receive gives: the same leases, as far as they live."""
+        given = self.takes.get(request)
+        if given is None:
+            return None
+        return [(id_, lease) for id_, lease in given if self._is_live(self.pieces[id_], lease)]
+
+    def next(self, count: int, now_ms: int) -> list[str]:
+        """Who is next, after what is past its deadline has been ended."""
+        taken: list[str] = []
+        for id_ in list(self.queue):
+            if len(taken) == count:
+                break
+            piece = self.pieces[id_]
+            if piece.deadline_ms is not None and piece.deadline_ms <= now_ms:
+                self.end(piece, ("error", "deadline_exceeded"), "deadline_exceeded")
+            else:
+                taken.append(id_)
+        return taken
+
+    def lease(self, id_: str, lease: str, now_ms: int) -> None:
+        piece = self.pieces[id_]
+        assert piece.state == "queued"
+        self.queue.remove(id_)
+        if piece.attempt == 0 and piece.turn == 1:
+            piece.generation += 1
+        piece.state = "in_flight"
+        piece.attempt += 1
+        piece.lease = lease
+        piece.turn_started_ms = now_ms if piece.turn_started_ms is None else piece.turn_started_ms
+        piece.update_no = 0
+        piece.written = set()
+
+    def held(self, id_: str, lease: str) -> Piece:
+        piece = self.pieces[id_]
+        if piece.ended:
+            raise No(self._over(piece))
+        if piece.lease is not None and piece.lease != lease:
+            raise No("stale_lease")
+        if piece.state != "in_flight":
+            raise No("not_leased")
+        return piece
+
+    def release(self, id_: str, lease: str) -> None:
+        self._back(self.held(id_, lease))
+
+    def report(self, id_: str, lease: str, number: int, chunk: tuple[str, str, bool] | None) -> tuple[int, bool]:
+        """The generation it became, and whether it had become that before."""
+        piece = self.held(id_, lease)
+        if number and number == piece.update_no:
+            return piece.update_generation, True
+        if number and number != piece.update_no + 1:
+            raise No("update_out_of_order")
+        piece.generation += 1
+        piece.update_no = number or piece.update_no
+        piece.update_generation = piece.generation
+        if chunk is not None:
+            name, text, append = chunk
+            before = piece.artifacts.get(name, "") if append and name in piece.written else ""
+            piece.artifacts[name] = before + text
+            piece.written.add(name)
+        return piece.generation, False
+
+    def park(self, id_: str, lease: str) -> None:
+        piece = self.held(id_, lease)
+        piece.generation += 1
+        piece.state = "parked"
+        piece.turn_started_ms = None
+
+    def say(self, id_: str, message: str) -> tuple[int, bool]:
+        piece = self.pieces[id_]
+        if piece.ended:
+            raise No(self._over(piece))
+        if piece.message == message:
+            return piece.message_generation, True
+        if piece.state != "parked":
+            raise No("not_parked")
+        piece.generation += 1
+        piece.state = "queued"
+        piece.turn += 1
+        piece.attempt = 0
+        piece.lease = None
+        piece.turn_started_ms = None
+        piece.message, piece.message_generation = message, piece.generation
+        self.queue.append(id_)
+        return piece.generation, False
+
+    def answer(self, id_: str, lease: str | None, result: Result) -> bool:
+        """Whether this result was known already."""
+        piece = self.pieces[id_]
+        if piece.ended:
+            if piece.lease is None:
+                raise No("not_lessee")
+            if piece.result == result and piece.cause == "result":
+                return True
+            raise No(self._over(piece))
+        if piece.lease is None or piece.state not in ("in_flight", "queued"):
+            raise No("not_leased")
+        if lease is None and piece.attempt != 1:
+            raise No("lease_id_required")
+        if lease is not None and lease != piece.lease:
+            raise No("stale_lease")
+        self.end(piece, result, "result")
+        return False
+
+    def cancel(self, id_: str) -> bool:
+        """Whether it is canceled (now or before), rather than ended otherwise."""
+        piece = self.pieces[id_]
+        if not piece.ended:
+            self.end(piece, ("error", "canceled: not wanted"), "cancel")
+        return piece.cause == "cancel"
+
+    def requeue(self, id_: str) -> None:
+        self._back(self._leased(id_))
+
+    def force_error(self, id_: str) -> None:
+        self.end(self._leased(id_), ("error", "given up"), "force_error")
+
+    def drain(self, count: int, request: str | None) -> list[str]:
+        if request is not None and request in self.drains:
+            return self.drains[request]
+        drained, self.results = self.results[:count], self.results[count:]
+        for id_ in drained:
+            self.pieces[id_].state = "resolved"
+        if request is not None and drained:
+            self.drains[request] = drained
+        return drained
+
+    def due(self, now_ms: int) -> dict[str, str]:
+        """What a sweep must end, and why."""
+        due = {}
+        for piece in self.pieces.values():
+            if piece.ended:
+                continue
+            started, timeout, deadline = piece.turn_started_ms, piece.timeout_ms, piece.deadline_ms
+            if started is not None and timeout is not None and started + timeout <= now_ms:
+                due[piece.id] = "timeout"
+            elif deadline is not None and deadline <= now_ms and piece.state != "in_flight":
+                due[piece.id] = "deadline_exceeded"
+        return due
+
+    def expire(self, id_: str, now_ms: int) -> None:
+        cause = self.due(now_ms)[id_]
+        text = "Task timed out" if cause == "timeout" else cause
+        self.end(self.pieces[id_], ("error", text), cause)
+
+    def end(self, piece: Piece, result: Result, cause: str) -> None:
+        key = piece.key
+        leads = key is not None and self.leaders.get(key) == piece.id
+        self._settle(piece, result, cause)
+        if key is None:
+            return
+        if not leads:
+            self.followers[key].remove(piece.id)
+            return
+        del self.leaders[key]
+        waiting = self.followers.pop(key, [])
+        if cause == "result":
+            for follower in waiting:
+                self._settle(self.pieces[follower], result, "leader")
+            if result[0] == "ok":
+                self.cache[key] = result
+        elif waiting:
+            first, *rest = waiting
+            self.leaders[key] = first
+            self.pieces[first].state = "queued"
+            self.queue.append(first)
+            self.followers[key] = rest
+
+    def _settle(self, piece: Piece, result: Result, cause: str) -> None:
+        if piece.id in self.queue:
+            self.queue.remove(piece.id)
+        piece.state, piece.result, piece.cause = "result_pending", result, cause
+        piece.generation += 1
+        self.results.append(piece.id)
+
+    def _back(self, piece: Piece) -> None:
+        piece.state = "queued"
+        self.queue.append(piece.id)
+
+    def _leased(self, id_: str) -> Piece:
+        piece = self.pieces[id_]
+        if piece.state != "in_flight":
+            raise No("not_leased")
+        return piece
+
+    def _is_live(self, piece: Piece, lease: str) -> bool:
+        return piece.state == "in_flight" and piece.lease == lease
+
+    def _over(self, piece: Piece) -> str:
+        return "canceled" if piece.cause == "cancel" else "already_settled"
