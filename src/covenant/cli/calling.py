@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -19,11 +18,17 @@ from covenant.daemon.environment import TOKEN_VARIABLE, environment, find_home
 class Call:
     """One run of a command: how it was asked to answer, and its connection."""
 
-    def __init__(self, connection: Connection, *, again: str, as_json: bool) -> None:
-        self.again = again
-        """How to call as the same caller once more, up to the command."""
+    def __init__(self, connection: Connection, *, home: str | None, token_file: str | None, as_json: bool) -> None:
+        self._said = (home, token_file)
         self.json = as_json
         self.ask = connection.ask
+
+    @property
+    def again(self) -> str:
+        """How to call as the same caller once more, up to the command."""
+        from covenant.cli.program import again
+
+        return again(*self._said)
 
     def answer(self, value: Mapping[str, Any]) -> bool:
         """Write the JSON object if one was asked for; False if people are to be answered instead."""
@@ -45,7 +50,7 @@ def calls(function: Callable[..., None]) -> Callable[..., None]:
         folder, _ = find_home(home, variables)
         token = read_token(folder, token_file, variables)
         with Connection(folder, token) as connection:
-            function(Call(connection, again=_again(home, token_file), as_json=as_json), **own)
+            function(Call(connection, home=home, token_file=token_file, as_json=as_json), **own)
 
     return run
 
@@ -56,11 +61,6 @@ def said_before(name: str, value: str | None) -> str | None:
         return value
     first: str | None = click.get_current_context().find_root().params.get(name)
     return first
-
-
-def _again(home: str | None, token_file: str | None) -> str:
-    given = (("--home", home), ("--token-file", token_file))
-    return " ".join(["covenant", *(f"{name} {shlex.quote(value)}" for name, value in given if value is not None)])
 
 
 def read_token(home: Path, token_file: str | None, variables: Mapping[str, str]) -> str:

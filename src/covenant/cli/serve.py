@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Final
@@ -14,6 +12,7 @@ import click
 from covenant.cli.calling import said_before
 from covenant.cli.failures import Failure
 from covenant.cli.output import put
+from covenant.cli.program import near, program
 from covenant.daemon.environment import environment
 from covenant.daemon.loading import Entry, entries, load
 from covenant.model.errors import CovenantError
@@ -41,30 +40,15 @@ def _serve(*, home: str | None, demo: bool, **given: str | None) -> None:
         home = str(make_demo_home(Path.cwd()))
 
     def announce(listening: Listening) -> None:
-        put(f"covenant listens on {listening.url} and {_near(listening.socket)}")
+        put(f"covenant listens on {listening.url} and {near(listening.socket)}")
         if demo:
-            put(suggestions(_program(), shlex.quote(_near(listening.socket.parent)), listening.url))
+            put(suggestions(program(), shlex.quote(near(listening.socket.parent)), listening.url))
         sys.stdout.flush()
 
     try:
         run_daemon(load(flags, environment(), home=home), announce, demo=demo)
     except (CovenantError, OSError) as error:
         raise Failure("cannot_serve", str(error)) from error
-
-
-def _program() -> str:
-    """How this program can be called again from here."""
-    called = Path(sys.argv[0])
-    found = shutil.which("covenant")
-    if found is not None and Path(found).resolve() == called.resolve():
-        return "covenant"
-    return shlex.quote(_near(called.absolute()))
-
-
-def _near(path: Path) -> str:
-    """A path as it is best written from here."""
-    near = os.path.relpath(path)
-    return str(path) if near.startswith("..") else near
 
 
 command: Final = click.Command(
