@@ -88,8 +88,10 @@ class LogLedger:
         return self._state.limits
 
     async def commit(self, command: Command[A]) -> A:
-        await self._admit(command)
-        recalled = await self._recall(command)
+        # Most commands need neither: asking first spares each of them two coroutines, a twentieth of its cost.
+        if self._archive_lag() >= LAG_SLOWS_REPORTS:
+            await self._admit(command)
+        recalled = await self._recall(command) if self._forgotten(command) else {}
         journal, state, now_ms = self._journal, self._state, self.now_ms()
         if journal.failure is not None:
             raise storage_failed(journal.failure)
@@ -128,21 +130,21 @@ class LogLedger:
                     self._bell.ring(("results", entry.task.sender.pubkey))
                     self._bell.ring(("results",))
 
+    def _archive_lag(self) -> int:
+        return self._journal.durable_seq - self._archive.archived_seq
+
     async def _admit(self, command: Command[Any]) -> None:
         """An archive that cannot keep up slows what feeds it most, then refuses new work: the lag is bounded."""
-        lag = self._journal.durable_seq - self._archive.archived_seq
-        if lag < LAG_SLOWS_REPORTS:
-            return
         if isinstance(command, Report):
             await self._archive.caught_up(self._journal.durable_seq - LAG_SLOWS_REPORTS, CATCH_UP_S)
-        elif isinstance(command, Accept) and lag >= LAG_REFUSES_TASKS:
+        elif isinstance(command, Accept) and self._archive_lag() >= LAG_REFUSES_TASKS:
             raise OverLimit(
                 "archive_lagging", "the archive cannot keep up; send again in a few seconds", retry_after_ms=5_000
             )
 
-    def _forgotten(self, command: Command[Any]) -> tuple[TaskId, ...]:
+    def _forgotten(self, command: Command[Any]) -> Sequence[TaskId]:
         """The tasks this command names that only the archive may still know."""
-        ids: tuple[TaskId, ...] = ()
+        ids: tuple[TaskId, ...]
         if isinstance(command, Accept):
             ids = (command.task.id,)
         elif isinstance(command, TaskCommand):
@@ -152,8 +154,10 @@ class LogLedger:
             if command.request_id is not None:
                 again = self._state.remembered("drain", command.by.pubkey, command.request_id)
                 ids = again.task_ids if again is not None else ids
+        else:
+            return ()
         entries, seen = self._state.entries, self._storage.seen
-        return tuple(task_id for task_id in ids if task_id not in entries and seen.maybe(task_id))
+        return [task_id for task_id in ids if task_id not in entries and seen.maybe(task_id)]
 
     async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived]:
         found: dict[TaskId, Archived | None] = {}
