@@ -25,11 +25,13 @@ from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
 from covenant.ledger.log.homes import memory_ledger, open_ledger
 from covenant.ledger.log.journal import Durability
 from covenant.ledger.machine.commands import Accept, Accepted, Drain, LeasedTask, Repair, Settle, Settled, Take
+from covenant.model.content import Content
 from covenant.model.errors import Invalid, NotFound, TooLarge
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
 from covenant.model.repair import RepairCommand, RepairOutcome
 from covenant.model.result import Result
 from covenant.model.task import Task, fingerprint
+from covenant.wire.decoding import NESTING_MAX, deeper_than, too_deep
 
 TASK_BYTES_MAX: Final = 1024 * 1024
 WAIT_MS: Final = 60_000
@@ -37,6 +39,12 @@ WAIT_MS: Final = 60_000
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _check_depth(content: Sequence[Content]) -> None:
+    """What is nested too deeply could be written, and then not archived."""
+    if content and deeper_than(content, NESTING_MAX):
+        raise too_deep()
 
 
 def local_agent(display: str) -> AgentId:
@@ -80,6 +88,7 @@ class Mailbox:
     async def send_task(self, task: Task) -> Accepted:
         if not task.intent_text.strip():
             raise Invalid("invalid_task", "invalid task: intent_text must not be empty")
+        _check_depth(task.parts)
         digest, size = fingerprint(task)
         if size > TASK_BYTES_MAX:
             raise TooLarge("task_too_large", f"the task has {size} bytes; the limit is {TASK_BYTES_MAX}")
@@ -114,6 +123,7 @@ class Mailbox:
         )
 
     async def send_result(self, result: Result, lease_id: LeaseId | None = None) -> Settled:
+        _check_depth(result.content)
         entry = await self._ledger.entry(result.task_id)
         if entry is None:
             raise NotFound("unknown_task", f"task {result.task_id} is not known here")

@@ -146,7 +146,9 @@ async def test_what_was_asked_before_a_half_close_is_still_answered(world: World
 
 
 async def test_large_frames_go_both_ways(folder: Path) -> None:
-    async with open_world(folder, limits=MailboxLimits(task_bytes_max=8 * 1024 * 1024)) as world:
+    async with open_world(
+        folder, limits=MailboxLimits(task_bytes_max=8 * 1024 * 1024, result_bytes_max=8 * 1024 * 1024)
+    ) as world:
         alice, bob = await world.pair()
         task = new_task(bob, "x" * 7_000_000)
         async with world.connect() as sender, world.connect() as worker:

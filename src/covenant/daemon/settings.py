@@ -70,7 +70,7 @@ class LimitSettings:
     )
     queued_per_recipient_max: int = setting(100_000, whole(1), "Most tasks queued for one recipient.")
     undrained_per_sender_max: int = setting(100_000, whole(1), "Most results that wait for one sender.")
-    followers_max: int = setting(1_000, whole(1), "Most tasks that wait for the same work under one idempotency key.")
+    followers_max: int = setting(100, whole(1), "Most tasks that wait for the same work under one idempotency key.")
     artifacts_per_attempt_max: int = setting(1_000, whole(1), "Most artifacts that one attempt may write.")
     cache_entries_max: int = setting(100_000, whole(0), "Most results kept to answer the same idempotent work again.")
     cache_age_ms_max: int = setting(7 * 24 * HOUR_MS, whole(0), "How long such a result is kept.")

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from covenant.exchange.operators import require_operator
 from covenant.exchange.principal import Principal
 from covenant.ledger.contract import Ledger, Queue, QueueQuery, Shown, TreeNode
 from covenant.ledger.machine.commands import (
@@ -65,7 +66,8 @@ _encode = msgspec.json.Encoder().encode
 
 class MailboxLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     task_bytes_max: int = 1024 * 1024
-    result_bytes_max: int = 8 * 1024 * 1024
+    result_bytes_max: int = 3 * 1024 * 1024
+    """The first of a batch stands twice in an answer, and the answer must fit a frame of 8 MiB."""
     update_bytes_max: int = 1024 * 1024
     page_max: int = 1_000
     wait_ms_max: int = 60_000
@@ -152,7 +154,7 @@ class MailboxExchange:
         if not self.leasing:
             raise Unavailable("stopping", "the daemon is stopping; ask again", retry_after_ms=1_000)
         if everyone:
-            principal.require_operator("scope=all")
+            await require_operator(self._ledger, principal, "scope=all")
         recipient = None if everyone else principal.agent.pubkey
         return await self._ledger.commit(
             Take(holder=principal.agent, recipient=recipient, count=count, request_id=request_id)
@@ -170,7 +172,7 @@ class MailboxExchange:
                 viewer=principal.viewer,
                 holder=principal.agent,
                 lease_id=lease_id,
-                reason=check_reason(reason),
+                reason=check_reason(reason, "release"),
             )
         )
 
@@ -191,7 +193,7 @@ class MailboxExchange:
 
     async def cancel(self, principal: Principal, task_id: TaskId, reason: str) -> Canceled:
         return await self._ledger.commit(
-            Cancel(task_id=task_id, viewer=principal.viewer, by=principal.agent, reason=check_reason(reason))
+            Cancel(task_id=task_id, viewer=principal.viewer, by=principal.agent, reason=check_reason(reason, "cancel"))
         )
 
     async def settle(self, principal: Principal, result: Result, lease_id: LeaseId | None) -> Settled:
@@ -232,9 +234,11 @@ class MailboxExchange:
         self._check_page(count, self._ledger.limits.batch_max, "max")
         check_request_id(request_id)
         if everyone:
-            principal.require_operator("scope=all")
+            await require_operator(self._ledger, principal, "scope=all")
         sender = None if everyone else principal.agent.pubkey
-        return await self._ledger.commit(Drain(by=principal.agent, sender=sender, count=count, request_id=request_id, task_id=task_id))
+        return await self._ledger.commit(
+            Drain(by=principal.agent, sender=sender, count=count, request_id=request_id, task_id=task_id)
+        )
 
     async def queue(self, principal: Principal, query: QueueQuery) -> Queue:
         self._check_page(query.limit, self.limits.page_max, "limit")
@@ -260,7 +264,7 @@ class MailboxExchange:
         return await self._ledger.tree(root, principal.viewer)
 
     async def repair(self, principal: Principal, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
-        check_reason(reason)
+        check_reason(reason, "repair")
         if isinstance(command, ForceError) and not command.message.strip():
             raise Invalid("invalid_repair", "invalid repair request: force_error message must not be empty")
         entry = await self._ledger.entry(task_id)
@@ -291,7 +295,7 @@ class MailboxExchange:
 
     async def retry_stale(self, principal: Principal, policy: RetryPolicy, *, scheduled: bool = False) -> RetryReport:
         """One pass of the gate. A scheduled pass leaves its summary row, also when it is refused."""
-        principal.require_operator("a2a auto retry")
+        await require_operator(self._ledger, principal, "a2a auto retry")
         check_policy(policy)
         access = Access(
             caller=principal.agent,
@@ -341,9 +345,9 @@ def check_task(task: Task, bytes_max: int) -> str:
     return digest
 
 
-def check_reason(reason: str) -> str:
+def check_reason(reason: str, what: str) -> str:
     if not reason.strip():
-        raise Invalid("invalid_reason", "invalid repair request: reason must not be empty")
+        raise Invalid("invalid_reason", f"invalid {what} request: reason must not be empty")
     if len(reason) > REASON_LENGTH_MAX:
         raise Invalid("invalid_reason", f"reason must have at most {REASON_LENGTH_MAX} characters")
     return reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from covenant.model.errors import Forbidden
 from covenant.model.ids import AgentId, PublicKey
 
 
@@ -17,7 +16,3 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     def viewer(self) -> PublicKey | None:
         """Whose tasks are visible: one's own; all, to the operator."""
         return None if self.operator else self.agent.pubkey
-
-    def require_operator(self, what: str) -> None:
-        if not self.operator:
-            raise Forbidden("operator_required", f"{what} requires the operator's token")

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.operators import require_operator
 from covenant.exchange.principal import Principal
 from covenant.ledger.contract import AuditRecord, Ledger
 from covenant.ledger.machine.commands import (
@@ -76,7 +77,7 @@ class Registry:
         pubkey: str | None = None,
         actions: Sequence[str] = (),
     ) -> Enrolled:
-        await self._require_operator(principal, "enrolling an identity")
+        await require_operator(self._ledger, principal, "enrolling an identity")
         check_display(display)
         if len(actions) > GRANTS_PER_ENROLMENT_MAX:
             raise Invalid("invalid_limit", f"at most {GRANTS_PER_ENROLMENT_MAX} grants at once")
@@ -97,12 +98,12 @@ class Registry:
         return Enrolled(identity=identity, token=token, granted=grants)
 
     async def identities(self, principal: Principal) -> Sequence[Identity]:
-        await self._require_operator(principal, "listing identities")
+        await require_operator(self._ledger, principal, "listing identities")
         return await self._ledger.identities()
 
     async def revoke(self, principal: Principal, which: str, *, force: bool = False) -> Identity:
         """Revoke by display or token prefix; ends the live connections of that token."""
-        await self._require_operator(principal, "revoking an identity")
+        await require_operator(self._ledger, principal, "revoking an identity")
         identity = await self._one(which)
         if identity.operator and not force:
             await self._ledger.commit(
@@ -126,7 +127,7 @@ class Registry:
 
     async def rotate(self, principal: Principal, which: str | None) -> Enrolled:
         """A new token for an identity, the operator's own by default. The old one ends at once."""
-        await self._require_operator(principal, "rotating a token")
+        await require_operator(self._ledger, principal, "rotating a token")
         old_hash = principal.token_sha256 if which is None else (await self._one(which)).token_sha256
         token = new_token()
         if old_hash == principal.token_sha256:
@@ -145,7 +146,7 @@ class Registry:
         return Enrolled(identity=identity, token=token)
 
     async def purge_identities(self, principal: Principal, before_ms: int) -> int:
-        await self._require_operator(principal, "purging identities")
+        await require_operator(self._ledger, principal, "purging identities")
         return await self._ledger.commit(PurgeIdentities(by=principal.agent, before_ms=before_ms))
 
     async def _one(self, which: str) -> Identity:
@@ -175,7 +176,7 @@ class Registry:
         expires_at: int | None = None,
     ) -> Grant:
         """Only the operator grants; to itself unless told otherwise."""
-        await self._require_operator(principal, "granting a capability", action=action)
+        await require_operator(self._ledger, principal, "granting a capability", action=action)
         subject = principal.agent if to is None else (await self._one(to)).agent
         if expires_at is not None and expires_at <= self._ledger.now_ms():
             raise Invalid("invalid_expiry", "expires_at is already past; give epoch milliseconds in the future")
@@ -207,7 +208,7 @@ class Registry:
         """The operator revokes any grant; an identity may give up its own."""
         grant = next((g for g in await self._ledger.grants() if g.signature_b58 == signature_b58), None)
         if not principal.operator and (grant is None or grant.subject.pubkey != principal.agent.pubkey):
-            await self._require_operator(principal, "revoking another's capability")
+            await require_operator(self._ledger, principal, "revoking another's capability")
         return await self._ledger.commit(RevokeGrant(by=principal.agent, signature_b58=signature_b58))
 
     async def grants(self, principal: Principal, limit: int) -> Sequence[Grant]:
@@ -223,7 +224,7 @@ class Registry:
         return sorted(mine, key=lambda grant: grant.granted_at_ms, reverse=True)[:limit]
 
     async def purge_grants(self, principal: Principal, before_ms: int) -> int:
-        await self._require_operator(principal, "purging capabilities")
+        await require_operator(self._ledger, principal, "purging capabilities")
         return await self._ledger.commit(PurgeGrants(by=principal.agent, before_ms=before_ms))
 
     async def audit_recent(self, principal: Principal, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
@@ -232,12 +233,12 @@ class Registry:
         return await self._ledger.audit_recent(principal.viewer, limit, since_ms)
 
     async def audit_verify(self, principal: Principal) -> AuditReport:
-        await self._require_operator(principal, "verifying the audit")
+        await require_operator(self._ledger, principal, "verifying the audit")
         return await self._ledger.audit_verify()
 
     async def audit_purge(self, principal: Principal, before_ms: int) -> int:
         """Leaves a marker row that says how many rows are gone and where the chain is anchored now."""
-        await self._require_operator(principal, "purging the audit")
+        await require_operator(self._ledger, principal, "purging the audit")
         found = await self._ledger.audit_before(before_ms)
         if found is None:
             return 0
@@ -251,23 +252,6 @@ class Registry:
                 count=count,
             )
         )
-
-    async def _require_operator(self, principal: Principal, what: str, *, action: str | None = None) -> None:
-        if principal.operator:
-            return
-        await self._ledger.commit(
-            Note(
-                by=principal.agent,
-                row={
-                    "type": "operator_required",
-                    "peer_display": principal.agent.display,
-                    "peer_pubkey_b58": principal.agent.pubkey,
-                    "what": what,
-                    "action": action,
-                },
-            )
-        )
-        principal.require_operator(what)
 
 
 def operator_agent(display: str, key: bytes) -> AgentId:

@@ -110,6 +110,8 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     updated_at_ms: int | None = None
     result_status: str | None = None
     children: tuple[TreeNode, ...] = ()
+    truncated: bool | msgspec.UnsetType = msgspec.UNSET
+    """True at the top of a tree that is larger than one answer: some of its nodes are left out."""
 
 
 class AuditRecord(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,6 @@ import msgspec
 from covenant.model.content import Content
 from covenant.model.ids import AgentId, TaskId
 
-
 MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
 

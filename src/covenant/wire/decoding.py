@@ -27,12 +27,12 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     except msgspec.ValidationError as wrong:
         raise Invalid("invalid_request", _short(str(wrong))) from None
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
     except ValueError as wrong:  # malformed JSON, or bytes that are not UTF-8
         raise Invalid("invalid_json", _short(str(wrong))) from None
     # Every level takes a bracket: most requests have so few that their depth needs no look.
-    if data.count(b"{") + data.count(b"[") > NESTING_MAX and _deeper_than(value, NESTING_MAX):
-        raise _too_deep()
+    if data.count(b"{") + data.count(b"[") > NESTING_MAX and deeper_than(value, NESTING_MAX):
+        raise too_deep()
     return value
 
 
@@ -55,11 +55,11 @@ def _short(message: str) -> str:
     return f"{message[: _MESSAGE_LENGTH_MAX - 100]}…{message[-100:]}"
 
 
-def _too_deep() -> Invalid:
+def too_deep() -> Invalid:
     return Invalid("invalid_json", f"nested more than {NESTING_MAX} levels deep")
 
 
-def _deeper_than(value: Any, levels: int) -> bool:
+def deeper_than(value: Any, levels: int) -> bool:
     """Level by level, not call by call: depth must not become our own recursion."""
     level: list[Any] = [value]
     for _ in range(levels):

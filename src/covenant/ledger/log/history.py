@@ -176,7 +176,8 @@ class History:
             nodes_max=TREE_NODES_MAX,
             bytes_max=TREE_BYTES_MAX,
         )
-        return _grow(root, rows)
+        tree = _grow(root, rows)
+        return msgspec.structs.replace(tree, truncated=True) if len(rows) >= TREE_NODES_MAX else tree
 
     async def finished(self, after_place: int, limit: int) -> tuple[Sequence[TaskId], int]:
         """Ids of tasks that ended after a place, in that order, and the place to go on from."""

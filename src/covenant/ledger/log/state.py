@@ -17,6 +17,7 @@ from covenant.ledger.machine.entry import Entry, evolve
 from covenant.ledger.machine.events import (
     AnyEvent,
     CacheDropped,
+    LeaseRenewed,
     ResultDrained,
     TaskEvent,
     TaskLeased,
@@ -73,7 +74,7 @@ class LedgerState(Registers):
         self.entries[task_id] = new = evolve(old, event, ts_ms)
         before, after = (old.state if old is not None else None), new.state
         if before is after:
-            if after is LEASED:
+            if isinstance(event, LeaseRenewed):  # nothing else makes a lease young
                 self.in_flight.move_to_end(task_id)
             return
         if before is not None:

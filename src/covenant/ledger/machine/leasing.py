@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from covenant.ledger.machine.batches import Room
 from covenant.ledger.machine.commands import (
     Continue,
     HolderCommand,
@@ -29,7 +30,6 @@ from covenant.ledger.machine.events import (
     TaskParked,
     TaskUpdated,
 )
-from covenant.ledger.machine.batches import Room
 from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
 from covenant.ledger.machine.settling import expire
 from covenant.ledger.machine.states import State

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from covenant.ledger.machine.access import authorize
+from covenant.ledger.machine.batches import Room
 from covenant.ledger.machine.commands import (
     Cancel,
     Canceled,
@@ -186,8 +187,11 @@ def drain(decide: Decide, command: Drain) -> Drained:
             return Drained(tuple(_drained_before(decide, task_id) for task_id in again.task_ids))
     by = command.by.pubkey if command.request_id is not None else None
     drained: list[Result] = []
+    room = Room(view.limits.batch_bytes_max)
     for entry in _drainable(decide, command):
         assert entry.result is not None
+        if command.count > 1 and not room.takes(entry.result):
+            break
         decide.add(ResultDrained(entry.task.id, command.request_id, by))
         drained.append(entry.result)
     return Drained(tuple(drained))

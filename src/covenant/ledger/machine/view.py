@@ -21,8 +21,11 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     queued_per_recipient_max: int = 100_000
     undrained_per_sender_max: int = 100_000
-    followers_max: int = 1_000
+    followers_max: int = 100
+    """One result settles them all, in one record."""
     batch_max: int = 100
+    batch_bytes_max: int = 3 * 1024 * 1024
+    """A batch ends with the task or result that would take it over this; it always has one."""
     artifacts_per_attempt_max: int = 1_000
     cache_entries_max: int = 100_000
     cache_age_ms_max: int = 7 * 24 * 3_600_000
