@@ -54,6 +54,8 @@ class Model:
         self.pieces: dict[str, Piece] = {}
         self.queue: list[str] = []
         self.results: list[str] = []
+        self.held_longest: list[str] = []
+        """What is in flight, the longest untouched first."""
         self.cache: dict[str, Result] = {}
         self.leaders: dict[str, str] = {}
         self.followers: dict[str, list[str]] = {}
@@ -107,6 +109,7 @@ class Model:
         piece = self.pieces[id_]
         assert piece.state == "queued"
         self.queue.remove(id_)
+        self.held_longest.append(id_)
         if piece.attempt == 0 and piece.turn == 1:
             piece.generation += 1
         piece.state = "in_flight"
@@ -125,6 +128,11 @@ class Model:
         if piece.state != "in_flight":
             raise No("not_leased")
         return piece
+
+    def renew(self, id_: str, lease: str) -> None:
+        self.held(id_, lease)
+        self.held_longest.remove(id_)
+        self.held_longest.append(id_)
 
     def release(self, id_: str, lease: str) -> None:
         self._back(self.held(id_, lease))
@@ -149,6 +157,7 @@ class Model:
     def park(self, id_: str, lease: str) -> None:
         piece = self.held(id_, lease)
         piece.generation += 1
+        self.held_longest.remove(id_)
         piece.state = "parked"
         piece.turn_started_ms = None
 
@@ -255,11 +264,14 @@ class Model:
     def _settle(self, piece: Piece, result: Result, cause: str) -> None:
         if piece.id in self.queue:
             self.queue.remove(piece.id)
+        if piece.id in self.held_longest:
+            self.held_longest.remove(piece.id)
         piece.state, piece.result, piece.cause = "result_pending", result, cause
         piece.generation += 1
         self.results.append(piece.id)
 
     def _back(self, piece: Piece) -> None:
+        self.held_longest.remove(piece.id)
         piece.state = "queued"
         self.queue.append(piece.id)
 

@@ -158,7 +158,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(leased=leases)
     def renew(self, leased: LeasedTask) -> None:
-        self.both(self.desk.renew(leased), lambda: self.model.held(leased.task.id, leased.lease.lease_id))
+        self.both(self.desk.renew(leased), lambda: self.model.renew(leased.task.id, leased.lease.lease_id))
 
     @rule(leased=leases)
     def release(self, leased: LeasedTask) -> None:
@@ -315,22 +315,36 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert shown.result == result_of(piece.id, *piece.result)
         self.run(self.desk.check_audit())
 
-    def check_queue(self) -> None:
+    def check_order(self) -> None:
+        """Who is next, whose result is next, whose lease is the oldest."""
         assert self.run(self.desk.queued_ids()) == self.model.queue
         assert self._order() == self.model.results
+        report = self.run(self.desk.retry(RetryPolicy(min_lease_age_ms=1 << 60)))
+        assert [skip.task_id for skip in report.skipped] == self.model.held_longest
+
+    def cancel_all(self) -> None:
+        """To the end: as each leader is canceled, the right follower takes its place."""
+        while left := [number for number in range(1, 7) if self._leads(number)]:
+            self.cancel(left[0])
+            self.every_task_is_where_the_model_has_it()
+
+    def _leads(self, number: int) -> bool:
+        piece = self.model.pieces.get(task_id(number))
+        return piece is not None and not piece.ended and piece.state != "following"
 
     def teardown(self) -> None:
         if not hasattr(self, "desk"):
             return
         try:
             self.check_history()
-            self.check_queue()
+            self.check_order()
             shown = [self.run(self.desk.show(TaskId(which))) for which in self.model.pieces]
             self.run(self.desk.ledger.compact())
             self.restart("crash")
             self.every_task_is_where_the_model_has_it()
             assert [self.run(self.desk.show(TaskId(which))) for which in self.model.pieces] == shown
-            self.check_queue()
+            self.check_order()
+            self.cancel_all()
         finally:
             self.run(self.engine.close())
             self.runner.close()

@@ -8,6 +8,7 @@ import pytest
 
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
+from covenant.model.repair import RetryPolicy
 from covenant.testing.cast import ALICE, BOB, CAROL, DAVE, agent, make_task, ok, task_id
 from covenant.testing.desk import WAIT_MS, Desk, refused
 from covenant.testing.engine import Engine
@@ -67,6 +68,17 @@ class LeasingSuite(Suite):
         assert (lease.leased_at_ms, lease.renewed_at_ms) == (desk.clock() - 1_000, desk.clock())
         assert [entry.task.id for entry in await desk.queue(min_lease_age_ms=1_000)] == [task_id(2)]
         assert [entry.task.id for entry in await desk.queue()] == [task_id(2), task_id(1)]
+
+    async def test_nothing_but_renewing_makes_a_lease_young(self, desk: Desk) -> None:
+        first = await desk.taken(make_task(1))
+        desk.clock.advance(1_000)
+        await desk.taken(make_task(2))
+        desk.clock.advance(1_000)
+        await desk.report(first, "on it")
+        await desk.interrupt(first)
+        assert (await desk.ledger.counts()).oldest_lease_age_ms == 2_000
+        report = await desk.retry(RetryPolicy(min_lease_age_ms=0, scan_limit=1))
+        assert [skip.task_id for skip in report.skipped] == [task_id(1)]
 
     async def test_only_the_holder_of_the_live_lease_renews_it(self, desk: Desk) -> None:
         first = await desk.taken(make_task())
