@@ -233,6 +233,7 @@ async def test_everybodys_tasks_are_for_the_operator_alone(world: World, speaker
     _, bob = await world.pair()
     for kind in ("try_recv_a2a_task", "try_recv_a2a_result"):
         await refused(speaker, bob, kind, "operator_required", 403, scope="all")
+    assert len(await world.audit("operator_required")) == 2
     await refused(speaker, bob, "retry_a2a_stale", "operator_required", 403, policy={})
 
 

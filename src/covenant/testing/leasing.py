@@ -8,6 +8,7 @@ import pytest
 
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
+from covenant.model.result import Result
 from covenant.model.repair import RetryPolicy
 from covenant.testing.cast import ALICE, BOB, CAROL, DAVE, agent, make_task, ok, task_id
 from covenant.testing.desk import WAIT_MS, Desk, refused
@@ -144,6 +145,17 @@ class LeasingSuite(Suite):
         for leased in await desk.take(count=1_000):
             await desk.finish(leased, ok(leased.task.id))
         assert len(await desk.drain(count=1_000)) == 5
+
+    async def test_a_batch_is_bounded_by_its_bytes_but_never_empty(self, engine: Engine) -> None:
+        desk = Desk(await engine.open(Limits(batch_bytes_max=5_000)), engine.clock)
+        await desk.send_all([make_task(number, intent_text="x" * 2_000) for number in range(4)])
+        await desk.send(make_task(4, intent_text="x" * 9_000))
+        sizes = [await desk.take(count=9) for _ in range(3)]
+        assert [len(batch) for batch in sizes] == [2, 2, 1]
+        for batch in sizes:
+            for leased in batch:
+                await desk.finish(leased, Result.ok(leased.task.id, leased.task.intent_text))
+        assert [len(await desk.drain(count=9)) for _ in range(4)] == [2, 2, 1, 0]
 
     async def test_tasks_past_their_deadline_do_not_hide_the_work_behind_them(self, desk: Desk) -> None:
         deadline_ms = desk.clock() + 10
