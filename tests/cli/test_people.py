@@ -11,6 +11,7 @@ import pytest
 
 from covenant.cli.ages import age, distance
 from covenant.cli.output import brief, clean
+from covenant.exchange.mailbox import MailboxLimits
 from tests.cli.daemons import BOUND_S, COVENANT, Daemon, environment
 
 
@@ -80,6 +81,15 @@ def test_text_may_come_from_standard_input(daemon: Daemon) -> None:
     )
     assert piped.code == 0
     assert answered(daemon, "a2a", "results", "--next") == "answer\n"
+
+
+def test_a_result_as_large_as_they_come_is_told_whole(daemon: Daemon) -> None:
+    large = "x" * (MailboxLimits().result_bytes_max - 1_000)
+    task_id = answered(daemon, "a2a", "send", "--to", "bob@host", "shout").strip()
+    bob(daemon, "a2a", "next")
+    posted = daemon.run("--token-file", str(daemon.home / "bob.token"), "a2a", "respond", task_id, "-", stdin=large)
+    assert posted.code == 0, posted
+    assert answered(daemon, "a2a", "results", "--next") == large + "\n"
 
 
 def test_repairs_are_told_in_words(daemon: Daemon) -> None:

@@ -154,7 +154,7 @@ def test_a_task_that_no_body_could_carry_is_a_contradiction(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "mib"), [("LIMITS_RESULT_BYTES_MAX", 4), ("LIMITS_BATCH_BYTES_MAX", 6), ("IPC_FRAME_BYTES_MAX", 6)]
+    ("name", "mib"), [("LIMITS_RESULT_BYTES_MAX", 8), ("LIMITS_BATCH_BYTES_MAX", 4), ("IPC_FRAME_BYTES_MAX", 6)]
 )
 def test_an_answer_that_no_frame_could_carry_is_a_contradiction(tmp_path: Path, name: str, mib: int) -> None:
     said = refusal(tmp_path, {f"COVENANT_{name}": str(mib * 1024 * 1024)})

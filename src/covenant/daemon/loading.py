@@ -162,13 +162,13 @@ def _check_whole(settings: Settings) -> None:
             f"limits.task_bytes_max ({limits.task_bytes_max}) is over http.body_bytes_max ({body_max}): "
             "no such task could be sent; raise the second or lower the first"
         )
-    # The first of a batch stands twice in an answer.
-    one_max = max(limits.task_bytes_max, limits.result_bytes_max)
-    answer_max = one_max + max(one_max, limits.batch_bytes_max) + AROUND_BYTES
+    # A batch of several says its first one twice; a single one is said once if it must be.
+    answer_max = max(limits.task_bytes_max, limits.result_bytes_max, 2 * limits.batch_bytes_max) + AROUND_BYTES
     if answer_max > frame_max:
         raise SettingsError(
             f"an answer could have {answer_max} bytes, over ipc.frame_bytes_max ({frame_max}): raise that, or lower "
-            f"limits.task_bytes_max, limits.result_bytes_max ({limits.result_bytes_max}) or limits.batch_bytes_max"
+            f"limits.task_bytes_max, limits.result_bytes_max ({limits.result_bytes_max}) or "
+            f"limits.batch_bytes_max ({limits.batch_bytes_max})"
         )
 
 

@@ -30,9 +30,11 @@ def command(call: Call, *, wait_ms: int | None, count: int | None, everyone: boo
     )
     if call.answer(answer):
         return
-    if not answer["tasks"]:
+    if answer["task"] is None:
         say("no task is queued")
-    for leased in answer["tasks"]:
+        return
+    # A single large one is not repeated in the list, so that it fits a frame.
+    for leased in answer["tasks"] or [answer]:
         task, lease = leased["task"], leased["lease"]
         put(task["intent_text"])
         say(

@@ -64,8 +64,10 @@ def _drain(call: Call, *, wait_ms: int | None, count: int | None, everyone: bool
     )
     if call.answer(answer):
         return
-    if not answer["results"]:
+    if answer["result"] is None:
         say("no result is waiting")
-    for result in answer["results"]:
+        return
+    # A single large one is not repeated in the list, so that it fits a frame.
+    for result in answer["results"] or [answer["result"]]:
         say(f"{result['status']} {result['task_id']}")
         put(summary(result))
