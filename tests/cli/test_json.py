@@ -133,7 +133,7 @@ def test_a_command_answers_with_the_object_that_its_help_documents(daemon: Daemo
     assert answered == documented.keys()
 
 
-def test_status_is_the_seeds_object_with_its_nulls(daemon: Daemon) -> None:
+def test_status_is_one_object_with_its_nulls(daemon: Daemon) -> None:
     ran = daemon.run("a2a", "status", "--min-lease-age-ms", "300000", "--json")
     assert list(json.loads(ran.out)) == [
         "kind",
@@ -153,6 +153,16 @@ def test_status_is_the_seeds_object_with_its_nulls(daemon: Daemon) -> None:
         "tasks": [],
         "results": [],
     }
+
+
+def test_status_tells_how_much_there_is_of_everything_if_asked_to(daemon: Daemon) -> None:
+    lease(daemon)
+    counts = daemon.json("a2a", "status", "--counts")["counts"]
+    names = {"queued", "in_flight", "parked", "following", "result_pending", "cached", "holders_lost"}
+    assert set(counts) == names
+    assert counts["in_flight"] >= 1
+    assert daemon.run("a2a", "status", "--counts", "--json", *as_bob(daemon)).json["counts"] is None
+    assert f"{counts['in_flight']} in flight" in daemon.run("a2a", "status").out
 
 
 @pytest.mark.parametrize("spelling", ["in_flight", "in-flight"])

@@ -87,10 +87,25 @@ class Results(Answer, frozen=True, kw_only=True, tag="a2a_results"):
     truncated: bool = False
 
 
+class CountsShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How much there is of everything, whatever the filters and limits leave of it."""
+
+    queued: int
+    in_flight: int
+    parked: int
+    following: int
+    result_pending: int
+    cached: int
+    holders_lost: int
+
+
 class QueueShown(Answer, frozen=True, kw_only=True, tag="a2a_queue"):
+    """`counts` are for the operator."""
+
     tasks: tuple[QueueEntry, ...]
     results: tuple[Result, ...]
     truncated: bool = False
+    counts: CountsShown | None = None
 
 
 class LeaseRenewed(Answer, frozen=True, kw_only=True, tag="a2a_lease_renewed"):

@@ -7,6 +7,7 @@ from typing import Final
 from covenant.doors.answers import (
     AutoRetried,
     Compacted,
+    CountsShown,
     LeasedShown,
     LeaseReleased,
     LeaseRenewed,
@@ -174,7 +175,21 @@ async def queue(office: Office, caller: Principal, request: QueueRequest) -> Que
     tasks = fit(found.tasks)
     results = fit(found.results, PAGE_BYTES_MAX - size_of(tasks))
     truncated = len(tasks) < len(found.tasks) or len(results) < len(found.results)
-    return QueueShown(tasks=tasks, results=results, truncated=truncated)
+    counts = await _counts(office) if caller.operator else None
+    return QueueShown(tasks=tasks, results=results, truncated=truncated, counts=counts)
+
+
+async def _counts(office: Office) -> CountsShown:
+    counts = await office.ledger.counts()
+    return CountsShown(
+        queued=counts.queued,
+        in_flight=counts.leased,
+        parked=counts.parked,
+        following=counts.following,
+        result_pending=counts.settled,
+        cached=counts.cached,
+        holders_lost=counts.holders_lost,
+    )
 
 
 async def renew(office: Office, caller: Principal, request: LeaseRequest) -> LeaseRenewed:

@@ -32,6 +32,7 @@ def filters(function: Callable[..., None]) -> Callable[..., None]:
             type=click.IntRange(min=0),
             help="Leave out leases younger than this. Queued tasks stay.",
         ),
+        click.option("--counts", is_flag=True, help="With --json: add how much there is of everything."),
         click.option("--limit", "-n", type=click.IntRange(min=1), default=10, show_default=True, help="Most rows."),
     ):
         function = option(function)
@@ -55,14 +56,39 @@ def shown(answer: dict[str, Any], now_ms: int) -> RenderableType:
     from rich.console import Group
 
     tasks, results = answer["tasks"], answer["results"]
+    counts = _counts(answer.get("counts"))
     if not tasks and not results:
-        return "nothing is queued, in flight or waiting to be drained"
+        return f"nothing is queued, in flight or waiting to be drained{f'; {counts}' if counts else ''}"
     parts: list[RenderableType] = []
     if tasks:
         parts.append(_tasks(tasks, now_ms))
     if results:
         parts.append(_results(results))
+    if counts:
+        parts.append(counts)
     return Group(*parts)
+
+
+def status(query: dict[str, Any], answer: dict[str, Any], *, counts: bool) -> dict[str, Any]:
+    """The queue as one object for supervisors."""
+    found = {"kind": "a2a_status", **query, "tasks": answer["tasks"], "results": answer["results"]}
+    return {**found, "counts": answer.get("counts")} if counts else found
+
+
+def _counts(counts: dict[str, int] | None) -> str:
+    """What there is in all; of what is rare, only what there is."""
+    if counts is None:
+        return ""
+    names = {
+        "queued": "queued",
+        "in_flight": "in flight",
+        "holders_lost": "lost",
+        "parked": "parked",
+        "following": "following",
+        "result_pending": "undrained",
+        "cached": "results kept for the same work",
+    }
+    return ", ".join(f"{counts[name]} {words}" for name, words in names.items() if counts[name])
 
 
 def _tasks(tasks: list[dict[str, Any]], now_ms: int) -> RenderableType:
