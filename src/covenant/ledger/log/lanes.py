@@ -43,9 +43,12 @@ class Lane:
     def first(self, count: int) -> list[TaskId]:
         """The oldest tasks, up to `count`."""
         places, tickets = self._places, self._tickets
-        while places and tickets.get(places[0][1]) != places[0][0]:
+        while places:
+            ticket, task_id = places[0]
+            if tickets.get(task_id) == ticket:
+                return [task_id] if count == 1 else list(islice(self, count))
             places.popleft()
-        return list(islice(self, count))
+        return []
 
     def __iter__(self) -> Iterator[TaskId]:
         tickets = self._tickets
