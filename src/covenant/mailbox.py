@@ -124,13 +124,7 @@ class Mailbox:
 
     async def send_result(self, result: Result, lease_id: LeaseId | None = None) -> Settled:
         _check_depth(result.content)
-        entry = await self._ledger.entry(result.task_id)
-        if entry is None:
-            raise NotFound("unknown_task", f"task {result.task_id} is not known here")
-        holder = entry.lease.leased_to if entry.lease is not None else entry.task.recipient
-        return await self._ledger.commit(
-            Settle(task_id=result.task_id, holder=holder, result=result, lease_id=lease_id)
-        )
+        return await self._ledger.commit(Settle(task_id=result.task_id, holder=None, result=result, lease_id=lease_id))
 
     async def recv_result(self) -> Result:
         """Take the oldest result of all; waits for one."""

@@ -167,7 +167,8 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settle(TaskCommand[Settled], frozen=True, gc=False, kw_only=True):
-    holder: AgentId
+    holder: AgentId | None
+    """None: whoever has the lease, for a process that trusts itself."""
     result: Result
     lease_id: LeaseId | None = None
     ending: Ending | None = None

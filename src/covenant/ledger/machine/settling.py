@@ -43,7 +43,9 @@ def settle(decide: Decide, command: Settle) -> Settled:
     task_id = command.task_id
     entry = find(decide, command)
     if entry is None:
-        decide.audit(command.holder, {"type": "a2a_result_rejected", "task_id": task_id, "reason": "unknown_task"})
+        if command.holder is not None:
+            row = {"type": "a2a_result_rejected", "task_id": task_id, "reason": "unknown_task"}
+            decide.audit(command.holder, row)
         raise decide.refuse(unknown(task_id))
     if _said_before(command, entry):
         return Settled(task_id, duplicate=True)
@@ -72,8 +74,7 @@ def _answerable(decide: Decide, command: Settle, entry: Entry) -> Lease:
         raise decide.refuse(
             Conflict("not_leased", f"task {task_id} is not leased, so it has no result yet; it is {entry.state}")
         )
-    if lease.leased_to.pubkey != command.holder.pubkey:
-        raise decide.refuse(not_lessee(task_id, command.holder))
+    _check_holder(decide, command, lease.leased_to.pubkey)
     if command.lease_id is None:
         if entry.attempt != 1:
             raise decide.refuse(
@@ -89,11 +90,10 @@ def _answerable(decide: Decide, command: Settle, entry: Entry) -> Lease:
 
 def _said_before(command: Settle, entry: Entry | Archived) -> bool:
     """The same result again, from whom it came: as for a task sent again, nothing is asked and nothing is spent."""
-    return (
-        entry.cause is Cause.RESULT
-        and entry.result == command.result
-        and (entry.leased_to if isinstance(entry, Archived) else _lessee(entry)) == command.holder.pubkey
-    )
+    if entry.cause is not Cause.RESULT or entry.result != command.result:
+        return False
+    lessee = entry.leased_to if isinstance(entry, Archived) else _lessee(entry)
+    return command.holder is None or command.holder.pubkey == lessee
 
 
 def _lessee(entry: Entry) -> PublicKey | None:
@@ -101,9 +101,13 @@ def _lessee(entry: Entry) -> PublicKey | None:
 
 
 def _too_late(decide: Decide, command: Settle, lessee: PublicKey | None, ending: Ending) -> Refused:
-    if lessee != command.holder.pubkey:
-        return decide.refuse(not_lessee(command.task_id, command.holder))
+    _check_holder(decide, command, lessee)
     return decide.refuse(over(command.task_id, ending))
+
+
+def _check_holder(decide: Decide, command: Settle, lessee: PublicKey | None) -> None:
+    if command.holder is not None and command.holder.pubkey != lessee:
+        raise decide.refuse(not_lessee(command.task_id, command.holder))
 
 
 def end(

@@ -1,0 +1,68 @@
+"""A process that uses the library trusts itself: it settles as whoever has the lease, in one durable step."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from covenant import AgentId, Mailbox, Requeue, Result, Task
+from covenant.model.errors import Conflict, NotFound
+from covenant.model.ids import PublicKey, TaskId
+from covenant.model.repair import Posture
+from covenant.model.result import ResultStatus
+
+ALICE = AgentId("alice@host", PublicKey("1" * 31 + "2"))
+BOB = AgentId("bob@host", PublicKey("1" * 31 + "3"))
+TASK = Task(
+    id=TaskId("123e4567-e89b-42d3-a456-426614174000"), sender=ALICE, recipient=BOB, intent_text="add two numbers"
+)
+RESULT = Result(task_id=TASK.id, status=ResultStatus.OK)
+
+
+@pytest.fixture
+async def mailbox() -> AsyncIterator[Mailbox]:
+    async with Mailbox.memory() as opened:
+        await opened.send_task(TASK)
+        yield opened
+
+
+async def test_a_result_needs_no_word_about_who_has_the_lease(mailbox: Mailbox) -> None:
+    await mailbox.recv_task()
+    assert not (await mailbox.send_result(RESULT)).duplicate
+    assert await mailbox.try_recv_result_for(ALICE) == RESULT
+
+
+async def test_the_same_result_again_is_a_duplicate_also_when_only_the_archive_knows_the_task(mailbox: Mailbox) -> None:
+    await mailbox.recv_task()
+    await mailbox.send_result(RESULT)
+    assert (await mailbox.send_result(RESULT)).duplicate
+    await mailbox.recv_result()
+    assert await mailbox.recent_tasks(1) == ()  # waits for the archive, after which the task leaves memory
+    assert (await mailbox.send_result(RESULT)).duplicate
+
+
+async def test_another_result_for_a_settled_task_is_refused(mailbox: Mailbox) -> None:
+    await mailbox.recv_task()
+    await mailbox.send_result(RESULT)
+    with pytest.raises(Conflict, match="already settled"):
+        await mailbox.send_result(Result(task_id=TASK.id, status=ResultStatus.ERROR, error_message="too late"))
+
+
+async def test_a_task_that_nobody_leased_has_no_result_yet(mailbox: Mailbox) -> None:
+    with pytest.raises(Conflict, match="not leased"):
+        await mailbox.send_result(RESULT)
+
+
+async def test_a_task_that_was_leased_twice_wants_its_lease_named(mailbox: Mailbox) -> None:
+    await mailbox.recv_task()
+    await mailbox.repair_task(TASK.id, Requeue(Posture.OPERATOR_ACCEPTED), "the first try was lost")
+    second = await mailbox.recv_task_for(BOB)
+    with pytest.raises(Conflict, match="lease_id"):
+        await mailbox.send_result(RESULT)
+    await mailbox.send_result(RESULT, second.lease.lease_id)
+    assert await mailbox.recv_result() == RESULT
+
+
+async def test_a_result_for_a_task_that_is_not_known_is_refused(mailbox: Mailbox) -> None:
+    other = TaskId("00000000-0000-4000-8000-000000000000")
+    with pytest.raises(NotFound, match="not known"):
+        await mailbox.send_result(Result(task_id=other, status=ResultStatus.OK))
