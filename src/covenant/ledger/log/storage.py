@@ -25,7 +25,7 @@ from covenant.ledger.log.seen import SeenIds, save
 from covenant.ledger.log.segments import list_segments
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.view import Limits
-from covenant.model.errors import CovenantError
+from covenant.model.errors import Unavailable
 
 SEEN: Final = "seen.bin"
 SEEN_PAGE: Final = 1_000
@@ -33,8 +33,11 @@ SEALED_SEGMENTS_BEFORE_COMPACTION: Final = 4
 CATCH_UP_S: Final = 60.0
 
 
-class CompactionFailed(CovenantError):
-    """The process that merges segments failed; nothing was dropped, and the next run tries again."""
+class CompactionFailed(Unavailable):
+    """Merging or dropping failed: nothing is lost but disk space, and the next run tries again."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("compaction_failed", f"{reason}; nothing is lost, and the next compaction tries again")
 
 
 class Storage(Protocol):
@@ -104,7 +107,10 @@ class FileStorage:
         await self.archive.caught_up(compacted.seq, CATCH_UP_S)
         archived_seq = await self.archive.checkpoint()
         await cover(self.seen, self.history)
-        await asyncio.to_thread(self._drop, compacted.seq, archived_seq, self.seen.encode())
+        try:
+            await asyncio.to_thread(self._drop, compacted.seq, archived_seq, self.seen.encode())
+        except OSError as error:
+            raise CompactionFailed(f"dropping what the snapshot covers failed: {error}") from error
         return compacted.dropped
 
     async def _merge(self, through_seq: int, limits: Limits) -> Compacted:
