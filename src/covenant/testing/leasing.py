@@ -8,8 +8,8 @@ import pytest
 
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
-from covenant.model.result import Result
 from covenant.model.repair import RetryPolicy
+from covenant.model.result import Result
 from covenant.testing.cast import ALICE, BOB, CAROL, DAVE, agent, make_task, ok, task_id
 from covenant.testing.desk import WAIT_MS, Desk, refused
 from covenant.testing.engine import Engine

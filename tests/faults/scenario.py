@@ -1,0 +1,233 @@
+"""A life of a ledger that comes by every durable step, told fact by fact to whoever survives it.
+
+    python -m tests.faults.scenario <home> <descriptor for facts>
+
+Ends with 0 if it came to its end, whatever was refused on the way; reads are checked even after the disk has failed.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.log.storage import CompactionFailed
+from covenant.ledger.machine.commands import Enroll, LeasedTask
+from covenant.model.errors import Forbidden, Unavailable
+from covenant.model.grant import send_actions
+from covenant.model.ids import TaskId
+from covenant.model.result import Result
+from covenant.model.task import Task
+from covenant.testing.cast import (
+    ALICE,
+    BOB,
+    CAROL,
+    OPERATOR,
+    failed,
+    make_grant,
+    make_identity,
+    make_task,
+    ok,
+    same_work,
+)
+from covenant.testing.cast import task_id as n
+from covenant.testing.clock import FakeClock
+from covenant.testing.desk import Desk
+from covenant.testing.grants import give, sending
+from tests.faults.facts import Fact, Told, check_reads, tell
+
+T = TypeVar("T")
+
+SEGMENT_BYTES: Final = 2_500
+TASKS: Final[dict[TaskId, Task]] = {
+    task.id: task
+    for task in [
+        *(make_task(number) for number in (1, 2, 3, 4, 5, 6, 7, 8, 20, 21, 22, 23, 30, 31, 40, 41)),
+        *(same_work(number) for number in (10, 11, 12)),
+        same_work(13, "other key"),
+    ]
+}
+
+
+class Life:
+    def __init__(self, home: Path, fd: int) -> None:
+        self.home = home
+        self.fd = fd
+        self.clock = FakeClock()
+        self.leases: dict[TaskId, LeasedTask] = {}
+        self.facts: list[Fact] = []
+        self.failed = False
+
+    def tell(self, at: str, verb: str, tasks: tuple[TaskId, ...] = (), **said: Any) -> None:
+        fact = Fact(at, verb, tasks, said)
+        self.facts.append(fact)
+        tell(self.fd, fact)
+
+    async def open(self) -> Ledger:
+        """A disk that fails while a home is opened fails the opening, and the next one is as good as the first."""
+        for _ in range(2):
+            try:
+                return await open_ledger(
+                    self.home, clock=self.clock, segment_bytes=SEGMENT_BYTES, node="here", boot="boot-1"
+                )
+            except OSError as error:
+                self.tell("refused", "opened", unknown=False, code=str(error.errno))
+        raise AssertionError("the home cannot be opened a second time either")
+
+    async def act(
+        self,
+        verb: str,
+        tasks: tuple[TaskId, ...],
+        real: Coroutine[Any, Any, T],
+        said: Callable[[T], dict[str, Any]] = lambda _: {},
+    ) -> T | None:
+        """Try a verb and tell what came of it."""
+        self.tell("tried", verb, tasks)
+        try:
+            answer = await real
+        except CompactionFailed as failure:
+            self.tell("refused", verb, tasks, unknown=False, code=str(failure))
+            return None
+        except Unavailable as refusal:
+            self.failed = True
+            self.tell("refused", verb, tasks, unknown=refusal.code == "outcome_unknown", code=refusal.code)
+            return None
+        words = said(answer)
+        self.tell("acknowledged", verb, words.pop("tasks", tasks), **words)
+        return answer
+
+    def settled(self) -> tuple[TaskId, ...]:
+        """Whose result may be waiting."""
+        ended = {w for fact in self.facts if fact.verb in ("settled", "canceled", "forced") for w in fact.tasks}
+        drained = {w for fact in self.facts if fact.verb == "drained" and fact.at == "acknowledged" for w in fact.tasks}
+        return tuple(sorted(ended - drained))
+
+    def waiting(self) -> tuple[TaskId, ...]:
+        """Who may be in the queue."""
+        told = Told(self.facts)
+        open_ = {"sent", "requeued", "continued", ""}
+        return tuple(sorted(which for which in told.tried() if told.last(which)[0] in open_))
+
+    # The verbs, each with what it says when it is acknowledged.
+
+    async def send(self, desk: Desk, *numbers: int, verb: str = "sent") -> None:
+        await asyncio.gather(*(self.act(verb, (n(number),), desk.send(TASKS[n(number)])) for number in numbers))
+
+    async def take(self, desk: Desk, count: int, request: str) -> None:
+        def said(taken: tuple[LeasedTask, ...]) -> dict[str, Any]:
+            self.leases |= {leased.task.id: leased for leased in taken}
+            return {
+                "tasks": tuple(leased.task.id for leased in taken),
+                "leases": [leased.lease.lease_id for leased in taken],
+                "request": request,
+            }
+
+        await self.act("leased", self.waiting(), desk.take(count=count, request_id=request), said)
+
+    async def report(self, desk: Desk, number: int, text: str) -> None:
+        if n(number) in self.leases:
+            said = {"text": text}
+            report = desk.report(self.leases[n(number)], text)
+            await self.act("updated", (n(number),), report, lambda r: {**said, "generation": r.generation})
+
+    async def park(self, desk: Desk, number: int) -> None:
+        if n(number) in self.leases:
+            await self.act("parked", (n(number),), desk.park(self.leases[n(number)]))
+            if not self.failed:
+                await self.act("continued", (n(number),), desk.say(n(number), "that one"))
+
+    async def settle(self, desk: Desk, number: int, result: Result, *followers: int) -> None:
+        which = n(number)
+        if which in self.leases:
+            words = {"result": msgspec.to_builtins(result)}
+            tasks = (which, *map(n, followers))
+            await self.act("settled", tasks, desk.finish(self.leases[which], result), lambda _: dict(words))
+
+    async def drain(self, desk: Desk, count: int, request: str | None) -> None:
+        await self.act(
+            "drained",
+            self.settled(),
+            desk.drain(count=count, request_id=request),
+            lambda results: {"tasks": tuple(result.task_id for result in results), "request": request},
+        )
+
+    async def denied(self, desk: Desk) -> None:
+        """A refusal is told only when its audit row is durable."""
+        task = make_task(99, sender=CAROL)
+        self.tell("tried", "denied")
+        try:
+            await desk.send(task, access=sending(task))
+        except Unavailable:
+            self.tell("refused", "denied", unknown=True)
+        except Forbidden:
+            self.tell("acknowledged", "denied")
+
+
+async def first_half(life: Life, desk: Desk) -> None:
+    identity = make_identity(ALICE)
+    await life.act(
+        "enrolled",
+        (),
+        desk.ledger.commit(Enroll(by=OPERATOR, identity=identity)),
+        lambda known: {"token": known.token_sha256},
+    )
+    grant = make_grant(ALICE, send_actions(BOB)[0])
+    await life.act("granted", (), give(desk, grant), lambda made: {"grant": made.signature_b58})
+    await life.send(desk, *range(1, 9))
+    await life.send(desk, 10)
+    await life.send(desk, 11, 12, verb="followed")
+    await life.take(desk, 6, "t1")
+    await life.take(desk, 3, "t2")
+    await life.report(desk, 1, "one")
+    await life.report(desk, 1, "two")
+    await life.park(desk, 2)
+    await life.denied(desk)
+    await life.settle(desk, 1, ok(n(1), "done"))
+    await life.settle(desk, 3, failed(n(3)))
+    await life.settle(desk, 10, ok(n(10), "for all"), 11, 12)
+    await life.act("requeued", (n(4),), desk.requeue(n(4)))
+    await life.act("canceled", (n(5),), desk.cancel(n(5)))
+    await life.act("forced", (n(6),), desk.force_error(n(6)))
+    await life.drain(desk, 2, "d1")
+    await life.act("noted", (), desk.note("before compaction"), lambda _: {"text": "before compaction"})
+
+
+async def second_half(life: Life, desk: Desk) -> None:
+    await life.act("compacted", (), desk.ledger.compact())
+    await life.settle(desk, 4, ok(n(4), "late, and in time"))
+    await life.send(desk, 20, 21, 22, 23)
+    await life.take(desk, 3, "t3")
+    for number in (20, 21, 22):
+        await life.settle(desk, number, ok(n(number)))
+    await life.drain(desk, 3, "d2")
+    await life.drain(desk, 1, None)
+    await life.act("compacted", (), desk.ledger.compact())
+    await life.act("noted", (), desk.note("after compaction"), lambda _: {"text": "after compaction"})
+    await life.send(desk, 30, 31, 13)
+
+
+async def live(home: Path, fd: int) -> None:
+    life = Life(home, fd)
+    ledger = await life.open()
+    desk = Desk(ledger, life.clock)
+    await first_half(life, desk)
+    await second_half(life, desk)
+    await check_reads(desk, Told(life.facts))
+    await ledger.close()
+    life.failed = False
+    ledger = await life.open()
+    desk = Desk(ledger, life.clock)
+    await life.send(desk, 40, 41)
+    await life.take(desk, 2, "t4")
+    await life.act("compacted", (), desk.ledger.compact())
+    await check_reads(desk, Told(life.facts))
+    await ledger.close()
+    life.tell("ended", "lived")
+
+
+if __name__ == "__main__":
+    asyncio.run(live(Path(sys.argv[1]), int(sys.argv[2])))
