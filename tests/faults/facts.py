@@ -34,12 +34,13 @@ ENDS = {"settled", "canceled", "forced", "drained"}
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`tasks` are those it was about, or may have been."""
+    """`tasks` are those it was about, or may have been; `spared` those that it may have been about, and was not."""
 
     at: str
     verb: str
     tasks: tuple[TaskId, ...] = ()
     said: dict[str, Any] = {}
+    spared: tuple[TaskId, ...] = ()
 
 
 def tell(fd: int, fact: Fact) -> None:
@@ -68,17 +69,19 @@ class Told:
 
     def last(self, which: TaskId) -> tuple[str, bool]:
         """The last verb acknowledged about a task, and whether anything was tried since without an answer."""
-        verb, open_ = "", False
+        verb, unanswered = "", 0
         for fact in self.facts:
+            if which in fact.spared:
+                unanswered -= 1
             if which not in fact.tasks:
                 continue
             if fact.at == "acknowledged":
-                verb, open_ = fact.verb, False
+                verb, unanswered = fact.verb, 0
             elif fact.at == "tried":
-                open_ = True
-            elif fact.at == "refused":
-                open_ = bool(fact.said["unknown"])
-        return verb, open_
+                unanswered += 1
+            elif fact.at == "refused" and not fact.said["unknown"]:
+                unanswered -= 1
+        return verb, unanswered > 0
 
 
 async def check_reads(desk: Desk, told: Told) -> dict[TaskId, Shown]:

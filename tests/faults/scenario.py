@@ -62,8 +62,10 @@ class Life:
         self.facts: list[Fact] = []
         self.failed = False
 
-    def tell(self, at: str, verb: str, tasks: tuple[TaskId, ...] = (), **said: Any) -> None:
-        fact = Fact(at, verb, tasks, said)
+    def tell(
+        self, at: str, verb: str, tasks: tuple[TaskId, ...] = (), *, spared: tuple[TaskId, ...] = (), **said: Any
+    ) -> None:
+        fact = Fact(at, verb, tasks, said, spared)
         self.facts.append(fact)
         tell(self.fd, fact)
 
@@ -97,7 +99,8 @@ class Life:
             self.tell("refused", verb, tasks, unknown=refusal.code == "outcome_unknown", code=refusal.code)
             return None
         words = said(answer)
-        self.tell("acknowledged", verb, words.pop("tasks", tasks), **words)
+        about = words.pop("tasks", tasks)
+        self.tell("acknowledged", verb, about, spared=tuple(set(tasks) - set(about)), **words)
         return answer
 
     def settled(self) -> tuple[TaskId, ...]:

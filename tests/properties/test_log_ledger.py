@@ -39,10 +39,12 @@ from tests.properties.model import Model, No, Piece
 
 T = TypeVar("T")
 
-NUMBERS = st.integers(1, 6)
+NUMBERS = st.integers(1, 5)
 REQUESTS = st.sampled_from([None, None, "r1", "r2"])
 COUNTS = st.integers(1, 3)
 KEYS = st.sampled_from([None, "a", "a", "b"])
+DUE = st.sampled_from(["none", "none", "deadline", "timeout"])
+DUES = st.tuples(KEYS, DUE)
 
 
 class InProcess(LogEngine):
@@ -71,8 +73,8 @@ class LedgerMachine(RuleBasedStateMachine):
     leases = Bundle("leases")
     """Every lease ever given, live or not."""
 
-    @initialize(target=leases, keys=st.lists(KEYS, max_size=5), count=st.integers(0, 3))
-    def begin(self, keys: list[str | None], count: int) -> Any:
+    @initialize(target=leases, dues=st.lists(DUES, max_size=4), count=st.integers(0, 3))
+    def begin(self, dues: list[tuple[str | None, str]], count: int) -> Any:
         """Some work, and some of it under way: otherwise most examples end before anything has begun."""
         self.folder = Path(tempfile.mkdtemp(prefix="covenant-property-"))
         self.runner = asyncio.Runner()
@@ -80,8 +82,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.desk = Desk(self.run(self.engine.open()), self.engine.clock)
         self.model = Model()
         self.ever: set[str] = set()
-        for number, key in enumerate(keys, 1):
-            self.send(number, 0, key, "none")
+        for number, (key, due) in enumerate(dues, 1):
+            self.send(number, 0, key, due)
         return self.take(count, None) if count else multiple()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -121,7 +123,7 @@ class LedgerMachine(RuleBasedStateMachine):
         number=NUMBERS,
         variant=st.sampled_from([0, 0, 0, 1]),
         key=KEYS,
-        due=st.sampled_from(["none", "none", "deadline", "timeout"]),
+        due=DUE,
     )
     def send(self, number: int, variant: int, key: str | None, due: str) -> None:
         task, piece = self.task(number, variant, key, due)
@@ -248,9 +250,37 @@ class LedgerMachine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.engine.clock.advance(ms)
 
-    @rule(ms=st.sampled_from([-3_600_000, -500]))
-    def clock_steps_back(self, ms: int) -> None:
+    @rule(target=leases, ms=st.sampled_from([-3_600_000, -500, 3_600_000]))
+    def clock_jumps_and_is_set_right(self, ms: int) -> Any:
         self.engine.clock.advance(ms)
+        taken = self.take(1, None)
+        self.engine.clock.advance(-ms)
+        return taken
+
+    # What is rare by chance, and worth seeing often.
+
+    @rule(target=leases, leased=leases)
+    def lose_and_lease_again(self, leased: LeasedTask) -> Any:
+        self.report(leased, 0, "y", "a")
+        self.requeue(leased)
+        taken = self.take(3, None)
+        for again in taken.values:
+            self.report(again, 0, "z", "a")
+        return taken
+
+    @rule(target=leases, leased=leases, message=st.sampled_from(["m1", "m2", "m3"]))
+    def ask_and_lease_again(self, leased: LeasedTask, message: str) -> Any:
+        self.park(leased)
+        self.say(leased, message)
+        return self.take(3, None)
+
+    @rule(ms=st.sampled_from([1_000, 3_000]), first=st.booleans())
+    def time_passes_over_a_restart(self, ms: int, first: bool) -> None:
+        if first:
+            self.compact()
+        self.restart("crash")
+        self.time_passes(ms)
+        self.sweep()
 
     @rule()
     def sweep(self) -> None:
@@ -324,7 +354,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def cancel_all(self) -> None:
         """To the end: as each leader is canceled, the right follower takes its place."""
-        while left := [number for number in range(1, 7) if self._leads(number)]:
+        while left := [number for number in range(1, 6) if self._leads(number)]:
             self.cancel(left[0])
             self.every_task_is_where_the_model_has_it()
 
