@@ -250,6 +250,8 @@ def task_commands() -> list[c.Command[Any]]:
         c.Take(holder=OPERATOR, recipient=None, count=5),
         c.Drain(by=ALICE, sender=ALICE.pubkey, count=2, request_id="r1"),
         c.Drain(by=OPERATOR, sender=None, count=2),
+        c.Drain(by=ALICE, sender=ALICE.pubkey, task_id=task_id(1)),
+        c.Drain(by=CAROL, sender=CAROL.pubkey, task_id=task_id(1), request_id="r2"),
         c.Sweep(),
         c.RetryStale(by=OPERATOR, policy=RetryPolicy(enabled=True, min_lease_age_ms=0), scheduled=True),
         c.RetryStale(by=OPERATOR, policy=RetryPolicy(min_lease_age_ms=0), access=_requeueing()),
