@@ -1,0 +1,118 @@
+"""The log engine on a disk that fails, lies or is shared: what is refused, what is still read, what is found out."""
+
+import asyncio
+import errno
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from covenant.ledger.log import faults
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.log.segments import list_segments
+from covenant.model.errors import Damaged, HomeLocked, Unavailable
+from covenant.testing.cast import make_task, ok, task_id
+from covenant.testing.desk import Desk, refused
+from covenant.testing.log import LogEngine
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[LogEngine]:
+    engine = LogEngine(tmp_path)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def desk(engine: LogEngine) -> Desk:
+    return Desk(await engine.open(), engine.clock)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize("point", ["journal.write", "journal.sync", "journal.acknowledge"])
+async def test_a_write_that_fails_is_never_acknowledged_and_reads_go_on(
+    engine: LogEngine, desk: Desk, point: str, number: int
+) -> None:
+    leased = await desk.taken(make_task(1))
+    await desk.send(make_task(2))
+    before = [await desk.entry(task_id(1)), await desk.entry(task_id(2))]
+    with faults.armed(faults.Plan(point, faults.fail(number, written=20))):
+        with refused("outcome_unknown", 503):
+            await desk.finish(leased, ok(task_id(1)))
+        with refused("storage_failed", 503):
+            await desk.send(make_task(3))
+        with refused("storage_failed", 503):
+            await desk.take()
+    assert [await desk.entry(task_id(1)), await desk.entry(task_id(2))] == before
+    assert [entry.state for entry in await desk.queue()] == ["in_flight", "queued"]
+    assert await desk.ledger.entry(task_id(3)) is None
+    counts = await desk.ledger.counts()
+    assert (counts.leased, counts.queued, counts.settled) == (1, 1, 0)
+    assert counts.failure is not None
+    await desk.check_audit()
+    desk = Desk(await engine.close_and_reopen(desk.ledger), engine.clock)
+    await desk.finish(leased, ok(task_id(1)))
+    assert await desk.drain(count=9) == (ok(task_id(1)),)
+    await desk.send(make_task(3))
+
+
+async def test_everybody_who_waits_for_a_failing_disk_is_told_that_the_outcome_is_unknown(desk: Desk) -> None:
+    with faults.armed(faults.Plan("journal.sync", faults.fail(errno.EIO))):
+        answers = await asyncio.gather(*(desk.send(make_task(n)) for n in range(20)), return_exceptions=True)
+    assert all(isinstance(answer, Unavailable) for answer in answers)
+    assert (await desk.ledger.counts()).queued == 0
+
+
+async def test_a_refusal_whose_audit_row_cannot_be_written_is_not_told_as_that_refusal(desk: Desk) -> None:
+    with (
+        faults.armed(faults.Plan("journal.sync", faults.fail(errno.EIO))),
+        refused("outcome_unknown", 503),
+    ):
+        await desk.settle(ok(task_id(404)))
+
+
+async def test_a_home_is_open_once_at_a_time(engine: LogEngine, desk: Desk) -> None:
+    with pytest.raises(HomeLocked, match="already open"):
+        await open_ledger(engine.home, clock=engine.clock)
+    await desk.ledger.close()
+    await (await open_ledger(engine.home, clock=engine.clock)).close()
+
+
+async def test_a_torn_tail_is_cut_and_a_changed_record_refuses_to_open(engine: LogEngine, desk: Desk) -> None:
+    for number in range(5):
+        await desk.send(make_task(number))
+    await desk.ledger.close()
+    tail = list_segments(engine.home / "journal")[-1].path
+    with tail.open("ab") as file:
+        file.write(b'{"seq":6,"ts_')
+    desk = Desk(await engine.open(), engine.clock)
+    assert (await desk.ledger.counts()).queued == 5
+    await desk.ledger.close()
+    tail.write_bytes(tail.read_bytes().replace(b"piece of work 1", b"piece of cake 1", 1))
+    with pytest.raises(Damaged, match=r"line 2"):
+        await engine.open()
+
+
+TAMPERING = {
+    "a changed row": "UPDATE audit SET row = replace(row, 'row 2', 'row 9') WHERE idx = 3",
+    "a missing row": "DELETE FROM audit WHERE idx = 3",
+    "a missing tail": "DELETE FROM audit WHERE idx > 3",
+    "an empty audit": "DELETE FROM audit",
+}
+
+
+@pytest.mark.parametrize("how", TAMPERING)
+async def test_an_audit_that_was_tampered_with_does_not_verify(engine: LogEngine, desk: Desk, how: str) -> None:
+    for number in range(5):
+        await desk.note(f"row {number}")
+    await desk.check_audit()
+    await desk.ledger.close()
+    with closing(sqlite3.connect(engine.home / "archive.db")) as db:
+        assert db.execute(TAMPERING[how]).rowcount > 0
+        db.commit()
+    desk = Desk(await engine.open(), engine.clock)
+    report = await desk.ledger.audit_verify()
+    assert not report.valid
+    assert report.failures
