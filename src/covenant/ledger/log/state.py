@@ -168,6 +168,10 @@ class LedgerState(Registers):
         task = entry.task
         self.entries[task.id] = entry
         self._enter(entry.state, entry, 0)
+        times_out_at_ms = entry.times_out_at_ms
+        if times_out_at_ms is not None and entry.state is QUEUED:
+            # Its turn began with a lease that is over; entering the queue does not say so.
+            heapq.heappush(self._due, (times_out_at_ms, task.id))
         key = cache_key(task)
         if key is None or entry.finished:
             return
