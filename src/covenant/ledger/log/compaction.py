@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from covenant.ledger.log import snapshot
-from covenant.ledger.log.replay import records
+from covenant.ledger.log.replay import EVICT_EVERY, records
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.view import Limits
 
@@ -35,6 +35,8 @@ def compact(folder: Path, through_seq: int, limits: Limits) -> Compacted:
         return Compacted(seq, 0)
     for record in records(folder, seq, through_seq):
         state.apply(record.events, record.ts_ms, record.seq)
+        if not record.seq % EVICT_EVERY:
+            state.evict(record.seq)
     state.evict(through_seq)
     snapshot.write(folder, through_seq, state)
     return Compacted(through_seq, state.resolved_events)

@@ -18,7 +18,7 @@ from covenant.ledger.log.history import History
 from covenant.ledger.log.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
 from covenant.ledger.log.opening import Opened, lock_home, open_journal
 from covenant.ledger.log.record import Record
-from covenant.ledger.log.replay import decode_events
+from covenant.ledger.log.replay import EVICT_EVERY, decode_events
 from covenant.ledger.log.seen import SeenIds
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import SEEN, FileStorage, MemoryStorage, cover
@@ -81,6 +81,9 @@ def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Open
 
     def replay(record: Record) -> None:
         state.apply(decode_events(record.events), record.ts_ms, record.seq)
+        if not record.seq % EVICT_EVERY:
+            # Memory is for live work, also on the way: what the archive has may go at once.
+            state.evict(archive.archived_seq)
 
     opened = open_journal(
         folder, snapshot_seq=snapshot_seq, archived_seq=archive.archived_seq, now_ms=now_ms, replay=replay

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,9 @@ from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Damaged
+
+EVICT_EVERY: Final = 4_096
+"""Records between two evictions while many are read back."""
 
 decode_events = msgspec.json.Decoder(list[AnyEvent]).decode
 
