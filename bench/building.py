@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -28,6 +28,7 @@ from covenant.model.task import DuplicateSafety, Idempotency, Task, fingerprint
 
 CALLERS: Final = 256
 DRAINED_AT_ONCE: Final = 100
+SLICE: Final = 50_000
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ async def main(home: Path, what: str, count: int, live: int) -> Built:
         if what == "cycles":
             await Callers(mailbox, count).run(CALLERS)
         elif what == "history":
-            await _history(ledger, count)
+            await _history(ledger, mailbox, count)
         await _shared(live, lambda: mailbox.send_task(new_task()))
         await archived(mailbox)
         if what == "compact":
@@ -54,16 +55,18 @@ async def main(home: Path, what: str, count: int, live: int) -> Built:
     return Built(last_seq=counts.last_seq, seconds=time.perf_counter() - begun)
 
 
-async def _history(ledger: Ledger, count: int) -> None:
+async def _history(ledger: Ledger, mailbox: Mailbox, count: int) -> None:
     """A task that repeats idempotent work is settled as it is accepted: two records for three events."""
     first = _repeated()
     await _accept(ledger, first)
     await ledger.commit(Take(holder=RECIPIENT, recipient=RECIPIENT.pubkey))
     result = Result(task_id=first.id, status=ResultStatus.OK)
     await ledger.commit(Settle(task_id=first.id, holder=RECIPIENT, result=result))
-    await _shared(count - 1, lambda: _replay(ledger))
-    while (await ledger.commit(_DRAIN)).results:
-        pass
+    for done in range(1, count, SLICE):
+        await _shared(min(SLICE, count - done), lambda: _replay(ledger))
+        while (await ledger.commit(_DRAIN)).results:
+            pass
+        await archived(mailbox)  # it is slower than this, and would refuse more in the end
 
 
 _DRAIN: Final = Drain(by=SENDER, sender=SENDER.pubkey, count=DRAINED_AT_ONCE)
@@ -93,7 +96,7 @@ def _repeated() -> Task:
     )
 
 
-async def _shared(count: int, make: Any) -> None:
+async def _shared(count: int, make: Callable[[], Awaitable[object]]) -> None:
     """Do it so many times, with many callers at once."""
     left = count
 
@@ -109,5 +112,5 @@ async def _shared(count: int, make: Any) -> None:
 
 
 if __name__ == "__main__":
-    built: Coroutine[Any, Any, Built] = main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-    print(msgspec.json.encode(run(built)).decode())
+    built = run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    print(msgspec.json.encode(built).decode())

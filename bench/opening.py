@@ -11,6 +11,8 @@ from bench.building import Built
 from bench.cold import Opening
 from bench.report import Level, Table, at_most, fact
 from bench.workload import PAYLOAD_BYTES
+from covenant.ledger.log.journal import SEGMENT_BYTES
+from covenant.ledger.log.storage import SEALED_SEGMENTS_BEFORE_COMPACTION
 
 NAME: Final = "opening"
 OPEN_S: Final = 5.0
@@ -23,12 +25,14 @@ class Scale(NamedTuple):
     events: int
     live: int
     rounds: int
+    segments: int
+    """How many of the journal follow the snapshot."""
 
 
 SCALES: Final[dict[Level, Scale]] = {
-    "full": Scale(1_000_000, 10_000, 5),
-    "quick": Scale(40_000, 2_000, 2),
-    "smoke": Scale(400, 50, 1),
+    "full": Scale(1_000_000, 10_000, 5, SEALED_SEGMENTS_BEFORE_COMPACTION + 1),
+    "quick": Scale(40_000, 2_000, 2, 1),
+    "smoke": Scale(400, 50, 1, 0),
 }
 
 
@@ -42,6 +46,9 @@ def run(level: Level, workspace: Path) -> Table:
     children.ours("building", Built, home, "compact", 0, 0, timeout_s=BUILD_S)
     nothing = [_open(empty) for _ in range(scale.rounds)]
     opened = [_open(home) for _ in range(scale.rounds)]
+    more = round(scale.segments * SEGMENT_BYTES / (journal_bytes / cycles))
+    children.ours("building", Built, home, "cycles", more, 0, timeout_s=BUILD_S)
+    followed = [_open(home) for _ in range(scale.rounds)]
     grown = median(o.resident_bytes for o in opened) - median(o.resident_bytes for o in nothing)
     return Table(
         part=NAME,
@@ -49,6 +56,12 @@ def run(level: Level, workspace: Path) -> Table:
         rows=[
             at_most("open, with a snapshot", median(o.open_s for o in opened), OPEN_S, "s"),
             fact("the same, until the first task is durable", median(o.first_send_s for o in opened), "s"),
+            at_most(
+                f"open, {more * EVENTS_PER_CYCLE:,} more events after the snapshot",
+                median(o.open_s for o in followed),
+                OPEN_S,
+                "s",
+            ),
             fact("open, all events replayed", replayed.open_s, "s"),
             fact("open, an empty home", median(o.open_s for o in nothing), "s"),
             at_most(
@@ -59,6 +72,7 @@ def run(level: Level, workspace: Path) -> Table:
         ],
         notes=[
             f"medians of {scale.rounds} openings, each in a new process with the home's files out of the page cache",
+            f"a daemon compacts when {SEALED_SEGMENTS_BEFORE_COMPACTION} segments are sealed: more seldom follows",
         ],
     )
 
