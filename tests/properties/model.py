@@ -139,14 +139,17 @@ class Model:
 
     def report(self, id_: str, lease: str, number: int, chunk: tuple[str, str, bool] | None) -> tuple[int, bool]:
         """The generation it became, and whether it had become that before."""
+        piece = self.pieces[id_]
+        if piece.state == "parked" and piece.lease == lease and number and number == piece.update_no:
+            return piece.update_generation, True
         piece = self.held(id_, lease)
         if number and number == piece.update_no:
             return piece.update_generation, True
         if number and number != piece.update_no + 1:
             raise No("update_out_of_order")
         piece.generation += 1
-        piece.update_no = number or piece.update_no
-        piece.update_generation = piece.generation
+        if number:
+            piece.update_no, piece.update_generation = number, piece.generation
         if chunk is not None:
             name, text, append = chunk
             before = piece.artifacts.get(name, "") if append and name in piece.written else ""

@@ -94,6 +94,16 @@ class ReportingSuite(Suite):
         with refused("update_out_of_order", 409):
             await desk.report(leased, "one", 1)
 
+    async def test_a_numbered_update_said_again_tells_its_own_generation_whatever_was_said_since(
+        self, desk: Desk
+    ) -> None:
+        leased = await desk.taken(make_task())
+        first = await desk.report(leased, "one", 1)
+        await desk.report(leased, "not counted")
+        assert (await desk.report(leased, "one", 1)).generation == first.generation
+        await desk.park(leased)
+        assert (await desk.report(leased, "one", 1)).generation == first.generation
+
     async def test_a_new_attempt_counts_its_updates_from_one(self, desk: Desk) -> None:
         await desk.report(await desk.taken(make_task()), "one", 1)
         await desk.requeue(task_id(1))

@@ -210,6 +210,21 @@ class SettlingSuite(Suite):
             with refused("canceled", 409):
                 await said
 
+    async def test_a_holder_of_an_earlier_turn_hears_the_same_of_an_ended_task_from_memory_and_from_history(
+        self, desk: Desk
+    ) -> None:
+        leased = await desk.taken(make_task())
+        await desk.park(leased)
+        await desk.say(task_id(1), "that one")
+        await desk.cancel(task_id(1))
+        for _ in range(2):
+            with refused("canceled", 409):
+                await desk.renew(leased)
+            with refused("not_lessee", 403):
+                await desk.finish(leased, ok(task_id(1)))
+            await desk.drain()
+            await desk.ledger.audit_verify()  # waits for the archive
+
     async def test_cancel_and_result_race_to_one_winner_that_both_callers_see(self, desk: Desk) -> None:
         for number in range(20):
             leased = await desk.taken(make_task(number))

@@ -49,6 +49,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     interrupted: bool = False
     interruption: Interruption | None = None
     update_no: int = 0
+    """The last numbered update of this attempt, and which generation it became."""
     update_generation: int = 0
     artifacts: frozenset[str] = frozenset()
     """Artifacts that this attempt has written to: the first chunk of any other replaces what an earlier one left."""
@@ -149,7 +150,7 @@ def _updated(entry: Entry, event: TaskUpdated, after: State, ts_ms: int) -> Entr
         updated_at_ms=ts_ms,
         generation=event.generation,
         update_no=event.update_no or entry.update_no,
-        update_generation=event.generation,
+        update_generation=event.generation if event.update_no else entry.update_generation,
         artifacts=artifacts,
     )
 
@@ -165,7 +166,7 @@ def _parked(entry: Entry, event: TaskParked, after: State, ts_ms: int) -> Entry:
         # The turn is over and its clock stops: how long the sender thinks is not the holder's time.
         turn_started_ms=0,
         update_no=event.update_no or entry.update_no,
-        update_generation=event.generation,
+        update_generation=event.generation if event.update_no else entry.update_generation,
     )
 
 

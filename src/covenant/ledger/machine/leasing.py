@@ -204,7 +204,7 @@ def held(decide: Decide, command: HolderCommand[Any]) -> Entry:
     if entry is None:
         raise decide.refuse(unknown(command.task_id))
     if isinstance(entry, Archived):
-        if entry.leased_to != command.holder.pubkey:
+        if entry.leased_to not in (None, command.holder.pubkey):
             raise decide.refuse(not_lessee(command.task_id, command.holder))
         raise decide.refuse(over(command.task_id, entry.ending))
     lease = entry.lease
