@@ -209,6 +209,4 @@ def _environment(source: Source, mentions: list[tuple[int, str]]) -> Iterator[Vi
     for node in ast.walk(source.tree):
         if isinstance(node, ast.keyword) and node.arg in ENVIRONMENT_OPTIONS:
             detail = f"{node.arg}="
-            yield Violation(
-                file=source.file, line=node.lineno, rule="environment outside daemon", detail=detail
-            )
+            yield Violation(file=source.file, line=node.lineno, rule="environment outside daemon", detail=detail)

@@ -108,9 +108,7 @@ def test_the_machine_needs_nothing_of_the_engine_around_it(tmp_path: Path) -> No
     assert broken == {"impure import"}
 
 
-@pytest.mark.parametrize(
-    "library", ["cryptography.fernet", "joserfc", "rfc8785", "biscuit_auth", "nacl.signing"]
-)
+@pytest.mark.parametrize("library", ["cryptography.fernet", "joserfc", "rfc8785", "biscuit_auth", "nacl.signing"])
 @pytest.mark.parametrize("module", ["exchange/accept", "daemon/wiring", "cli/main", "testing/faults"])
 def test_a_crypto_library_outside_seal_is_found(tmp_path: Path, module: str, library: str) -> None:
     assert rules_broken(tmp_path, {module: f"import {library}\n"}) == {"crypto outside seal"}

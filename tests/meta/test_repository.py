@@ -66,9 +66,7 @@ def test_a_trace_of_a_machine_is_found(tmp_path: Path, text: str) -> None:
 
 
 def test_ordinary_paths_and_addresses_are_no_traces(tmp_path: Path) -> None:
-    write(
-        tmp_path, "docs/guide.md", "`~/.covenant`, docs/work/it, http://127.0.0.1:8421/work/x, $HOME/root/x"
-    )
+    write(tmp_path, "docs/guide.md", "`~/.covenant`, docs/work/it, http://127.0.0.1:8421/work/x, $HOME/root/x")
     assert list(machine_traces(tmp_path)) == []
 
 
