@@ -13,9 +13,10 @@ from covenant.ledger.log import faults
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.segments import list_segments
 from covenant.model.errors import Damaged, HomeLocked, Unavailable
+from covenant.model.ids import LeaseId, TaskId
 from covenant.testing.cast import make_task, ok, task_id
 from covenant.testing.desk import Desk, refused
-from covenant.testing.log import LogEngine
+from covenant.testing.log import LogEngine, copy_home
 
 
 @pytest.fixture
@@ -116,3 +117,42 @@ async def test_an_audit_that_was_tampered_with_does_not_verify(engine: LogEngine
     report = await desk.ledger.audit_verify()
     assert not report.valid
     assert report.failures
+
+
+async def test_callers_at_the_same_moment_share_syncs(desk: Desk) -> None:
+    before = (await desk.ledger.counts()).syncs
+    await asyncio.gather(*(desk.send(make_task(number)) for number in range(200)))
+    assert (await desk.ledger.counts()).syncs - before <= 20
+
+
+async def test_a_crash_at_any_moment_under_load_keeps_what_was_acknowledged_by_then(
+    engine: LogEngine, desk: Desk, tmp_path: Path
+) -> None:
+    """Files are copied while they are written to: each copy is what a kill at that moment would have left."""
+    acknowledged: set[TaskId] = set()
+    leases: dict[TaskId, LeaseId] = {}
+
+    async def send(number: int) -> None:
+        for step in range(40):
+            acknowledged.add((await desk.send(make_task(1_000 * number + step))).task_id)
+
+    async def take() -> None:
+        for _ in range(40):
+            for leased in await desk.take(count=2):
+                leases[leased.task.id] = leased.lease.lease_id
+
+    callers = [asyncio.ensure_future(action) for action in (*map(send, range(8)), take(), take())]
+    copies: list[tuple[Path, set[TaskId], dict[TaskId, LeaseId]]] = []
+    while not all(caller.done() for caller in callers):
+        known = (tmp_path / f"copy-{len(copies)}", set(acknowledged), dict(leases))
+        await asyncio.to_thread(copy_home, engine.home, known[0])
+        copies.append(known)
+    await asyncio.gather(*callers)
+    assert len(copies) > 1
+    for home, sent, held in copies:
+        ledger = await open_ledger(home, clock=engine.clock)
+        for which in sent:
+            entry = await ledger.entry(which)
+            assert entry is not None, "an acknowledged task is lost"
+            assert which not in held or (entry.lease is not None and entry.lease.lease_id == held[which])
+        await ledger.close()
