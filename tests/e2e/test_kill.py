@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import pytest
 
+from covenant.doors.mailbox import GONE
 from tests.cli.daemons import Daemon
 from tests.doors.clients import Http, Ipc
 
@@ -278,7 +279,7 @@ async def check(world: World) -> None:
         *untold, told = shown["leases"]
         assert told["lease_id"] == world.leases[which]
         # A stop that closes the door on a waiting worker gives back what it could not tell it of; a kill cannot.
-        assert {lease["outcome"] for lease in untold} <= {"released"}, untold
+        assert {(lease["outcome"], lease["reason"]) for lease in untold} <= {("released", GONE)}, untold
         assert shown["state"] == "resolved"
     queue = await operator.get("/a2a/queue?limit=10")
     assert (queue["tasks"], queue["results"]) == ([], [])
