@@ -60,24 +60,6 @@ async def test_a_task_is_sent_leased_answered_and_drained(world: World, speaker:
     assert await speaker.ask(alice, "try_recv_a2a_result") == empty
 
 
-async def test_one_tasks_result_is_drained_alone_and_waited_for(world: World, speaker: Speaker) -> None:
-    alice, bob = await world.pair()
-    first, _ = await leased_task(speaker, alice, bob)
-    second, _ = await leased_task(speaker, alice, bob)
-    await speaker.ask(bob, "post_a2a_result", result=result_of(first))
-
-    assert (await speaker.ask(alice, "try_recv_a2a_result", task_id=second["id"]))["result"] is None
-    waiting = asyncio.ensure_future(speaker.ask(alice, "try_recv_a2a_result", task_id=second["id"], wait_ms=LONG_MS))
-    await speaker.ask(bob, "post_a2a_result", result=result_of(second))
-    assert (await waiting)["results"] == [result_of(second)]
-
-    again = await speaker.tell(alice, "try_recv_a2a_result", task_id=second["id"], wait_ms=LONG_MS)
-    assert (again.answer["code"], again.status) in (("already_drained", 409), ("already_drained", None))
-    foreign = await speaker.tell(bob, "try_recv_a2a_result", task_id=first["id"])
-    assert (foreign.answer["code"], foreign.status) in (("unknown_task", 404), ("unknown_task", None))
-    assert (await speaker.ask(alice, "try_recv_a2a_result"))["results"] == [result_of(first)]
-
-
 async def test_batches_and_repeats_by_request_id(world: World, speaker: Speaker) -> None:
     alice, bob = await world.pair()
     tasks = [new_task(bob, f"number {n}") for n in range(5)]
@@ -92,6 +74,21 @@ async def test_batches_and_repeats_by_request_id(world: World, speaker: Speaker)
     drained = await speaker.ask(alice, "try_recv_a2a_result", max=2, request_id="d1")
     assert [each["task_id"] for each in drained["results"]] == [task["id"] for task in tasks[:2]]
     assert await speaker.ask(alice, "try_recv_a2a_result", max=2, request_id="d1") == drained
+
+
+async def test_a_repeated_receive_does_not_wait_for_more_than_it_was_given(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    task, _ = await leased_task(speaker, alice, bob)
+    await speaker.ask(bob, "post_a2a_result", result=result_of(task))
+    other = new_task(bob)
+    await speaker.ask(alice, "send_a2a_task", task=other)
+    given = await speaker.ask(bob, "try_recv_a2a_task", request_id="r1")
+    assert given["task"]["id"] == other["id"]
+    await speaker.ask(bob, "post_a2a_result", result=result_of(other))
+    await speaker.ask(alice, "send_a2a_task", task=new_task(bob))
+    async with asyncio.timeout(LONG_MS / 2_000):
+        again = await speaker.ask(bob, "try_recv_a2a_task", request_id="r1", wait_ms=LONG_MS)
+    assert again["tasks"] == []
 
 
 async def test_a_wait_ends_when_there_is_something_to_take(world: World, speaker: Speaker) -> None:

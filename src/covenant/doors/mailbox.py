@@ -81,7 +81,7 @@ async def take_waiting(office: Office, caller: Principal, request: Next, pause: 
                 await _give_back(office, caller, leased)
                 raise CallerGoneError
             return _task_opt(leased)
-        if left_ms <= 0 or not await pause.until(ledger.queued(recipient, left_ms)):
+        if leased.again or left_ms <= 0 or not await pause.until(ledger.queued(recipient, left_ms)):
             return _task_opt(leased)
 
 

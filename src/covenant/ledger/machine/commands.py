@@ -89,7 +89,10 @@ class LeasedTask(msgspec.Struct, frozen=True, gc=False):
 
 
 class Leased(msgspec.Struct, frozen=True, gc=False):
+    """`again`: what this request id was given before, as far as it is still live. There is no more to wait for."""
+
     tasks: tuple[LeasedTask, ...] = ()
+    again: bool = False
 
 
 class Take(Command[Leased], frozen=True, gc=False, kw_only=True):

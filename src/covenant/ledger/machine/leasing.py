@@ -93,7 +93,7 @@ def _taken_before(decide: Decide, task_ids: tuple[TaskId, ...], lease_ids: tuple
         entry = decide.view.entry(task_id)
         if entry is not None and entry.state is State.LEASED and entry.lease and entry.lease.lease_id == lease_id:
             taken.append(LeasedTask(entry.task, entry.lease))
-    return Leased(tuple(taken))
+    return Leased(tuple(taken), again=True)
 
 
 def renew(decide: Decide, command: Renew) -> Lease:
