@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from covenant.ledger.log import faults
 from covenant.ledger.log.journal import Journal, MemoryJournal
 from covenant.ledger.log.opening import Opened, open_journal
 from covenant.ledger.log.record import Record, decode_line
-from covenant.ledger.log.segments import Cursor, Lines, list_segments
+from covenant.ledger.log.segments import RESERVED_BYTES, Cursor, Lines, list_segments, segment_path
 from covenant.model.errors import Unavailable
 
 EVENTS = b'[{"kind":"noted","text":"' + b"x" * 500 + b'"}]'
@@ -46,7 +47,7 @@ def seqs(data: bytes) -> list[int]:
 
 def on_disk(home: Path) -> list[int]:
     """Every record in the files as they are, without opening (and mending) anything."""
-    return seqs(b"".join(segment.path.read_bytes() for segment in list_segments(home / "journal")))
+    return seqs(b"".join(segment.path.read_bytes().rstrip(b"\0") for segment in list_segments(home / "journal")))
 
 
 async def callers(journal: Journal, count: int, each: int) -> None:
@@ -276,6 +277,32 @@ async def test_segments_rotate_under_load_and_every_record_is_in_one_of_them(tmp
     opened, records = reopen(tmp_path)
     assert [record.seq for record in records] == list(range(1, 641))
     assert opened.end.segment == segments[-1].first_seq
+
+
+async def test_room_is_reserved_behind_the_last_line_and_given_back_when_a_segment_ends(tmp_path: Path) -> None:
+    first, second = (segment_path(tmp_path / "journal", seq) for seq in (1, 4))
+    async with journal_in(tmp_path) as journal:
+        await callers(journal, 1, each=3)
+        lines = first.read_bytes().rstrip(b"\0")
+        assert seqs(lines) == [1, 2, 3]
+        assert first.stat().st_size > RESERVED_BYTES
+        await journal.rotate()
+        assert first.read_bytes() == lines
+        await callers(journal, 1, each=1)
+        assert second.stat().st_size > RESERVED_BYTES
+    assert seqs(second.read_bytes()) == [4]
+
+
+async def test_a_disk_without_room_to_reserve_is_written_to_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    async with journal_in(tmp_path) as journal:
+        await callers(journal, 4, each=3)
+        assert seqs(segment_path(tmp_path / "journal", 1).read_bytes()) == list(range(1, 13))
 
 
 async def test_rotating_on_request_seals_what_was_appended_before(tmp_path: Path) -> None:

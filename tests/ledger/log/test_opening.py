@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.ledger.log import faults
-from covenant.ledger.log.opening import HomeLock, Opened, lock_home, open_journal
+from covenant.ledger.log.opening import CHUNK_BYTES, HomeLock, Opened, lock_home, open_journal
 from covenant.ledger.log.record import Record, decode_line, encode_line
 from covenant.ledger.log.segments import Cursor, list_segments, segment_path
 from covenant.model.errors import Damaged, HomeLocked
@@ -116,6 +116,44 @@ def test_lines_after_a_torn_one_that_were_not_synced_go_with_it(tmp_path: Path) 
     assert opened.torn is not None
     assert opened.torn.seq == 6
     assert segment_path(tmp_path, 1).read_bytes() == good + batch[0]
+
+
+@pytest.mark.parametrize("room", [1, CHUNK_BYTES - 1, CHUNK_BYTES, 3 * CHUNK_BYTES])
+def test_room_that_was_reserved_and_never_used_is_no_torn_tail(tmp_path: Path, room: int) -> None:
+    good = fill(tmp_path, 1, 7)
+    with segment_path(tmp_path, 1).open("ab") as file:
+        file.write(b"\0" * room)
+    opened, records = reopen(tmp_path, archived_seq=7)
+    assert seqs(records) == list(range(1, 8))
+    assert opened.torn is None
+    assert opened.end == Cursor(7, 1, len(good))
+    assert segment_path(tmp_path, 1).read_bytes() == good
+
+
+def test_a_segment_of_nothing_but_reserved_room_is_empty(tmp_path: Path) -> None:
+    segment_path(tmp_path, 1).write_bytes(b"\0" * CHUNK_BYTES)
+    opened, records = reopen(tmp_path)
+    assert (opened.end, opened.torn, records) == (Cursor(0, 1, 0), None, [])
+
+
+def test_a_line_torn_within_reserved_room_is_kept_aside_without_the_room(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 7)
+    with segment_path(tmp_path, 1).open("ab") as file:
+        file.write(line(8, 7)[:30] + b"\0" * CHUNK_BYTES)
+    opened, _ = reopen(tmp_path)
+    assert opened.torn is not None
+    assert (opened.torn.seq, opened.torn.length) == (8, 30)
+    assert opened.torn.kept.read_bytes() == line(8, 7)[:30]
+
+
+def test_zeros_where_a_record_was_are_damage_if_the_archive_has_it_or_a_segment_follows(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 7)
+    spoil(tmp_path, 1, offset_of(7, 1), b"\0" * len(line(7, 6)))
+    with pytest.raises(Damaged, match="the archive holds records up to 7"):
+        reopen(tmp_path, archived_seq=7)
+    fill(tmp_path, 8, 9)
+    with pytest.raises(Damaged, match="a later segment shows that it was synced"):
+        reopen(tmp_path)
 
 
 def test_a_bad_line_is_damage_if_a_later_line_was_written_after_its_sync(tmp_path: Path) -> None:
@@ -341,7 +379,7 @@ def test_no_accident_to_the_unsynced_tail_loses_a_synced_record_or_invents_one(
     assert segment_path(folder, 1).read_bytes() == good
     assert opened.end == Cursor(len(records), 1, len(good))
     cut = opened.torn.kept.read_bytes() if opened.torn else b""
-    assert good + cut == data
+    assert good + cut == data.rstrip(b"\0")
 
 
 @given(data=st.data())

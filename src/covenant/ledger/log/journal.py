@@ -154,6 +154,9 @@ class Journal:
                 await self._barrier(seal=False)
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
+        if self.failure is None:
+            with suppress(OSError):  # opening knows what the zeros mean
+                self._writer.give_back()
         self._writer.close()
         self._reader.close()
 

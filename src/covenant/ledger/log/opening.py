@@ -91,6 +91,9 @@ def open_journal(
             raise Damaged(str(segment.path), bad.line, f"{bad.reason}, and a later segment shows that it was synced")
     tail = segments[-1]
     bad = scan.segment(tail)
+    written = _written(tail.path)
+    if bad is not None and bad.offset >= written:
+        bad = None  # room that was reserved and never used
     covered = max(snapshot_seq, archived_seq)
     if scan.seq < covered:
         what = "snapshot" if snapshot_seq == covered else "archive"
@@ -99,7 +102,7 @@ def open_journal(
     if bad is not None:
         _refuse_if_synced(tail, bad)
 
-    torn = None if bad is None else _keep_torn(folder, tail, bad, now_ms)
+    torn = None if bad is None else _keep_torn(folder, tail, bad, written - bad.offset, now_ms)
     _rewrite(folder, tail, scan.offset)
     return Opened(folder, Cursor(scan.seq, tail.first_seq, scan.offset), scan.replayed, torn)
 
@@ -170,6 +173,19 @@ class _Scan:
             raise Damaged(str(segment.path), self.line, f"the events cannot be read: {error}") from error
 
 
+def _written(path: Path) -> int:
+    """How much of a segment was ever written: a line has no zeros, and room that was reserved has nothing else."""
+    with open(path, "rb", buffering=0) as file:
+        end = os.fstat(file.fileno()).st_size
+        while end > 0:
+            start = max(0, end - CHUNK_BYTES)
+            found = os.pread(file.fileno(), end - start, start).rstrip(b"\0")
+            if found:
+                return start + len(found)
+            end = start
+    return 0
+
+
 def _refuse_if_synced(tail: Segment, bad: _Bad) -> None:
     """A record that was written after the bad one had been synced says so. Other lines may be good or bad."""
     with open(tail.path, "rb", buffering=CHUNK_BYTES) as lines:
@@ -188,11 +204,10 @@ def _records_in(line: bytes) -> Iterator[Record]:
             yield decode_line(line[start.start() :])
 
 
-def _keep_torn(folder: Path, tail: Segment, bad: _Bad, now_ms: int) -> Torn:
+def _keep_torn(folder: Path, tail: Segment, bad: _Bad, length: int, now_ms: int) -> Torn:
     """Copy the cut bytes aside, durably, before they go: somebody may want to see what was in them."""
     kept = folder / f"torn-{bad.seq}-{now_ms}.bin"
     faults.point("opening.keep_torn")
-    length = tail.path.stat().st_size - bad.offset
     with open(tail.path, "rb") as source, open(kept, "wb", opener=_private) as copy:
         source.seek(bad.offset)
         _copy(source.fileno(), copy.fileno(), length)
