@@ -49,23 +49,26 @@ def measure(parts: Sequence[str], level: Level, console: Console, folder: Path) 
         console.print(machine.described(workspace), highlight=False)
         console.print()
         for part in parts:
-            begun = time.perf_counter()
-            place = workspace / part[0]
-            place.mkdir()
-            table = PARTS[part](level, place)
-            shutil.rmtree(place)
+            table = _measure(part, level, workspace / part[0])
             tables.append(table)
             show(console, table)
-            console.print(
-                f"  took {time.perf_counter() - begun:.0f} s; load average now {machine.load_average():.2f}\n",
-                style="dim",
-                highlight=False,
-            )
     sentence, missed = summary(tables)
     console.print(sentence, style="bold", highlight=False)
     for line in missed:
         console.print(f"  missed: {line}", highlight=False)
     return tables
+
+
+def _measure(part: str, level: Level, place: Path) -> Table:
+    begun, noise = time.perf_counter(), machine.Noise()
+    place.mkdir()
+    table = PARTS[part](level, place)
+    shutil.rmtree(place)
+    note = (
+        f"took {time.perf_counter() - begun:.0f} s; others used {noise.cores():.0%} of a core meanwhile, "
+        f"load average {machine.load_average():.2f}"
+    )
+    return msgspec.structs.replace(table, notes=[*table.notes, note])
 
 
 if __name__ == "__main__":

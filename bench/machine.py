@@ -17,6 +17,25 @@ def load_average() -> float:
     return os.getloadavg()[0]
 
 
+class Noise:
+    """How much of the machine others use from now on, the kernel's own threads included."""
+
+    def __init__(self) -> None:
+        self._begun_s = perf_counter()
+        self._others_s = _others_s()
+
+    def cores(self) -> float:
+        """As a share of one core. Processes of ours that still run count as others'."""
+        return max(0.0, _others_s() - self._others_s) / (perf_counter() - self._begun_s)
+
+
+def _others_s() -> float:
+    user, nice, system, _, _, *rest = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+    busy_s = sum(map(int, (user, nice, system, *rest))) / _TICKS_PER_S
+    ours = os.times()
+    return busy_s - (ours.user + ours.system + ours.children_user + ours.children_system)
+
+
 def described(folder: Path) -> str:
     return (
         f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()} {platform.release()}; "

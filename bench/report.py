@@ -42,7 +42,8 @@ def fact(what: str, value: float, unit: str = "") -> Row:
 
 
 def show(console: Console, table: Table) -> None:
-    drawn = RichTable(title=f"{table.part}: {table.title}", title_justify="left", title_style="bold")
+    console.print(f"{table.part}: {table.title}", style="bold", highlight=False)
+    drawn = RichTable()
     drawn.add_column("what")
     drawn.add_column("measured", justify="right", no_wrap=True)
     drawn.add_column("target", justify="right", no_wrap=True)
