@@ -3,13 +3,24 @@
 None has a deadline: on a busy machine one example may wait for the disk, and every test has a timeout anyway.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
+
+from tests.places import short_folder
 
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("thorough", deadline=None, max_examples=1_000, print_blob=True)
 settings.load_profile("dev")
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

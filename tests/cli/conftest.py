@@ -1,21 +1,18 @@
 """One daemon for all tests of a module, with an identity to send to."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.daemons import Daemon
+from tests.places import short_folder
 
 
 @pytest.fixture(scope="module")
 def short_path() -> Iterator[Path]:
-    """A folder whose name leaves room for a socket's path, which systems keep short."""
-    folder = Path(tempfile.mkdtemp(prefix="cov-"))
-    yield folder
-    shutil.rmtree(folder)
+    with short_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,20 @@ def covenant(*words: str, stdin: str = "", env: dict[str, str] | None = None, cw
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
+def said_until(process: subprocess.Popen[bytes], end: bytes) -> str:
+    """What a program says on its standard output until it has said this."""
+    assert process.stdout is not None
+    said = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while end not in said:
+            assert selector.select(BOUND_S), said
+            more = os.read(process.stdout.fileno(), 65_536)
+            assert more, said
+            said += more
+    return said.decode()
+
+
 class Daemon:
     """Started when made; `out` are the lines it said until it listened."""
 

@@ -1,14 +1,12 @@
 """`covenant serve --demo`, as `make run` starts it: every command that it prints is run as it stands."""
 
-import os
 import re
-import selectors
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli.daemons import BOUND_S, COVENANT, environment
+from tests.cli.daemons import BOUND_S, COVENANT, environment, said_until
 
 COMMAND = re.compile(r"^ +\$ (.+)$", re.MULTILINE)
 
@@ -21,16 +19,7 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
         cwd=folder,
         env=environment(COVENANT_HTTP_PORT="0"),
     )
-    assert process.stdout is not None
-    said = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while b"/a2a/queue\n" not in said:
-            assert selector.select(BOUND_S), said
-            more = os.read(process.stdout.fileno(), 65_536)
-            assert more, said
-            said += more
-    return process, said.decode()
+    return process, said_until(process, b"/a2a/queue\n")
 
 
 def end(process: subprocess.Popen[bytes]) -> int:

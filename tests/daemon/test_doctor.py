@@ -1,7 +1,6 @@
 """`covenant doctor`: what it finds, that it changes nothing, and how a damaged journal is mended."""
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from covenant.ledger.log.record import decode_line
 from covenant.ledger.log.segments import list_segments
 from tests.cli.daemons import Daemon, Ran, covenant
+from tests.places import short_folder
 
 
 def doctor(home: Path, *flags: str, stdin: str = "") -> Ran:
@@ -27,17 +27,16 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def used_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home that a daemon has worked in and left: three tasks for bob, the first of them leased."""
-    home = Path(tempfile.mkdtemp(prefix="cov-")) / "home"
-    daemon = Daemon(home)
-    token = daemon.json("identities", "enroll", "bob@host")["token_b58"]
-    daemon.json("capabilities", "grant", "a2a.send.bob@host")
-    for number in range(3):
-        daemon.json("a2a", "send", "--to", "bob@host", f"task {number}")
-    assert daemon.run("a2a", "next", env={"COVENANT_TOKEN": token}).code == 0
-    assert daemon.stop() == 0
     kept = tmp_path_factory.mktemp("used") / "home"
-    shutil.copytree(home, kept)
-    shutil.rmtree(home.parent)
+    with short_folder() as folder:
+        daemon = Daemon(folder / "home")
+        token = daemon.json("identities", "enroll", "bob@host")["token_b58"]
+        daemon.json("capabilities", "grant", "a2a.send.bob@host")
+        for number in range(3):
+            daemon.json("a2a", "send", "--to", "bob@host", f"task {number}")
+        assert daemon.run("a2a", "next", env={"COVENANT_TOKEN": token}).code == 0
+        assert daemon.stop() == 0
+        shutil.copytree(daemon.home, kept)
     return kept
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import selectors
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,19 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.daemons import BOUND_S, environment, said_until
+
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BOUND_S = 30.0
 URL = re.compile(r"http://[^ ]+:\d+")
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("COVENANT_")}
-    return {**kept, "COVENANT_HTTP_PORT": "0", "COLUMNS": "200"}
 
 
 @pytest.fixture
@@ -36,28 +30,15 @@ def demo(short_path: Path) -> Iterator[tuple[Path, str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=short_path,
-        env=environment(),
+        env=environment(COVENANT_HTTP_PORT="0"),
     )
     try:
-        yield short_path, _listening(process)
+        found = URL.search(said_until(process, b"/a2a/queue\n"))
+        assert found is not None
+        yield short_path, found.group()
     finally:
         process.terminate()
         process.communicate(timeout=BOUND_S)
-
-
-def _listening(process: subprocess.Popen[bytes]) -> str:
-    assert process.stdout is not None
-    said = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while b"/a2a/queue\n" not in said:
-            assert selector.select(BOUND_S), said
-            more = os.read(process.stdout.fileno(), 65_536)
-            assert more, said
-            said += more
-    found = URL.search(said.decode())
-    assert found is not None
-    return found.group()
 
 
 def test_the_first_exchange_works_as_it_is_written(demo: tuple[Path, str]) -> None:

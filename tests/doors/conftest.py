@@ -1,8 +1,6 @@
 """A world with both doors open."""
 
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,8 @@ from tests.doors.world import World, open_world
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short name: a Unix socket's path may have some hundred bytes."""
-    made = Path(tempfile.mkdtemp(prefix="cov-"))
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture
-async def world(folder: Path) -> AsyncIterator[World]:
-    async with open_world(folder) as opened:
+async def world(short_path: Path) -> AsyncIterator[World]:
+    async with open_world(short_path) as opened:
         yield opened
 
 

@@ -5,13 +5,12 @@ import pytest
 
 from covenant.doors import answers as a
 from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
-from covenant.ledger.machine.states import Ending
 from covenant.model.audit import AuditReport
 from covenant.model.content import Json, Text
 from covenant.model.errors import OverLimit
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.repair import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
-from covenant.model.result import Result, ResultStatus, error_result
+from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 
 T, T2, L = TaskId("t-1"), TaskId("t-2"), LeaseId("l-1")

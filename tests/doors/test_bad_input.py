@@ -289,10 +289,10 @@ async def test_identities_that_are_unknown_taken_or_the_operators_own(world: Wor
     await refused(speaker, operator, "grant_capability", "unknown_identity", 404, action="a2a.compact", to="no@body")
 
 
-async def test_what_is_too_large_or_too_many_is_refused(folder: Path) -> None:
+async def test_what_is_too_large_or_too_many_is_refused(short_path: Path) -> None:
     limits = MailboxLimits(task_bytes_max=2_000, result_bytes_max=2_000, update_bytes_max=2_000)
     ledger_limits = Limits(queued_per_recipient_max=2)
-    async with open_world(folder, limits=limits, ledger_limits=ledger_limits) as world:
+    async with open_world(short_path, limits=limits, ledger_limits=ledger_limits) as world:
         alice, bob = await world.pair()
         for speaker in (HttpSpeaker(), IpcSpeaker(world)):
             big = "x" * 3_000
@@ -308,8 +308,8 @@ async def test_what_is_too_large_or_too_many_is_refused(folder: Path) -> None:
             await speaker.ask(bob, "try_recv_a2a_task", max=2)
 
 
-async def test_a_recipient_that_did_not_ask_for_tasks_gets_none(folder: Path) -> None:
-    async with open_world(folder, limits=MailboxLimits(recipient_admission=True)) as world:
+async def test_a_recipient_that_did_not_ask_for_tasks_gets_none(short_path: Path) -> None:
+    async with open_world(short_path, limits=MailboxLimits(recipient_admission=True)) as world:
         alice, bob = await world.pair()
         speaker = HttpSpeaker()
         await refused(speaker, alice, "send_a2a_task", "capability_missing", 403, task=new_task(bob))

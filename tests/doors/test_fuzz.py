@@ -4,15 +4,12 @@ import asyncio
 import http.client
 import json
 import logging
-import shutil
 import socket
 import struct
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +19,7 @@ from hypothesis import strategies as st
 
 from covenant.doors.table import OPERATIONS
 from tests.doors.world import World, open_world
+from tests.places import short_folder
 
 ANSWER_S = 20.0
 
@@ -29,14 +27,14 @@ ANSWER_S = 20.0
 @contextmanager
 def world_of_its_own() -> Iterator[World]:
     """A world on uvloop in another thread, for clients that block."""
-    folder = Path(tempfile.mkdtemp(prefix="cov-"))
     opened: Future[tuple[World, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def live() -> None:
-        async with open_world(folder) as world:
-            done = asyncio.Event()
-            opened.set_result((world, asyncio.get_running_loop(), done))
-            await done.wait()
+        with short_folder() as folder:
+            async with open_world(folder) as world:
+                done = asyncio.Event()
+                opened.set_result((world, asyncio.get_running_loop(), done))
+                await done.wait()
 
     def run() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -50,7 +48,6 @@ def world_of_its_own() -> Iterator[World]:
     finally:
         loop.call_soon_threadsafe(done.set)
         thread.join(ANSWER_S)
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")

@@ -96,8 +96,8 @@ async def test_a_body_that_is_no_request_is_refused(world: World, body: bytes, c
         assert error(await world.operator.http.ask("POST", target, body)) == (400, code)
 
 
-async def test_a_body_over_the_limit_is_refused_however_it_comes(folder: Path) -> None:
-    async with open_world(folder, body_bytes_max=1_000_000) as world:
+async def test_a_body_over_the_limit_is_refused_however_it_comes(short_path: Path) -> None:
+    async with open_world(short_path, body_bytes_max=1_000_000) as world:
         token = {"Authorization": f"Bearer {world.operator.token}"}
         big = b" " * 1_000_001
         for body in (big, big * 3):
@@ -155,8 +155,8 @@ async def test_what_is_over_a_limit_says_when_to_come_back(world: World) -> None
     assert reply.json["retry_after_ms"] == 1_000
 
 
-async def test_a_page_under_a_rebound_name_is_refused(folder: Path) -> None:
-    async with open_world(folder, allowed_hosts=("localhost", "127.0.0.1", "[::1]", "box.example")) as world:
+async def test_a_page_under_a_rebound_name_is_refused(short_path: Path) -> None:
+    async with open_world(short_path, allowed_hosts=("localhost", "127.0.0.1", "[::1]", "box.example")) as world:
         http = world.operator.http
         for host in ("localhost", "LocalHost:8421", "127.0.0.1", "127.0.0.1:80", "[::1]:8421", "box.example", ""):
             assert (await http.ask("GET", "/a2a/queue", headers={"Host": host})).status == 200, host
@@ -171,8 +171,8 @@ def test_all_hosts_may_be_allowed_and_addresses_are_written_as_hosts() -> None:
     assert [as_host(address) for address in ("127.0.0.1", "::1")] == ["127.0.0.1", "[::1]"]
 
 
-async def test_only_listed_origins_may_call_from_a_page(folder: Path) -> None:
-    async with open_world(folder, origins=("https://desk.example",)) as world:
+async def test_only_listed_origins_may_call_from_a_page(short_path: Path) -> None:
+    async with open_world(short_path, origins=("https://desk.example",)) as world:
         good, bad = {"Origin": "https://desk.example"}, {"Origin": "https://evil.example"}
         preflight = await Http(world.port).ask("OPTIONS", "/a2a/tasks", headers=good)
         assert preflight.status == 204
@@ -195,7 +195,7 @@ async def fail(office: Office, caller: Principal, request: Nothing) -> Answer:
 
 
 async def test_a_fault_of_ours_is_a_plain_500_and_a_line_in_the_log(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    short_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Operation(
         kind="fail", method="GET", path="/fail", request=Nothing, answer=Pong, run=fail, summary="Fails"
@@ -204,7 +204,7 @@ async def test_a_fault_of_ours_is_a_plain_500_and_a_line_in_the_log(
     async def crash(_: Request) -> Response:
         raise RuntimeError("secret detail of our own")
 
-    async with open_world(folder, more_routes=[Route("/crash", crash)]) as world:
+    async with open_world(short_path, more_routes=[Route("/crash", crash)]) as world:
         call = Call(
             failing,
             Office(world.exchange, world.registry, world.ledger),

@@ -145,9 +145,9 @@ async def test_what_was_asked_before_a_half_close_is_still_answered(world: World
         assert await connection.hear() is None
 
 
-async def test_large_frames_go_both_ways(folder: Path) -> None:
+async def test_large_frames_go_both_ways(short_path: Path) -> None:
     async with open_world(
-        folder, limits=MailboxLimits(task_bytes_max=8 * 1024 * 1024, result_bytes_max=8 * 1024 * 1024)
+        short_path, limits=MailboxLimits(task_bytes_max=8 * 1024 * 1024, result_bytes_max=8 * 1024 * 1024)
     ) as world:
         alice, bob = await world.pair()
         task = new_task(bob, "x" * 7_000_000)
@@ -164,8 +164,8 @@ async def test_large_frames_go_both_ways(folder: Path) -> None:
             assert (drained["result"], drained["results"]) == (result, [])
 
 
-async def test_leases_that_do_not_fit_a_frame_are_given_back(folder: Path) -> None:
-    async with open_world(folder, frame_bytes_max=100_000) as world:
+async def test_leases_that_do_not_fit_a_frame_are_given_back(short_path: Path) -> None:
+    async with open_world(short_path, frame_bytes_max=100_000) as world:
         alice, bob = await world.pair()
         tasks = [new_task(bob, "x" * 40_000) for _ in range(3)]
         for task in tasks:
@@ -178,15 +178,15 @@ async def test_leases_that_do_not_fit_a_frame_are_given_back(folder: Path) -> No
         assert sorted(taken) == sorted(task["id"] for task in tasks)
 
 
-async def test_nobody_has_to_wait_for_those_who_never_say_who_they_are(folder: Path) -> None:
-    async with open_world(folder, handshake_s=0.05) as world, world.connect() as connection:
+async def test_nobody_has_to_wait_for_those_who_never_say_who_they_are(short_path: Path) -> None:
+    async with open_world(short_path, handshake_s=0.05) as world, world.connect() as connection:
         answer = await connection.hear()
         assert answer == {"kind": "authentication_failed", "reason": "nobody authenticated in time"}
         assert await connection.hear() is None
 
 
-async def test_the_number_of_connections_is_bounded(folder: Path) -> None:
-    async with open_world(folder, connections_max=2) as world:
+async def test_the_number_of_connections_is_bounded(short_path: Path) -> None:
+    async with open_world(short_path, connections_max=2) as world:
         async with world.connect() as first, world.connect() as second:
             await first.authenticate(world.operator.token)
             await second.authenticate(world.operator.token)
@@ -201,14 +201,14 @@ async def test_the_number_of_connections_is_bounded(folder: Path) -> None:
                         break
 
 
-async def test_a_stale_socket_is_replaced_and_anything_else_is_left_alone(folder: Path) -> None:
+async def test_a_stale_socket_is_replaced_and_anything_else_is_left_alone(short_path: Path) -> None:
     stale = socket.socket(socket.AF_UNIX)
-    stale.bind(str(folder / "sock"))
+    stale.bind(str(short_path / "sock"))
     stale.close()
-    async with open_world(folder) as world, world.connect() as connection:
+    async with open_world(short_path) as world, world.connect() as connection:
         assert await connection.ask("ping") == {"kind": "pong"}
-    assert not (folder / "sock").exists()
-    other = folder / "other"
+    assert not (short_path / "sock").exists()
+    other = short_path / "other"
     other.mkdir()
     (other / "sock").write_text("precious")
     with pytest.raises(SettingsError, match="is not a socket"):
@@ -217,16 +217,16 @@ async def test_a_stale_socket_is_replaced_and_anything_else_is_left_alone(folder
     assert (other / "sock").read_text() == "precious"
 
 
-async def test_a_home_with_too_long_a_name_is_refused_with_the_reason(folder: Path) -> None:
-    deep = folder / ("d" * 120)
+async def test_a_home_with_too_long_a_name_is_refused_with_the_reason(short_path: Path) -> None:
+    deep = short_path / ("d" * 120)
     deep.mkdir()
     with pytest.raises(SettingsError, match="too long"):
         async with open_world(deep):
             pass
 
 
-async def test_a_stop_lets_the_answer_under_way_finish_and_closes_the_rest(folder: Path) -> None:
-    async with open_world(folder) as world:
+async def test_a_stop_lets_the_answer_under_way_finish_and_closes_the_rest(short_path: Path) -> None:
+    async with open_world(short_path) as world:
         idle = Ipc(world.socket)
         async with idle, world.connect() as waiting:
             await idle.authenticate(world.operator.token)

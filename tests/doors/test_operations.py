@@ -391,8 +391,8 @@ def test_every_operation_is_asked_for_on_this_page(kind: str) -> None:
     assert f'"{kind}"' in Path(__file__).read_text(encoding="utf-8")
 
 
-async def test_answers_are_spelled_the_old_way_if_so_set(folder: Path) -> None:
-    async with open_world(folder, legacy_kinds=True) as world:
+async def test_answers_are_spelled_the_old_way_if_so_set(short_path: Path) -> None:
+    async with open_world(short_path, legacy_kinds=True) as world:
         _, bob = await world.pair()
         assert (await HttpSpeaker().ask(bob, "try_recv_a2a_task"))["kind"] == "a2_a_task_opt"
         async with world.connect() as connection:
@@ -401,8 +401,8 @@ async def test_answers_are_spelled_the_old_way_if_so_set(folder: Path) -> None:
             assert (await connection.ask("ping"))["kind"] == "pong"
 
 
-async def test_a_page_ends_where_a_frame_would(folder: Path) -> None:
-    async with open_world(folder, limits=MailboxLimits(task_bytes_max=8 * 1024 * 1024)) as world:
+async def test_a_page_ends_where_a_frame_would(short_path: Path) -> None:
+    async with open_world(short_path, limits=MailboxLimits(task_bytes_max=8 * 1024 * 1024)) as world:
         alice, bob = await world.pair()
         for _ in range(3):
             await alice.http.post("/a2a/tasks", new_task(bob, "x" * 3_000_000))

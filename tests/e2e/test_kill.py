@@ -5,11 +5,9 @@ every acknowledged task was handed out once, has one result, which was drained o
 """
 
 import asyncio
-import shutil
 import signal
-import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -286,14 +284,6 @@ async def check(world: World) -> None:
     assert world.daemon.json("audit", "verify")["report"]["valid"] is True
 
 
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A short path: systems keep those of sockets short."""
-    folder = Path(tempfile.mkdtemp(prefix="cov-"))
-    yield folder / "home"
-    shutil.rmtree(folder)
-
-
 async def survive(home: Path, rounds: int) -> None:
     world = World(home)
     try:
@@ -313,11 +303,11 @@ async def survive(home: Path, rounds: int) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_nothing_acknowledged_is_lost_or_repeated_when_the_daemon_is_killed_under_load(home: Path) -> None:
-    await survive(home, rounds=4)
+async def test_nothing_acknowledged_is_lost_or_repeated_when_the_daemon_is_killed_under_load(short_path: Path) -> None:
+    await survive(short_path / "home", rounds=4)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_nothing_acknowledged_is_lost_or_repeated_over_many_kills(home: Path) -> None:
-    await survive(home, rounds=20)
+async def test_nothing_acknowledged_is_lost_or_repeated_over_many_kills(short_path: Path) -> None:
+    await survive(short_path / "home", rounds=20)
