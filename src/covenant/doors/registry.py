@@ -65,7 +65,8 @@ async def identities(office: Office, caller: Principal, request: ListIdentities)
     if not 1 <= limit <= IDENTITIES_LIMIT_MAX:
         raise Invalid("invalid_limit", f"limit must be between 1 and {IDENTITIES_LIMIT_MAX}")
     found = [identity for identity in await office.registry.identities(caller) if _asked_for(identity, request)]
-    found.sort(key=lambda identity: identity.registered_at_ms, reverse=True)
+    # Turned round and not sorted in reverse: so those enrolled within one millisecond are told newest first too.
+    found = sorted(found, key=lambda identity: identity.registered_at_ms)[::-1]
     return IdentityList(
         identities=tuple(_identity(identity) for identity in found[:limit]),
         operator_pubkey_b58=caller.agent.pubkey,

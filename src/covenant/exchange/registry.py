@@ -221,7 +221,8 @@ class Registry:
             for grant in await self._ledger.grants()
             if viewer is None or viewer in (grant.subject.pubkey, grant.granted_by.pubkey)
         ]
-        return sorted(mine, key=lambda grant: grant.granted_at_ms, reverse=True)[:limit]
+        # Turned round and not sorted in reverse: so those made within one millisecond are told newest first too.
+        return sorted(mine, key=lambda grant: grant.granted_at_ms)[::-1][:limit]
 
     async def purge_grants(self, principal: Principal, before_ms: int) -> int:
         await require_operator(self._ledger, principal, "purging capabilities")
