@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from covenant import AgentId, Mailbox, Task
+from covenant import AgentId, Mailbox, Task, local_agent
 from covenant.ledger.log.segments import list_segments
 from covenant.model.ids import TaskId
 from covenant.seal.keys import new_private_key, public_key
@@ -206,6 +206,49 @@ async def test_a_home_that_a_library_filled_can_be_served(short_path: Path) -> N
         assert [entry["task"]["intent_text"] for entry in daemon.json("a2a", "status")["tasks"]] == ["kept"]
     finally:
         assert daemon.stop() == 0
+
+
+async def test_status_begins_with_the_oldest_lease_however_much_waits(short_path: Path) -> None:
+    home, bob = short_path / "home", local_agent("bob@host")
+    async with Mailbox.open(home) as mailbox:
+        for number in range(30):
+            await mailbox.send_task(Mailbox.new_task(bob, bob, f"task {number}"))
+        held = await mailbox.try_recv_task_for(bob)
+    assert held is not None
+    daemon = Daemon(home)
+    try:
+        shown = daemon.json("a2a", "status")
+        assert (len(shown["tasks"]), shown["tasks"][0]["task"]["id"]) == (shown["limit"], held.id)
+        assert [entry["state"] for entry in shown["tasks"]] == ["in_flight", *["queued"] * 9]
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_no_token_is_in_any_file_but_the_operators_own_in_its_file(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home", "--log-level", "debug")
+    tokens = {"first": operator_token(daemon)}
+    for number in range(2):
+        tokens[f"bob {number}"] = daemon.json("identities", "enroll", f"bob-{number}@host")["token_b58"]
+    tokens["bob 1 again"] = daemon.json("identities", "rotate", "bob-1@host")["token_b58"]
+    tokens["operator"] = daemon.json("identities", "rotate")["token_b58"]
+    assert get(daemon, "/a2a/queue", tokens["bob 0"])[0] == 200
+    assert get(daemon, "/a2a/queue", tokens["bob 1"])[0] == 401
+    daemon.json("capabilities", "grant", "a2a.compact")
+    daemon.json("a2a", "compact")
+
+    def found() -> set[tuple[str, str]]:
+        files = {path: path.read_bytes() for path in short_path.rglob("*") if path.is_file()}
+        assert {"archive.db", "home.log", "operator.token"} <= {path.name for path in files}
+        return {
+            (whose, path.name)
+            for path, data in files.items()
+            for whose, token in tokens.items()
+            if token.encode() in data
+        }
+
+    assert found() == {("operator", "operator.token")}
+    assert daemon.stop() == 0
+    assert found() == {("operator", "operator.token")}
 
 
 def test_a_token_put_into_the_file_between_two_starts_is_the_operators(short_path: Path) -> None:
