@@ -11,13 +11,12 @@ from typing import Final
 import msgspec
 
 from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
-from covenant.ledger.machine.states import Ending
 from covenant.model.audit import AuditReport
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.repair import RepairOutcome, RetryReport
-from covenant.model.result import Result
+from covenant.model.result import Ending, Result
 from covenant.model.task import Task
 
 

@@ -1,4 +1,7 @@
-"""Content blocks: what tasks carry and results return. MCP's blocks, and plain JSON."""
+"""Content blocks: what tasks carry and results return. MCP's blocks, and plain JSON.
+
+`filename`, `mimeType` and `metadata` say more about a block where its sender did; an A2A part keeps all three.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,23 @@ import msgspec
 
 class Text(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="text", omit_defaults=True):
     text: str
+    mimeType: str | None = None  # noqa: N815  (MCP's spelling, kept on the wire and inside)
+    filename: str | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class Json(msgspec.Struct, frozen=True, tag_field="type", tag="json", omit_defaults=True):
     value: Any
+    mimeType: str | None = None  # noqa: N815
+    filename: str | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class Image(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="image", omit_defaults=True):
     """`data` is base64."""
 
     data: str
-    mimeType: str  # noqa: N815  (MCP's spelling, kept on the wire and inside)
+    mimeType: str  # noqa: N815
 
 
 class Audio(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="audio", omit_defaults=True):
@@ -38,6 +47,8 @@ class Embedded(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class Resource(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="resource", omit_defaults=True):
     resource: Embedded
+    filename: str | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class ResourceLink(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="resource_link", omit_defaults=True):
@@ -45,6 +56,7 @@ class ResourceLink(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag=
     name: str = ""
     mimeType: str | None = None  # noqa: N815
     description: str | None = None
+    metadata: dict[str, Any] | None = None
 
 
 Content = Text | Json | Image | Audio | Resource | ResourceLink

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import msgspec
 
@@ -16,12 +17,25 @@ class ResultStatus(enum.StrEnum):
     PARTIAL = "partial"
 
 
+class Ending(enum.StrEnum):
+    """How a task ended, in A2A's words."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    REJECTED = "rejected"
+
+
 class Result(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     task_id: TaskId
     status: ResultStatus
     content: tuple[Content, ...] = ()
     error_message: str | msgspec.UnsetType = msgspec.UNSET
     """Omitted when absent, unlike `content`, which is always there."""
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    """What it took: tokens, why it stopped."""
+    reply: bool | msgspec.UnsetType = msgspec.UNSET
+    """The content is the whole answer, a bare message: who sent the task need not hear of a task at all."""
 
     @classmethod
     def ok(cls, task_id: TaskId, *content: Content | str) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -45,6 +45,13 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     origin: str = MAILBOX
     """Which door brought it."""
     depth: int = 0
+    message_id: str | None = None
+    """The first message's own id, where the door has messages."""
+    metadata: dict[str, Any] | None = None
+    extensions: tuple[str, ...] = ()
+    reference_task_ids: tuple[str, ...] = ()
+    output_modes: tuple[str, ...] = ()
+    """The media types that the sender can take; none named means any."""
 
 
 class CacheKey(msgspec.Struct, frozen=True, gc=False):

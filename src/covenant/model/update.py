@@ -16,6 +16,9 @@ class StatusUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="status", 
     text: str = ""
     state: str = "working"
     metadata: dict[str, Any] | None = None
+    parts: tuple[Content, ...] = ()
+    """The message in full, where it is more than `text`."""
+    message_id: str | None = None
 
 
 class ArtifactUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="artifact", omit_defaults=True):
@@ -28,6 +31,7 @@ class ArtifactUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="artifac
     append: bool = False
     last_chunk: bool = False
     metadata: dict[str, Any] | None = None
+    extensions: tuple[str, ...] = ()
 
 
 class MessageUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="message", omit_defaults=True):
@@ -35,6 +39,8 @@ class MessageUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="message"
     parts: tuple[Content, ...] = ()
     message_id: str | None = None
     metadata: dict[str, Any] | None = None
+    extensions: tuple[str, ...] = ()
+    reference_task_ids: tuple[str, ...] = ()
 
 
 Update = StatusUpdate | ArtifactUpdate | MessageUpdate

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from covenant.ledger.machine.commands import LeasedTask
-from covenant.ledger.machine.states import Ending, State
+from covenant.ledger.machine.states import State
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId
+from covenant.model.result import Ending
 from covenant.testing.cast import ALICE, BOB, CAROL, failed, make_task, ok, partial, same_work, task_id
 from covenant.testing.desk import Desk, check_generations, refused
 from covenant.testing.suite import Suite

@@ -9,11 +9,11 @@ from covenant.ledger.log.record import encode_line
 from covenant.ledger.log.segments import Cursor, Lines
 from covenant.ledger.machine.entry import Entry, evolve
 from covenant.ledger.machine.events import Audited, Event, TaskEvent, TaskLeased, TaskSent, TaskSettled
-from covenant.ledger.machine.states import Cause, Ending
+from covenant.ledger.machine.states import Cause
 from covenant.model.audit import GENESIS, AuditHead, AuditRow, link
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
-from covenant.model.result import Result, ResultStatus
+from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.task import Task
 
 encode = msgspec.json.Encoder().encode

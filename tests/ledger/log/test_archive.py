@@ -39,13 +39,13 @@ from covenant.ledger.machine.events import (
     TaskSettled,
     TaskUpdated,
 )
-from covenant.ledger.machine.states import TRANSITIONS, Cause, Ending, State
+from covenant.ledger.machine.states import TRANSITIONS, Cause, State
 from covenant.model.content import Json, Text
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.lease import Lease
 from covenant.model.repair import Posture
-from covenant.model.result import Result, ResultStatus
+from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
 from tests.ledger.log.recorded import (
     ALICE,

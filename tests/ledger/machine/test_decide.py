@@ -8,11 +8,12 @@ import pytest
 from covenant.ledger.machine import commands as c
 from covenant.ledger.machine.decide import decide
 from covenant.ledger.machine.decision import Refused
-from covenant.ledger.machine.states import Cause, Ending
+from covenant.ledger.machine.states import Cause
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Refusal
 from covenant.model.ids import LeaseId
 from covenant.model.repair import ForceError, Posture, Requeue
+from covenant.model.result import Ending
 from covenant.model.task import fingerprint
 from covenant.model.update import MessageUpdate, StatusUpdate
 from covenant.testing.cast import ALICE, BOB, CAROL, OPERATOR, ok, same_work, task_id

@@ -12,6 +12,7 @@ from covenant.ledger.machine.events import (
     LeaseInterrupted,
     LeaseReleased,
     LeaseRenewed,
+    MessageKept,
     ResultDrained,
     TaskContinued,
     TaskEvent,
@@ -23,6 +24,7 @@ from covenant.ledger.machine.events import (
     TaskSent,
     TaskSettled,
     TaskUpdated,
+    TurnEnded,
 )
 from covenant.ledger.machine.states import (
     DRAINED,
@@ -34,12 +36,12 @@ from covenant.ledger.machine.states import (
     SETTLED,
     TRANSITIONS,
     Cause,
-    Ending,
     State,
 )
 from covenant.model.ids import LeaseId
 from covenant.model.lease import Lease
 from covenant.model.repair import Posture
+from covenant.model.result import Ending
 from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
 from covenant.testing.cast import BOB, make_task, ok, task_id
 
@@ -56,6 +58,8 @@ EVENTS: list[TaskEvent] = [
     TaskUpdated(ID, LEASE.lease_id, 3, StatusUpdate("on it")),
     TaskParked(ID, LEASE.lease_id, 3, Interruption.INPUT_REQUIRED, StatusUpdate("which?")),
     TaskContinued(ID, 4, MessageUpdate(), "m1"),
+    MessageKept(ID, 4, MessageUpdate(), "m2"),
+    TurnEnded(ID, LEASE.lease_id, MessageUpdate(), 5),
     TaskRequeued(ID, LEASE.lease_id, "gone", Posture.OPERATOR_ACCEPTED, 1),
     TaskSettled(ID, ok(ID), Ending.COMPLETED, Cause.RESULT, 3),
     ResultDrained(ID),
@@ -126,7 +130,7 @@ def test_a_lease_begins_only_in_the_queue() -> None:
 
 def test_only_an_operator_the_holder_or_the_gate_brings_leased_work_back_to_the_queue() -> None:
     back = {tag for (before, tag), after in TRANSITIONS.items() if before is LEASED and after is QUEUED}
-    assert back == {"lease_released", "task_requeued"}
+    assert back == {"lease_released", "task_requeued", "turn_ended"}
 
 
 def test_evolving_leaves_the_entry_before_as_it_was() -> None:

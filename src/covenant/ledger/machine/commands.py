@@ -12,12 +12,11 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from covenant.ledger.machine.states import Ending
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.repair import RepairCommand, RepairOutcome, RetryPolicy, RetryReport
-from covenant.model.result import Result
+from covenant.model.result import Ending, Result
 from covenant.model.task import Task, cache_key
 from covenant.model.update import MessageUpdate, Update
 
@@ -58,11 +57,29 @@ def _access_keys(*accesses: Access | None) -> tuple[Key, ...]:
     return (*grants, AUDIT) if grants else ()
 
 
+class LeasedTask(msgspec.Struct, frozen=True, gc=False):
+    """`messages`: what a later turn is about. The first one is about the task itself."""
+
+    task: Task
+    lease: Lease
+    turn: int = 1
+    messages: tuple[MessageUpdate, ...] = ()
+
+
 class Accepted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     task_id: TaskId
     duplicate: bool = False
     replayed: bool = False
     following: TaskId | None = None
+    leased: LeasedTask | None = None
+
+
+class Starter(msgspec.Struct, frozen=True, gc=False):
+    """Who can start on a task at once, in this very process."""
+
+    holder: AgentId
+    node: str
+    boot: str
 
 
 class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
@@ -70,6 +87,8 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
     digest: str
     admission: Access | None = None
     """The recipient's own consent to this sender, where the setting asks for it."""
+    starter: Starter | None = None
+    """Leased to it in the same record, unless others wait before it or the work is done already."""
 
     def keys(self) -> tuple[Key, ...]:
         task, key = self.task, cache_key(self.task)
@@ -81,11 +100,6 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
             *cache,
             *_access_keys(self.access, self.admission),
         )
-
-
-class LeasedTask(msgspec.Struct, frozen=True, gc=False):
-    task: Task
-    lease: Lease
 
 
 class Leased(msgspec.Struct, frozen=True, gc=False):
@@ -119,6 +133,8 @@ class TaskCommand(Command[A], frozen=True, gc=False, kw_only=True):
     task_id: TaskId
     viewer: PublicKey | None = None
     """Who asks: a task that is not theirs is not found. None sees all (the operator, and the process itself)."""
+    recipient: PublicKey | None = None
+    """At whose door it is asked: a task for somebody else is not found either."""
 
     def keys(self) -> tuple[Key, ...]:
         return (("task", self.task_id), *_access_keys(self.access))
@@ -157,16 +173,41 @@ class Report(HolderCommand[Reported], frozen=True, gc=False, kw_only=True):
     update_no: int = 0
 
 
+class Advanced(msgspec.Struct, frozen=True, gc=False):
+    """Where the task stands. `goes_on`: the result ended the turn and not the task; its next turn is queued."""
+
+    generation: int
+    goes_on: bool = False
+
+
+class Advance(HolderCommand[Advanced], frozen=True, gc=False, kw_only=True):
+    """Several updates, and perhaps the result, in one record: what a holder in this process has to say at once.
+
+    Only the last update may park the task, and not beside a result.
+    """
+
+    updates: tuple[Update, ...] = ()
+    result: Result | None = None
+    ending: Ending | None = None
+    """None: as the result's status says."""
+
+
 class Continue(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
-    """The next message of a parked task: its next turn."""
+    """A message to a task: its next turn if it is parked; kept for its next turn while it is at work.
+
+    `message_id` names this saying of it: the same again is the same message, lost on its way back.
+    """
 
     message: MessageUpdate
     message_id: str
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
+    """`goes_on`: messages were kept for it, so the result ended the turn and not the task."""
+
     task_id: TaskId
     duplicate: bool = False
+    goes_on: bool = False
 
 
 class Settle(TaskCommand[Settled], frozen=True, gc=False, kw_only=True):

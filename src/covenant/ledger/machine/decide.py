@@ -22,6 +22,7 @@ _DECISIONS: Final[dict[type[Any], Callable[[Decide, Any], Any]]] = {
     commands.Release: leasing.release,
     commands.Interrupt: leasing.interrupt,
     commands.Report: leasing.report,
+    commands.Advance: leasing.advance,
     commands.Continue: leasing.continue_,
     commands.Settle: settling.settle,
     commands.Cancel: settling.cancel,

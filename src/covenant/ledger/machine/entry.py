@@ -11,6 +11,7 @@ from covenant.ledger.machine.events import (
     LeaseInterrupted,
     LeaseReleased,
     LeaseRenewed,
+    MessageKept,
     ResultDrained,
     TaskContinued,
     TaskEvent,
@@ -22,12 +23,14 @@ from covenant.ledger.machine.events import (
     TaskSent,
     TaskSettled,
     TaskUpdated,
+    TurnEnded,
 )
-from covenant.ledger.machine.states import FINISHED, TRANSITIONS, Cause, Ending, State
+from covenant.ledger.machine.states import FINISHED, TRANSITIONS, Cause, State
+from covenant.model.ids import LeaseId
 from covenant.model.lease import Lease
-from covenant.model.result import Result
+from covenant.model.result import Ending, Result
 from covenant.model.task import Task
-from covenant.model.update import ArtifactUpdate, Interruption
+from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate
 
 replace = msgspec.structs.replace
 
@@ -58,6 +61,12 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     result: Result | None = None
     ending: Ending | None = None
     cause: Cause | None = None
+    messages: tuple[MessageUpdate, ...] = ()
+    """What this turn is about; none for the first one, which is about the task itself."""
+    kept: tuple[MessageUpdate, ...] = ()
+    """What the next turn will be about."""
+    ended_lease_id: LeaseId | None = None
+    """The lease whose result ended the last turn: the same result again changes nothing."""
     events: int = 1
     """How many have happened to it: what compaction drops once it is resolved."""
 
@@ -184,6 +193,39 @@ def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> 
         interruption=None,
         message_id=event.message_id,
         message_generation=event.generation,
+        messages=(event.message,),
+    )
+
+
+def _kept(entry: Entry, event: MessageKept, after: State, ts_ms: int) -> Entry:
+    return replace(
+        entry,
+        state=after,
+        events=entry.events + 1,
+        updated_at_ms=ts_ms,
+        generation=event.generation,
+        message_id=event.message_id,
+        message_generation=event.generation,
+        kept=(*entry.kept, event.message),
+    )
+
+
+def _turned(entry: Entry, event: TurnEnded, after: State, ts_ms: int) -> Entry:
+    return replace(
+        entry,
+        state=after,
+        events=entry.events + 1,
+        updated_at_ms=ts_ms,
+        generation=event.generation or entry.generation,
+        turn=entry.turn + 1,
+        attempt=0,
+        lease=None,
+        turn_started_ms=0,
+        interrupted=False,
+        interruption=None,
+        messages=entry.kept,
+        kept=(),
+        ended_lease_id=event.lease_id,
     )
 
 
@@ -214,6 +256,8 @@ _MOVES: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = 
     TaskUpdated: _updated,
     TaskParked: _parked,
     TaskContinued: _continued,
+    MessageKept: _kept,
+    TurnEnded: _turned,
     TaskSettled: _settled,
     ResultDrained: _moved,
 }

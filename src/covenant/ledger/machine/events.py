@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from covenant.ledger.machine.states import Cause, Ending
+from covenant.ledger.machine.states import Cause
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.repair import Posture
-from covenant.model.result import Result
+from covenant.model.result import Ending, Result
 from covenant.model.task import Task
 from covenant.model.update import Interruption, MessageUpdate, Update
 
@@ -86,6 +86,23 @@ class TaskContinued(TaskEvent, frozen=True, gc=False, tag="task_continued"):
     generation: int
     message: MessageUpdate
     message_id: str
+
+
+class MessageKept(TaskEvent, frozen=True, gc=False, tag="message_kept"):
+    """A message to a task that is at work: the next turn will be about it."""
+
+    generation: int
+    message: MessageUpdate
+    message_id: str
+
+
+class TurnEnded(TaskEvent, frozen=True, gc=False, tag="turn_ended"):
+    """The turn is done and the task is not: messages were kept for the next one, which begins here."""
+
+    lease_id: LeaseId
+    reply: MessageUpdate | None = None
+    generation: int = 0
+    """Set if there is a reply: what the turn came to."""
 
 
 class TaskRequeued(TaskEvent, frozen=True, gc=False, tag="task_requeued"):
@@ -179,6 +196,8 @@ AnyEvent = (
     | TaskUpdated
     | TaskParked
     | TaskContinued
+    | MessageKept
+    | TurnEnded
     | TaskRequeued
     | TaskSettled
     | ResultDrained
@@ -205,6 +224,8 @@ AnyTaskEvent = (
     | TaskUpdated
     | TaskParked
     | TaskContinued
+    | MessageKept
+    | TurnEnded
     | TaskRequeued
     | TaskSettled
     | ResultDrained

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 import msgspec
 
 from covenant.ledger.machine.batches import Room
 from covenant.ledger.machine.commands import (
+    Advance,
+    Advanced,
     Continue,
     HolderCommand,
     Interrupt,
@@ -25,13 +28,16 @@ from covenant.ledger.machine.events import (
     LeaseInterrupted,
     LeaseReleased,
     LeaseRenewed,
+    MessageKept,
     TaskContinued,
     TaskLeased,
     TaskParked,
     TaskUpdated,
+    TurnEnded,
 )
 from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
-from covenant.ledger.machine.settling import expire
+from covenant.ledger.machine.sending import ending_of
+from covenant.ledger.machine.settling import conclude, expire
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Invalid, OverLimit
@@ -83,7 +89,7 @@ def _lease(decide: Decide, entry: Entry, command: Take) -> LeasedTask:
     )
     generation = entry.generation + 1 if entry.attempt == 0 and entry.turn == 1 else 0
     decide.add(TaskLeased(entry.task.id, lease, generation, command.request_id))
-    return LeasedTask(entry.task, lease)
+    return LeasedTask(entry.task, lease, entry.turn, entry.messages)
 
 
 def _taken_before(decide: Decide, task_ids: tuple[TaskId, ...], lease_ids: tuple[LeaseId, ...]) -> Leased:
@@ -92,7 +98,7 @@ def _taken_before(decide: Decide, task_ids: tuple[TaskId, ...], lease_ids: tuple
     for task_id, lease_id in zip(task_ids, lease_ids, strict=True):
         entry = decide.view.entry(task_id)
         if entry is not None and entry.state is State.LEASED and entry.lease and entry.lease.lease_id == lease_id:
-            taken.append(LeasedTask(entry.task, entry.lease))
+            taken.append(LeasedTask(entry.task, entry.lease, entry.turn, entry.messages))
     return Leased(tuple(taken), again=True)
 
 
@@ -133,22 +139,46 @@ def report(decide: Decide, command: Report) -> Reported:
                     f"{entry.update_no + 1}",
                 )
             )
-    update = _normalise(decide, entry, command.update)
+    update = _normalise(decide, entry.artifacts, command.update)
     generation = entry.generation + 1
-    if isinstance(update, StatusUpdate) and update.state in _INTERRUPTIONS:
-        decide.add(
-            TaskParked(
-                command.task_id,
-                command.lease_id,
-                generation,
-                Interruption(update.state),
-                update,
-                command.update_no,
-            )
-        )
-    else:
-        decide.add(TaskUpdated(command.task_id, command.lease_id, generation, update, command.update_no))
+    _say(decide, entry, command, update, generation, update_no=command.update_no)
     return Reported(generation)
+
+
+def _say(
+    decide: Decide, entry: Entry, command: HolderCommand[Any], update: Update, generation: int, *, update_no: int = 0
+) -> bool:
+    """Whether the task is parked by it."""
+    task_id, lease_id = command.task_id, command.lease_id
+    if not isinstance(update, StatusUpdate) or update.state not in _INTERRUPTIONS:
+        decide.add(TaskUpdated(task_id, lease_id, generation, update, update_no))
+        return False
+    decide.add(TaskParked(task_id, lease_id, generation, Interruption(update.state), update, update_no))
+    if entry.kept:
+        # What it asks for was perhaps said already: the next turn will tell.
+        decide.add(TurnEnded(task_id, lease_id))
+    return True
+
+
+def advance(decide: Decide, command: Advance) -> Advanced:
+    entry = held(decide, command)
+    generation, artifacts, parked = entry.generation, entry.artifacts, False
+    for said in command.updates:
+        if parked:
+            raise decide.refuse(Invalid("invalid_update", "nothing can be said after an update that parks the task"))
+        update = _normalise(decide, artifacts, said)
+        if isinstance(update, ArtifactUpdate) and update.artifact_id not in artifacts:
+            artifacts |= {update.artifact_id}
+        generation += 1
+        parked = _say(decide, entry, command, update, generation)
+    result = command.result
+    if result is None:
+        return Advanced(generation)
+    if parked:
+        raise decide.refuse(Invalid("invalid_update", "a parked task has no result yet"))
+    ending = command.ending or ending_of(result)
+    goes_on = conclude(decide, entry, result, ending=ending, lease_id=command.lease_id, generation=generation)
+    return Advanced(generation + 1, goes_on)
 
 
 def _said_before(entry: Entry, command: Report) -> bool:
@@ -161,25 +191,17 @@ def _said_before(entry: Entry, command: Report) -> bool:
     )
 
 
-def _normalise(decide: Decide, entry: Entry, update: Update) -> Update:
+def _normalise(decide: Decide, artifacts: AbstractSet[str], update: Update) -> Update:
     if isinstance(update, StatusUpdate) and update.state != "working" and update.state not in _INTERRUPTIONS:
         raise decide.refuse(Invalid("invalid_update", "update.state must be working, input-required or auth-required"))
-    if not isinstance(update, ArtifactUpdate) or update.artifact_id in entry.artifacts:
+    if not isinstance(update, ArtifactUpdate) or update.artifact_id in artifacts:
         return update
-    if len(entry.artifacts) >= decide.view.limits.artifacts_per_attempt_max:
+    if len(artifacts) >= decide.view.limits.artifacts_per_attempt_max:
         raise decide.refuse(OverLimit("too_many_artifacts", "this attempt has written too many artifacts"))
     if not update.append:
         return update
     # An earlier attempt may have left chunks of it: this attempt's first one starts it anew.
-    return ArtifactUpdate(
-        update.artifact_id,
-        update.parts,
-        update.name,
-        update.description,
-        append=False,
-        last_chunk=update.last_chunk,
-        metadata=update.metadata,
-    )
+    return msgspec.structs.replace(update, append=False)
 
 
 def continue_(decide: Decide, command: Continue) -> Reported:
@@ -192,10 +214,18 @@ def continue_(decide: Decide, command: Continue) -> Reported:
         raise decide.refuse(over(command.task_id, entry.ending))
     if entry.message_id == command.message_id:
         return Reported(entry.message_generation, duplicate=True)
-    if entry.state is not State.PARKED:
-        raise decide.refuse(Conflict("not_parked", f"task {command.task_id} does not wait for a message"))
-    decide.add(TaskContinued(command.task_id, entry.generation + 1, command.message, command.message_id))
-    return Reported(entry.generation + 1)
+    generation = entry.generation + 1
+    if entry.state is State.PARKED:
+        decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))
+        return Reported(generation)
+    if entry.state is State.FOLLOWING:
+        raise decide.refuse(Conflict("following", f"task {command.task_id} waits for the result of the same work"))
+    if len(entry.kept) >= decide.view.limits.messages_kept_max:
+        raise decide.refuse(
+            OverLimit("too_many_messages", f"too many messages to task {command.task_id} wait for its next turn")
+        )
+    decide.add(MessageKept(command.task_id, generation, command.message, command.message_id))
+    return Reported(generation)
 
 
 def held(decide: Decide, command: HolderCommand[Any]) -> Entry:

@@ -7,10 +7,10 @@ from typing import Any
 from covenant.ledger.machine.commands import TaskCommand
 from covenant.ledger.machine.decision import Decide
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.states import Ending
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Forbidden, NotFound, Refusal
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.result import Ending
 
 
 def find(decide: Decide, command: TaskCommand[Any]) -> Entry | Archived | None:
@@ -21,12 +21,12 @@ def find(decide: Decide, command: TaskCommand[Any]) -> Entry | Archived | None:
         lessee = entry.lease.leased_to.pubkey if entry.lease is not None else None
         task = entry.task
         seen = viewer is None or viewer in (task.recipient.pubkey, task.sender.pubkey, lessee)
-        return entry if seen else None
+        return entry if seen and command.recipient in (None, task.recipient.pubkey) else None
     archived = decide.view.archived(command.task_id)
     if archived is not None and (
         viewer is None or viewer in (archived.sender.pubkey, archived.recipient.pubkey, archived.leased_to)
     ):
-        return archived
+        return archived if command.recipient in (None, archived.recipient.pubkey) else None
     return None
 
 

@@ -17,7 +17,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskRequeued
 from covenant.ledger.machine.refusals import find, unknown
 from covenant.ledger.machine.settling import end
-from covenant.ledger.machine.states import Cause, Ending, State
+from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict
 from covenant.model.ids import AgentId, LeaseId, TaskId
@@ -33,7 +33,7 @@ from covenant.model.repair import (
     Skipped,
     SkipReason,
 )
-from covenant.model.result import error_result
+from covenant.model.result import Ending, error_result
 from covenant.model.task import DuplicateSafety
 
 AUTO_REQUEUE_REASON = "stale lease of idempotent work requeued by the retry gate"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from covenant.ledger.machine.access import authorize
-from covenant.ledger.machine.commands import Accept, Accepted
+from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, Starter
 from covenant.ledger.machine.decision import Decide
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import ResultDrained, TaskFollowed, TaskSent, TaskSettled
-from covenant.ledger.machine.states import Cause, Ending, State
+from covenant.ledger.machine.events import ResultDrained, TaskFollowed, TaskLeased, TaskSent, TaskSettled
+from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
-from covenant.model.ids import TaskId
-from covenant.model.result import Result, ResultStatus
+from covenant.model.ids import LeaseId, TaskId
+from covenant.model.lease import Lease
+from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.task import MAILBOX, CacheKey, Task, cache_key
 
 BUSY_RETRY_MS = 1_000
@@ -43,7 +44,8 @@ def accept(decide: Decide, command: Accept) -> Accepted:
         leader = view.leader(key)
         if leader is not None:
             return _follow(decide, command, key, leader)
-    if view.queued_count(task.recipient.pubkey) >= view.limits.queued_per_recipient_max:
+    waiting = view.queued_count(task.recipient.pubkey)
+    if waiting >= view.limits.queued_per_recipient_max:
         raise decide.refuse(
             OverLimit(
                 "queue_full",
@@ -53,7 +55,23 @@ def accept(decide: Decide, command: Accept) -> Accepted:
         )
     _check_undrained(decide, task)
     decide.add(TaskSent(task.id, task, command.digest))
-    return Accepted(task_id=task.id)
+    starter = command.starter
+    if starter is None or waiting:
+        return Accepted(task_id=task.id)
+    return Accepted(task_id=task.id, leased=_start(decide, task, starter))
+
+
+def _start(decide: Decide, task: Task, starter: Starter) -> LeasedTask:
+    lease = Lease(
+        lease_id=LeaseId(decide.new_id()),
+        leased_to=starter.holder,
+        leased_at_ms=decide.now_ms,
+        attempt=1,
+        node=starter.node,
+        boot=starter.boot,
+    )
+    decide.add(TaskLeased(task.id, lease, generation=2))
+    return LeasedTask(task, lease)
 
 
 def _again(decide: Decide, task_id: TaskId, known: Entry | Archived) -> Accepted:

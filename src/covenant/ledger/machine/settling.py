@@ -24,16 +24,17 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.decision import Decide, Refused
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import CacheDropped, ResultDrained, TaskPromoted, TaskSettled
+from covenant.ledger.machine.events import CacheDropped, ResultDrained, TaskPromoted, TaskSettled, TurnEnded
 from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
 from covenant.ledger.machine.sending import drop_unless_drained, ending_of
-from covenant.ledger.machine.states import Cause, Ending, State
+from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Forbidden
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
-from covenant.model.result import Result, ResultStatus, error_result
+from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.task import cache_key
+from covenant.model.update import MessageUpdate
 
 DEADLINE_MESSAGE = "deadline_exceeded"
 TIMEOUT_MESSAGE = "Task timed out"
@@ -56,15 +57,26 @@ def settle(decide: Decide, command: Settle) -> Settled:
         assert entry.ending is not None
         raise _too_late(decide, command, _lessee(entry), entry.ending)
     lease = _answerable(decide, command, entry)
-    end(
-        decide,
-        entry,
-        command.result,
-        ending=command.ending or ending_of(command.result),
-        cause=Cause.RESULT,
-        lease_id=lease.lease_id,
+    ending = command.ending or ending_of(command.result)
+    goes_on = conclude(
+        decide, entry, command.result, ending=ending, lease_id=lease.lease_id, generation=entry.generation
     )
-    return Settled(task_id)
+    return Settled(task_id, goes_on=goes_on)
+
+
+def conclude(
+    decide: Decide, entry: Entry, result: Result, *, ending: Ending, lease_id: LeaseId, generation: int
+) -> bool:
+    """The holder's result: it ends the task, or only the turn if messages were kept for the next one."""
+    if not entry.kept or ending is not Ending.COMPLETED:
+        end(decide, entry, result, ending=ending, cause=Cause.RESULT, lease_id=lease_id, generation=generation)
+        return False
+    if result.content:
+        reply = MessageUpdate(parts=result.content, message_id=f"{entry.task.id}-r{entry.turn}")
+        decide.add(TurnEnded(entry.task.id, lease_id, reply, generation + 1))
+    else:
+        decide.add(TurnEnded(entry.task.id, lease_id))
+    return True
 
 
 def _answerable(decide: Decide, command: Settle, entry: Entry) -> Lease:
@@ -90,6 +102,8 @@ def _answerable(decide: Decide, command: Settle, entry: Entry) -> Lease:
 
 def _said_before(command: Settle, entry: Entry | Archived) -> bool:
     """The same result again, from whom it came: as for a task sent again, nothing is asked and nothing is spent."""
+    if isinstance(entry, Entry) and entry.ended_lease_id is not None and entry.ended_lease_id == command.lease_id:
+        return True
     if entry.cause is not Cause.RESULT or entry.result != command.result:
         return False
     lessee = entry.leased_to if isinstance(entry, Archived) else _lessee(entry)
@@ -119,8 +133,9 @@ def end(
     cause: Cause,
     lease_id: LeaseId | None = None,
     reason: str | None = None,
+    generation: int | None = None,
 ) -> None:
-    """Settle an entry, and with it whoever follows it."""
+    """Settle an entry, and with it whoever follows it. `generation`: where it stands, if this decision moved it."""
     key = cache_key(entry.task)
     shared = key is not None and cause is Cause.RESULT
     decide.add(
@@ -129,7 +144,7 @@ def end(
             result,
             ending,
             cause,
-            entry.generation + 1,
+            (entry.generation if generation is None else generation) + 1,
             lease_id,
             reason,
             shared and result.status == ResultStatus.OK,

@@ -40,6 +40,11 @@ TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
     (LEASED, "task_requeued"): QUEUED,
     (LEASED, "task_parked"): PARKED,
     (PARKED, "task_continued"): QUEUED,
+    (QUEUED, "message_kept"): QUEUED,
+    (LEASED, "message_kept"): LEASED,
+    (QUEUED, "turn_ended"): QUEUED,
+    (LEASED, "turn_ended"): QUEUED,
+    (PARKED, "turn_ended"): QUEUED,
     (QUEUED, "task_settled"): SETTLED,
     (LEASED, "task_settled"): SETTLED,
     (PARKED, "task_settled"): SETTLED,
@@ -49,15 +54,6 @@ TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
 
 FINISHED: Final = frozenset({SETTLED, DRAINED})
 """A settled task stays settled: nothing leaves these but a drain."""
-
-
-class Ending(enum.StrEnum):
-    """How a task ended, in A2A's words."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELED = "canceled"
-    REJECTED = "rejected"
 
 
 class Cause(enum.StrEnum):

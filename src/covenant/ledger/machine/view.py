@@ -8,11 +8,11 @@ from typing import Protocol
 import msgspec
 
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.states import Cause, Ending
+from covenant.ledger.machine.states import Cause
 from covenant.model.audit import AuditHead
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.result import Result
+from covenant.model.result import Ending, Result
 from covenant.model.task import CacheKey
 
 
@@ -27,6 +27,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     batch_bytes_max: int = 3 * 1024 * 1024
     """A batch ends with the task or result that would take it over this; it always has one."""
     artifacts_per_attempt_max: int = 1_000
+    messages_kept_max: int = 100
+    """Messages to one task that wait for its next turn."""
     cache_entries_max: int = 100_000
     cache_age_ms_max: int = 7 * 24 * 3_600_000
     requests_remembered_max: int = 65_536

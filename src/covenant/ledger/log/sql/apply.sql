@@ -37,6 +37,9 @@ INSERT INTO moves VALUES
         'task_continued', 'queued', 2 + 128 + 256, 'continued', 'continued',
         '$.generation', '$.message', NULL, NULL, NULL
     ),
+    -- The state stays what it was.
+    ('message_kept', NULL, 0, 'continued', NULL, '$.generation', '$.message', NULL, NULL, NULL),
+    ('turn_ended', 'queued', 2 + 32 + 128 + 256, 'message', 'continued', '$.generation', '$.reply', NULL, NULL, NULL),
     (
         'task_settled', 'result_pending', 32 + 128 + 512, 'settled', 'settled',
         '$.generation', '$.result', '$.ending', '$.cause', '$.reason'
@@ -125,7 +128,7 @@ CREATE TEMP TRIGGER apply INSTEAD OF INSERT ON inbox BEGIN
         coalesce(nullif(g.sent, 0), old.task_no),
         nullif(g.sent, 0),
         nullif(g.settled, 0),
-        e.ledger_state,
+        coalesce(m.ledger_state, old.ledger_state),
         e.ts_ms,
         coalesce(nullif(g.queued, 0), old.place),
         coalesce(nullif(g.generation, 0), old.generation),
@@ -179,6 +182,7 @@ CREATE TEMP TRIGGER apply INSTEAD OF INSERT ON inbox BEGIN
         SELECT
             task_id,
             max(place) AS last,
+            max(iif(ledger_state IS NOT NULL, place, 0)) AS moved,
             max(number) AS generation,
             max(iif(flags & 1, place, 0)) AS sent,
             max(iif(flags & 2, place, 0)) AS queued,
@@ -196,6 +200,7 @@ CREATE TEMP TRIGGER apply INSTEAD OF INSERT ON inbox BEGIN
         GROUP BY task_id
     ) AS g
     CROSS JOIN batch AS e ON e.place = g.last
+    LEFT JOIN batch AS m ON m.place = g.moved
     LEFT JOIN a2a_tasks AS old ON g.sent = 0 AND old.task_id = g.task_id
     LEFT JOIN batch AS l ON l.place = g.leased
     LEFT JOIN batch AS s ON s.place = g.settled;
