@@ -157,6 +157,33 @@ async def test_answering_without_the_capability_is_refused_and_audited(world: Wo
     assert (await world.audit("capability_check"))[0]["kind"]["agent_id"] == f"a2a-respond:{task['id']}"
 
 
+async def test_answering_and_repairing_outside_the_scope_is_refused_and_audited(world: World, speaker: Speaker) -> None:
+    alice = await world.enroll("alice@test", "a2a.send.bob@test")
+    bob = await world.enroll("bob@test")
+    await world.grant("a2a.respond.alice@test", bob, task_id=UNKNOWN)
+    await world.grant("a2a.repair.requeue", world.operator, duplicate_risk="idempotent")
+    await world.grant("a2a.repair.force_error", world.operator, lease_id=UNKNOWN)
+    task, lease = await leased_task(speaker, alice, bob)
+    await refused(speaker, bob, "post_a2a_result", "scope_rejected", 403, result=result_of(task))
+    for command in (
+        {"action": "requeue", "duplicate_risk": "operator_accepted"},
+        {"action": "force_error", "message": "m", "lease_id": lease["lease_id"]},
+        {"action": "force_error", "message": "m"},
+    ):
+        asked = {"task_id": task["id"], "reason": "r", "command": command}
+        await refused(speaker, world.operator, "repair_a2a_task", "scope_rejected", 403, request=asked)
+    rows = [(row["issuer"], row["kind"]["action"]) for row in await world.audit("capability_scope_rejected")]
+    assert sorted(action for _, action in rows) == [
+        "a2a.repair.force_error",
+        "a2a.repair.force_error",
+        "a2a.repair.requeue",
+        "a2a.respond.alice@test",
+    ]
+    assert [issuer for issuer, action in rows if "respond" in action] == [bob.wire]
+    (entry,) = (await speaker.ask(bob, "a2a_queue"))["tasks"]
+    assert entry["lease_id"] == lease["lease_id"]
+
+
 async def test_a_foreign_task_is_not_found_by_any_verb(world: World, speaker: Speaker) -> None:
     alice, bob = await world.pair()
     carol = await world.enroll("carol@test")
@@ -235,6 +262,8 @@ async def test_everybodys_tasks_are_for_the_operator_alone(world: World, speaker
         await refused(speaker, bob, kind, "operator_required", 403, scope="all")
     assert len(await world.audit("operator_required")) == 2
     await refused(speaker, bob, "retry_a2a_stale", "operator_required", 403, policy={})
+    assert (await world.audit("operator_required"))[0]["issuer"] == bob.wire
+    assert len(await world.audit("operator_required")) == 3
 
 
 @pytest.mark.parametrize(
@@ -313,5 +342,7 @@ async def test_a_recipient_that_did_not_ask_for_tasks_gets_none(short_path: Path
         alice, bob = await world.pair()
         speaker = HttpSpeaker()
         await refused(speaker, alice, "send_a2a_task", "capability_missing", 403, task=new_task(bob))
+        denied = [row for row in await world.audit("capability_check") if not row["kind"]["passed"]]
+        assert [row["kind"]["agent_id"] for row in denied] == ["a2a-recv-gate:bob@test"]
         await world.grant("a2a.recv.alice@test", bob)
         await speaker.ask(alice, "send_a2a_task", task=new_task(bob, deadline_ms=now_ms() + 60_000))
