@@ -70,6 +70,12 @@ async def test_equal_grants_have_two_handles_and_each_is_revoked_alone(world: Wo
     await speaker.ask(carol, "send_a2a_task", task=new_task(bob))
 
 
+async def test_equal_grants_of_one_moment_have_handles_of_their_own(world: World, speaker: Speaker) -> None:
+    asked = {"display": "carol@test", "actions": ["a2a.send.bob@test"] * 50}
+    granted = (await speaker.ask(world.operator, "enroll_identity", **asked))["granted"]
+    assert len({grant["signature_b58"] for grant in granted}) == 50
+
+
 async def test_the_newest_grants_come_first_also_those_of_one_millisecond(world: World, speaker: Speaker) -> None:
     actions = [f"a2a.send.agent-{number}@test" for number in range(20)]
     carol = await world.enroll("carol@test", *actions)
