@@ -1,0 +1,1 @@
+"""Calling others: which addresses may be called, and calling them within limits."""
