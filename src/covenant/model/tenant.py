@@ -1,0 +1,50 @@
+"""Tenants: whose agents and tasks are whose. A tenant is a name, a token, and how much it may ask for."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from covenant.model.errors import Invalid
+
+DEFAULT: Final = "default"
+"""There from the first start. The operator's token speaks for it too."""
+TENANT_NAME_LENGTH_MAX: Final = 63
+"""With an agent's id and the sign between them it still fits a display name."""
+
+_NAME = re.compile(r"[A-Za-z0-9_\-]+").fullmatch
+
+
+class TenantLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How much at once, and how often. 0: the daemon's own default, which is no limit unless a setting gives one."""
+
+    concurrency: int = 0
+    """Sends and streams under way at once."""
+    rate_per_min: int = 0
+    burst: int = 0
+    """Requests that may come at once after a pause. 0: as many as the rate."""
+
+
+class Tenant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Only the SHA-256 of its token is kept; `token_prefix` is for people to tell tokens apart.
+
+    Both are empty where no token was made yet: nobody can speak for it, except the operator for the first tenant.
+    """
+
+    name: str
+    token_sha256: str = ""
+    token_prefix: str = ""
+    created_at_ms: int = 0
+    disabled_at_ms: int | None = None
+    limits: TenantLimits = TenantLimits()
+
+
+def check_tenant_name(name: str) -> str:
+    if len(name) > TENANT_NAME_LENGTH_MAX or _NAME(name) is None:
+        raise Invalid(
+            "invalid_tenant",
+            f"{name[:80]!r} is no tenant's name: letters, digits, `_` and `-`, at most {TENANT_NAME_LENGTH_MAX}",
+        )
+    return name
