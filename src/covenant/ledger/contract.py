@@ -12,8 +12,9 @@ What `covenant.testing.contract` checks on every engine is this page in full.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ from covenant.model.audit import AuditReport
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.result import Result
+from covenant.model.step import Step
 from covenant.model.task import Task
 
 A = TypeVar("A")
@@ -140,6 +142,22 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     failure: str | None
 
 
+class Watch(Protocol):
+    """One reader of what happens to one task, from the moment it was made; ended by leaving its context."""
+
+    @property
+    def cut(self) -> bool:
+        """The reader was too slow, and some steps were dropped: it must begin again from its cursor."""
+
+    async def next(self, timeout_s: float) -> Sequence[Step]:
+        """The durable steps since the last call, in order, at least one; none when the time is over."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+
 class Ledger(Protocol):
     @property
     def limits(self) -> Limits: ...
@@ -165,6 +183,18 @@ class Ledger(Protocol):
 
     async def sender(self, task_id: TaskId) -> AgentId | None:
         """Who sent a task, live or finished."""
+
+    def watch(self, task_id: TaskId) -> Watch:
+        """See each step of a task, known or not yet, from now on. For the past, read `steps` after this."""
+
+    async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
+        """What happened to a task after a generation, oldest first."""
+
+    def on_lost(self, callback: Callable[[TaskId], None]) -> None:
+        """Called when a task was settled or requeued, by whomever, and that is durable: a holder in this process stops.
+
+        For one listener.
+        """
 
     async def queue(self, query: QueueQuery) -> Queue: ...
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:

@@ -21,6 +21,7 @@ from covenant.testing.settling import SettlingSuite
 from covenant.testing.sharing import SharingSuite
 from covenant.testing.surviving import SurvivingSuite
 from covenant.testing.viewing import ViewingSuite
+from covenant.testing.watching import WatchingSuite
 
 
 class LedgerContract(
@@ -33,6 +34,7 @@ class LedgerContract(
     AllowingSuite,
     ExpiringSuite,
     ViewingSuite,
+    WatchingSuite,
 ):
     """What every engine promises, in memory too."""
 

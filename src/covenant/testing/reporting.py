@@ -159,8 +159,6 @@ class ReportingSuite(Suite):
         said = await desk.say(task_id(1), "that one", message_id="m1")
         again = await desk.say(task_id(1), "that one", message_id="m1")
         assert (again.duplicate, again.generation) == (True, said.generation)
-        with refused("not_parked", 409):
-            await desk.say(task_id(1), "and this", message_id="m2")
         leased = await desk.take_one()
         entry = await desk.entry(task_id(1))
         assert (entry.turn, leased.lease.attempt) == (2, 1)

@@ -199,6 +199,7 @@ def holder_commands(leased: c.LeasedTask) -> list[c.Command[Any]]:
         c.Report(task_id=which, holder=BOB, lease_id=lease_id, update=StatusUpdate("on it"), update_no=1),
         c.Report(task_id=which, holder=BOB, lease_id=lease_id, update=parking),
         c.Continue(task_id=which, message=MessageUpdate(), message_id="m1"),
+        c.Advance(task_id=which, holder=BOB, lease_id=lease_id, updates=(StatusUpdate("on it"),)),
         c.Release(task_id=which, holder=BOB, lease_id=lease_id, reason="no room"),
     ]
 

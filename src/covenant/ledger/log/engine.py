@@ -27,6 +27,7 @@ from covenant.ledger.log.history import History
 from covenant.ledger.log.opening import Torn
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import Storage
+from covenant.ledger.log.watching import Watch, Watching
 from covenant.ledger.machine.commands import Accept, Command, Drain, Report, TaskCommand
 from covenant.ledger.machine.decide import decide
 from covenant.ledger.machine.decision import Refused
@@ -39,6 +40,7 @@ from covenant.model.errors import OverLimit, storage_failed
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.result import Result
+from covenant.model.step import Step
 from covenant.model.task import Task
 
 A = TypeVar("A")
@@ -78,10 +80,13 @@ class LogLedger:
         self._history: History = storage.history
         self._new_id = new_id
         self._bell = Bell()
+        self._watching = Watching()
         self._reloading: asyncio.Task[None] | None = None
         self._compacting = asyncio.Lock()
         self._evict(self._archive.archived_seq)
         storage.follow(self._evict)
+        self._archive_on_durable = self._journal.on_durable
+        self._journal.on_durable = self._landed
 
     @property
     def limits(self) -> Limits:
@@ -114,6 +119,12 @@ class LogLedger:
         self._state.apply(events, now_ms, seq)
         if self._bell:
             self._ring(events)
+        if self._watching:
+            self._watching.note(events, now_ms, seq)
+
+    def _landed(self, durable_seq: int) -> None:
+        self._watching.landed(durable_seq)
+        self._archive_on_durable(durable_seq)
 
     def _ring(self, events: Sequence[AnyEvent]) -> None:
         """Wake whoever waits for this. They decide at once, and share the sync that this record waits for."""
@@ -187,6 +198,7 @@ class LogLedger:
         state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
         state.evict(self._archive.archived_seq)
         self._state = state
+        self._watching.forget()
 
     async def _archived(self) -> None:
         """For reads of history: durable, and in the archive."""
@@ -222,6 +234,16 @@ class LogLedger:
             return None
         archived = await self._history.lookup(task_id)
         return archived.sender if archived is not None else None
+
+    def watch(self, task_id: TaskId) -> Watch:
+        return self._watching.watch(task_id)
+
+    def on_lost(self, callback: Callable[[TaskId], None]) -> None:
+        self._watching.on_lost(callback)
+
+    async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
+        await self._archived()
+        return await self._history.steps(task_id, after, limit)
 
     async def queue(self, query: QueueQuery) -> Queue:
         await self._archived()

@@ -19,12 +19,14 @@ import msgspec
 
 from covenant.ledger.contract import AuditRecord, Queue, QueueQuery, Shown, TreeNode, UpdateRecord
 from covenant.ledger.log.sql import statement
+from covenant.ledger.log.steps import decode_steps
 from covenant.ledger.log.verify import PAGE_ROWS, Marks, StoredRow, Verification
 from covenant.ledger.machine.view import Archived
 from covenant.model.audit import AuditHead, AuditReport
 from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.result import Result
+from covenant.model.step import Step
 from covenant.model.task import Task
 
 T = TypeVar("T")
@@ -110,6 +112,7 @@ AUDIT_RECENT: Final = {
 SHOW: Final = statement("show")
 LOOKUP: Final = statement("lookup")
 UPDATES: Final = statement("updates")
+STEPS: Final = statement("steps")
 TREE: Final = statement("tree")
 FINISHED: Final = statement("finished")
 AUDIT_BEFORE: Final = statement("audit_before")
@@ -164,6 +167,9 @@ class History:
 
     async def updates(self, task_id: TaskId, after_generation: int, limit: int) -> Sequence[UpdateRecord]:
         return await self._ask(_updates, UPDATES, task_id=task_id, after=after_generation, limit=limit)
+
+    async def steps(self, task_id: TaskId, after_generation: int, limit: int) -> Sequence[Step]:
+        return await self._ask(decode_steps, STEPS, task_id=task_id, after=after_generation, limit=limit)
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         """Level by level, as far as the bounds of depth, number and size reach."""

@@ -147,35 +147,27 @@ def report(decide: Decide, command: Report) -> Reported:
 
 def _say(
     decide: Decide, entry: Entry, command: HolderCommand[Any], update: Update, generation: int, *, update_no: int = 0
-) -> bool:
-    """Whether the task is parked by it."""
+) -> None:
     task_id, lease_id = command.task_id, command.lease_id
     if not isinstance(update, StatusUpdate) or update.state not in _INTERRUPTIONS:
         decide.add(TaskUpdated(task_id, lease_id, generation, update, update_no))
-        return False
+        return
     decide.add(TaskParked(task_id, lease_id, generation, Interruption(update.state), update, update_no))
     if entry.kept:
         # What it asks for was perhaps said already: the next turn will tell.
         decide.add(TurnEnded(task_id, lease_id))
-    return True
 
 
 def advance(decide: Decide, command: Advance) -> Advanced:
-    entry = held(decide, command)
-    generation, artifacts, parked = entry.generation, entry.artifacts, False
-    for said in command.updates:
-        if parked:
-            raise decide.refuse(Invalid("invalid_update", "nothing can be said after an update that parks the task"))
-        update = _normalise(decide, artifacts, said)
-        if isinstance(update, ArtifactUpdate) and update.artifact_id not in artifacts:
-            artifacts |= {update.artifact_id}
+    entry, result = held(decide, command), command.result
+    # Judged before anything is added: what a refusal has added is kept, because it is audit rows.
+    updates = _normalise_all(decide, entry, command)
+    generation = entry.generation
+    for update in updates:
         generation += 1
-        parked = _say(decide, entry, command, update, generation)
-    result = command.result
+        _say(decide, entry, command, update, generation)
     if result is None:
         return Advanced(generation)
-    if parked:
-        raise decide.refuse(Invalid("invalid_update", "a parked task has no result yet"))
     ending = command.ending or ending_of(result)
     goes_on = conclude(decide, entry, result, ending=ending, lease_id=command.lease_id, generation=generation)
     return Advanced(generation + 1, goes_on)
@@ -189,6 +181,24 @@ def _said_before(entry: Entry, command: Report) -> bool:
         and entry.lease.lease_id == command.lease_id
         and entry.lease.leased_to.pubkey == command.holder.pubkey
     )
+
+
+def _normalise_all(decide: Decide, entry: Entry, command: Advance) -> list[Update]:
+    artifacts, parked = entry.artifacts, False
+    updates: list[Update] = []
+    for said in command.updates:
+        if parked:
+            raise decide.refuse(Invalid("invalid_update", "nothing can be said after an update that parks the task"))
+        update = _normalise(decide, artifacts, said)
+        if isinstance(update, ArtifactUpdate):
+            if update.artifact_id not in artifacts:
+                artifacts |= {update.artifact_id}
+        elif isinstance(update, StatusUpdate):
+            parked = update.state in _INTERRUPTIONS
+        updates.append(update)
+    if parked and command.result is not None:
+        raise decide.refuse(Invalid("invalid_update", "a task that waits for its sender has no result yet"))
+    return updates
 
 
 def _normalise(decide: Decide, artifacts: AbstractSet[str], update: Update) -> Update:

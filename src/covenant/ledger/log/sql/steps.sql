@@ -1,0 +1,23 @@
+-- The generations of a task after a given one, in order, with what a watcher sees of each.
+SELECT
+    json_group_array(
+        json_object(
+            'generation', generation,
+            'kind', kind,
+            'ts_ms', ts_ms,
+            'body', json(
+                CASE kind
+                    WHEN 'submitted' THEN (SELECT task FROM requests WHERE task_no = s.task_no)
+                    WHEN 'settled' THEN json_object('ending', ending, 'result', json(result))
+                    ELSE coalesce(body, '{}')
+                END
+            )
+        )
+    )
+FROM (
+    SELECT u.task_no, u.generation, u.kind, u.ts_ms, u.body, t.ending, t.result
+    FROM a2a_tasks AS t CROSS JOIN updates AS u ON u.task_no = t.task_no
+    WHERE t.task_id = :task_id AND u.generation > :after
+    ORDER BY u.generation
+    LIMIT :limit
+) AS s

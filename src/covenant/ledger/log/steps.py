@@ -1,0 +1,52 @@
+"""From a row of the archive to the step that a watcher would have seen live: the two are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.result import Ending, Result
+from covenant.model.step import Began, Continued, Ended, Happening, Started, Step
+from covenant.model.task import Task
+from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+
+
+class StoredStep(msgspec.Struct, frozen=True, gc=False):
+    generation: int
+    kind: str
+    ts_ms: int
+    body: msgspec.Raw
+
+
+class _End(msgspec.Struct, frozen=True, gc=False):
+    ending: Ending
+    result: Result
+
+
+def _decoded(kind: type[Any], made: Callable[[Any], Happening]) -> Callable[[msgspec.Raw], Happening]:
+    decode = msgspec.json.Decoder(kind).decode
+    return lambda body: made(decode(body))
+
+
+def _as_it_is(update: Happening) -> Happening:
+    return update
+
+
+_KINDS: Final[dict[str, Callable[[msgspec.Raw], Happening]]] = {
+    "submitted": _decoded(Task, Began),
+    "working": lambda _: Started(),
+    "status": _decoded(StatusUpdate, _as_it_is),
+    "artifact": _decoded(ArtifactUpdate, _as_it_is),
+    "message": _decoded(MessageUpdate, _as_it_is),
+    "parked": _decoded(StatusUpdate, _as_it_is),
+    "continued": _decoded(MessageUpdate, Continued),
+    "settled": _decoded(_End, lambda end: Ended(end.ending, end.result)),
+}
+
+_rows = msgspec.json.Decoder(tuple[StoredStep, ...]).decode
+
+
+def decode_steps(stored: bytes) -> tuple[Step, ...]:
+    return tuple(Step(row.generation, row.ts_ms, _KINDS[row.kind](row.body)) for row in _rows(stored))

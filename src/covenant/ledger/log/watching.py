@@ -1,0 +1,158 @@
+"""Watching tasks: each durable step is handed to whoever watches its task, in order, once.
+
+A watch begins at once and misses nothing from then on. What happened before is in the archive: begin to watch, read
+the past, then go on with what is newer; generations tell them apart. Steps wait here until their record is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from covenant.ledger.machine.events import (
+    AnyEvent,
+    MessageKept,
+    TaskContinued,
+    TaskEvent,
+    TaskFollowed,
+    TaskLeased,
+    TaskParked,
+    TaskRequeued,
+    TaskSent,
+    TaskSettled,
+    TaskUpdated,
+    TurnEnded,
+)
+from covenant.model.ids import TaskId
+from covenant.model.step import Began, Continued, Ended, Started, Step
+
+KEPT_MAX: Final = 2_048
+"""How many steps wait for a slow reader before it is cut off; it can come back with its cursor."""
+
+
+def step_of(event: TaskEvent, ts_ms: int) -> Step | None:
+    """What a watcher sees of an event; None if nothing."""
+    match event:
+        case TaskUpdated(generation=generation, update=update) | TaskParked(generation=generation, update=update):
+            return Step(generation, ts_ms, update)
+        case TaskSent(task=task, generation=generation) | TaskFollowed(task=task, generation=generation):
+            return Step(generation, ts_ms, Began(task))
+        case TaskLeased(generation=generation) if generation:
+            return Step(generation, ts_ms, Started())
+        case (
+            TaskContinued(generation=generation, message=message) | MessageKept(generation=generation, message=message)
+        ):
+            return Step(generation, ts_ms, Continued(message))
+        case TurnEnded(reply=reply, generation=generation) if reply is not None:
+            return Step(generation, ts_ms, reply)
+        case TaskSettled(result=result, ending=ending, generation=generation):
+            return Step(generation, ts_ms, Ended(ending, result))
+        case _:
+            return None
+
+
+class Watch:
+    """One reader of one task. Used as a context; `next` is for one caller at a time."""
+
+    def __init__(self, watching: Watching, task_id: TaskId) -> None:
+        self._watching = watching
+        self._steps: list[Step] = []
+        self._woken: asyncio.Future[None] | None = None
+        self.task_id = task_id
+        self.cut = False
+        """The reader was too slow, and some steps were dropped."""
+
+    async def next(self, timeout_s: float) -> Sequence[Step]:
+        """The steps since the last call, at least one; none when the time is over."""
+        if not self._steps and not self.cut:
+            loop = asyncio.get_running_loop()
+            self._woken = woken = loop.create_future()
+            timer = loop.call_later(timeout_s, _wake, woken)
+            try:
+                await woken
+            finally:
+                timer.cancel()
+                self._woken = None
+        steps, self._steps = self._steps, []
+        return steps
+
+    def give(self, step: Step) -> None:
+        if self.cut:
+            return
+        if len(self._steps) >= KEPT_MAX:
+            self.cut = True
+        else:
+            self._steps.append(step)
+        if self._woken is not None:
+            _wake(self._woken)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._watching.leave(self)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Watching:
+    """All watches of a ledger, on its loop."""
+
+    def __init__(self) -> None:
+        self._watches: dict[TaskId, list[Watch]] = {}
+        self._waiting: deque[tuple[int, TaskId, Step | None]] = deque()
+        self._lost: Callable[[TaskId], None] | None = None
+
+    def watch(self, task_id: TaskId) -> Watch:
+        watch = Watch(self, task_id)
+        self._watches.setdefault(task_id, []).append(watch)
+        return watch
+
+    def leave(self, watch: Watch) -> None:
+        watches = self._watches.get(watch.task_id)
+        if watches is not None and watch in watches:
+            watches.remove(watch)
+            if not watches:
+                del self._watches[watch.task_id]
+
+    def on_lost(self, callback: Callable[[TaskId], None]) -> None:
+        self._lost = callback
+
+    def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
+        """A record was decided."""
+        watches, waiting = self._watches, self._waiting
+        for event in events:
+            if not isinstance(event, TaskEvent):
+                continue
+            task_id = event.task_id
+            if self._lost is not None and isinstance(event, (TaskSettled, TaskRequeued)):
+                waiting.append((seq, task_id, None))
+            if task_id in watches:
+                step = step_of(event, ts_ms)
+                if step is not None:
+                    waiting.append((seq, task_id, step))
+
+    def landed(self, durable_seq: int) -> None:
+        """Records through this one are durable."""
+        watches, waiting = self._watches, self._waiting
+        while waiting and waiting[0][0] <= durable_seq:
+            _, task_id, step = waiting.popleft()
+            if step is None:
+                assert self._lost is not None
+                self._lost(task_id)
+                continue
+            for watch in watches.get(task_id, ()):
+                watch.give(step)
+
+    def forget(self) -> None:
+        """The disk failed: what was not durable never happened."""
+        self._waiting.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._watches) or self._lost is not None
