@@ -14,7 +14,8 @@ from typing import Literal
 import pytest
 
 from covenant.ledger.log import faults
-from covenant.ledger.log.journal import Journal, MemoryJournal
+from covenant.ledger.log import journal as journal_module
+from covenant.ledger.log.journal import GATHER_TURNS, TRY_AFTER_BATCHES, Journal, MemoryJournal
 from covenant.ledger.log.opening import Opened, open_journal
 from covenant.ledger.log.record import Record, decode_line
 from covenant.ledger.log.segments import RESERVED_BYTES, Cursor, Lines, list_segments, segment_path
@@ -159,6 +160,43 @@ async def test_callers_who_wait_together_share_a_sync(tmp_path: Path, count: int
         # caller a few rounds to be found out as not alone, and to end.
         assert plan.hits["journal.sync"] < appends / count * 2 + 100
     assert on_disk(tmp_path) == list(range(1, appends + 1))
+
+
+async def test_callers_who_come_one_turn_after_another_share_a_batch(tmp_path: Path) -> None:
+    async def caller(journal: Journal, after: int) -> None:
+        journal.append(EVENTS, NOW_MS)
+        following = asyncio.ensure_future(caller(journal, after - 1)) if after else None
+        await journal.wait()
+        if following is not None:
+            await following
+
+    async with journal_in(tmp_path) as journal:
+        await asyncio.wait_for(caller(journal, GATHER_TURNS - 1), 30)
+        assert journal.last_seq == GATHER_TURNS
+        assert journal.batches == 1
+
+
+async def test_the_loop_takes_over_again_when_only_the_thread_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As beside a busy loop, where the thread waits for the interpreter's lock and the disk is quick all the same.
+    monkeypatch.setattr(journal_module, "INLINE_BATCH_S", 0.02)
+    monkeypatch.setattr(journal_module, "TRY_BATCH_S", 10.0)
+    writers: list[int] = []
+
+    class Slow(faults.Plan):
+        def hit(self, step: faults.Step) -> None:
+            if step.name == "journal.sync":
+                writers.append(threading.get_ident())
+                if writers[-1] != threading.main_thread().ident:
+                    threading.Event().wait(0.025)
+
+    async with journal_in(tmp_path) as journal:
+        with faults.armed(Slow()):
+            await callers(journal, 4, each=60)
+    here = [writer == threading.main_thread().ident for writer in writers]
+    assert not any(here[:TRY_AFTER_BATCHES])
+    assert all(here[-10:])
 
 
 async def test_a_caller_who_is_alone_lets_others_come_to_their_turn(tmp_path: Path) -> None:
