@@ -1,0 +1,107 @@
+"""Parts and messages of A2A 1.0, and content: text, raw bytes, a URL or data, each with media type and file name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.update import MessageUpdate
+from covenant.wire.a2a_errors import InvalidParams
+from covenant.wire.protojson import base64_of
+
+ROLES: Final[dict[str | int, str | None]] = {
+    "ROLE_USER": "user",
+    "ROLE_AGENT": "agent",
+    "ROLE_UNSPECIFIED": None,
+    0: None,
+    1: "user",
+    2: "agent",
+}
+_ROLE_NAMES: Final = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
+
+
+class Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """One of the first four is there. Null is a value of `data`, so that its absence is said otherwise."""
+
+    text: str | None = None
+    raw: str | None = None
+    url: str | None = None
+    data: Any = msgspec.UNSET
+    metadata: dict[str, Any] | None = None
+    filename: str | None = None
+    media_type: str | None = None
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):
+    message_id: str | None = None
+    context_id: str | None = None
+    task_id: str | None = None
+    role: str | int | None = None
+    parts: list[Part] | None = None
+    metadata: dict[str, Any] | None = None
+    extensions: list[str] | None = None
+    reference_task_ids: list[str] | None = None
+
+
+def content_of(part: Part, where: str) -> Content:
+    """`where` is the part's place, for a refusal."""
+    media_type, filename = part.media_type or None, part.filename or None
+    if part.text is not None and part.raw is None and part.url is None and not _holds(part.data):
+        return Text(part.text, media_type, filename, part.metadata)
+    given = (part.text is not None) + (part.raw is not None) + (part.url is not None) + _holds(part.data)
+    if given > 1:
+        raise InvalidParams(where, "must have one of text, raw, url and data, not several")
+    if part.raw is not None:
+        blob = base64_of(part.raw, f"{where}.raw")
+        return Resource(Embedded("", media_type, blob=blob), filename, part.metadata)
+    if part.url is not None:
+        if not part.url:
+            raise InvalidParams(f"{where}.url", "is empty")
+        return ResourceLink(part.url, filename or "", media_type, metadata=part.metadata)
+    if part.data is msgspec.UNSET:
+        raise InvalidParams(where, "must have one of text, raw, url and data")
+    return Json(part.data, media_type, filename, part.metadata)
+
+
+def _holds(data: Any) -> bool:
+    """Beside another member, null is the absence it is everywhere else."""
+    return data is not msgspec.UNSET and data is not None
+
+
+def part_of(block: Content) -> Part:
+    if isinstance(block, Text):
+        if block.metadata is None and block.mimeType is None and block.filename is None:
+            return Part(block.text)
+        return Part(block.text, metadata=block.metadata, filename=block.filename, media_type=block.mimeType)
+    match block:
+        case Json(value, media_type, filename, metadata):
+            return Part(data=value, metadata=metadata, filename=filename, media_type=media_type)
+        case ResourceLink(uri=uri, name=name, mimeType=media_type, metadata=metadata):
+            return Part(url=uri, metadata=metadata, filename=name or None, media_type=media_type)
+        case Resource(resource, filename, metadata):
+            if resource.blob is None:
+                return Part(resource.text or "", metadata=metadata, filename=filename, media_type=resource.mimeType)
+            return Part(raw=resource.blob, metadata=metadata, filename=filename, media_type=resource.mimeType)
+        case Image(data, media_type) | Audio(data, media_type):
+            return Part(raw=data, media_type=media_type)
+
+
+def parts_of(content: Iterable[Content]) -> list[Part]:
+    return [part_of(block) for block in content]
+
+
+def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unnamed: str) -> Message:
+    """`unnamed` is the id of a message that came without one."""
+    return Message(
+        message_id=said.message_id or unnamed,
+        context_id=context_id,
+        task_id=task_id,
+        role=_ROLE_NAMES.get(said.role, "ROLE_AGENT"),
+        parts=[part_of(block) for block in said.parts],
+        metadata=said.metadata,
+        extensions=list(said.extensions) or None,
+        reference_task_ids=list(said.reference_task_ids) or None,
+    )
