@@ -22,11 +22,13 @@ from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.view import Limits
 from covenant.model.audit import AuditReport
+from covenant.model.constitution import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.result import Result
 from covenant.model.step import Step
 from covenant.model.task import Task
+from covenant.model.tenant import Tenant
 
 A = TypeVar("A")
 
@@ -211,6 +213,19 @@ class Ledger(Protocol):
 
     def enrolled(self, agent: AgentId) -> AgentId | None:
         """The live identity with this display or this key, if there is one; equal to `agent` if both agree."""
+
+    def tenant(self, name: str) -> Tenant | None: ...
+    def tenant_of(self, token_sha256: str) -> Tenant | None:
+        """Whose token this is now. Costs a dictionary look-up, as does each of these three."""
+
+    def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
+        """An agent that is stored for the tenant."""
+
+    async def tenants(self) -> Sequence[Tenant]:
+        """The oldest first."""
+
+    async def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
+        """Those stored for the tenant, the oldest first."""
 
     async def identities(self) -> Sequence[Identity]: ...
     async def grants(self) -> Sequence[Grant]: ...

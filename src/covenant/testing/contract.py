@@ -20,6 +20,7 @@ from covenant.testing.sending import SendingSuite
 from covenant.testing.settling import SettlingSuite
 from covenant.testing.sharing import SharingSuite
 from covenant.testing.surviving import SurvivingSuite
+from covenant.testing.tenanting import TenantingSuite, TenantKeepingSuite
 from covenant.testing.viewing import ViewingSuite
 from covenant.testing.watching import WatchingSuite
 
@@ -32,6 +33,7 @@ class LedgerContract(
     ReportingSuite,
     RepairingSuite,
     AllowingSuite,
+    TenantingSuite,
     ExpiringSuite,
     ViewingSuite,
     WatchingSuite,
@@ -39,5 +41,5 @@ class LedgerContract(
     """What every engine promises, in memory too."""
 
 
-class DurableLedgerContract(SurvivingSuite, CompactingSuite, LedgerContract):
+class DurableLedgerContract(SurvivingSuite, CompactingSuite, TenantKeepingSuite, LedgerContract):
     """What an engine promises besides when its facts outlive the process."""

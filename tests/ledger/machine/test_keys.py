@@ -12,16 +12,19 @@ import pytest
 
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine import commands as c
+from covenant.ledger.machine import tenant_commands as t
 from covenant.ledger.machine.decide import _DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered, View
 from covenant.model.audit import AuditHead
+from covenant.model.constitution import CatalogueAgent, Constitution
 from covenant.model.errors import Refusal
 from covenant.model.grant import COMPACT_ACTION, REQUEUE_ACTION, Grant, Identity, send_actions
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
 from covenant.model.task import CacheKey, Task, cache_key, fingerprint
+from covenant.model.tenant import Tenant, TenantLimits
 from covenant.model.update import MessageUpdate, StatusUpdate
 from covenant.testing.cast import (
     ALICE,
@@ -160,6 +163,22 @@ class Recording:
         self._need(("grants",))
         return self._state.grants_revoked_before(before_ms)
 
+    def tenant(self, name: str) -> Tenant | None:
+        self._need(("tenant", name))
+        return self._state.tenant(name)
+
+    def tenant_count(self) -> int:
+        self._need(("tenants",))
+        return self._state.tenant_count()
+
+    def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
+        self._need(("catalogue", tenant))
+        return self._state.agent(tenant, agent_id)
+
+    def agent_count(self, tenant: str) -> int:
+        self._need(("catalogue", tenant))
+        return self._state.agent_count(tenant)
+
 
 class Watched(Pure):
     """Decides every command through a recording view, and remembers which kinds were tried."""
@@ -297,6 +316,19 @@ def register_commands() -> list[c.Command[Any]]:
     ]
 
 
+def tenant_commands() -> list[c.Command[Any]]:
+    constitution = Constitution(id="bob")
+    return [
+        t.PutAgent(by=OPERATOR, tenant="here", constitution=constitution, identity=BOB),
+        t.AddTenant(by=OPERATOR, tenant=Tenant(name="here", token_sha256="1")),
+        t.PutAgent(by=OPERATOR, tenant="here", constitution=constitution, identity=BOB),
+        t.PutAgent(by=OPERATOR, tenant="here", constitution=constitution, identity=BOB, replace=True),
+        t.RemoveAgent(by=OPERATOR, tenant="here", agent_id="bob"),
+        t.ChangeTenant(by=OPERATOR, name="here", disabled=True, limits=TenantLimits(burst=1)),
+        t.RotateTenant(by=OPERATOR, name="here", token_sha256="2", token_prefix="atr_2"),
+    ]
+
+
 @pytest.mark.parametrize(("place", "pure"), everywhere(), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_decision_about_tasks_reads_and_changes_only_what_its_command_names(place: str, pure: Watched) -> None:
     state = msgspec.json.encode(list(pure.state.entries.values()))
@@ -307,16 +339,16 @@ def test_a_decision_about_tasks_reads_and_changes_only_what_its_command_names(pl
         fresh.attempt(command)
 
 
-def test_a_decision_about_identities_and_grants_reads_only_what_its_command_names() -> None:
+def test_a_decision_about_identities_grants_and_tenants_reads_only_what_its_command_names() -> None:
     pure = Watched()
-    for command in register_commands():
+    for command in [*register_commands(), *tenant_commands()]:
         pure.attempt(command)
         pure.attempt(command)
 
 
 def test_every_command_there_is_was_tried() -> None:
     pure = Watched()
-    for command in [*task_commands(), *register_commands()]:
+    for command in [*task_commands(), *register_commands(), *tenant_commands()]:
         pure.attempt(command)
     assert pure.tried == set(_DECISIONS)
 

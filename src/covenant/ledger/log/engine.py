@@ -36,12 +36,14 @@ from covenant.ledger.machine.events import AnyEvent, TaskEvent
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
 from covenant.model.audit import AuditHead, AuditReport
+from covenant.model.constitution import CatalogueAgent
 from covenant.model.errors import OverLimit, storage_failed
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.result import Result
 from covenant.model.step import Step
 from covenant.model.task import Task
+from covenant.model.tenant import Tenant
 
 A = TypeVar("A")
 
@@ -270,6 +272,23 @@ class LogLedger:
 
     def enrolled(self, agent: AgentId) -> AgentId | None:
         return self._state.enrolled(agent)
+
+    def tenant(self, name: str) -> Tenant | None:
+        return self._state.tenants.get(name)
+
+    def tenant_of(self, token_sha256: str) -> Tenant | None:
+        return self._state.tenants_by_token.get(token_sha256)
+
+    def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
+        return self._state.agent(tenant, agent_id)
+
+    async def tenants(self) -> Sequence[Tenant]:
+        await self.durable()
+        return tuple(self._state.tenants.values())
+
+    async def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
+        await self.durable()
+        return tuple(self._state.stored_agents.get(tenant, {}).values())
 
     async def identities(self) -> Sequence[Identity]:
         await self.durable()

@@ -1,4 +1,4 @@
-"""Identities, grants and the audit's head in memory: what every request asks before anything else."""
+"""Identities, grants, tenants, stored agents and the audit's head: what every request asks before anything else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from covenant.ledger.machine.events import (
+    AgentPut,
+    AgentRemoved,
     AnyEvent,
     Audited,
     AuditPurged,
@@ -17,10 +19,13 @@ from covenant.ledger.machine.events import (
     IdentitiesPurged,
     IdentityEnrolled,
     IdentityRevoked,
+    TenantPut,
 )
 from covenant.model.audit import GENESIS, AuditHead
+from covenant.model.constitution import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
+from covenant.model.tenant import Tenant
 
 replace = msgspec.structs.replace
 
@@ -32,6 +37,11 @@ class Registers:
         """Where the chain begins since the last purge."""
         self.identities_by_token: dict[str, Identity] = {}
         self.grants_by_signature: dict[str, Grant] = {}
+        self.tenants: dict[str, Tenant] = {}
+        """By name, the oldest first."""
+        self.tenants_by_token: dict[str, Tenant] = {}
+        self.stored_agents: dict[str, dict[str, CatalogueAgent]] = {}
+        """By tenant and id, the oldest of a tenant first."""
         self._live: dict[str, Identity] = {}
         """Live identities by display, and by key: neither is held by two."""
         self._granted: dict[tuple[PublicKey, str], tuple[Grant, ...]] = {}
@@ -59,6 +69,12 @@ class Registers:
                 for identity in list(self.identities_by_token.values()):
                     if _ended_before(identity.revoked_at_ms, before_ms):
                         del self.identities_by_token[identity.token_sha256]
+            case TenantPut(tenant):
+                self.put_tenant(tenant)
+            case AgentPut(agent):
+                self.put_agent(agent)
+            case AgentRemoved(owner, agent_id):
+                del self.stored_agents[owner][agent_id]
             case AuditPurged(through, anchor_hash):
                 self.audit_anchor = AuditHead(through, anchor_hash)
             case _:
@@ -72,6 +88,17 @@ class Registers:
         elif self._live.get(agent.pubkey, identity).token_sha256 == identity.token_sha256:
             self._live.pop(agent.display, None)
             self._live.pop(agent.pubkey, None)
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        old = self.tenants.get(tenant.name)
+        if old is not None:
+            self.tenants_by_token.pop(old.token_sha256, None)
+        self.tenants[tenant.name] = tenant
+        if tenant.token_sha256:
+            self.tenants_by_token[tenant.token_sha256] = tenant
+
+    def put_agent(self, agent: CatalogueAgent) -> None:
+        self.stored_agents.setdefault(agent.tenant, {})[agent.id] = agent
 
     def put_grant(self, grant: Grant) -> None:
         self._put_grant(grant)
@@ -108,6 +135,19 @@ class Registers:
     def enrolled(self, agent: AgentId) -> AgentId | None:
         identity = self._live.get(agent.display) or self._live.get(agent.pubkey)
         return identity.agent if identity is not None else None
+
+    def tenant(self, name: str) -> Tenant | None:
+        return self.tenants.get(name)
+
+    def tenant_count(self) -> int:
+        return len(self.tenants)
+
+    def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
+        stored = self.stored_agents.get(tenant)
+        return stored.get(agent_id) if stored is not None else None
+
+    def agent_count(self, tenant: str) -> int:
+        return len(self.stored_agents.get(tenant, ()))
 
     def identities_revoked_before(self, before_ms: int) -> int:
         return sum(_ended_before(i.revoked_at_ms, before_ms) for i in self.identities_by_token.values())

@@ -20,10 +20,12 @@ from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.view import Cached, Remembered
 from covenant.model.audit import AuditHead
+from covenant.model.constitution import CatalogueAgent
 from covenant.model.errors import Damaged
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import PublicKey
 from covenant.model.task import CacheKey
+from covenant.model.tenant import Tenant
 
 PREFIX: Final = "snapshot-"
 BUFFER_BYTES: Final = 1 << 20
@@ -52,6 +54,14 @@ class GrantLine(_Line, frozen=True, gc=False, tag="grant"):
     grant: Grant
 
 
+class TenantLine(_Line, frozen=True, gc=False, tag="tenant"):
+    tenant: Tenant
+
+
+class AgentLine(_Line, frozen=True, gc=False, tag="agent"):
+    agent: CatalogueAgent
+
+
 class CacheLine(_Line, frozen=True, gc=False, tag="cached"):
     key: CacheKey
     cached: Cached
@@ -69,7 +79,7 @@ class End(_Line, frozen=True, gc=False, tag="end"):
     sha256: str
 
 
-Line = Head | EntryLine | IdentityLine | GrantLine | CacheLine | RequestLine | End
+Line = Head | EntryLine | IdentityLine | GrantLine | TenantLine | AgentLine | CacheLine | RequestLine | End
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Line).decode
@@ -146,6 +156,10 @@ def _restore(state: LedgerState, line: Line) -> None:
             state.put_identity(identity)
         case GrantLine(grant):
             state.put_grant(grant)
+        case TenantLine(tenant):
+            state.put_tenant(tenant)
+        case AgentLine(agent):
+            state.put_agent(agent)
         case Head():
             state.audit_head, state.audit_anchor = line.audit_head, line.audit_anchor
         case End():
@@ -169,6 +183,11 @@ def _contents(seq: int, state: LedgerState) -> Iterator[Line]:
         yield IdentityLine(identity)
     for grant in state.grants_by_signature.values():
         yield GrantLine(grant)
+    for tenant in state.tenants.values():
+        yield TenantLine(tenant)
+    for stored in state.stored_agents.values():
+        for agent in stored.values():
+            yield AgentLine(agent)
     for key, cached in state.cache.items():
         yield CacheLine(key, cached)
     for (verb, holder, request_id), remembered in state.requests.items():

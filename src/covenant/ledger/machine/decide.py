@@ -7,7 +7,16 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from covenant.ledger.machine import commands, leasing, registering, repairing, sending, settling
+from covenant.ledger.machine import (
+    commands,
+    leasing,
+    registering,
+    repairing,
+    sending,
+    settling,
+    tenant_commands,
+    tenanting,
+)
 from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.decision import Decide, NewId
 from covenant.ledger.machine.events import AnyEvent
@@ -37,6 +46,11 @@ _DECISIONS: Final[dict[type[Any], Callable[[Decide, Any], Any]]] = {
     commands.MakeGrant: registering.make_grant,
     commands.RevokeGrant: registering.revoke_grant,
     commands.PurgeGrants: registering.purge_grants,
+    tenant_commands.AddTenant: tenanting.add_tenant,
+    tenant_commands.ChangeTenant: tenanting.change_tenant,
+    tenant_commands.RotateTenant: tenanting.rotate_tenant,
+    tenant_commands.PutAgent: tenanting.put_agent,
+    tenant_commands.RemoveAgent: tenanting.remove_agent,
     commands.PurgeAudit: registering.purge_audit,
     commands.Note: registering.note,
 }

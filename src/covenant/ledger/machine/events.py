@@ -9,12 +9,14 @@ from __future__ import annotations
 import msgspec
 
 from covenant.ledger.machine.states import Cause
+from covenant.model.constitution import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.repair import Posture
 from covenant.model.result import Ending, Result
 from covenant.model.task import Task
+from covenant.model.tenant import Tenant
 from covenant.model.update import Interruption, MessageUpdate, Update
 
 
@@ -169,6 +171,23 @@ class GrantsPurged(Event, frozen=True, gc=False, tag="grants_purged"):
     before_ms: int
 
 
+class TenantPut(Event, frozen=True, gc=False, tag="tenant_put"):
+    """The tenant as it is from here on."""
+
+    tenant: Tenant
+
+
+class AgentPut(Event, frozen=True, gc=False, tag="agent_put"):
+    """The stored agent as it is from here on."""
+
+    agent: CatalogueAgent
+
+
+class AgentRemoved(Event, frozen=True, gc=False, tag="agent_removed"):
+    tenant: str
+    agent_id: str
+
+
 class Audited(Event, frozen=True, gc=False, tag="audited"):
     """`row` is the row's exact text, because the chain is taken over its bytes."""
 
@@ -209,6 +228,9 @@ AnyEvent = (
     | GrantUsed
     | GrantRevoked
     | GrantsPurged
+    | TenantPut
+    | AgentPut
+    | AgentRemoved
     | Audited
     | AuditPurged
 )

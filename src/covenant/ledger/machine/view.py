@@ -10,10 +10,12 @@ import msgspec
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import Cause
 from covenant.model.audit import AuditHead
+from covenant.model.constitution import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.result import Ending, Result
 from covenant.model.task import CacheKey
+from covenant.model.tenant import Tenant
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -32,6 +34,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     cache_entries_max: int = 100_000
     cache_age_ms_max: int = 7 * 24 * 3_600_000
     requests_remembered_max: int = 65_536
+    tenants_max: int = 10_000
+    agents_per_tenant_max: int = 1_000
     retention_ms: int = 30 * 24 * 3_600_000
     """How long a result waits for a sender that never drains."""
 
@@ -106,3 +110,9 @@ class View(Protocol):
 
     def identities_revoked_before(self, before_ms: int) -> int: ...
     def grants_revoked_before(self, before_ms: int) -> int: ...
+    def tenant(self, name: str) -> Tenant | None: ...
+    def tenant_count(self) -> int: ...
+    def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
+        """A stored one."""
+
+    def agent_count(self, tenant: str) -> int: ...
