@@ -21,19 +21,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from covenant.exchange.mailbox import MailboxLimits, check_repair, check_task
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
 from covenant.ledger.log.homes import memory_ledger, open_ledger
 from covenant.ledger.log.journal import Durability
 from covenant.ledger.machine.commands import Accept, Accepted, Drain, LeasedTask, Repair, Settle, Settled, Take
 from covenant.model.content import Content
-from covenant.model.errors import Invalid, NotFound, TooLarge
+from covenant.model.errors import NotFound
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
 from covenant.model.repair import RepairCommand, RepairOutcome
 from covenant.model.result import Result
-from covenant.model.task import Task, fingerprint
+from covenant.model.task import Task
 from covenant.wire.decoding import NESTING_MAX, deeper_than, too_deep
 
-TASK_BYTES_MAX: Final = 1024 * 1024
+LIMITS: Final = MailboxLimits()
 WAIT_MS: Final = 60_000
 
 
@@ -86,12 +87,8 @@ class Mailbox:
         )
 
     async def send_task(self, task: Task) -> Accepted:
-        if not task.intent_text.strip():
-            raise Invalid("invalid_task", "invalid task: intent_text must not be empty")
         _check_depth(task.parts)
-        digest, size = fingerprint(task)
-        if size > TASK_BYTES_MAX:
-            raise TooLarge("task_too_large", f"the task has {size} bytes; the limit is {TASK_BYTES_MAX}")
+        digest = check_task(task, LIMITS.task_bytes_max)
         return await self._ledger.commit(Accept(task=task, digest=digest))
 
     async def recv_task(self) -> Task:
@@ -113,8 +110,7 @@ class Mailbox:
         return (await self._ledger.queue(QueueQuery(limit=limit))).tasks
 
     async def repair_task(self, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
-        if not reason.strip():
-            raise Invalid("invalid_reason", "invalid repair request: reason must not be empty")
+        check_repair(command, reason)
         entry = await self._ledger.entry(task_id)
         if entry is None:
             raise NotFound("unknown_task", f"task {task_id} is not known here")

@@ -1,14 +1,18 @@
 """A process that uses the library trusts itself: it settles as whoever has the lease, in one durable step."""
 
 from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
 
+import msgspec
 import pytest
 
-from covenant import AgentId, Mailbox, Requeue, Result, Task
-from covenant.model.errors import Conflict, NotFound
+from covenant import AgentId, ForceError, Idempotency, Mailbox, Requeue, Result, Task
+from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.repair import Posture
 from covenant.model.result import ResultStatus
+from covenant.model.task import DuplicateSafety
 
 ALICE = AgentId("alice@host", PublicKey("1" * 31 + "2"))
 BOB = AgentId("bob@host", PublicKey("1" * 31 + "3"))
@@ -60,6 +64,32 @@ async def test_a_task_that_was_leased_twice_wants_its_lease_named(mailbox: Mailb
         await mailbox.send_result(RESULT)
     await mailbox.send_result(RESULT, second.lease.lease_id)
     assert await mailbox.recv_result() == RESULT
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"intent_text": " "}, "invalid_task"),
+        ({"task_kind": " "}, "invalid_task"),
+        ({"idempotency": Idempotency(DuplicateSafety.IDEMPOTENT, " ")}, "invalid_task"),
+        ({"deadline_ms": 1}, "deadline_past"),
+        ({"intent_text": "x" * 2_000_000}, "task_too_large"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+async def test_a_task_is_checked_as_a_door_would(mailbox: Mailbox, change: dict[str, Any], code: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        await mailbox.send_task(msgspec.structs.replace(TASK, id=TaskId(str(uuid4())), **change))
+    assert refused.value.code == code
+    assert [entry.task.id for entry in await mailbox.task_queue(10)] == [TASK.id]
+
+
+async def test_a_repair_is_checked_as_a_door_would(mailbox: Mailbox) -> None:
+    await mailbox.recv_task()
+    for command, reason in ((Requeue(Posture.IDEMPOTENT), " "), (ForceError(" "), "it hangs")):
+        with pytest.raises(Invalid):
+            await mailbox.repair_task(TASK.id, command, reason)
+    assert [entry.state for entry in await mailbox.task_queue(10)] == ["in_flight"]
 
 
 async def test_a_result_for_a_task_that_is_not_known_is_refused(mailbox: Mailbox) -> None:

@@ -264,9 +264,7 @@ class MailboxExchange:
         return await self._ledger.tree(root, principal.viewer)
 
     async def repair(self, principal: Principal, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
-        check_reason(reason, "repair")
-        if isinstance(command, ForceError) and not command.message.strip():
-            raise Invalid("invalid_repair", "invalid repair request: force_error message must not be empty")
+        check_repair(command, reason)
         entry = await self._ledger.entry(task_id)
         peer = None
         if entry is not None:
@@ -351,6 +349,12 @@ def check_reason(reason: str, what: str) -> str:
     if len(reason) > REASON_LENGTH_MAX:
         raise Invalid("invalid_reason", f"reason must have at most {REASON_LENGTH_MAX} characters")
     return reason
+
+
+def check_repair(command: RepairCommand, reason: str) -> None:
+    check_reason(reason, "repair")
+    if isinstance(command, ForceError) and not command.message.strip():
+        raise Invalid("invalid_repair", "invalid repair request: force_error message must not be empty")
 
 
 def check_request_id(request_id: str | None) -> None:
