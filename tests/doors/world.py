@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from covenant.daemon.operator import admit_operator
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.ipc.server import IpcServer
 from covenant.doors.metrics import Meter
@@ -25,11 +26,9 @@ from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry, operator_agent
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.machine.commands import Enroll
 from covenant.ledger.machine.view import Limits
-from covenant.model.grant import Identity
 from covenant.model.ids import AgentId
-from covenant.seal.keys import TOKEN_PREFIX_LENGTH, new_private_key, new_token, token_hash
+from covenant.seal.keys import new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
 
 T = TypeVar("T")
@@ -149,8 +148,8 @@ async def _open_doors(
 ) -> AsyncIterator[World]:
     key, token = new_private_key(), new_token()
     operator = operator_agent("operator@test", key)
-    await _admit(ledger, operator, token)
     saved: list[str] = []
+    await admit_operator(ledger, operator, token, saved.append)
     doorkeeper = Doorkeeper(ledger, operator)
     exchange = MailboxExchange(ledger, operator, limits)
     registry = Registry(ledger, doorkeeper, operator, key, saved.append)
@@ -190,17 +189,6 @@ async def _open_doors(
         finally:
             waits.stop()
             await ipc.stop()
-
-
-async def _admit(ledger: Ledger, operator: AgentId, token: str) -> None:
-    identity = Identity(
-        agent=operator,
-        token_sha256=token_hash(token),
-        token_prefix=token[:TOKEN_PREFIX_LENGTH],
-        registered_at_ms=ledger.now_ms(),
-        operator=True,
-    )
-    await ledger.commit(Enroll(by=operator, identity=identity))
 
 
 @asynccontextmanager

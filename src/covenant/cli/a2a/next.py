@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from covenant.cli.a2a.taking import take
 from covenant.cli.calling import Call, calls
-from covenant.cli.connection import ANSWER_S
 from covenant.cli.output import put, say, shape
 
 
@@ -15,19 +17,12 @@ from covenant.cli.output import put, say, shape
 @click.option("--all", "everyone", is_flag=True, help="The oldest of all recipients (operator only).")
 @click.option("--request-id", help="Repeat with the same one if the answer was lost: it gives the same leases again.")
 @calls
-def command(call: Call, *, wait_ms: int | None, count: int | None, everyone: bool, request_id: str | None) -> None:
+def command(call: Call, **given: Any) -> None:
     """Lease the next task that is queued for the caller.
 
     A lease never expires: answer it with `covenant a2a respond`.
     """
-    answer = call.ask(
-        "try_recv_a2a_task",
-        within_s=ANSWER_S + (wait_ms or 0) / 1000,
-        wait_ms=wait_ms,
-        max=count,
-        request_id=request_id,
-        scope="all" if everyone else None,
-    )
+    answer = take(call, "try_recv_a2a_task", **given)
     if call.answer(answer):
         return
     if answer["task"] is None:

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from covenant.cli.a2a.queue import summary
+from covenant.cli.a2a.taking import take
 from covenant.cli.calling import Call, calls
-from covenant.cli.connection import ANSWER_S
 from covenant.cli.output import brief, console, put, say, shape, table
 
 
@@ -33,7 +33,7 @@ def command(call: Call, *, drain: bool, recent: bool, limit: int | None, **given
     if drain:
         if limit is not None:
             raise click.UsageError("--limit belongs to --recent; with --next say --max")
-        _drain(call, **given)
+        _drain(call, given)
         return
     if any(value for value in given.values()):
         raise click.UsageError("--wait-ms, --max, --all and --request-id belong to --next")
@@ -53,15 +53,8 @@ def _style(result: dict[str, Any]) -> str:
     return "red" if result["status"] == "error" else ""
 
 
-def _drain(call: Call, *, wait_ms: int | None, count: int | None, everyone: bool, request_id: str | None) -> None:
-    answer = call.ask(
-        "try_recv_a2a_result",
-        within_s=ANSWER_S + (wait_ms or 0) / 1000,
-        wait_ms=wait_ms,
-        max=count,
-        request_id=request_id,
-        scope="all" if everyone else None,
-    )
+def _drain(call: Call, given: dict[str, Any]) -> None:
+    answer = take(call, "try_recv_a2a_result", **given)
     if call.answer(answer):
         return
     if answer["result"] is None:
