@@ -92,9 +92,9 @@ class Folder:
         "_history",
         "_message",
         "_result",
-        "_state",
         "_task",
         "generation",
+        "state",
         "updated_at_ms",
     )
 
@@ -102,7 +102,7 @@ class Folder:
         self.generation = 0
         self.updated_at_ms = 0
         self._task: Task | None = None
-        self._state = TaskState.SUBMITTED
+        self.state = TaskState.SUBMITTED
         self._created_at_ms = 0
         self._message: MessageUpdate | None = None
         self._history: list[MessageUpdate] = []
@@ -125,17 +125,17 @@ class Folder:
                 self._created_at_ms = step.ts_ms
                 self._history.append(first_message(task))
             case Started():
-                self._state = TaskState.WORKING
+                self.state = TaskState.WORKING
             case StatusUpdate(state=state):
-                self._state = TaskState(state)
+                self.state = TaskState(state)
                 self._message = self._said(what, step.generation)
-                if self._message is not None and self._state.waits:
+                if self._message is not None and self.state.waits:
                     self._history.append(self._message)
             case Continued(message):
-                self._state, self._message = TaskState.WORKING, None
+                self.state, self._message = TaskState.WORKING, None
                 self._history.append(message)
             case Ended(ending, result):
-                self._state, self._result = TaskState(ending.value), result
+                self.state, self._result = TaskState(ending.value), result
                 self._message = final_message(result, ending)
                 if self._message is not None:
                     self._history.append(self._message)
@@ -156,7 +156,7 @@ class Folder:
             return None
         return TaskView(
             task=self._task,
-            state=self._state,
+            state=self.state,
             generation=self.generation,
             created_at_ms=self._created_at_ms,
             updated_at_ms=self.updated_at_ms,

@@ -52,6 +52,8 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     reference_task_ids: tuple[str, ...] = ()
     output_modes: tuple[str, ...] = ()
     """The media types that the sender can take; none named means any."""
+    request_metadata: dict[str, Any] | None = None
+    """What was said about the request, and not about its message."""
 
 
 class CacheKey(msgspec.Struct, frozen=True, gc=False):

@@ -223,12 +223,13 @@ class Settle(TaskCommand[Settled], frozen=True, gc=False, kw_only=True):
 
 
 class Canceled(msgspec.Struct, frozen=True, gc=False):
-    """`ending` tells who won where a cancel and a result race."""
+    """`ending` tells who won where a cancel and a result race; `before`, that it had ended before this was asked."""
 
     task_id: TaskId
     ending: Ending
     result: Result
     canceled: bool
+    before: bool = False
 
 
 class Cancel(TaskCommand[Canceled], frozen=True, gc=False, kw_only=True):

@@ -181,13 +181,13 @@ def cancel(decide: Decide, command: Cancel) -> Canceled:
     if entry is None:
         raise decide.refuse(unknown(task_id))
     if isinstance(entry, Archived):
-        return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED)
+        return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED, before=True)
     if command.viewer is not None and command.viewer != entry.task.sender.pubkey:
         raise decide.refuse(Forbidden("not_sender", f"only the sender of task {task_id} may cancel it"))
     if entry.finished:
         assert entry.ending is not None
         assert entry.result is not None
-        return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED)
+        return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED, before=True)
     result = error_result(task_id, f"canceled: {command.reason}")
     end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=command.reason)
     return Canceled(task_id, Ending.CANCELED, result, True)

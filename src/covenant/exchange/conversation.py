@@ -1,0 +1,252 @@
+"""The A2A verbs for a tenant's caller at one agent: send, stream, subscribe, get, list, cancel.
+
+Whichever dialect and binding a client came by, it ends up here. Everything is scoped to the tenant and the agent
+first: a task of another is not found. A caller that goes away ends nothing; a task that was accepted goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Final
+
+import msgspec
+
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.hands import Hands
+from covenant.exchange.messages import (
+    Declared,
+    check_message,
+    check_size,
+    declared,
+    first_task,
+    id_of_key,
+    next_message,
+)
+from covenant.exchange.streams import KEEP_ALIVE_S, Stream
+from covenant.exchange.tenancy import Caller
+from covenant.exchange.views import Views, known_id
+from covenant.ledger.contract import Ledger, Watch
+from covenant.ledger.machine.commands import Accept, Cancel, Continue
+from covenant.model.asking import CancelTask, GetTask, SendMessage, Subscribe
+from covenant.model.constitution import CatalogueAgent
+from covenant.model.errors import Conflict, Invalid, Refusal
+from covenant.model.folding import Folder, TaskState, TaskView
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.step import Began, Started, Step
+from covenant.model.task import Task, fingerprint
+
+REPLY_S: Final = 0.01
+"""How long the first frame of a stream waits to see whether the whole answer is a bare message."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ConversationLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    message_bytes_max: int = 1024 * 1024
+    blocking_ms_max: int = 10 * 60_000
+    """After this long a blocking send answers with the task as it is; the task goes on."""
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Who asks, at which agent, and what came beside the request."""
+
+    caller: Caller
+    agent: CatalogueAgent
+    extensions: tuple[str, ...] = ()
+    idempotency_key: str | None = None
+
+
+class _Said(msgspec.Struct, frozen=True, gc=False):
+    """A message that is durable. `from_watch`: the watch tells the task from its first step on.
+
+    Otherwise the past is to be read, and `through` is as far as it matters.
+    """
+
+    watch: Watch
+    task_id: TaskId
+    from_watch: bool = False
+    through: int | None = None
+
+
+class Conversations:
+    def __init__(
+        self,
+        ledger: Ledger,
+        catalogue: Catalogue,
+        hands: Hands,
+        new_id: Callable[[], str],
+        limits: ConversationLimits,
+    ) -> None:
+        self._ledger = ledger
+        self._catalogue = catalogue
+        self._hands = hands
+        self._new_id = new_id
+        self._views = Views(ledger)
+        self.limits = limits
+
+    async def send(self, ask: Ask, sent: SendMessage) -> TaskView:
+        """The task when it has ended or waits for its sender; as soon as it is accepted, if it should not block."""
+        with ExitStack() as stack:
+            said = await self._say(stack, ask, sent)
+            folder = Folder()
+            if said.from_watch:
+                _add(folder, await said.watch.next(KEEP_ALIVE_S))
+            else:
+                folder = await self._views.past(said.task_id, said.through)
+            return await self._settled(said.watch, folder) if sent.blocking else _viewed(folder)
+
+    async def stream(self, ask: Ask, sent: SendMessage) -> Stream:
+        """Ends with the task, or when it waits for its sender."""
+        with ExitStack() as stack:
+            said = await self._say(stack, ask, sent)
+            folder, steps = Folder(), None
+            if said.from_watch:
+                first, *steps = await self._opening(said.watch)
+                folder.add(first)
+            else:
+                folder = await self._views.past(said.task_id, said.through or 1)
+            stream = Stream(self._ledger, said.watch, _viewed(folder), backlog=steps, ends_when_parked=True)
+            stack.pop_all()
+            return stream
+
+    async def subscribe(self, ask: Ask, asked: Subscribe, *, from_start: bool, finished: bool) -> Stream:
+        """`from_start`: without a cursor, begin at the first step. `finished`: one that has ended may be replayed."""
+        task_id, me = known_id(asked.task_id), self._identity(ask)
+        with ExitStack() as stack:
+            watch = stack.enter_context(self._ledger.watch(task_id))
+            now = await self._views.get(task_id, me.pubkey)
+            if now.state.terminal and asked.after is None and not finished:
+                raise Conflict("unsupported_operation", f"task {task_id} has ended; read it with GetTask")
+            through = asked.after
+            if through is None:
+                through = 1 if from_start else now.generation
+            if not 0 <= through <= now.generation:
+                raise Invalid(
+                    "invalid_params", f"task {task_id} has come to generation {now.generation}, not {through}"
+                )
+            first = now
+            if through < now.generation:
+                first = _viewed(await self._views.past(task_id, max(1, through)))
+            stack.pop_all()
+            return Stream(self._ledger, watch, first, ends_when_parked=False)
+
+    async def get(self, ask: Ask, asked: GetTask) -> TaskView:
+        return await self._views.get(known_id(asked.task_id), self._identity(ask).pubkey)
+
+    async def cancel(self, ask: Ask, asked: CancelTask) -> TaskView:
+        task_id, me = known_id(asked.task_id), self._identity(ask)
+        canceled = await self._ledger.commit(
+            Cancel(
+                task_id=task_id,
+                recipient=me.pubkey,
+                by=self._catalogue.client(ask.agent.tenant),
+                reason=f"by {ask.caller.name}",
+            )
+        )
+        if canceled.before:
+            raise Conflict("not_cancelable", f"task {task_id} has ended already: it is {canceled.ending}")
+        return await self._views.get(task_id, me.pubkey)
+
+    def _identity(self, ask: Ask) -> AgentId:
+        return self._catalogue.identity(ask.agent.tenant, ask.agent.id)
+
+    # Saying something: a new task, or the next message of one.
+
+    async def _say(self, stack: ExitStack, ask: Ask, sent: SendMessage) -> _Said:
+        """Make it durable, and watch what follows."""
+        check_message(sent.message, ask.agent, ask.extensions)
+        said = declared(sent, ask.idempotency_key)
+        if sent.message.task_id is not None:
+            return await self._continue(stack, ask, sent, said)
+        task_id = TaskId(self._new_id()) if said is None else id_of_key(ask.caller, ask.agent.id, said.key)
+        sender = self._catalogue.client(ask.agent.tenant)
+        task = first_task(sent, ask.agent, task_id, sender=sender, recipient=self._identity(ask), said=said)
+        watch = stack.enter_context(self._ledger.watch(task_id))
+        return _Said(watch, task_id, from_watch=not await self._accept(task))
+
+    async def _accept(self, task: Task) -> bool:
+        """Whether it was known already."""
+        digest, size = fingerprint(task)
+        check_size(size, self.limits.message_bytes_max)
+        slot = self._hands.reserve(task.recipient.pubkey)
+        started = False
+        try:
+            accepted = await self._ledger.commit(
+                Accept(task=task, digest=digest, starter=None if slot is None else slot.starter)
+            )
+            if slot is not None and accepted.leased is not None:
+                slot.start(accepted.leased)
+                started = True
+        except Refusal as refusal:
+            if refusal.code == "duplicate_task_id":
+                message = "this Idempotency-Key was used for another message; use a new key for new work"
+                raise Conflict("idempotency_key_reused", message) from None
+            raise
+        finally:
+            if slot is not None and not started:
+                slot.give_back()
+        return accepted.duplicate
+
+    async def _continue(self, stack: ExitStack, ask: Ask, sent: SendMessage, said: Declared | None) -> _Said:
+        message = sent.message
+        assert message.task_id is not None
+        task_id, me = known_id(message.task_id), self._identity(ask)
+        update = next_message(message)
+        check_size(len(_encode(update)), self.limits.message_bytes_max)
+        watch = stack.enter_context(self._ledger.watch(task_id))
+        view = await self._views.get(task_id, me.pubkey)
+        if message.context_id not in (None, view.task.context_id):
+            raise Invalid("invalid_params", f"message.contextId: task {task_id} is in another context")
+        reported = await self._ledger.commit(
+            Continue(
+                task_id=task_id,
+                recipient=me.pubkey,
+                message=update,
+                message_id=self._new_id() if said is None else said.key,
+            )
+        )
+        # What was true before this message is no answer to it, and what came after it is.
+        return _Said(watch, task_id, through=reported.generation)
+
+    async def _settled(self, watch: Watch, folder: Folder) -> TaskView:
+        """Wait until the task has ended or waits for its sender, within bounds."""
+        ledger = self._ledger
+        until_ms = ledger.now_ms() + self.limits.blocking_ms_max
+        while not _rests(folder.state) and (left_ms := until_ms - ledger.now_ms()) > 0:
+            if watch.cut:
+                return await self._views.get(_viewed(folder).task.id, _viewed(folder).task.recipient.pubkey)
+            _add(folder, await watch.next(min(left_ms / 1000, KEEP_ALIVE_S)))
+        view = _viewed(folder)
+        self._views.keep(view)
+        return view
+
+    async def _opening(self, watch: Watch) -> list[Step]:
+        """The first steps of a new task.
+
+        A stream tells of a task, or is one bare message. Its first frame must know which, so it waits a little for the
+        agent to speak.
+        """
+        steps = list(await watch.next(KEEP_ALIVE_S))
+        while not watch.cut and isinstance(steps[-1].what, (Began, Started)):
+            more = await watch.next(REPLY_S)
+            if not more:
+                break
+            steps += more
+        return steps
+
+
+def _rests(state: TaskState) -> bool:
+    return state.terminal or state.waits
+
+
+def _add(folder: Folder, steps: Iterable[Step]) -> None:
+    for step in steps:
+        if step.generation > folder.generation:
+            folder.add(step)
+
+
+def _viewed(folder: Folder) -> TaskView:
+    view = folder.view()
+    assert view is not None, "a task that was accepted has a first step"
+    return view

@@ -1,0 +1,168 @@
+"""From what a client says to the task it begins, or the message that continues one: what is checked and what is kept.
+
+A task that is sent under an idempotency key gets its id from the key: so the same key names the same task for ever, and
+the ledger's own rule (one id, one content) says whether it is the same request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from covenant.exchange.tenancy import Caller
+from covenant.model.asking import Message, SendMessage
+from covenant.model.constitution import CatalogueAgent
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.errors import Invalid, TooLarge
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.task import DuplicateSafety, Idempotency, Task
+from covenant.model.update import MessageUpdate
+
+ORIGIN: Final = "a2a"
+KEY_LENGTH_MAX: Final = 256
+ID_LENGTH_MAX: Final = 256
+PARTS_MAX: Final = 1_000
+IDEMPOTENCY: Final = "covenant.idempotency"
+"""In the request's metadata: the key, and perhaps that running the work twice does no harm."""
+
+_PLAIN: Final = "text/plain"
+_JSON: Final = "application/json"
+_BYTES: Final = "application/octet-stream"
+
+
+class Declared(msgspec.Struct, frozen=True, gc=False):
+    """`idempotent`: the work may run twice. A key alone says only that the request is the same."""
+
+    key: str
+    idempotent: bool = False
+
+
+class _InMetadata(msgspec.Struct, frozen=True, gc=False):
+    key: str
+    duplicate_safety: DuplicateSafety = DuplicateSafety.UNSAFE
+
+
+def declared(ask: SendMessage, header: str | None) -> Declared | None:
+    """The idempotency key of a request: its header's, or its metadata's. Both must agree."""
+    said = (ask.metadata or {}).get(IDEMPOTENCY) or (ask.message.metadata or {}).get(IDEMPOTENCY)
+    if said is None:
+        return None if header is None else Declared(_key(header))
+    try:
+        given = msgspec.convert(said, _InMetadata)
+    except msgspec.ValidationError as error:
+        raise Invalid("invalid_idempotency", f"metadata {IDEMPOTENCY}: {error}") from None
+    if header is not None and header != given.key:
+        raise Invalid("invalid_idempotency", f"the header Idempotency-Key and metadata {IDEMPOTENCY} name two keys")
+    return Declared(_key(given.key), given.duplicate_safety is DuplicateSafety.IDEMPOTENT)
+
+
+def _key(key: str) -> str:
+    if not key.strip() or len(key) > KEY_LENGTH_MAX:
+        raise Invalid("invalid_idempotency", f"an idempotency key has 1 to {KEY_LENGTH_MAX} characters")
+    return key
+
+
+def id_of_key(caller: Caller, agent_id: str, key: str) -> TaskId:
+    """The task that this caller means by this key, at this agent. Shaped as a UUID (version 8)."""
+    scope = f"{caller.tenant.name}\0{caller.name}\0{agent_id}\0{key}"
+    h = hashlib.sha256(scope.encode()).hexdigest()
+    return TaskId(f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}")
+
+
+def first_task(
+    ask: SendMessage,
+    agent: CatalogueAgent,
+    task_id: TaskId,
+    *,
+    sender: AgentId,
+    recipient: AgentId,
+    said: Declared | None,
+) -> Task:
+    message = ask.message
+    (only, *more) = message.parts
+    plain = not more and type(only) is Text and only == Text(only.text)
+    safety = DuplicateSafety.IDEMPOTENT
+    return Task(
+        id=task_id,
+        sender=sender,
+        recipient=recipient,
+        intent_text=text_of(message.parts),
+        parts=() if plain else message.parts,
+        # A context that the client did not name is named after the task that began it.
+        context_id=message.context_id or task_id,
+        timeout_ms=agent.constitution.timeout_ms,
+        idempotency=Idempotency(safety, said.key) if said is not None and said.idempotent else None,
+        tenant=agent.tenant,
+        origin=ORIGIN,
+        message_id=message.message_id,
+        metadata=message.metadata,
+        extensions=message.extensions,
+        reference_task_ids=message.reference_task_ids,
+        output_modes=ask.output_modes,
+        request_metadata=ask.metadata,
+    )
+
+
+def next_message(message: Message) -> MessageUpdate:
+    return MessageUpdate(
+        role="user",
+        parts=message.parts,
+        message_id=message.message_id,
+        metadata=message.metadata,
+        extensions=message.extensions,
+        reference_task_ids=message.reference_task_ids,
+    )
+
+
+def text_of(parts: Iterable[Content]) -> str:
+    return "\n".join(part.text for part in parts if isinstance(part, Text))
+
+
+def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[str]) -> None:
+    """What the client says, against what the agent takes."""
+    if message.role != "user":
+        raise Invalid("invalid_params", "message.role: a client speaks as the user")
+    if not message.parts or len(message.parts) > PARTS_MAX:
+        raise Invalid("invalid_params", f"message.parts: 1 to {PARTS_MAX} parts")
+    for name, given in (("contextId", message.context_id), ("messageId", message.message_id)):
+        if given is not None and not 0 < len(given) <= ID_LENGTH_MAX:
+            raise Invalid("invalid_params", f"message.{name}: 1 to {ID_LENGTH_MAX} characters")
+    constitution = agent.constitution
+    missing = set(constitution.extensions).difference(extensions, message.extensions)
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise Invalid("extension_required", f"this agent needs the extension {names}; declare it in A2A-Extensions")
+    if constitution.input_modes:
+        for part in message.parts:
+            media_type = media_type_of(part)
+            if not any(_covers(mode, media_type) for mode in constitution.input_modes):
+                takes = ", ".join(constitution.input_modes)
+                raise Invalid("content_type_not_supported", f"this agent takes {takes}, not {media_type}")
+
+
+def media_type_of(part: Content) -> str:
+    match part:
+        case Text():
+            return part.mimeType or _PLAIN
+        case Json():
+            return part.mimeType or _JSON
+        case Resource():
+            return part.resource.mimeType or _BYTES
+        case Image() | Audio():
+            return part.mimeType
+        case ResourceLink():
+            return part.mimeType or _BYTES
+
+
+def _covers(mode: str, media_type: str) -> bool:
+    """`text/*` covers every kind of text; parameters such as a charset do not matter."""
+    mode, media_type = mode.partition(";")[0].strip().lower(), media_type.partition(";")[0].strip().lower()
+    return mode in ("*", "*/*", media_type) or (mode.endswith("/*") and media_type.startswith(mode[:-1]))
+
+
+def check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise TooLarge("task_too_large", f"the message has {size} bytes, {limit} are allowed")

@@ -1,0 +1,82 @@
+"""Tasks as readers see them: folded from the ledger's steps. Finished tasks do not change, so the last few are kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.contract import Ledger
+from covenant.model.content import Text
+from covenant.model.errors import NotFound, Refusal
+from covenant.model.folding import Folder, TaskView
+from covenant.model.ids import PublicKey, TaskId, parse_task_id
+
+PAGE: Final = 1_000
+KEPT_MAX: Final = 256
+KEPT_CHARACTERS_MAX: Final = 8_192
+"""A task with more to say is folded again when it is asked for: what is kept stays small."""
+
+
+class Views:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._kept: OrderedDict[TaskId, TaskView] = OrderedDict()
+
+    async def get(self, task_id: TaskId, recipient: PublicKey) -> TaskView:
+        """The task, if it is this recipient's. Whose it is otherwise is the same answer as that it is nobody's."""
+        kept = self._kept.get(task_id)
+        if kept is not None:
+            self._kept.move_to_end(task_id)
+            if kept.task.recipient.pubkey != recipient:
+                raise unknown(task_id)
+            return kept
+        view = (await self.past(task_id)).view()
+        if view is None or view.task.recipient.pubkey != recipient:
+            raise unknown(task_id)
+        self.keep(view)
+        return view if view.state.terminal else await self._live(view)
+
+    async def past(self, task_id: TaskId, through: int | None = None) -> Folder:
+        """Everything that is durable, folded; or only as far as a generation."""
+        folder = Folder()
+        while through is None or folder.generation < through:
+            limit = PAGE if through is None else min(PAGE, through - folder.generation)
+            steps = await self._ledger.steps(task_id, folder.generation, limit)
+            for step in steps:
+                folder.add(step)
+            if len(steps) < limit:
+                break
+        return folder
+
+    async def _live(self, view: TaskView) -> TaskView:
+        entry = await self._ledger.entry(view.task.id)
+        lost = entry is not None and entry.holder_lost(self._ledger.node, self._ledger.boot)
+        return msgspec.structs.replace(view, holder_lost=True) if lost else view
+
+    def keep(self, view: TaskView) -> None:
+        if not view.state.terminal or _characters(view) > KEPT_CHARACTERS_MAX:
+            return
+        self._kept[view.task.id] = view
+        if len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
+
+
+def _characters(view: TaskView) -> int:
+    """About how much a view holds. What is not text counts as too much."""
+    said = [*(part for message in view.history for part in message.parts)]
+    said += (part for artifact in view.artifacts for part in artifact.parts)
+    return sum(len(part.text) if isinstance(part, Text) else KEPT_CHARACTERS_MAX for part in said)
+
+
+def unknown(task_id: str) -> NotFound:
+    return NotFound("unknown_task", f"task {task_id[:80]} is not known here")
+
+
+def known_id(given: str) -> TaskId:
+    """Ids are opaque to a client: one that cannot be ours is unknown, and not malformed."""
+    try:
+        return parse_task_id(given)
+    except Refusal:
+        raise unknown(given) from None
