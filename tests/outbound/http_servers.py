@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from covenant.outbound.fetching import Fetcher, FetchLimits
 from covenant.outbound.guard import AddressGuard
 from covenant.outbound.resolving import Resolver, Unresolved
+from covenant.outbound.transport import GuardedTransport
 
 HERE = "127.0.0.1"
+LOADED = GuardedTransport
+"""Loaded before any test begins, so that none of its time goes to that."""
 LIMITS = FetchLimits(body_bytes_max=100_000, total_ms=20_000, connect_ms=10_000, idle_ms=10_000, redirects_max=3)
 
 

@@ -230,7 +230,7 @@ async def test_a_url_is_refused_before_anything_is_opened() -> None:
 
 
 async def test_the_number_of_connections_is_bounded_and_waiting_for_one_too() -> None:
-    limits = replace(LIMITS, connections_max=1, connect_ms=50)
+    limits = replace(LIMITS, connections_max=1, connect_ms=500)
     async with http_server(silence) as server, fetcher("127.0.0.1", limits=limits) as calls:
         first = asyncio.create_task(calls.fetch("GET", server.url()))
         await asyncio.wait_for(server.asked.wait(), 10)

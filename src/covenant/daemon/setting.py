@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeVar
 
+from covenant.outbound.allowlist import read_entry
+from covenant.outbound.location import read_address
+
 T = TypeVar("T")
 
 _KEY: Final = "setting"
@@ -131,4 +134,20 @@ origins: Final = Kind(
 hosts: Final = Kind(
     _several(lambda item: _HOST.fullmatch(item) is not None),
     "host names and addresses without port, separated by commas (a list in the file); `*` for any",
+)
+
+
+def _readable(read: Callable[[str], object]) -> Callable[[str], bool]:
+    """For readers that raise ValueError, as `Kind.read` does."""
+    return lambda item: read(item) is not None
+
+
+callees: Final = Kind(
+    _several(_readable(read_entry)),
+    "host names and addresses, each with :port or without, and networks such as 10.0.0.0/8, separated by commas "
+    "(a list in the file)",
+)
+name_servers: Final = Kind(
+    _several(_readable(lambda item: read_address(item, 53))),
+    "addresses such as 192.0.2.1, 192.0.2.1:5353 or 2001:db8::1, separated by commas (a list in the file)",
 )

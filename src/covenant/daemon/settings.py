@@ -9,7 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from covenant.daemon.setting import address, choice, hosts, node_name, origins, setting, switch, whole
+from covenant.daemon.setting import (
+    address,
+    callees,
+    choice,
+    hosts,
+    name_servers,
+    node_name,
+    origins,
+    setting,
+    switch,
+    whole,
+)
 
 HOUR_MS: Final = 3_600_000
 MIB: Final = 1024 * 1024
@@ -110,6 +121,27 @@ class DoorSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundSettings:
+    """Calls that the daemon makes itself. Only public addresses are called, on the ports that speak HTTP."""
+
+    allow: tuple[str, ...] = setting(
+        (),
+        callees,
+        "What may be called besides: by name (private and loopback addresses only), by address, by network; with a "
+        "port for one that is closed otherwise.",
+    )
+    name_servers: tuple[str, ...] = setting(
+        (), name_servers, "Whom to ask for addresses; none named: the system, with its hosts file."
+    )
+    body_bytes_max: int = setting(4 * MIB, whole(1024, 1024 * MIB), "Largest answer, also after decompression.")
+    total_ms: int = setting(30_000, whole(1, HOUR_MS), "Longest call, redirects included.")
+    connect_ms: int = setting(5_000, whole(1, HOUR_MS), "Longest look-up and connection.")
+    idle_ms: int = setting(15_000, whole(1, HOUR_MS), "Longest pause of the other side.")
+    redirects_max: int = setting(3, whole(0, 20), "Most redirects followed in one call, each judged as the first URL.")
+    connections_max: int = setting(100, whole(1, 10_000), "Calls at once; more of them wait.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
     """The process itself."""
 
@@ -142,5 +174,6 @@ class Settings:
     retry: RetrySettings = field(default_factory=RetrySettings)
     access: AccessSettings = field(default_factory=AccessSettings)
     doors: DoorSettings = field(default_factory=DoorSettings)
+    outbound: OutboundSettings = field(default_factory=OutboundSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     log: LogSettings = field(default_factory=LogSettings)

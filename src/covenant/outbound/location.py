@@ -120,6 +120,15 @@ def read_host(text: str) -> Host:
     return name
 
 
+def read_address(text: str, default_port: int) -> tuple[Address, int]:
+    """`address` or `address:port`, and never a name. Raises Unreadable."""
+    bare = text.count(":") > 1 and not text.startswith("[")
+    host, port = read_authority(f"[{text}]" if bare else text)
+    if isinstance(host, str):
+        raise Unreadable("it is no address")
+    return host, default_port if port is None else port
+
+
 def _read_ipv6(text: str) -> IPv6Address:
     if "%" in text:
         raise Unreadable("its address has a zone")
