@@ -1,0 +1,210 @@
+"""What an agent's author writes: one async function, and nothing else.
+
+    agent = Agent("summarizer", description="Summarises a text", skills=["summarize"])
+
+    @agent
+    async def summarize(turn: Turn):
+        yield "Working on it… "                          # text, streamed
+        yield turn.file("summary.md", summary.encode())  # an artifact
+
+To return is to have completed the task; to raise is to have failed it, and only the log is told why. An async function
+that is no generator returns what it has to say. `yield turn.need_input("Which language?")` ends the turn: the function
+is called again with the answer, as the next turn of the same task.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Literal, overload
+
+import msgspec
+
+from covenant.agents import speech
+from covenant.agents.job import Job
+from covenant.model.content import Content, Text
+from covenant.model.task import Task
+from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+
+AGENT_ATTRIBUTE: Final = "covenant_agent"
+
+
+class Rejection(msgspec.Struct, frozen=True, gc=False):
+    """The agent will not do this."""
+
+    text: str
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """A bare message: all that the agent has to say, and no task."""
+
+    content: tuple[Content, ...]
+
+
+Sayable = str | Content | StatusUpdate | Rejection | Reply
+Function = Callable[["Turn"], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable[Sayable] | None]]
+
+
+class Turn:
+    """One round of a task: what was asked, and ways to say what is not text."""
+
+    __slots__ = ("_job", "_parts", "history")
+
+    def __init__(self, job: Job, history: tuple[MessageUpdate, ...] = ()) -> None:
+        self._job = job
+        self._parts: tuple[Content, ...] | None = None
+        self.history: Final = history
+        """What was said before this turn, in order, by the sender (`role` "user") and by the agent ("agent")."""
+
+    @property
+    def text(self) -> str:
+        """The words of what was asked."""
+        if self._parts is None and not self._job.leased.messages and not self._job.task.parts:
+            return self._job.task.intent_text
+        return "\n".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def parts(self) -> tuple[Content, ...]:
+        """What was asked in full: text, files and data."""
+        if self._parts is None:
+            self._parts = tuple(part for message in self._job.messages for part in message.parts)
+        return self._parts
+
+    @property
+    def message_id(self) -> str:
+        """The sender's own id of the message that this turn is about."""
+        return self._job.messages[-1].message_id or ""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for message in self._job.messages:
+            found |= message.metadata or {}
+        return found
+
+    @property
+    def task_id(self) -> str:
+        return self._job.task.id
+
+    @property
+    def context_id(self) -> str:
+        """What groups tasks into a conversation; a task that is in none is its own."""
+        return self._job.task.context_id or self._job.task.id
+
+    @property
+    def task(self) -> Task:
+        return self._job.task
+
+    @property
+    def turn(self) -> int:
+        """1 for the first message of a task."""
+        return self._job.leased.turn
+
+    @property
+    def attempt(self) -> int:
+        """1, unless this turn was begun before and its holder was lost."""
+        return self._job.leased.lease.attempt
+
+    @staticmethod
+    def file(name: str, data: bytes | None = None, *, url: str | None = None, media_type: str | None = None) -> Content:
+        """Yield it: an artifact, by its bytes or by where they are. The media type follows from the name."""
+        return speech.file(name, data, url=url, media_type=media_type)
+
+    @staticmethod
+    def data(value: Any) -> Content:
+        """Yield it: an artifact of anything that can be JSON."""
+        return speech.data(value)
+
+    @staticmethod
+    def status(text: str) -> StatusUpdate:
+        """Yield it: a word on progress, which is no part of the answer."""
+        return StatusUpdate(text)
+
+    @staticmethod
+    def need_input(text: str) -> StatusUpdate:
+        """Yield it: the turn ends here, and the next one begins with the sender's answer."""
+        return StatusUpdate(text, Interruption.INPUT_REQUIRED.value)
+
+    @staticmethod
+    def need_auth(text: str) -> StatusUpdate:
+        """Yield it: as `need_input`, for something that only the sender may do elsewhere."""
+        return StatusUpdate(text, Interruption.AUTH_REQUIRED.value)
+
+    @staticmethod
+    def reject(text: str) -> Rejection:
+        """Yield it: the task ends as rejected, for this reason."""
+        return Rejection(text)
+
+    @staticmethod
+    def reply(*content: str | Content) -> Reply:
+        """Yield it, and nothing else: the answer is a bare message, and its sender need not hear of a task."""
+        return Reply(tuple(Text(block) if isinstance(block, str) else block for block in content))
+
+    def spend(self, tokens: float = 0, **more: float) -> None:
+        """What this turn used up; told with its result, as `usage`."""
+        self._job.spend({"tokens": tokens, **more} if tokens else more)
+
+
+class Skill(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What an agent's card says it can do."""
+
+    id: str
+    name: str = ""
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+    input_modes: tuple[str, ...] = ()
+    output_modes: tuple[str, ...] = ()
+
+
+class Agent:
+    """An agent, by name. Used as the decorator of the function that does its work.
+
+    `timeout_ms`: how long a turn may take. `idempotent`: running a turn twice does no harm, so work that is cut short
+    may be begun again by itself. `on_lost`: what becomes of work whose daemon died: it is held for an operator, failed,
+    or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        skills: Sequence[str | Skill] = (),
+        version: str = "",
+        input_modes: Sequence[str] = (),
+        output_modes: Sequence[str] = (),
+        timeout_ms: int | None = None,
+        idempotent: bool = False,
+        on_lost: Literal["hold", "fail", "requeue"] = "hold",
+        concurrency: int = 0,
+        extensions: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.skills = tuple(Skill(id=skill) if isinstance(skill, str) else skill for skill in skills)
+        self.version = version
+        self.input_modes = tuple(input_modes)
+        self.output_modes = tuple(output_modes)
+        self.timeout_ms = timeout_ms
+        self.idempotent = idempotent
+        self.on_lost: Literal["hold", "fail", "requeue"] = on_lost
+        self.concurrency = concurrency
+        self.extensions = tuple(extensions)
+        self.function: Function | None = None
+
+    @overload
+    def __call__(self, function: Callable[[Turn], AsyncIterator[Any]]) -> Callable[[Turn], AsyncIterator[Any]]: ...
+    @overload
+    def __call__(self, function: Callable[[Turn], Awaitable[Any]]) -> Callable[[Turn], Awaitable[Any]]: ...
+    def __call__(self, function: Any) -> Any:
+        """The function does this agent's work. It is given back as it is."""
+        if not (inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function)):
+            raise TypeError(f"the function of agent {self.name!r} must be an `async def`")
+        if self.function is not None:
+            raise TypeError(f"agent {self.name!r} has a function already")
+        self.function = function
+        return function
+
+    def __repr__(self) -> str:
+        return f"Agent({self.name!r})"

@@ -1,0 +1,355 @@
+"""The crew: the agents inside this process, and the jobs they are at.
+
+A lease is taken only when its body can start now, and is durable before it does: by whoever accepts a task (`reserve`),
+or from the queue, as many as there are free places. When a lease is lost (canceled, timed out, repaired) its body is
+stopped; one that does not stop is abandoned, and nothing it says later is heard.
+
+Stopping takes nothing new and waits for what is under way. What is then still running is stopped: idempotent work goes
+back to the queue, the rest is marked interrupted, for an operator. None of it becomes failed or canceled by that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final, Literal
+
+from covenant.agents.job import TIMED_OUT, Body, Job, JobLimits
+from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
+from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starter, Take
+from covenant.model.errors import Refusal
+from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.repair import ForceError, Posture, RepairCommand, Requeue
+
+CONCURRENCY: Final = 64
+ATTEMPTS_MAX: Final = 3
+"""How often lost work is begun again by itself; after that an operator decides."""
+LOST_AT_ONCE_MAX: Final = 1_000
+WAIT_MS: Final = 60_000
+RESTART_S: Final = 1.0
+STOP_S: Final = 2.0
+"""How long a body may take to stop."""
+
+OnLost = Literal["hold", "fail", "requeue"]
+
+log = logging.getLogger(__name__)
+
+
+class Employment:
+    """An identity, what works for it, and how many places it has left."""
+
+    __slots__ = ("body", "concurrency", "free", "freed", "idempotent", "identity", "on_lost", "starter", "timeout_ms")
+
+    def __init__(
+        self,
+        identity: AgentId,
+        body: Body,
+        starter: Starter,
+        *,
+        concurrency: int,
+        timeout_ms: int | None,
+        idempotent: bool,
+        on_lost: OnLost,
+    ) -> None:
+        self.identity = identity
+        self.body = body
+        self.starter = starter
+        self.concurrency = self.free = concurrency
+        self.freed = asyncio.Event()
+        self.timeout_ms = timeout_ms
+        self.idempotent = idempotent
+        self.on_lost = on_lost
+
+
+class Place:
+    """A slot of the crew: one free place, kept for one task."""
+
+    __slots__ = ("_crew", "_employment", "starter")
+
+    def __init__(self, crew: Crew, employment: Employment) -> None:
+        self._crew = crew
+        self._employment = employment
+        self.starter = employment.starter
+
+    def start(self, leased: LeasedTask) -> None:
+        self._crew.begin(self._employment, leased)
+
+    def give_back(self) -> None:
+        self._crew.give_back(self._employment)
+
+
+class Crew:
+    """Made on the loop it works on. `run` it; `stop` it; both may be called once."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        limits: JobLimits | None = None,
+        concurrency: int = CONCURRENCY,
+        stop_s: float = STOP_S,
+    ) -> None:
+        self._ledger = ledger
+        self._limits = limits or JobLimits()
+        self._concurrency = concurrency
+        self._stop_s = stop_s
+        self._employed: dict[PublicKey, Employment] = {}
+        self._jobs: dict[Job, Employment] = {}
+        self._by_task: dict[TaskId, Job] = {}
+        self._takers: dict[PublicKey, asyncio.Task[None]] = {}
+        self._waiting: set[PublicKey] = set()
+        self._running = False
+        self._stopping = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._others: set[asyncio.Task[None]] = set()
+        ledger.on_lost(self._lost)
+
+    def employ(
+        self,
+        identity: AgentId,
+        body: Body,
+        *,
+        concurrency: int = 0,
+        timeout_ms: int | None = None,
+        idempotent: bool = False,
+        on_lost: OnLost = "hold",
+    ) -> None:
+        """From now on this body does the work that is sent to this identity, `concurrency` (0: as usual) at once.
+
+        `timeout_ms` is for tasks that have none of their own; the ledger sees to those that do.
+        """
+        if on_lost == "requeue" and not idempotent:
+            raise ValueError('on_lost="requeue" needs idempotent=True: the lost work may have been done')
+        ledger = self._ledger
+        starter = Starter(identity, ledger.node, ledger.boot)
+        known = self._employed.get(identity.pubkey)
+        employment = Employment(
+            identity,
+            body,
+            starter,
+            concurrency=concurrency or self._concurrency,
+            timeout_ms=timeout_ms,
+            idempotent=idempotent,
+            on_lost=on_lost,
+        )
+        self._employed[identity.pubkey] = employment
+        if known is not None:
+            # The same places, whoever is in them now.
+            employment.free -= known.concurrency - known.free
+            for job, at in self._jobs.items():
+                if at is known:
+                    self._jobs[job] = employment
+        elif self._running:
+            self._hire(identity.pubkey)
+
+    def dismiss(self, identity: AgentId) -> None:
+        """Takes no more work; what it is at goes on."""
+        self._employed.pop(identity.pubkey, None)
+        taker = self._takers.pop(identity.pubkey, None)
+        if taker is not None and identity.pubkey in self._waiting:
+            taker.cancel()
+
+    def reserve(self, recipient: PublicKey) -> Place | None:
+        employment = self._employed.get(recipient)
+        if employment is None or employment.free <= 0 or not self._running:
+            return None
+        employment.free -= 1
+        return Place(self, employment)
+
+    def give_back(self, employment: Employment) -> None:
+        employment.free += 1
+        if employment.free == 1:
+            employment.freed.set()
+
+    def begin(self, employment: Employment, leased: LeasedTask) -> None:
+        """In a place that was kept for it."""
+        job = Job(leased, employment.identity, ledger=self._ledger, limits=self._limits, done=self._done)
+        before = self._by_task.get(leased.task.id)
+        if before is not None:
+            before.lose("stale_lease")
+        self._by_task[leased.task.id] = job
+        self._jobs[job] = employment
+        self._idle.clear()
+        job.runner = asyncio.create_task(job.run(employment.body))
+        if employment.timeout_ms is not None and leased.task.timeout_ms is None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(employment.timeout_ms / 1000, self._time_out, job)
+
+    @property
+    def jobs(self) -> int:
+        return len(self._jobs)
+
+    def _done(self, job: Job) -> None:
+        employment = self._jobs.pop(job, None)
+        if employment is None:
+            return
+        if self._by_task.get(job.task.id) is job:
+            del self._by_task[job.task.id]
+        self.give_back(employment)
+        if not self._jobs:
+            self._idle.set()
+
+    # Stopping one job
+
+    def _lost(self, task_id: TaskId) -> None:
+        job = self._by_task.get(task_id)
+        if job is not None and not job.finishing:
+            log.info("agent.stopped", extra=job.fields())
+            job.lose("lost")
+            self._see_it_stop(job)
+
+    def _time_out(self, job: Job) -> None:
+        if job in self._jobs and not job.finishing:
+            job.cut(TIMED_OUT)
+            self._see_it_stop(job)
+
+    def _see_it_stop(self, job: Job) -> None:
+        asyncio.get_running_loop().call_later(self._stop_s, self._abandon, job)
+
+    def _abandon(self, job: Job) -> None:
+        if job not in self._jobs or job.finishing:
+            return
+        log.warning("agent.abandoned", extra=job.fields(why=job.stopping))
+        ending = asyncio.create_task(self._end_without(job))
+        self._others.add(ending)
+        ending.add_done_callback(self._others.discard)
+
+    async def _end_without(self, job: Job) -> None:
+        await job.abandon()
+        self._done(job)
+
+    # Taking work
+
+    async def run(self) -> None:
+        """Until `stop`, and until all that was begun has ended. Canceled: what is left is put down."""
+        self._running = True
+        for pubkey in self._employed:
+            self._hire(pubkey)
+        try:
+            await self._stopping.wait()
+            await self._leave_queues()
+            await self._idle.wait()
+        finally:
+            self._running = False
+            self._stopping.set()
+            await self._leave_queues()
+            await self._put_down()
+
+    def stop(self) -> None:
+        """Take nothing new. `run` returns when what is under way has ended."""
+        self._running = False
+        self._stopping.set()
+
+    def _hire(self, pubkey: PublicKey) -> None:
+        self._takers[pubkey] = asyncio.create_task(self._take_all(pubkey))
+
+    async def _leave_queues(self) -> None:
+        """A taker that is not just waiting finishes its round: a lease that it was given must not be forgotten."""
+        takers, self._takers = self._takers, {}
+        for pubkey, taker in takers.items():
+            if pubkey in self._waiting:
+                taker.cancel()
+        if takers:
+            await asyncio.wait(takers.values())
+
+    async def _take_all(self, pubkey: PublicKey) -> None:
+        employment = self._employed.get(pubkey)
+        if employment is not None and employment.on_lost != "hold":
+            await self._deal_with_lost(employment)
+        while self._running and (employment := self._employed.get(pubkey)) is not None:
+            try:
+                await self._take(employment)
+            except Refusal as refusal:
+                log.warning("agent.take_refused", extra={"code": refusal.code, "reason": refusal.message})
+                await self._pause(pubkey)
+            except Exception:
+                log.exception("agent.take_failed", extra={"agent": employment.identity.display})
+                await self._pause(pubkey)
+
+    async def _pause(self, pubkey: PublicKey) -> None:
+        self._waiting.add(pubkey)
+        try:
+            await asyncio.sleep(RESTART_S)
+        finally:
+            self._waiting.discard(pubkey)
+
+    async def _take(self, employment: Employment) -> None:
+        """Wait for work and for a place; take what can start now."""
+        ledger, identity = self._ledger, employment.identity
+        self._waiting.add(identity.pubkey)
+        try:
+            if not await ledger.queued(identity.pubkey, WAIT_MS):
+                return
+            while employment.free <= 0:
+                employment.freed.clear()
+                await employment.freed.wait()
+        finally:
+            self._waiting.discard(identity.pubkey)
+        count = min(employment.free, ledger.limits.batch_max)
+        employment.free -= count
+        taken: tuple[LeasedTask, ...] = ()
+        try:
+            take = Take(holder=identity, recipient=identity.pubkey, count=count, node=ledger.node, boot=ledger.boot)
+            taken = (await ledger.commit(take)).tasks
+        finally:
+            for _ in range(count - len(taken)):
+                self.give_back(employment)
+        for leased in taken:
+            if self._running:
+                self.begin(employment, leased)
+            else:
+                self.give_back(employment)
+                await self._release(employment, leased)
+
+    async def _release(self, employment: Employment, leased: LeasedTask) -> None:
+        await self._ledger.commit(
+            Release(
+                task_id=leased.task.id,
+                holder=employment.identity,
+                lease_id=leased.lease.lease_id,
+                reason="the daemon stops before it was begun",
+            )
+        )
+
+    # What a stop leaves, and what a crash left
+
+    async def _put_down(self) -> None:
+        """Stop what is still running, see what becomes of it, and write that down."""
+        stopped = [(job, at) for job, at in self._jobs.items() if job.stop("the daemon stops")]
+        runners = [job.runner for job in self._jobs if job.runner is not None]
+        if not runners:
+            return
+        await asyncio.wait(runners, timeout=self._stop_s)
+        leaving = []
+        for job, employment in stopped:
+            ended = job.runner is not None and job.runner.done()
+            if not ended:
+                log.warning("agent.abandoned", extra=job.fields(why=job.stopping))
+            # Work that goes on regardless must not be begun a second time beside it.
+            release = employment.idempotent and ended
+            leaving.append(job.leave(release=release, reason="the daemon was stopped"))
+            log.info("agent.put_down", extra=job.fields(released=release))
+        await asyncio.gather(*leaving)
+
+    async def _deal_with_lost(self, employment: Employment) -> None:
+        """What an earlier run of this daemon had leased: as the agent's `on_lost` says."""
+        identity = employment.identity
+        query = QueueQuery(viewer=identity.pubkey, limit=LOST_AT_ONCE_MAX, state_filter="in_flight")
+        try:
+            for entry in (await self._ledger.queue(query)).tasks:
+                if entry.holder_lost and entry.task.recipient.pubkey == identity.pubkey:
+                    await self._deal_with(employment, entry)
+        except Refusal as refusal:
+            log.warning("agent.lost_refused", extra={"code": refusal.code, "reason": refusal.message})
+
+    async def _deal_with(self, employment: Employment, entry: QueueEntry) -> None:
+        command: RepairCommand = Requeue(Posture.IDEMPOTENT, entry.lease_id)
+        if employment.on_lost == "fail":
+            command = ForceError("the agent was lost while it worked on this", entry.lease_id)
+        elif entry.attempt >= ATTEMPTS_MAX:
+            log.warning("agent.lost_held", extra={"task_id": entry.task.id, "attempts": entry.attempt})
+            return
+        reason = f"its holder was lost, and the agent says on_lost={employment.on_lost}"
+        await self._ledger.commit(Repair(task_id=entry.task.id, by=employment.identity, command=command, reason=reason))
+        log.info("agent.lost", extra={"task_id": entry.task.id, "on_lost": employment.on_lost})

@@ -1,0 +1,120 @@
+"""Speech: from what an agent produces to the updates of its task, the same for every kind of agent.
+
+All text of a turn is one artifact, `<task>-text-<n>` (0 in the first turn), called "response": its first chunk begins
+it, the others add to it, and an empty last chunk closes it. Files are `<task>-file-<n>`, data `<task>-data-<n>`,
+counted from 0 in each turn; a later turn puts its own number before theirs, and so replaces nothing of an earlier one.
+"""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from typing import Any, Final
+
+import msgspec
+
+from covenant.agents.job import Job
+from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
+from covenant.model.update import ArtifactUpdate, StatusUpdate
+from covenant.wire.decoding import NESTING_MAX, deeper_than
+
+RESPONSE: Final = "response"
+OVERHEAD: Final = 64
+"""About what an update has besides its text."""
+_NO_TEXT: Final = (Text(""),)
+
+
+class Speech:
+    """What a body says in one turn. `text` is everything that it said in words."""
+
+    __slots__ = ("_data", "_files", "_job", "_prefix", "_said", "_task_id", "_text_id")
+
+    def __init__(self, job: Job) -> None:
+        earlier = job.leased.turn - 1
+        self._job = job
+        self._task_id = job.task.id
+        self._text_id = f"{job.task.id}-text-{earlier}"
+        self._prefix = f"{earlier}." if earlier else ""
+        self._said: list[str] = []
+        self._files = 0
+        self._data = 0
+
+    def say(self, chunk: str) -> None:
+        if not chunk:
+            return
+        size = (len(chunk) if chunk.isascii() else len(chunk.encode())) + OVERHEAD
+        if self._said:
+            update = ArtifactUpdate(self._text_id, (Text(chunk),), None, None, True)
+        else:
+            update = ArtifactUpdate(self._text_id, (Text(chunk),), RESPONSE)
+        self._said.append(chunk)
+        self._job.say(update, size)
+
+    def say_at_once(self, text: str) -> None:
+        """All there is to say: nothing was streamed, so one chunk is the first and the last."""
+        if self._said:
+            self.say(text)
+        elif text:
+            text.encode()
+            self._said.append(text)
+            self._job.say(ArtifactUpdate(self._text_id, (Text(text),), RESPONSE, last_chunk=True))
+            self._text_id = ""
+
+    def give(self, content: Content) -> None:
+        """Anything that is not plain text is an artifact of its own."""
+        if isinstance(content, Text) and content.mimeType is None and content.filename is None:
+            self.say(content.text)
+            return
+        name: str | None
+        if isinstance(content, Json):
+            artifact_id, name = f"{self._task_id}-data-{self._prefix}{self._data}", content.filename or "data"
+            self._data += 1
+        else:
+            artifact_id, name = f"{self._task_id}-file-{self._prefix}{self._files}", _name(content)
+            self._files += 1
+        self._job.say(ArtifactUpdate(artifact_id, (content,), name))
+
+    def status(self, update: StatusUpdate) -> None:
+        self._job.say(update)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._said)
+
+    def close(self) -> tuple[Content, ...]:
+        """Everything was said: the text artifact is closed; what the final message says."""
+        if not self._said:
+            return ()
+        if self._text_id:
+            self._job.say(ArtifactUpdate(self._text_id, _NO_TEXT, None, None, True, True), OVERHEAD)
+            self._text_id = ""
+        return (Text("".join(self._said)),)
+
+
+def _name(content: Content) -> str | None:
+    if isinstance(content, ResourceLink):
+        return content.name or None
+    return content.filename if isinstance(content, Resource | Text) else None
+
+
+def file(name: str, data: bytes | None = None, *, url: str | None = None, media_type: str | None = None) -> Content:
+    """A file as content: its bytes, or where they are."""
+    if not name:
+        raise ValueError("a file needs a name")
+    if (data is None) == (url is None):
+        raise ValueError("a file has either its bytes or a url")
+    kind = media_type or mimetypes.guess_type(name)[0]
+    if url is not None:
+        return ResourceLink(uri=url, name=name, mimeType=kind)
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"a file's data must be bytes, not {type(data).__name__}")
+    blob = base64.b64encode(data).decode("ascii")
+    return Resource(Embedded(uri="", mimeType=kind or "application/octet-stream", blob=blob), filename=name)
+
+
+def data(value: Any) -> Json:
+    """Data as content, the way it will be read back: what cannot be JSON is refused here."""
+    plain = msgspec.json.decode(msgspec.json.encode(value))
+    if deeper_than(plain, NESTING_MAX):
+        raise ValueError(f"data may be nested {NESTING_MAX} levels deep")
+    return Json(plain)
