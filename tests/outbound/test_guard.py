@@ -11,7 +11,7 @@ from covenant.model.errors import Invalid, Refusal
 from covenant.outbound.addresses import special_use
 from covenant.outbound.allowlist import AllowList
 from covenant.outbound.failures import AddressRefused
-from covenant.outbound.guard import PINS_MAX, AddressGuard
+from covenant.outbound.guard import LOGGED_MAX, PINS_MAX, AddressGuard
 from covenant.outbound.location import Unreadable, read_url
 from covenant.outbound.resolving import SystemResolver, Unresolved
 from tests.outbound.corpus import CALLABLE, PUBLIC, PUBLIC_V6, REFUSED, ZONE
@@ -139,6 +139,23 @@ async def test_the_operator_is_told_where_it_led_and_what_to_allow(
 ) -> None:
     refused = await refusal(AddressGuard((), resolver=names.resolver()), url)
     assert all(part in refused.detail for part in [*parts, *(["outbound.allow"] if "add" in parts[-1] else [])])
+
+
+async def test_what_is_refused_is_logged_for_the_operator_and_repeating_it_logs_nothing_more(
+    names: NameServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = AddressGuard((), resolver=names.resolver())
+    for _ in range(3):
+        await refusal(guard, "http://private.example/secret-path?token=s3cret")
+    await refusal(guard, "http://private.example:8080/")
+    assert [record.getMessage() for record in caplog.records] == ["outbound.refused"] * 2
+    said = caplog.records[0].__dict__
+    assert (said["host"], said["port"]) == ("private.example", 80)
+    assert "10.1.2.3" in said["reason"]
+    assert "s3cret" not in str(said)
+    for number in range(LOGGED_MAX):
+        await refusal(guard, f"http://10.0.{number // 256}.{number % 256}/")
+    assert len(guard._logged) == LOGGED_MAX
 
 
 async def test_a_refused_port_names_the_entry_that_would_open_it(names: NameServer) -> None:

@@ -7,12 +7,14 @@ connects to the addresses returned and never looks the name up again, so nothing
 `check` is for whoever takes a URL from somebody, to refuse it early. It is no permission: the name may lead elsewhere
 when the call is made, so `vet` judges again for every connection (see `covenant.outbound.transport`).
 
-To the caller all refused and unknown hosts look alike; `AddressRefused.detail` tells the operator which it was.
+To the caller all refused and unknown hosts look alike; `AddressRefused.detail` tells the operator which it was, and is
+logged here, once for each place while it is remembered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
@@ -24,8 +26,12 @@ from covenant.outbound.failures import ALLOW_SETTING, AddressRefused, not_callab
 from covenant.outbound.location import Host, Location, Unreadable, host_text, read_url
 from covenant.outbound.resolving import Resolver, Unresolved
 
+log = logging.getLogger(__name__)
+
 PINS_MAX: Final = 8
 """Addresses tried for one connection. All that a name has are judged."""
+LOGGED_MAX: Final = 1_000
+"""Refused places remembered, so that whoever repeats one does not fill the log."""
 LOOPBACK: Final = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 
 
@@ -47,6 +53,7 @@ class AddressGuard:
         self._allow = AllowList(allow)
         self._resolver = resolver
         self._resolve_s = resolve_s
+        self._logged: dict[tuple[Host, int], None] = {}
 
     def read(self, url: str) -> Location:
         """The URL's parts, if its text alone does not refuse it."""
@@ -71,12 +78,27 @@ class AddressGuard:
     async def vet(self, host: Host, port: int) -> tuple[Address, ...]:
         """Where to connect for this host, now. Raises AddressRefused."""
         self._check_port(host, port)
+        try:
+            return await self._judged(host, port)
+        except AddressRefused as refused:
+            self._log(host, port, refused)
+            raise
+
+    async def _judged(self, host: Host, port: int) -> tuple[Address, ...]:
         addresses = await self._addresses(host)
         for address in addresses:
             use = special_use(address)
             if not self._allow.allows(host, address, port, use):
                 raise _refused(host, port, address, use)
         return addresses[:PINS_MAX]
+
+    def _log(self, host: Host, port: int, refused: AddressRefused) -> None:
+        if (host, port) in self._logged:
+            return
+        if len(self._logged) >= LOGGED_MAX:
+            del self._logged[next(iter(self._logged))]
+        self._logged[host, port] = None
+        log.warning("outbound.refused", extra={"host": str(host), "port": port, "reason": refused.detail})
 
     def _check_port(self, host: Host, port: int) -> None:
         if not self._allow.opens(host, port):
