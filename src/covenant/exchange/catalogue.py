@@ -12,16 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
+from covenant.exchange.registry import Seat
 from covenant.exchange.tenancy import Caller
 from covenant.ledger.contract import Ledger
-from covenant.model.constitution import INDEX, INDEX_CONSTITUTION, CatalogueAgent, Constitution, Source
-from covenant.model.errors import Conflict, NotFound
+from covenant.ledger.machine.tenant_commands import PutAgent, RemoveAgent
+from covenant.ledger.machine.tenanting import agent_exists, unknown_agent, unknown_tenant
+from covenant.model.constitution import INDEX, INDEX_CONSTITUTION, RESERVED, CatalogueAgent, Constitution, Source
+from covenant.model.errors import Conflict, Forbidden, Invalid
+from covenant.model.grant import respond_actions
 from covenant.model.ids import AgentId
 from covenant.seal.keys import derived_key, public_key
 
 CLIENT: Final = "client"
+TENANT_KINDS: Final = frozenset({"worker", "model"})
+"""What a tenant may store by itself. Others run programs or make calls on the daemon's machine."""
+
 _RANK: Final = {"builtin": 0, "code": 1, "file": 2, "stored": 3}
 
 
@@ -29,21 +34,39 @@ class Catalogue:
     def __init__(self, ledger: Ledger, private_key: bytes) -> None:
         self._ledger = ledger
         self._private_key = private_key
+        self._operator_key = public_key(private_key)
         self._identities: dict[tuple[str, str], AgentId] = {}
         self._residents: dict[tuple[str, str], CatalogueAgent] = {}
-        self._stored: dict[tuple[str, str], CatalogueAgent] = {}
 
     def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
         """The hot path: a dictionary look-up or two."""
         if agent_id == INDEX:
             return _index(tenant)
-        return self._residents.get((tenant, agent_id)) or self._stored.get((tenant, agent_id))
+        return self._residents.get((tenant, agent_id)) or self._ledger.agent(tenant, agent_id)
 
     def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
-        """`index` first, then what is declared in code and in files, then the stored ones, the oldest first."""
-        found = {agent.id: agent for (owner, _), agent in self._stored.items() if owner == tenant}
-        found |= {agent.id: agent for (owner, _), agent in self._residents.items() if owner == tenant}
-        return (_index(tenant), *sorted(found.values(), key=lambda agent: (_RANK[agent.source], agent.created_at_ms)))
+        """`index`, then what code declares, then files by id, then the stored ones, the oldest first.
+
+        What is declared has been there from the start, and its order must not depend on when that was.
+        """
+        found = {agent.id: agent for agent in self._ledger.agents(tenant)}
+        for (owner, agent_id), agent in self._residents.items():
+            if owner == tenant:
+                found.pop(agent_id, None)
+                found[agent_id] = agent
+        return (_index(tenant), *sorted(found.values(), key=_place))
+
+    async def list(self, tenant: str) -> Sequence[CatalogueAgent]:
+        """For callers: nothing that is not durable."""
+        await self._ledger.durable()
+        return self.agents(tenant)
+
+    async def show(self, tenant: str, agent_id: str) -> CatalogueAgent:
+        await self._ledger.durable()
+        agent = self.agent(tenant, agent_id)
+        if agent is None:
+            raise unknown_agent(agent_id)
+        return agent
 
     def identity(self, tenant: str, agent_id: str) -> AgentId:
         key = (tenant, agent_id)
@@ -58,51 +81,109 @@ class Catalogue:
         """As whom a tenant's callers send."""
         return self.identity(tenant, CLIENT)
 
-    def add_resident(self, tenant: str, constitution: Constitution, source: Source) -> CatalogueAgent:
+    def seat(self, display: str) -> Seat | None:
+        """What an identity enrolled under this name must be; None if the catalogue has nothing to say about it.
+
+        A worker's is its agent's key, so that it leases the agent's tasks, and the right to answer its tenant.
+        """
+        agent_id, _, tenant = display.partition("@")
+        if self._ledger.tenant(tenant) is None:
+            return None
+        agent = self.agent(tenant, agent_id)
+        if agent_id not in RESERVED and agent is None:
+            return None
+        if agent is None or agent.constitution.kind != "worker":
+            raise Conflict("display_reserved", f"{display} is held by this daemon; only a worker agent can be enrolled")
+        return Seat(self.identity(tenant, agent_id).pubkey, respond_actions(self.client(tenant))[:1])
+
+    def add_resident(
+        self, tenant: str, constitution: Constitution, source: Source, *, changed_at_ms: int | None = None
+    ) -> CatalogueAgent:
         """Declare an agent from code or a file, in place of what was declared under its id before."""
-        key = (tenant, constitution.id)
-        now_ms = self._ledger.now_ms()
-        old = self._residents.get(key)
+        if self._ledger.tenant(tenant) is None:
+            raise unknown_tenant(tenant)
+        if constitution.id in RESERVED:
+            raise Invalid("invalid_agent", f"/id: {constitution.id!r} is reserved")
+        if constitution.kind == "function" and source != "code":
+            raise _only_code()
+        identity = self.identity(tenant, constitution.id)
+        enrolled = self._ledger.enrolled(identity)
+        if enrolled is not None and enrolled != identity:
+            raise Conflict("display_taken", f"/id: {identity.display} is an identity of its own; revoke it first")
+        now_ms = changed_at_ms if changed_at_ms is not None else self._ledger.now_ms()
+        old = self._residents.get((tenant, constitution.id))
+        same = old is not None and (old.constitution, old.source) == (constitution, source)
         agent = CatalogueAgent(
             tenant=tenant,
             constitution=constitution,
             created_at_ms=old.created_at_ms if old is not None else now_ms,
-            updated_at_ms=now_ms,
+            updated_at_ms=old.updated_at_ms if old is not None and same else now_ms,
             source=source,
         )
-        self._residents[key] = agent
+        self._residents[tenant, constitution.id] = agent
         return agent
 
     def remove_resident(self, tenant: str, agent_id: str) -> None:
         self._residents.pop((tenant, agent_id), None)
 
     async def store(self, caller: Caller, constitution: Constitution) -> CatalogueAgent:
-        key = (caller.tenant.name, constitution.id)
-        if self.agent(*key) is not None:
-            raise Conflict("agent_exists", f"there is an agent {constitution.id!r} already")
-        now_ms = self._ledger.now_ms()
-        agent = CatalogueAgent(tenant=key[0], constitution=constitution, created_at_ms=now_ms, updated_at_ms=now_ms)
-        self._stored[key] = agent
-        return agent
+        """Refused as `agent_exists` if the tenant has one of that id, wherever it is kept."""
+        tenant = caller.tenant.name
+        self._check(caller, constitution)
+        if (tenant, constitution.id) in self._residents:
+            raise agent_exists(constitution.id)
+        return await self._put(caller, constitution, replace=False)
 
     async def replace(self, caller: Caller, constitution: Constitution) -> CatalogueAgent:
-        key = (caller.tenant.name, constitution.id)
-        old = self._stored.get(key)
-        if old is None:
-            raise unknown_agent(constitution.id)
-        agent = msgspec.structs.replace(old, constitution=constitution, updated_at_ms=self._ledger.now_ms())
-        self._stored[key] = agent
-        return agent
+        """Wholesale: what the new constitution does not say is back at its default."""
+        self._check(caller, constitution)
+        self._check_stored(caller.tenant.name, constitution.id)
+        return await self._put(caller, constitution, replace=True)
 
-    async def remove(self, caller: Caller, agent_id: str) -> None:
-        if self._stored.pop((caller.tenant.name, agent_id), None) is None:
-            raise unknown_agent(agent_id)
+    async def remove(self, caller: Caller, agent_id: str) -> CatalogueAgent:
+        tenant = caller.tenant.name
+        self._check_stored(tenant, agent_id)
+        return await self._ledger.commit(RemoveAgent(by=self._by(caller), tenant=tenant, agent_id=agent_id))
+
+    async def _put(self, caller: Caller, constitution: Constitution, *, replace: bool) -> CatalogueAgent:
+        tenant = caller.tenant.name
+        return await self._ledger.commit(
+            PutAgent(
+                by=self._by(caller),
+                tenant=tenant,
+                constitution=constitution,
+                identity=self.identity(tenant, constitution.id),
+                replace=replace,
+            )
+        )
+
+    def _by(self, caller: Caller) -> AgentId:
+        return AgentId(caller.name, self._operator_key) if caller.operator else self.client(caller.tenant.name)
+
+    def _check(self, caller: Caller, constitution: Constitution) -> None:
+        kind = constitution.kind
+        if kind == "function":
+            raise _only_code()
+        if not caller.operator and kind not in TENANT_KINDS:
+            raise Forbidden("kind_not_allowed", f'/kind: only the operator may add a "{kind}" agent')
+
+    def _check_stored(self, tenant: str, agent_id: str) -> None:
+        """What is kept elsewhere is changed there."""
+        if agent_id == INDEX:
+            raise Conflict("agent_immutable", "index is built in; it cannot be changed or removed")
+        resident = self._residents.get((tenant, agent_id))
+        if resident is not None:
+            where = "a file in the home's agents folder" if resident.source == "file" else "code"
+            raise Conflict("agent_immutable", f"{agent_id} comes from {where}; change it there")
+
+
+def _place(agent: CatalogueAgent) -> tuple[int, str]:
+    return _RANK[agent.source], agent.id if agent.source == "file" else ""
 
 
 def _index(tenant: str) -> CatalogueAgent:
     return CatalogueAgent(tenant=tenant, constitution=INDEX_CONSTITUTION, source="builtin")
 
 
-def unknown_agent(agent_id: str) -> NotFound:
-    """The same for an agent that is nowhere and for one that is another tenant's."""
-    return NotFound("unknown_agent", f"no agent {agent_id[:80]!r} for this tenant")
+def _only_code() -> Invalid:
+    return Invalid("invalid_agent", '/kind: a "function" agent comes from code; see `covenant serve`')

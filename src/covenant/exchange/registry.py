@@ -52,8 +52,18 @@ class Enrolled(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     granted: tuple[Grant, ...] = ()
 
 
+class Seat(msgspec.Struct, frozen=True, gc=False):
+    """What an identity under a certain name must be: its key is given, and what it may do comes with it."""
+
+    pubkey: PublicKey
+    actions: tuple[str, ...] = ()
+
+
 class Registry:
-    """`save_operator_token` puts a rotated operator token where the operator's tools find it."""
+    """`save_operator_token` puts a rotated operator token where the operator's tools find it.
+
+    `seat` says what is kept for a name, and refuses names that nobody may enrol under.
+    """
 
     def __init__(
         self,
@@ -62,12 +72,15 @@ class Registry:
         operator: AgentId,
         operator_key: bytes,
         save_operator_token: Callable[[str], None],
+        *,
+        seat: Callable[[str], Seat | None] = lambda _: None,
     ) -> None:
         self._ledger = ledger
         self._doorkeeper = doorkeeper
         self._operator = operator
         self._operator_key = operator_key
         self._save_operator_token = save_operator_token
+        self._seat = seat
 
     async def enroll(
         self,
@@ -81,7 +94,7 @@ class Registry:
         check_display(display)
         if len(actions) > GRANTS_PER_ENROLMENT_MAX:
             raise Invalid("invalid_limit", f"at most {GRANTS_PER_ENROLMENT_MAX} grants at once")
-        key = check_pubkey(pubkey) if pubkey is not None else public_key(new_private_key())
+        key, actions = self._placed(display, pubkey, actions)
         agent = AgentId(display, key)
         taken = self._ledger.enrolled(agent)
         if taken is not None and taken.pubkey == key:
@@ -96,6 +109,16 @@ class Registry:
         grants = tuple(self._sign(agent, action, {}, None) for action in actions)
         await self._ledger.commit(Enroll(by=principal.agent, identity=identity, grants=grants))
         return Enrolled(identity=identity, token=token, granted=grants)
+
+    def _placed(self, display: str, pubkey: str | None, actions: Sequence[str]) -> tuple[PublicKey, Sequence[str]]:
+        """The key of a new identity, and what is granted to it."""
+        given = check_pubkey(pubkey) if pubkey is not None else None
+        seat = self._seat(display)
+        if seat is None:
+            return given if given is not None else public_key(new_private_key()), actions
+        if given not in (None, seat.pubkey):
+            raise Invalid("pubkey_given", f"{display} is an agent here, whose key is {seat.pubkey}; leave the key out")
+        return seat.pubkey, tuple(dict.fromkeys((*actions, *seat.actions)))
 
     async def identities(self, principal: Principal) -> Sequence[Identity]:
         await require_operator(self._ledger, principal, "listing identities")

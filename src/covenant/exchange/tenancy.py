@@ -16,7 +16,9 @@ from covenant.exchange.doorkeeper import TOKEN_LENGTH_MAX, Doorkeeper
 from covenant.exchange.operators import require_operator
 from covenant.exchange.principal import Principal
 from covenant.ledger.contract import Ledger
-from covenant.model.errors import Conflict, Invalid, NotFound, Unauthenticated
+from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant, RotateTenant
+from covenant.ledger.machine.tenanting import unknown_tenant
+from covenant.model.errors import Invalid, Unauthenticated
 from covenant.model.ids import AgentId
 from covenant.model.tenant import DEFAULT, Tenant, TenantLimits, check_tenant_name
 from covenant.seal.keys import TENANT_TOKEN_PREFIX_LENGTH, new_tenant_token, token_hash
@@ -46,24 +48,29 @@ class Tenancy:
         self._operator = operator
         self._doorkeeper = doorkeeper
         self._ends: dict[str, set[Callable[[], None]]] = {}
-        self._tenants: dict[str, Tenant] = {DEFAULT: Tenant(name=DEFAULT, created_at_ms=ledger.now_ms())}
-        self._by_token: dict[str, Tenant] = {}
+
+    async def open(self) -> None:
+        """See to it that the first tenant is there. It has no token of its own until one is made by rotating."""
+        if self._ledger.tenant(DEFAULT) is None:
+            await self._ledger.commit(AddTenant(by=self._operator, tenant=Tenant(name=DEFAULT)))
 
     def recognise(self, token: str) -> Caller | None:
         """The hot path: one hash, one look-up."""
         return self._caller(token_hash(token)) if len(token) <= TOKEN_LENGTH_MAX else None
 
     def _caller(self, token_sha256: str) -> Caller | None:
-        tenant = self._by_token.get(token_sha256)
+        tenant = self._ledger.tenant_of(token_sha256)
         if tenant is not None:
-            found = Caller(tenant, token_sha256, operator=False, name=f"client@{tenant.name}")
-            return found if tenant.disabled_at_ms is None else None
+            if tenant.disabled_at_ms is not None:
+                return None
+            return Caller(tenant, token_sha256, operator=False, name=f"client@{tenant.name}")
         identity = self._ledger.identity(token_sha256)
         if identity is None or identity.revoked_at_ms is not None or not identity.operator:
             return None
-        tenant = self._tenants[DEFAULT]
-        found = Caller(tenant, token_sha256, operator=True, name=identity.agent.display)
-        return found if tenant.disabled_at_ms is None else None
+        tenant = self._ledger.tenant(DEFAULT)
+        if tenant is None or tenant.disabled_at_ms is not None:
+            return None
+        return Caller(tenant, token_sha256, operator=True, name=identity.agent.display)
 
     async def authenticate(self, token: str | None, *, transport: str, address: str) -> Caller:
         """One answer for all that can be wrong with a token; the audit knows which it was."""
@@ -71,7 +78,7 @@ class Tenancy:
         if caller is None:
             reason = "no tenant has this token, or not any more" if token else "missing bearer token"
             await self._doorkeeper.turned_away(reason, transport=transport, address=address)
-            raise Unauthenticated("unauthenticated", "missing or invalid bearer token")
+            raise unauthenticated()
         return caller
 
     @contextmanager
@@ -94,68 +101,74 @@ class Tenancy:
                 self._ends.pop(caller.tenant.name, None)
 
     def tenant(self, name: str) -> Tenant | None:
-        return self._tenants.get(name)
+        return self._ledger.tenant(name)
+
+    async def acting(self, principal: Principal, name: str) -> Caller:
+        """The operator in a tenant's place."""
+        await require_operator(self._ledger, principal, "acting for a tenant")
+        tenant = self._ledger.tenant(name)
+        if tenant is None:
+            await self._ledger.durable()
+            raise unknown_tenant(name)
+        return Caller(tenant, principal.token_sha256, operator=True, name=principal.agent.display)
 
     async def add(self, principal: Principal, name: str, limits: TenantLimits | None = None) -> Minted:
         await require_operator(self._ledger, principal, "adding a tenant")
         check_tenant_name(name)
-        if name in self._tenants:
-            raise Conflict("tenant_exists", f"there is a tenant {name!r} already")
         token = new_tenant_token()
         tenant = Tenant(
             name=name,
             token_sha256=token_hash(token),
             token_prefix=token[:TENANT_TOKEN_PREFIX_LENGTH],
-            created_at_ms=self._ledger.now_ms(),
             limits=check_limits(limits or TenantLimits()),
         )
-        self._put(tenant)
-        return Minted(tenant, token)
+        return Minted(await self._ledger.commit(AddTenant(by=principal.agent, tenant=tenant)), token)
 
     async def list(self, principal: Principal) -> Sequence[Tenant]:
         """The oldest first."""
         await require_operator(self._ledger, principal, "listing tenants")
-        return tuple(self._tenants.values())
+        return await self._ledger.tenants()
 
     async def disable(self, principal: Principal, name: str) -> Tenant:
-        await require_operator(self._ledger, principal, "disabling a tenant")
-        tenant = msgspec.structs.replace(self._one(name), disabled_at_ms=self._ledger.now_ms())
-        self._put(tenant)
-        self._end_sessions(name)
-        return tenant
+        """From now on nobody speaks for it; what it has open is ended, what it has running goes on."""
+        return await self.change(principal, name, disabled=True)
 
     async def enable(self, principal: Principal, name: str) -> Tenant:
-        await require_operator(self._ledger, principal, "enabling a tenant")
-        tenant = msgspec.structs.replace(self._one(name), disabled_at_ms=None)
-        self._put(tenant)
+        return await self.change(principal, name, disabled=False)
+
+    async def change(
+        self, principal: Principal, name: str, *, disabled: bool | None = None, limits: TenantLimits | None = None
+    ) -> Tenant:
+        """What is None stays as it is."""
+        await require_operator(self._ledger, principal, "changing a tenant")
+        checked = check_limits(limits) if limits is not None else None
+        command = ChangeTenant(by=principal.agent, name=name, disabled=disabled, limits=checked)
+        tenant = await self._ledger.commit(command)
+        if tenant.disabled_at_ms is not None:
+            for end in tuple(self._ends.get(name, ())):
+                end()
         return tenant
 
     async def rotate(self, principal: Principal, name: str) -> Minted:
         """A new token; the old one ends at once."""
         await require_operator(self._ledger, principal, "rotating a tenant's token")
-        old, token = self._one(name), new_tenant_token()
-        tenant = msgspec.structs.replace(
-            old, token_sha256=token_hash(token), token_prefix=token[:TENANT_TOKEN_PREFIX_LENGTH]
+        token = new_tenant_token()
+        old = self._ledger.tenant(name)
+        tenant = await self._ledger.commit(
+            RotateTenant(
+                by=principal.agent,
+                name=name,
+                token_sha256=token_hash(token),
+                token_prefix=token[:TENANT_TOKEN_PREFIX_LENGTH],
+            )
         )
-        self._by_token.pop(old.token_sha256, None)
-        self._put(tenant)
-        self._doorkeeper.end_sessions(old.token_sha256)
+        if old is not None and old.token_sha256:
+            self._doorkeeper.end_sessions(old.token_sha256)
         return Minted(tenant, token)
 
-    def _one(self, name: str) -> Tenant:
-        tenant = self.tenant(name)
-        if tenant is None:
-            raise NotFound("unknown_tenant", f"no tenant is called {name[:80]!r}")
-        return tenant
 
-    def _put(self, tenant: Tenant) -> None:
-        self._tenants[tenant.name] = tenant
-        if tenant.token_sha256:
-            self._by_token[tenant.token_sha256] = tenant
-
-    def _end_sessions(self, name: str) -> None:
-        for end in tuple(self._ends.get(name, ())):
-            end()
+def unauthenticated() -> Unauthenticated:
+    return Unauthenticated("unauthenticated", "missing or invalid bearer token")
 
 
 def check_limits(limits: TenantLimits) -> TenantLimits:

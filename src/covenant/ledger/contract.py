@@ -221,11 +221,11 @@ class Ledger(Protocol):
     def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
         """An agent that is stored for the tenant."""
 
+    def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
+        """Those stored for the tenant, the oldest first. What waits for `durable` first tells only what is on disk."""
+
     async def tenants(self) -> Sequence[Tenant]:
         """The oldest first."""
-
-    async def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
-        """Those stored for the tenant, the oldest first."""
 
     async def identities(self) -> Sequence[Identity]: ...
     async def grants(self) -> Sequence[Grant]: ...

@@ -110,7 +110,7 @@ class TenantingSuite(Suite):
         stored = await put_agent(desk, "acme", Constitution(id="writer", goal="write"))
         assert desk.ledger.agent("acme", "writer") == stored
         assert desk.ledger.agent("other", "writer") is None
-        assert await desk.ledger.agents("other") == ()
+        assert desk.ledger.agents("other") == ()
         await put_agent(desk, "other", "writer")
         with refused("unknown_agent", 404):
             await put_agent(desk, "other", "reader", replace=True)
@@ -128,7 +128,7 @@ class TenantingSuite(Suite):
         assert replaced.constitution.goal == "other"
         assert replaced.created_at_ms == first.created_at_ms
         assert replaced.updated_at_ms == desk.clock()
-        assert [each.id for each in await desk.ledger.agents("acme")] == ["writer", "reader"]
+        assert [each.id for each in desk.ledger.agents("acme")] == ["writer", "reader"]
         assert (await desk.audit_rows())[-1]["kind"] == {
             "type": "agent_stored",
             "tenant": "acme",
@@ -189,13 +189,13 @@ class TenantKeepingSuite(RestartSuite):
         await desk.ledger.commit(RemoveAgent(by=OPERATOR, tenant="acme", agent_id="gone"))
         await put_agent(desk, "acme", Constitution(id="writer", goal="write"), replace=True)
         await put_agent(desk, "acme", constitution, replace=True)
-        tenants, agents = await desk.ledger.tenants(), await desk.ledger.agents("acme")
+        tenants, agents = await desk.ledger.tenants(), desk.ledger.agents("acme")
         for again in range(3):
             if again:
                 await desk.ledger.compact()
             desk = await restart(desk)
             assert await desk.ledger.tenants() == tenants
-            assert await desk.ledger.agents("acme") == agents
+            assert desk.ledger.agents("acme") == agents
             assert desk.ledger.tenant_of("new") == desk.ledger.tenant("acme")
             assert desk.ledger.tenant_of("hash of acme's token") is None
             assert desk.ledger.agent("acme", "gone") is None

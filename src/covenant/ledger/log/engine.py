@@ -286,8 +286,7 @@ class LogLedger:
         await self.durable()
         return tuple(self._state.tenants.values())
 
-    async def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
-        await self.durable()
+    def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
         return tuple(self._state.stored_agents.get(tenant, {}).values())
 
     async def identities(self) -> Sequence[Identity]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from covenant.ledger.machine.commands import AUDIT, Command, Key
-from covenant.model.constitution import CatalogueAgent, Constitution
+from covenant.model.constitution import RESERVED, CatalogueAgent, Constitution
 from covenant.model.ids import AgentId
 from covenant.model.tenant import Tenant, TenantLimits
 
@@ -15,7 +15,12 @@ class AddTenant(Command[Tenant], frozen=True, gc=False, kw_only=True):
     tenant: Tenant
 
     def keys(self) -> tuple[Key, ...]:
-        return ("tenants",), ("tenant", self.tenant.name), AUDIT
+        return ("tenants",), ("tenant", self.tenant.name), *(("agent", display) for display in self.displays), AUDIT
+
+    @property
+    def displays(self) -> tuple[str, ...]:
+        """Who comes with a tenant: their names must not be held by somebody else."""
+        return tuple(f"{name}@{self.tenant.name}" for name in sorted(RESERVED))
 
 
 class TenantCommand(Command[Tenant], frozen=True, gc=False, kw_only=True):

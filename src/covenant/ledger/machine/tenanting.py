@@ -24,6 +24,8 @@ def add_tenant(decide: Decide, command: AddTenant) -> Tenant:
         raise decide.refuse(
             OverLimit("too_many_tenants", f"there may be at most {decide.view.limits.tenants_max} tenants")
         )
+    for taken in (display for display in command.displays if decide.view.identities(display)):
+        raise decide.refuse(Conflict("display_taken", f"{taken} is an identity of its own; revoke it first"))
     tenant = replace(command.tenant, created_at_ms=decide.now_ms)
     decide.add(TenantPut(tenant))
     decide.audit(command.by, {"type": "tenant_added", "tenant": name, "token_prefix": tenant.token_prefix})
