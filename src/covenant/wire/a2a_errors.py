@@ -8,6 +8,7 @@ methods differ in two places: a refused version is -32007, refused push notifica
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ DOMAIN: Final = "a2a-protocol.org"
 PARSE_ERROR: Final = -32700
 
 _TYPE: Final = "type.googleapis.com/google.rpc."
+# Every refusal of params begins so, whoever worded it.
+_names_field = re.compile(r"([A-Za-z][\w.\[\]-]*): (.+)", re.DOTALL).fullmatch
 
 
 class Dialect(enum.Enum):
@@ -111,9 +114,7 @@ class InvalidParams(Invalid):
     """A request that names something badly: `field` is where, in the spelling of the wire."""
 
     def __init__(self, field: str, description: str) -> None:
-        super().__init__("invalid_params", f"{field}: {description}" if field else description)
-        self.field = field
-        self.description = description
+        super().__init__("invalid_params", f"{field}: {description}")
 
 
 class Error(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -152,11 +153,12 @@ def _details(error: BaseException) -> Iterator[dict[str, Any]]:
     if isinstance(error, Refusal):
         info["metadata"] = {"code": error.code}
     yield info
-    if isinstance(error, InvalidParams) and error.field:
-        violation = {"field": error.field, "description": error.description}
-        yield {"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]}
-    if isinstance(error, Refusal) and error.retry_after_ms is not None:
-        yield {"@type": f"{_TYPE}RetryInfo", "retryDelay": f"{error.retry_after_ms / 1000:.3f}s"}
+    if isinstance(error, Refusal):
+        if error.code == "invalid_params" and (said := _names_field(error.message)):
+            violation = {"field": said[1], "description": said[2]}
+            yield {"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]}
+        if error.retry_after_ms is not None:
+            yield {"@type": f"{_TYPE}RetryInfo", "retryDelay": f"{error.retry_after_ms / 1000:.3f}s"}
 
 
 _encode = msgspec.json.Encoder().encode

@@ -63,7 +63,7 @@ def misfit(message: str) -> InvalidParams:
     match = _WRONG.fullmatch(message)
     assert match is not None
     where = (match["where"] or "").removeprefix("$").removeprefix(".")
-    return InvalidParams(where, match["what"] if where else f"params: {match['what']}")
+    return InvalidParams(where or "params", match["what"])
 
 
 @functools.cache

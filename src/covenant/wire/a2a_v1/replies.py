@@ -7,22 +7,33 @@ all beginning with `covenant.`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from covenant.model.asking import ListTasks, PushConfig, TaskPage
-from covenant.model.folding import TaskState, TaskView, final_message, fold, status_message
-from covenant.model.result import Result, ResultStatus
-from covenant.model.step import Began, Continued, Ended, Started, Step
+from covenant.model.folding import TaskView, fold
+from covenant.model.result import Result
+from covenant.model.step import Began, Step
 from covenant.model.task import Task
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.update import ArtifactUpdate
 from covenant.wire.a2a_v1.parts import Message, Part, message_of, parts_of
 from covenant.wire.a2a_v1.requests import STATE_NAMES
 from covenant.wire.moments import written
+from covenant.wire.telling import (
+    AWAITING_REPAIR,
+    News,
+    agent_of,
+    bare,
+    context_of,
+    is_bare,
+    is_partial,
+    newest,
+    said,
+    usage_of,
+)
 
-AWAITING_REPAIR = "worker lost, awaiting repair"
-DELETED = b"{}"
+DELETED: Final = b"{}"
 
 
 class _Written(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -110,24 +121,7 @@ class _Pushes(_Written, frozen=True):
     next_page_token: str = ""
 
 
-News = Started | StatusUpdate | MessageUpdate | Continued | Ended
-"""What is told as a status."""
-Metadata = dict[str, Any] | Notes | None
-
 _encode = msgspec.json.Encoder().encode
-
-
-def context_of(task: Task) -> str:
-    """A task that no client put into a context is a context of its own."""
-    return task.context_id or task.id
-
-
-def agent_of(task: Task) -> str:
-    return task.recipient.display.partition("@")[0]
-
-
-def usage_of(result: Result | None) -> dict[str, Any] | None:
-    return result.metadata or None if result is not None and result.metadata is not msgspec.UNSET else None
 
 
 def encode_task(view: TaskView, history_length: int | None = None) -> bytes:
@@ -136,8 +130,8 @@ def encode_task(view: TaskView, history_length: int | None = None) -> bytes:
 
 def encode_sent(view: TaskView, history_length: int | None = None) -> bytes:
     """SendMessageResponse: the task, or the message that is all there is to say."""
-    if view.result is not None and view.result.reply is True:
-        return _encode(_Reply(message=_bare(view)))
+    if is_bare(view):
+        return encode_message(view)
     return _encode(_Reply(_task(view, history_length)))
 
 
@@ -148,7 +142,7 @@ def encode_snapshot(view: TaskView, history_length: int | None = None) -> bytes:
 
 def encode_message(view: TaskView) -> bytes:
     """The only frame of a stream whose agent answers with a bare message."""
-    return _encode(_Reply(message=_bare(view)))
+    return _encode(_Reply(message=message_of(bare(view), None, context_of(view.task), "")))
 
 
 def encode_page(page: TaskPage, asked: ListTasks) -> bytes:
@@ -159,8 +153,9 @@ def encode_page(page: TaskPage, asked: ListTasks) -> bytes:
 def _task(view: TaskView, length: int | None, *, listed: bool = False, artifacts: bool = True) -> _Task:
     task = view.task
     task_id, context_id = task.id, context_of(task)
-    said = view.message
-    message = message_of(said, task_id, context_id, f"{task_id}-s{view.generation}") if said is not None else None
+    message = None
+    if view.message is not None:
+        message = message_of(view.message, task_id, context_id, f"{task_id}-s{view.generation}")
     shown: list[_Artifact] | msgspec.UnsetType = msgspec.UNSET
     # Where a listing is asked for artifacts it says so even of none; elsewhere none is simply not there.
     if artifacts and (listed or view.artifacts):
@@ -170,7 +165,8 @@ def _task(view: TaskView, length: int | None, *, listed: bool = False, artifacts
             )
             for kept in view.artifacts
         ]
-    history = _history(view, context_id, length)
+    first, kept = newest(view, length)
+    history = [message_of(each, task_id, context_id, f"{task_id}-h{at}") for at, each in enumerate(kept, start=first)]
     return _Task(
         task_id,
         context_id,
@@ -186,22 +182,6 @@ def _task(view: TaskView, length: int | None, *, listed: bool = False, artifacts
             usage=usage_of(view.result),
         ),
     )
-
-
-def _history(view: TaskView, context_id: str, length: int | None) -> list[Message]:
-    """The newest `length` messages; all of them if nobody said how many."""
-    if length == 0:
-        return []
-    first = 0 if length is None else max(0, len(view.history) - length)
-    task_id = view.task.id
-    kept = view.history[first:] if first else view.history
-    return [message_of(said, task_id, context_id, f"{task_id}-h{at}") for at, said in enumerate(kept, start=first)]
-
-
-def _bare(view: TaskView) -> Message:
-    assert view.result is not None
-    said = MessageUpdate(parts=view.result.content, message_id=f"{view.task.id}-r")
-    return message_of(said, None, context_of(view.task), "")
 
 
 def encode_step(task: Task, step: Step) -> bytes:
@@ -221,28 +201,18 @@ def encode_step(task: Task, step: Step) -> bytes:
 
 
 def _status_update(task: Task, step: Step, what: News) -> _StatusUpdate:
-    state, said, metadata = _news(task, step.generation, what)
+    news = said(task, step.generation, what)
     context_id = context_of(task)
     message = None
-    if said is not None:
-        message = message_of(said, task.id, context_id, f"{task.id}-s{step.generation}")
-    status = _Status(STATE_NAMES[state], message, written(step.ts_ms))
-    return _StatusUpdate(task.id, context_id, status, metadata)
+    if news.message is not None:
+        message = message_of(news.message, task.id, context_id, f"{task.id}-s{step.generation}")
+    status = _Status(STATE_NAMES[news.state], message, written(step.ts_ms))
+    return _StatusUpdate(task.id, context_id, status, _notes(news.result) or news.metadata)
 
 
-def _news(task: Task, generation: int, what: News) -> tuple[TaskState, MessageUpdate | None, Metadata]:
-    """The state that a step brought, what was said with it, and what we add."""
-    match what:
-        case Started() | Continued():
-            return TaskState.WORKING, None, None
-        case StatusUpdate(state=state, metadata=metadata) as update:
-            return TaskState(state), status_message(task.id, update, generation), metadata
-        case MessageUpdate() as said:
-            return TaskState.WORKING, said, None
-        case Ended(ending, result):
-            partial, usage = result.status is ResultStatus.PARTIAL, usage_of(result)
-            notes = Notes(partial=partial, usage=usage) if partial or usage else None
-            return TaskState(ending.value), final_message(result, ending), notes
+def _notes(result: Result | None) -> Notes | None:
+    partial, usage = is_partial(result), usage_of(result)
+    return Notes(partial=partial, usage=usage) if partial or usage else None
 
 
 def encode_push(task_id: str, config: PushConfig) -> bytes:
