@@ -57,7 +57,7 @@ def encode_combined(card: AgentCard) -> bytes:
 
 def card_fields(card: AgentCard) -> dict[str, Any]:
     """The form of A2A 1.0 as plain values: what is signed, and what stands inside other answers."""
-    fields: dict[str, Any] = msgspec.to_builtins(card)
+    fields: dict[str, Any] = msgspec.json.decode(encode_card(card))
     return fields
 
 

@@ -1,0 +1,232 @@
+"""From an agent of the catalogue to its card: made when somebody asks, signed once, and kept until the agent changes.
+
+`agent_card` needs nothing but the agent and the URL that callers reach this daemon by. What else is switched on comes
+as an `Offer`: a card promises nothing that the daemon does not do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Final, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from covenant.exchange.skills import skills_of
+from covenant.exchange.tenancy import Caller
+from covenant.model.card import (
+    GRPC,
+    HTTP_JSON,
+    JSONRPC,
+    AgentCard,
+    Capabilities,
+    Extension,
+    HttpAuth,
+    Interface,
+    Provider,
+    Scopes,
+    SecurityRequirement,
+    SecurityScheme,
+    Signature,
+    Skill,
+)
+from covenant.model.constitution import INDEX, CatalogueAgent, Constitution
+from covenant.model.tools import Tool
+from covenant.seal.cards import CardSigner
+from covenant.wire.card import card_fields
+
+AGENTS_PATH: Final = "/v1/a2a/agents"
+A2A_PATH: Final = "/v1/a2a"
+KEYS_PATH: Final = "/.well-known/jwks.json"
+CARDS_KEPT_MAX: Final = 4_096
+"""Signed cards in memory. One more than that costs a signature again."""
+LIMITS_URI: Final = "urn:covenant:limits"
+
+Anonymous = Literal["never", "loopback", "anywhere"]
+
+INPUT_MODES: Final = ("text/plain",)
+OUTPUT_MODES: Final = ("text/plain", "application/json")
+
+_SCHEMES: Final = {"bearer": SecurityScheme(http_auth_security_scheme=HttpAuth(scheme="bearer"))}
+_REQUIRED: Final = (SecurityRequirement(schemes={"bearer": Scopes()}),)
+_DISCOVER: Final = Skill(
+    id="discover",
+    name="discover",
+    description="Authenticate with a tenant's bearer token, then fetch the card of one agent.",
+    tags=("discovery", "auth-required"),
+)
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What is switched on, beside the agents."""
+
+    provider: Provider | None = None
+    documentation_url: str | None = None
+    push_notifications: bool = False
+    grpc_port: int | None = None
+    tools: tuple[Tool, ...] = ()
+
+
+def agent_card(
+    agent: CatalogueAgent, base_url: str, offer: Offer | None = None, *, token_needed: bool = True
+) -> AgentCard:
+    """Unsigned. Without `token_needed` the card says that anybody may call."""
+    offer = offer or Offer()
+    constitution = agent.constitution
+    return AgentCard(
+        name=constitution.name or constitution.id,
+        description=_description(constitution),
+        supported_interfaces=_interfaces(f"{base_url}{AGENTS_PATH}/{constitution.id}", constitution.id, offer),
+        provider=offer.provider,
+        version=_version(agent),
+        documentation_url=offer.documentation_url,
+        capabilities=Capabilities(
+            streaming=True,
+            push_notifications=offer.push_notifications,
+            extended_agent_card=True,
+            extensions=tuple(Extension(uri=uri, required=True) for uri in constitution.extensions),
+        ),
+        security_schemes=_SCHEMES,
+        security_requirements=_REQUIRED if token_needed else (),
+        default_input_modes=constitution.input_modes or INPUT_MODES,
+        default_output_modes=constitution.output_modes or OUTPUT_MODES,
+        skills=skills_of(constitution, offer.tools),
+    )
+
+
+def stub_card(base_url: str, offer: Offer | None = None) -> AgentCard:
+    """For callers without a token: how to get one's foot in the door, and no word of who is inside."""
+    offer = offer or Offer()
+    return AgentCard(
+        name="covenant",
+        description="Agents behind a token: authenticate, then fetch the card of one of them.",
+        supported_interfaces=(
+            Interface(url=f"{base_url}{A2A_PATH}", protocol_binding=JSONRPC, protocol_version="1.0"),
+        ),
+        provider=offer.provider,
+        version="stub",
+        documentation_url=offer.documentation_url,
+        capabilities=Capabilities(streaming=True, push_notifications=False, extended_agent_card=False),
+        security_schemes=_SCHEMES,
+        security_requirements=_REQUIRED,
+        default_input_modes=INPUT_MODES,
+        default_output_modes=OUTPUT_MODES,
+        skills=(_DISCOVER,),
+    )
+
+
+def _description(constitution: Constitution) -> str:
+    said = " — ".join(text for text in (constitution.role, constitution.goal) if text)
+    return said or constitution.description or f"Covenant agent {constitution.id}"
+
+
+def _version(agent: CatalogueAgent) -> str:
+    """Changes with the agent, and only then: what is declared in code or a file is not new after each start."""
+    if agent.id == INDEX:
+        return INDEX
+    if agent.source == "stored":
+        return str(agent.updated_at_ms)
+    return hashlib.sha256(msgspec.json.encode(agent.constitution)).hexdigest()[:12]
+
+
+def _interfaces(url: str, agent_id: str, offer: Offer) -> tuple[Interface, ...]:
+    """The preferred one first. The dialect of 0.3 is spoken on the same URL, so it is named last."""
+    found = [
+        Interface(url=url, protocol_binding=JSONRPC, protocol_version="1.0"),
+        Interface(url=url, protocol_binding=HTTP_JSON, protocol_version="1.0"),
+    ]
+    if offer.grpc_port is not None:
+        host = urlsplit(url).hostname or "localhost"
+        address = f"[{host}]:{offer.grpc_port}" if ":" in host else f"{host}:{offer.grpc_port}"
+        found.append(Interface(url=address, protocol_binding=GRPC, protocol_version="1.0", tenant=agent_id))
+    return (*found, Interface(url=url, protocol_binding=JSONRPC, protocol_version="0.3"))
+
+
+class _Key(NamedTuple):
+    tenant: str
+    agent_id: str
+    base_url: str
+    kind: str
+
+
+class Cards:
+    """Signed cards. Without a signer they are the same, unsigned."""
+
+    def __init__(self, offer: Offer, signer: CardSigner | None = None) -> None:
+        self.offer = offer
+        self._signer = signer
+        self._kept: dict[_Key, tuple[object, AgentCard]] = {}
+
+    def card(self, agent: CatalogueAgent, base_url: str, *, token_needed: bool = True) -> AgentCard:
+        key = _Key(agent.tenant, agent.id, base_url, "own" if token_needed else "open")
+        return self._signed(key, agent, lambda: agent_card(agent, base_url, self.offer, token_needed=token_needed))
+
+    def stub(self, base_url: str) -> AgentCard:
+        return self._signed(_Key("", "", base_url, "stub"), None, lambda: stub_card(base_url, self.offer))
+
+    def extended_card(self, caller: Caller, agent: CatalogueAgent, base_url: str) -> AgentCard:
+        """For one tenant's callers: the card, and what they may use of the agent. The caller's own agents only."""
+        limits = {
+            name: value
+            for name, value in {
+                "concurrency": caller.tenant.limits.concurrency,
+                "ratePerMinute": caller.tenant.limits.rate_per_min,
+                "burst": caller.tenant.limits.burst,
+                "turnTimeoutMs": agent.constitution.timeout_ms,
+            }.items()
+            if value
+        }
+
+        def make() -> AgentCard:
+            card = agent_card(agent, base_url, self.offer)
+            if not limits:
+                return card
+            told = Extension(uri=LIMITS_URI, description="What callers with this token may use", params=limits)
+            extensions = (*card.capabilities.extensions, told)
+            capabilities = msgspec.structs.replace(card.capabilities, extensions=extensions)
+            return msgspec.structs.replace(card, capabilities=capabilities)
+
+        return self._signed(_Key(agent.tenant, agent.id, base_url, "extended"), (agent, limits), make)
+
+    def key_set(self) -> dict[str, object]:
+        """The public keys that cards are signed with, as a JSON Web Key Set."""
+        return self._signer.key_set() if self._signer is not None else {"keys": []}
+
+    def _signed(self, key: _Key, made_of: object, make: Callable[[], AgentCard]) -> AgentCard:
+        known = self._kept.get(key)
+        if known is not None and known[0] == made_of:
+            return known[1]
+        card = self._sign(make(), key.base_url)
+        # The oldest makes room: callers choose the name in a URL, and must not choose how much is kept.
+        if key not in self._kept and len(self._kept) >= CARDS_KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = (made_of, card)
+        return card
+
+    def _sign(self, card: AgentCard, base_url: str) -> AgentCard:
+        if self._signer is None:
+            return card
+        signed = self._signer.sign(card_fields(card), keys_url=f"{base_url}{KEYS_PATH}")
+        return msgspec.structs.replace(card, signatures=tuple(Signature(protected=p, signature=s) for p, s in signed))
+
+
+def admits_anonymous(mode: Anonymous, *, bind_addr: str, peer: str | None, forwarded: bool) -> bool:
+    """Whether a caller without a token may use the published agent.
+
+    `loopback` means this machine's own callers: HTTP listens on a loopback address, the caller has one, and nobody
+    forwarded the request from further away (`forwarded`: it carries a proxy's headers).
+    """
+    if mode == "loopback":
+        return _loopback(bind_addr) and _loopback(peer) and not forwarded
+    return mode == "anywhere"
+
+
+def _loopback(address: str | None) -> bool:
+    try:
+        found = ip_address(address or "")
+    except ValueError:
+        return False
+    mapped = getattr(found, "ipv4_mapped", None)
+    return (mapped or found).is_loopback

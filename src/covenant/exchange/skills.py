@@ -1,0 +1,174 @@
+"""What a card says an agent can do: talk, its capabilities, the skills it declares, and the tools it may call.
+
+Only what the agent can really use is listed. Each skill's id is one word, and no two skills of a card have the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from covenant.model import constitution as written
+from covenant.model.card import Skill
+from covenant.model.constitution import Constitution, Kind
+from covenant.model.tools import Tool
+
+SLASH_KINDS: Final[frozenset[Kind]] = frozenset({"model"})
+"""Agents that carry out slash commands. Those of other kinds are programs, and would take one for plain text."""
+TOOL_KINDS: Final[frozenset[Kind]] = frozenset({"model"})
+"""Agents whose MCP calls are made for them, so that every registered tool is theirs unless they may not use it.
+
+A program may bring its own way to call tools; it has those that its constitution names.
+"""
+
+MCP: Final = "/mcp"
+GENERAL: Final = ("general",)
+_JSON: Final = ("application/json",)
+_JSON_AND_TEXT: Final = ("application/json", "text/plain")
+
+CHAT: Final = Skill(id="chat", name="chat", description="Ask in plain text, and get an answer.", tags=("text",))
+
+CAPABILITIES: Final = {
+    "/fetch": ("fetch-url", "Fetch a web address and read what is there."),
+    "/search": ("web-search", "Search the web."),
+    "/browse": ("browse-page", "Open a web page and read it as a person would."),
+    "/exec": ("shell-exec", "Run a command in a shell."),
+    "/write": ("write-file", "Write a file."),
+    "/read": ("read-file", "Read a file."),
+    "/list": ("list-files", "List files."),
+    "/map": ("workspace-map", "Give an overview of a workspace."),
+    MCP: ("mcp-tools", "Call tools of MCP servers."),
+    "/agent": ("delegate", "Hand work to another agent."),
+    "/parallel": ("parallel-fanout", "Hand work to several agents at once."),
+    "/advise": ("advisor-consult", "Ask an advisor before answering."),
+    "/todo": ("todos", "Keep a list of what is to be done."),
+    "/schedule": ("schedule", "Do something at a later time."),
+    "/lesson": ("lessons", "Remember what was learned from mistakes."),
+    "/mem": ("memory", "Remember facts between tasks."),
+}
+
+TOOL_PREFIXES: Final = ("covenant_", "corvid_")
+SPELLINGS: Final = {"github": "GitHub", "pr": "PR", "prs": "PRs", "a2a": "A2A", "api": "API"}
+TOOL_TAGS: Final = {
+    "send_message": ("messaging", "communication"),
+    "save_memory": ("memory", "blockchain"),
+    "recall_memory": ("memory", "blockchain"),
+    "list_agents": ("discovery", "agents"),
+    "extend_timeout": ("session", "management"),
+    "check_credits": ("credits", "billing"),
+    "grant_credits": ("credits", "billing", "admin"),
+    "credit_config": ("credits", "billing", "admin"),
+    "create_work_task": ("development", "automation"),
+    "manage_schedule": ("automation", "scheduling"),
+    "web_search": ("search", "web"),
+    "deep_research": ("search", "research"),
+    "discover_agent": ("discovery", "a2a"),
+    "check_reputation": ("reputation", "trust"),
+    "check_health_trends": ("health", "monitoring"),
+    "publish_attestation": ("reputation", "blockchain"),
+    "verify_agent_reputation": ("reputation", "trust", "blockchain"),
+    "invoke_remote_agent": ("a2a", "communication"),
+}
+# The first row that has a word of the tool's name.
+GITHUB_TAGS: Final = (
+    ({"star", "unstar", "follow"}, ("github", "social")),
+    ({"fork", "info"}, ("github", "repository")),
+    ({"review", "diff"}, ("github", "pull-requests", "review")),
+    ({"comment"}, ("github", "pull-requests", "communication")),
+    ({"pr", "prs"}, ("github", "pull-requests")),
+    ({"issue", "issues"}, ("github", "issues")),
+)
+
+
+def skills_of(constitution: Constitution, tools: Sequence[Tool] = ()) -> tuple[Skill, ...]:
+    return _distinct(
+        (
+            CHAT,
+            *_capability_skills(constitution),
+            *(_declared_skill(skill) for skill in constitution.skills),
+            *_tool_skills(usable_tools(constitution, tools)),
+        )
+    )
+
+
+def usable_tools(constitution: Constitution, tools: Sequence[Tool]) -> Sequence[Tool]:
+    """The registered tools that this agent can and may call."""
+    allowed = constitution.mcp_tool_permissions
+    if constitution.kind in TOOL_KINDS:
+        commands = {capability.split(maxsplit=1)[0] for capability in constitution.capabilities if capability.strip()}
+        if constitution.capabilities and MCP not in commands:
+            return ()
+        if allowed is None:
+            return tools
+    return [tool for tool in tools if allowed is not None and (tool.name in allowed or tool.full_name in allowed)]
+
+
+def _capability_skills(constitution: Constitution) -> Iterator[Skill]:
+    if constitution.kind not in SLASH_KINDS:
+        return
+    for capability in constitution.capabilities:
+        known = CAPABILITIES.get(capability.strip())
+        name = known[0] if known else _one_word(capability.strip().removeprefix("/"), "capability")
+        description = known[1] if known else f"Capability: {capability.strip() or name}"
+        yield Skill(id=name, name=name, description=description, tags=(capability.strip() or name,))
+
+
+def _declared_skill(skill: written.Skill) -> Skill:
+    name = skill.name or skill.id
+    return Skill(
+        id=_one_word(skill.id, "skill"),
+        name=name,
+        description=skill.description or name,
+        tags=skill.tags or GENERAL,
+        examples=skill.examples,
+        input_modes=skill.input_modes,
+        output_modes=skill.output_modes,
+    )
+
+
+def _tool_skills(tools: Sequence[Tool]) -> Iterator[Skill]:
+    """Two servers may have tools of one name: the second is then told apart by its server."""
+    seen: set[str] = set()
+    for tool in tools:
+        yield Skill(
+            id=tool.full_name if tool.name in seen else tool.name,
+            name=tool_title(tool.name),
+            description=tool.description or f"Tool: {tool.name}",
+            tags=tool_tags(tool.name),
+            input_modes=_JSON,
+            output_modes=_JSON_AND_TEXT,
+        )
+        seen.add(tool.name)
+
+
+def tool_title(name: str) -> str:
+    """`corvid_github_list_prs` as people would write it: GitHub List PRs."""
+    words = filter(None, _plain(name).split("_"))
+    return " ".join(SPELLINGS.get(word, word[:1].upper() + word[1:]) for word in words) or name
+
+
+def tool_tags(name: str) -> tuple[str, ...]:
+    plain = _plain(name)
+    if plain.startswith("github_"):
+        words = set(plain.split("_"))
+        return next((tags for some, tags in GITHUB_TAGS if some & words), ("github",))
+    return TOOL_TAGS.get(plain, GENERAL)
+
+
+def _plain(name: str) -> str:
+    for prefix in TOOL_PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _one_word(text: str, otherwise: str) -> str:
+    return re.sub(r"[^\w.]+", "-", text).strip("-") or otherwise
+
+
+def _distinct(skills: Iterable[Skill]) -> tuple[Skill, ...]:
+    """The first of each id."""
+    kept: dict[str, Skill] = {}
+    for skill in skills:
+        kept.setdefault(skill.id, skill)
+    return tuple(kept.values())
