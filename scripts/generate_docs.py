@@ -75,7 +75,8 @@ def settings() -> str:
     parts = [SETTINGS_INTRO]
     for section, kind in sections().items():
         rows = [
-            f"| `{entry.name}`<br>`{entry.variable}` | {shown(entry.default)} | {entry.setting.kind.allowed} "
+            f"| {'<br>'.join(f'`{name}`' for name in (entry.name, *entry.variables))} | {shown(entry.default)} "
+            f"| {entry.setting.kind.allowed} "
             f"| {entry.setting.meaning} |"
             for entry in entries(section)
         ]

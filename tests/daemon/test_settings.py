@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from covenant.daemon.loading import FILE_NAME, Entry, entries, load, rows
+from covenant.daemon.setting import address
 from covenant.daemon.settings import LimitSettings, Settings
 from covenant.exchange.mailbox import MailboxLimits
 from covenant.ledger.machine.view import Limits
@@ -206,3 +207,42 @@ def test_rows_tell_value_source_and_meaning_of_every_setting(tmp_path: Path) -> 
     assert told.keys() == {"home", *(entry.name for entry in entries())}
     assert (told["http.port"].value, told["http.port"].source) == (1, "flag")
     assert all(row.meaning.endswith((".", "…")) for row in told.values())
+
+
+@pytest.mark.parametrize("entry", [entry for entry in entries() if entry.setting.also], ids=lambda entry: entry.name)
+def test_a_second_name_in_the_environment_counts_where_the_first_is_not_set(tmp_path: Path, entry: Entry) -> None:
+    also = entry.setting.also
+    assert also is not None
+    given, stronger = ("9001", "9002") if isinstance(entry.default, int) else ("http://one", "http://two")
+    if isinstance(entry.default, str) and entry.setting.kind is address:
+        given, stronger = "127.0.0.2", "127.0.0.3"
+    loaded = load({}, {also: given}, home=tmp_path)
+    assert (str(value(loaded.settings, entry.name)), loaded.unread) == (given, ())
+    loaded = load({}, {also: given, entry.variable: stronger}, home=tmp_path)
+    assert str(value(loaded.settings, entry.name)) == stronger
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("https://agents.example.com///", "https://agents.example.com"),
+        ("https://agents.example.com/under/a/path/", "https://agents.example.com/under/a/path"),
+        ("http://[::1]:8421", "http://[::1]:8421"),
+        ("", ""),
+    ],
+)
+def test_a_public_base_url_is_kept_without_slashes_at_its_end(tmp_path: Path, given: str, kept: str) -> None:
+    assert load({"http.public_base_url": given}, {}, home=tmp_path).settings.http.public_base_url == kept
+
+
+@pytest.mark.parametrize(
+    "given", ["agents.example.com", "ftp://x", "https://x/?q", "https://x/#f", "https://u@x", "https://x y"]
+)
+def test_a_public_base_url_that_is_none_is_refused(tmp_path: Path, given: str) -> None:
+    assert "http.public_base_url" in refusal(tmp_path, {"COVENANT_PUBLIC_BASE_URL": given})
+
+
+def test_trusted_proxies_are_addresses_and_networks(tmp_path: Path) -> None:
+    loaded = load({"http.trusted_proxies": "10.0.0.0/8, ::1"}, {}, home=tmp_path)
+    assert loaded.settings.http.trusted_proxies == ("10.0.0.0/8", "::1/128")
+    assert "http.trusted_proxies" in refusal(tmp_path, {"COVENANT_HTTP_TRUSTED_PROXIES": "10.0.0.1/8"})

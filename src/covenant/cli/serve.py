@@ -17,13 +17,15 @@ from covenant.daemon.environment import environment
 from covenant.daemon.loading import Entry, entries, load
 from covenant.model.errors import CovenantError
 
-SHOWN: Final = frozenset({"http.bind_addr", "http.port", "ledger.durability", "log.format", "log.level"})
+SHOWN: Final = frozenset(
+    {"http.bind_addr", "http.port", "http.public_base_url", "ledger.durability", "log.format", "log.level"}
+)
 """Flags that help lists. Every other setting is a flag too, by the same rule."""
 
 
 def _flag(entry: Entry) -> click.Option:
     return click.Option(
-        [entry.flag, f"{entry.section}__{entry.key}"],
+        [entry.flag, *([entry.setting.flag] if entry.setting.flag else []), f"{entry.section}__{entry.key}"],
         metavar=entry.key.rpartition("_")[2].upper(),
         help=f"{entry.setting.meaning} {entry.variable}",
         hidden=entry.name not in SHOWN,

@@ -55,6 +55,12 @@ class Entry(NamedTuple):
         return _prefix(self.section) + self.key.upper()
 
     @property
+    def variables(self) -> tuple[str, ...]:
+        """Its own name in the environment, and a second one if it has one."""
+        also = self.setting.also
+        return (self.variable, also) if also is not None else (self.variable,)
+
+    @property
     def flag(self) -> str:
         return "--" + self.name.replace(".", "-").replace("_", "-")
 
@@ -112,8 +118,9 @@ def _strongest(
     flag = flags.get(entry.name)
     if flag is not None:
         return flag, "flag", entry.flag
-    if entry.variable in variables:
-        return variables[entry.variable], "environment", entry.variable
+    for variable in entry.variables:
+        if variable in variables:
+            return variables[variable], "environment", variable
     if entry.key in written.get(entry.section, {}):
         return written[entry.section][entry.key], "file", str(path)
     return entry.default, "default", "default"
@@ -173,7 +180,7 @@ def _check_whole(settings: Settings) -> None:
 
 
 def _unread(variables: Mapping[str, str]) -> Iterator[str]:
-    known = {entry.variable for entry in entries()}
+    known = {variable for entry in entries() for variable in entry.variables}
     prefixes = tuple(_prefix(section) for section in sections())
     for name in sorted(variables):
         if name.startswith(prefixes) and name not in known:

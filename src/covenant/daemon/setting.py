@@ -38,13 +38,17 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
+    """`also` is a second name in the environment, weaker than its own; `flag` is a second flag."""
+
     meaning: str
     kind: Kind
+    also: str | None = None
+    flag: str | None = None
 
 
-def setting(default: T, kind: Kind, meaning: str) -> T:
+def setting(default: T, kind: Kind, meaning: str, *, also: str | None = None, flag: str | None = None) -> T:
     """A dataclass field that is a setting. Typed as its value, as `dataclasses.field` is."""
-    found: T = field(default=default, metadata={_KEY: Setting(meaning, kind)})
+    found: T = field(default=default, metadata={_KEY: Setting(meaning, kind, also, flag)})
     return found
 
 
@@ -151,3 +155,33 @@ name_servers: Final = Kind(
     _several(_readable(lambda item: read_address(item, 53))),
     "addresses such as 192.0.2.1, 192.0.2.1:5353 or 2001:db8::1, separated by commas (a list in the file)",
 )
+
+
+def _read_networks(raw: object) -> tuple[str, ...]:
+    return tuple(str(ipaddress.ip_network(item.strip())) for item in _several(bool)(raw))
+
+
+networks: Final = Kind(
+    _read_networks, "IP addresses and networks such as 10.0.0.0/8, separated by commas (a list in the file)"
+)
+
+
+def _text(pattern: str) -> Callable[[object], str]:
+    matches = re.compile(pattern).fullmatch
+
+    def read(raw: object) -> str:
+        text = raw.strip() if isinstance(raw, str) else _wrong()
+        return text if not text or matches(text) else _wrong()
+
+    return read
+
+
+_read_url: Final = _text(r"https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-~]*)?")
+
+url: Final = Kind(_read_url, "a URL such as https://example.com/docs; empty for none")
+base_url: Final = Kind(
+    lambda raw: _text(r"https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-\"$->@-~]*)?")(raw).rstrip("/"),
+    "a URL such as https://agents.example.com, without query; empty for none",
+)
+agent_id: Final = Kind(_text(r"[A-Za-z0-9_\-]{1,64}"), "letters, digits, `_` and `-`, at most 64; empty for none")
+line: Final = Kind(_text(r"[^\x00-\x1f\x7f]{1,200}"), "a line of text, at most 200 characters; empty for none")

@@ -11,14 +11,19 @@ from typing import Final, Literal
 
 from covenant.daemon.setting import (
     address,
+    agent_id,
+    base_url,
     callees,
     choice,
     hosts,
+    line,
     name_servers,
+    networks,
     node_name,
     origins,
     setting,
     switch,
+    url,
     whole,
 )
 
@@ -27,6 +32,7 @@ MIB: Final = 1024 * 1024
 
 Durability = Literal["fsync", "os"]
 LogFormat = Literal["text", "json"]
+Anonymous = Literal["never", "loopback", "anywhere"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -43,6 +49,16 @@ class HttpSettings:
         ("localhost", "127.0.0.1", "[::1]"),
         hosts,
         "Names that a request's Host header may have, besides the address that HTTP listens on.",
+    )
+    public_base_url: str = setting(
+        "",
+        base_url,
+        "Where callers reach this daemon, as cards tell it; empty: http:// and the request's Host.",
+        also="COVENANT_PUBLIC_BASE_URL",
+        flag="--public-base-url",
+    )
+    trusted_proxies: tuple[str, ...] = setting(
+        (), networks, "Peers whose X-Forwarded-Proto and X-Forwarded-Host are believed."
     )
 
 
@@ -114,6 +130,27 @@ class AccessSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class A2aSettings:
+    """What strangers are told and allowed, and what stands in every card."""
+
+    publish: str = setting(
+        "", agent_id, "Agent of the tenant `default` whose card everybody may read at /.well-known/agent-card.json."
+    )
+    publish_anonymous: Anonymous = setting(  # noqa: RUF009  (makes a dataclass field)
+        "never",
+        choice("never", "loopback", "anywhere"),
+        "Who may call the published agent without a token: nobody, callers on this machine, or everybody.",
+    )
+    provider_org: str = setting(
+        "", line, "Who provides the agents, as cards tell it; empty: the host of provider_url.", also="A2A_PROVIDER_ORG"
+    )
+    provider_url: str = setting(
+        "", url, "Its web address; empty, with a provider_org: this daemon's.", also="A2A_PROVIDER_URL"
+    )
+    docs_url: str = setting("", url, "Where the agents are documented.", also="A2A_DOCS_URL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DoorSettings:
     """What the mailbox's doors say."""
 
@@ -173,6 +210,7 @@ class Settings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     access: AccessSettings = field(default_factory=AccessSettings)
+    a2a: A2aSettings = field(default_factory=A2aSettings)
     doors: DoorSettings = field(default_factory=DoorSettings)
     outbound: OutboundSettings = field(default_factory=OutboundSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
