@@ -2,9 +2,11 @@
 
 decode_*   params -> what is asked (`model.asking`), or an `InvalidParams` that names the field
 encode_*   what is told -> JSON, the `result` of a JSON-RPC response, the body of a REST one, or a frame's payload
+query_*    a path's id and a query string -> what is asked, for the REST binding
 """
 
 from covenant.wire.a2a_errors import Dialect
+from covenant.wire.a2a_v1.queries import query_get_task, query_list_push, query_list_tasks
 from covenant.wire.a2a_v1.replies import (
     DELETED,
     encode_message,
@@ -52,4 +54,7 @@ __all__ = [
     "encode_snapshot",
     "encode_step",
     "encode_task",
+    "query_get_task",
+    "query_list_push",
+    "query_list_tasks",
 ]
