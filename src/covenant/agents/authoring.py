@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, overload
 
 import msgspec
 
 from covenant.agents import speech
 from covenant.agents.job import Job
+from covenant.model.constitution import OnLost, Skill
 from covenant.model.content import Content, Text
 from covenant.model.task import Task
 from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
-
-AGENT_ATTRIBUTE: Final = "covenant_agent"
 
 
 class Rejection(msgspec.Struct, frozen=True, gc=False):
@@ -145,18 +144,6 @@ class Turn:
         self._job.spend({"tokens": tokens, **more} if tokens else more)
 
 
-class Skill(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What an agent's card says it can do."""
-
-    id: str
-    name: str = ""
-    description: str = ""
-    tags: tuple[str, ...] = ()
-    examples: tuple[str, ...] = ()
-    input_modes: tuple[str, ...] = ()
-    output_modes: tuple[str, ...] = ()
-
-
 class Agent:
     """An agent, by name. Used as the decorator of the function that does its work.
 
@@ -176,7 +163,7 @@ class Agent:
         output_modes: Sequence[str] = (),
         timeout_ms: int | None = None,
         idempotent: bool = False,
-        on_lost: Literal["hold", "fail", "requeue"] = "hold",
+        on_lost: OnLost = "hold",
         concurrency: int = 0,
         extensions: Sequence[str] = (),
     ) -> None:
@@ -188,7 +175,7 @@ class Agent:
         self.output_modes = tuple(output_modes)
         self.timeout_ms = timeout_ms
         self.idempotent = idempotent
-        self.on_lost: Literal["hold", "fail", "requeue"] = on_lost
+        self.on_lost: OnLost = on_lost
         self.concurrency = concurrency
         self.extensions = tuple(extensions)
         self.function: Function | None = None

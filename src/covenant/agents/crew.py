@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final, Literal
+from typing import Final
 
 from covenant.agents.job import TIMED_OUT, Body, Job, JobLimits
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
 from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starter, Take
+from covenant.model.constitution import OnLost
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.repair import ForceError, Posture, RepairCommand, Requeue
@@ -29,8 +30,6 @@ WAIT_MS: Final = 60_000
 RESTART_S: Final = 1.0
 STOP_S: Final = 2.0
 """How long a body may take to stop."""
-
-OnLost = Literal["hold", "fail", "requeue"]
 
 log = logging.getLogger(__name__)
 
@@ -316,7 +315,7 @@ class Crew:
 
     async def _put_down(self) -> None:
         """Stop what is still running, see what becomes of it, and write that down."""
-        stopped = [(job, at) for job, at in self._jobs.items() if job.stop("the daemon stops")]
+        stopped = [(job, at) for job, at in self._jobs.items() if job.stop()]
         runners = [job.runner for job in self._jobs if job.runner is not None]
         if not runners:
             return

@@ -29,6 +29,7 @@ from covenant.model.update import MessageUpdate, StatusUpdate, Update
 
 FAILED: Final = "the agent failed"
 TIMED_OUT: Final = "Task timed out"
+DAEMON_STOPS: Final = "the daemon stops"
 BUFFERED_MAX: Final = 256
 BUFFERED_BYTES_MAX: Final = 256 * 1024
 # A job writes at most once in this time, except for its end: what comes faster than that shares a record.
@@ -281,12 +282,12 @@ class Job:
         self._mute = True
         self._cancel(message)
 
-    def stop(self, why: str) -> bool:
+    def stop(self) -> bool:
         """The process ends, and so does the body: `leave` says what becomes of its work. False: it has ended."""
         if self.over or self.ended or self.finishing:
             return False
         self.over = self._mute = True
-        self._cancel(why)
+        self._cancel(DAEMON_STOPS)
         return True
 
     def _cancel(self, why: str) -> None:

@@ -118,3 +118,13 @@ def data(value: Any) -> Json:
     if deeper_than(plain, NESTING_MAX):
         raise ValueError(f"data may be nested {NESTING_MAX} levels deep")
     return Json(plain)
+
+
+def from_base64(text: str) -> bytes:
+    """`ValueError` if it is not base64."""
+    return base64.b64decode(text, validate=True)
+
+
+def written(value: Any) -> str:
+    """Data as text, for those who take nothing else."""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,330 @@
+"""Process agents: a command that is started for each turn, told of it in one line, and listened to line by line.
+
+Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `message_id`, `text`, `parts`, `history`,
+`turn`, `attempt`, `metadata` and `source` "agent"; then it ends. Each line of standard output is a JSON object whose
+`type` says what happened:
+
+    assistant          text, streamed: `text`, or `content`, or `message.content`, as a string or as blocks of text
+    artifact           `name`, and one of `text`, `data` (base64), `url`, `value`; perhaps `media_type`
+    status             `text`: a word on progress
+    result             the turn is done: perhaps `text`, `usage`, `status` "ok" or "partial"; "error" fails it
+    session_exited, session_stopped    the turn is done
+    approval_request   `text`: the task waits for its sender, and the program is ended
+    error, session_error               it failed: `message`
+
+Other types are let pass. What a program says after the first of these that ends the turn is not heard. Without one, its
+exit decides: 0 is completed, anything else failed. A program is ended with everything that it started, first politely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from covenant.agents import speech as saying
+from covenant.agents.function import earlier
+from covenant.agents.job import FAILED, Job
+from covenant.agents.speech import Speech
+from covenant.model.content import Content, Text
+from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+
+TIMEOUT_MS: Final = 300_000
+"""How long a turn of a process agent may take, unless it says otherwise."""
+LINE_BYTES_MAX: Final = 1024 * 1024
+OUTPUT_BYTES_MAX: Final = 32 * 1024 * 1024
+COMPLAINTS_MAX: Final = 200
+COMPLAINT_LENGTH_MAX: Final = 1_000
+TERMINATE_S: Final = 1.0
+"""How long a program has to end by itself before it is killed."""
+LINGER_S: Final = 0.5
+NOT_STARTED: Final = "the agent could not be started"
+APPROVAL: Final = "the agent asks for approval"
+
+log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class _Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program is told."""
+
+    type: str = "turn"
+    task_id: str
+    context_id: str
+    message_id: str | None
+    text: str
+    parts: tuple[Content, ...]
+    history: tuple[MessageUpdate, ...]
+    turn: int
+    attempt: int
+    metadata: dict[str, Any]
+    source: str = "agent"
+
+
+class ProcessBody:
+    """`environment` is all that the program sees of ours: whoever makes this decides what that is."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        line_bytes_max: int = LINE_BYTES_MAX,
+        output_bytes_max: int = OUTPUT_BYTES_MAX,
+    ) -> None:
+        if not command:
+            raise ValueError("a process agent needs a command")
+        self._command = tuple(command)
+        self._environment = dict(environment)
+        self._folder = folder
+        self._line_bytes_max = line_bytes_max
+        self._output_bytes_max = output_bytes_max
+
+    async def run(self, job: Job) -> None:
+        given = await _given(job)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                cwd=self._folder,
+                # A group of its own, so that what it starts can be ended with it.
+                start_new_session=True,
+                limit=self._line_bytes_max,
+            )
+        except (OSError, ValueError):
+            log.warning("process.not_started", exc_info=True, extra=job.fields(command=self._command[0]))
+            job.fail(NOT_STARTED)
+            return
+        beside = [
+            asyncio.create_task(_tell(process, given)),
+            asyncio.create_task(_note_complaints(process, job)),
+            asyncio.create_task(_end_what_it_left(process)),
+        ]
+        try:
+            await self._listen(process, job)
+        finally:
+            await _end(process)
+            for each in beside:
+                each.cancel()
+            await asyncio.wait(beside)
+
+    async def _listen(self, process: asyncio.subprocess.Process, job: Job) -> None:
+        assert process.stdout is not None
+        dialogue, total = Dialogue(job), 0
+        while not job.ended:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:
+                job.fail(f"the agent wrote a line of more than {self._line_bytes_max} bytes")
+                return
+            if not line:
+                break
+            total += len(line)
+            if total > self._output_bytes_max:
+                job.fail(f"the agent wrote more than {self._output_bytes_max} bytes")
+                return
+            if not line.isspace():
+                dialogue.hear(line)
+            if job.full:
+                await job.room()
+        if not job.ended:
+            dialogue.exited(await process.wait())
+
+
+async def _given(job: Job) -> bytes:
+    message = job.messages[-1]
+    parts = tuple(part for each in job.messages for part in each.parts)
+    given = _Given(
+        task_id=job.task.id,
+        context_id=job.task.context_id or job.task.id,
+        message_id=message.message_id,
+        text="\n".join(part.text for part in parts if isinstance(part, Text)),
+        parts=parts,
+        history=await earlier(job) if job.leased.turn > 1 else (),
+        turn=job.leased.turn,
+        attempt=job.leased.lease.attempt,
+        metadata=message.metadata or {},
+    )
+    return _encode(given) + b"\n"
+
+
+async def _tell(process: asyncio.subprocess.Process, given: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):  # a program need not read what it does not need
+        process.stdin.write(given)
+        await process.stdin.drain()
+        process.stdin.close()
+        await process.stdin.wait_closed()
+
+
+async def _note_complaints(process: asyncio.subprocess.Process, job: Job) -> None:
+    """What a program says on standard error is for our log alone, and within bounds; the rest is read and dropped."""
+    assert process.stderr is not None
+    noted = 0
+    while True:
+        try:
+            line = await process.stderr.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        noted += 1
+        if noted <= COMPLAINTS_MAX:
+            said = line[:COMPLAINT_LENGTH_MAX].decode(errors="replace").rstrip()
+            log.info("process.said", extra=job.fields(said=said))
+
+
+async def _end_what_it_left(process: asyncio.subprocess.Process) -> None:
+    """What a program leaves behind could hold its output open for ever."""
+    await process.wait()
+    await asyncio.sleep(LINGER_S)
+    _signal(process, signal.SIGKILL)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """The program and what it started are gone when this returns."""
+    _signal(process, signal.SIGTERM)
+    try:
+        async with asyncio.timeout(TERMINATE_S):
+            await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        # Also for what the program left behind, whether it ended by itself or not.
+        _signal(process, signal.SIGKILL)
+    await process.wait()
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+class Dialogue:
+    """What a program says, as steps of its job. Forward only: the first end is the end."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._speech = Speech(job)
+
+    def hear(self, line: bytes) -> None:
+        try:
+            event = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            self._job.fail("the agent wrote a line that is not a JSON object")
+            return
+        kind = event.get("type")
+        heard = _EVENTS.get(kind) if isinstance(kind, str) else None
+        if heard is None:
+            log.debug("process.passed_over", extra=self._job.fields(type=str(kind)[:100]))
+            return
+        heard(self, event)
+
+    def exited(self, code: int) -> None:
+        if code == 0:
+            self._job.complete(*self._speech.close())
+        elif code < 0:
+            self._job.fail(f"the agent was ended by signal {-code}")
+        else:
+            self._job.fail(f"the agent exited with status {code}")
+
+    def _assistant(self, event: dict[str, Any]) -> None:
+        self._speech.say(_words(event))
+
+    def _artifact(self, event: dict[str, Any]) -> None:
+        try:
+            content = _content(event)
+        except (ValueError, TypeError) as wrong:
+            self._job.fail(f"the agent wrote an artifact that is none: {wrong}")
+            return
+        self._speech.give(content)
+
+    def _status(self, event: dict[str, Any]) -> None:
+        self._speech.status(StatusUpdate(_words(event)))
+
+    def _result(self, event: dict[str, Any]) -> None:
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self._job.spend({str(k): v for k, v in usage.items() if isinstance(v, int | float)})
+        if event.get("status") == "error" or event.get("is_error") is True:
+            self._job.fail(_complaint(event))
+            return
+        words, partial = _words(event), event.get("status") == "partial"
+        if not self._speech.text:
+            self._speech.say_at_once(words)
+        said = self._speech.close()
+        self._job.complete(*((Text(words),) if words else said), partial=partial)
+
+    def _over(self, event: dict[str, Any]) -> None:  # noqa: ARG002
+        self._job.complete(*self._speech.close())
+
+    def _approval(self, event: dict[str, Any]) -> None:
+        self._speech.close()
+        self._job.park(StatusUpdate(_words(event) or APPROVAL, Interruption.INPUT_REQUIRED.value))
+
+    def _error(self, event: dict[str, Any]) -> None:
+        self._job.fail(_complaint(event))
+
+
+_EVENTS: Final[dict[str, Callable[[Dialogue, dict[str, Any]], None]]] = {
+    "assistant": Dialogue._assistant,  # noqa: SLF001  (the table of the class above)
+    "artifact": Dialogue._artifact,  # noqa: SLF001
+    "status": Dialogue._status,  # noqa: SLF001
+    "result": Dialogue._result,  # noqa: SLF001
+    "session_exited": Dialogue._over,  # noqa: SLF001
+    "session_stopped": Dialogue._over,  # noqa: SLF001
+    "approval_request": Dialogue._approval,  # noqa: SLF001
+    "error": Dialogue._error,  # noqa: SLF001
+    "session_error": Dialogue._error,  # noqa: SLF001
+}
+
+
+def _words(event: dict[str, Any]) -> str:
+    """The text of an event, wherever its program keeps it."""
+    message = event.get("message")
+    within = message.get("content") if isinstance(message, dict) else message
+    for found in (event.get("text"), event.get("content"), event.get("result"), within):
+        if isinstance(found, str):
+            return found
+        if isinstance(found, list):
+            blocks = (block.get("text") for block in found if isinstance(block, dict) and block.get("type") == "text")
+            return "".join(text for text in blocks if isinstance(text, str))
+    return ""
+
+
+def _complaint(event: dict[str, Any]) -> str:
+    for found in (event.get("message"), event.get("error"), event.get("text")):
+        if isinstance(found, str) and found:
+            return found
+    return FAILED
+
+
+def _content(event: dict[str, Any]) -> Content:
+    name, media_type = event.get("name") or "artifact", event.get("media_type")
+    if not isinstance(name, str) or not isinstance(media_type, str | None):
+        raise TypeError("name and media_type must be strings")
+    if "value" in event:
+        return msgspec.structs.replace(saying.data(event["value"]), filename=name, mimeType=media_type)
+    match event:
+        case {"url": str(url)}:
+            return saying.file(name, url=url, media_type=media_type)
+        case {"data": str(data)}:
+            return saying.file(name, saying.from_base64(data), media_type=media_type)
+        case {"text": str(text)}:
+            return Text(text, mimeType=media_type, filename=name)
+        case _:
+            raise ValueError("it needs text, data, url or value")

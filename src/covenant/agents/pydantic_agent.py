@@ -1,0 +1,94 @@
+"""Agents written with pydantic-ai: an `Agent` runs here as it is.
+
+The turn's text and files are its prompt, and earlier turns its message history; text is streamed as the model says it,
+and an output that is not text becomes data. What the run used is told with the result. Only this module imports
+pydantic-ai.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+from pydantic_ai import messages
+from pydantic_ai.agent import AbstractAgent
+from pydantic_ai.run import AgentRunResult, AgentRunResultEvent
+from pydantic_core import to_jsonable_python
+
+from covenant.agents import speech as saying
+from covenant.agents.function import earlier
+from covenant.agents.job import Job
+from covenant.agents.speech import Speech
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.update import MessageUpdate
+
+USED: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "requests", "tool_calls")
+
+
+class PydanticBody:
+    def __init__(self, agent: AbstractAgent[Any, Any]) -> None:
+        self._agent = agent
+
+    async def run(self, job: Job) -> None:
+        prompt = [_prompt(part) for message in job.messages for part in message.parts]
+        before = await earlier(job) if job.leased.turn > 1 else ()
+        speech = Speech(job)
+        async with self._agent.run_stream_events(prompt, message_history=_history(before)) as events:
+            async for event in events:
+                match event:
+                    case messages.PartStartEvent(part=messages.TextPart(content=text)):
+                        speech.say(text)
+                    case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
+                        speech.say(text)
+                    case AgentRunResultEvent(result=result):
+                        _result(result, job, speech)
+                    case _:
+                        pass
+                if job.full:
+                    await job.room()
+        if not job.ended:
+            job.complete(*speech.close())
+
+
+def _result(result: AgentRunResult[Any], job: Job, speech: Speech) -> None:
+    used = {name: getattr(result.usage, name, 0) for name in USED}
+    job.spend({name: amount for name, amount in used.items() if amount})
+    if isinstance(result.output, str):
+        if not speech.text:
+            speech.say_at_once(result.output)
+        speech.close()
+        job.complete(Text(result.output))
+        return
+    made = saying.data(to_jsonable_python(result.output))
+    speech.give(made)
+    speech.close()
+    job.complete(made)
+
+
+def _prompt(part: Content) -> messages.UserContent:
+    match part:
+        case Text(text):
+            return text
+        case Json(value):
+            return saying.written(value)
+        case Image(data, kind) | Audio(data, kind):
+            return messages.BinaryContent(base64.b64decode(data), media_type=kind)
+        case Resource(inner):
+            if inner.blob is None:
+                return inner.text or ""
+            kind = inner.mimeType or "application/octet-stream"
+            return messages.BinaryContent(base64.b64decode(inner.blob), media_type=kind)
+        case ResourceLink(uri=uri, mimeType=kind):
+            linked = messages.ImageUrl if (kind or "").startswith("image/") else messages.DocumentUrl
+            return linked(uri, media_type=kind)
+
+
+def _history(said: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]:
+    made: list[messages.ModelMessage] = []
+    for message in said:
+        if message.role == "user":
+            made.append(messages.ModelRequest([messages.UserPromptPart([_prompt(part) for part in message.parts])]))
+        else:
+            words = "".join(part.text for part in message.parts if isinstance(part, Text))
+            made.append(messages.ModelResponse([messages.TextPart(words)]))
+    return made
