@@ -111,7 +111,7 @@ async def test_a_redirect_leads_nowhere_that_could_not_be_called(place: str) -> 
 
 @pytest.mark.parametrize(
     "place",
-    ["ftp://x/", "http://a@b/", "http://[", "/\\evil.example", "http:\\\\evil.example", "http://a b/"],
+    ["ftp://x/", "http://a@b/", "http://[", "/\\evil.example", "http:\\\\evil.example", "http://a b/", "http://a\tb/"],
 )
 async def test_a_redirect_to_what_is_no_url_is_refused(place: str) -> None:
     async with http_server(redirect(place)) as server, fetcher("127.0.0.1") as calls:

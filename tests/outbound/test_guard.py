@@ -158,6 +158,24 @@ async def test_what_is_refused_is_logged_for_the_operator_and_repeating_it_logs_
     assert len(guard._logged) == LOGGED_MAX
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("ftp://good.example/", "only http and https"),
+        ("http://user:s3cret@good.example/", "user name or password"),
+        ("http://127.1/", "ends in a number"),
+        ("http://[fe80::1%25eth0]/", "zone"),
+        ("http://good.example:99999/", "port"),
+        ("http://good.example/ ", "spaces"),
+        ("good.example", "absolute URL"),
+    ],
+)
+async def test_what_is_wrong_with_the_text_is_told_without_repeating_it(url: str, why: str) -> None:
+    refused = await refusal(AddressGuard((), resolver=SystemResolver()), url)
+    assert why in refused.message
+    assert "s3cret" not in refused.message + refused.detail
+
+
 async def test_a_refused_port_names_the_entry_that_would_open_it(names: NameServer) -> None:
     refused = await refusal(AddressGuard((), resolver=names.resolver()), "http://good.example:25/")
     assert "good.example:25 to the setting outbound.allow" in refused.message
