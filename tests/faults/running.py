@@ -41,8 +41,8 @@ class Ran(NamedTuple):
         return {fact.said["code"] for fact in self.facts if fact.at == "refused" and "code" in fact.said}
 
 
-def run(base: Path, folder: Path, fault: str | None = None) -> Ran:
-    """Live on a copy of the base home, in a process group of its own."""
+def run(base: Path, folder: Path, fault: str | None = None, *, apart: bool = False) -> Ran:
+    """Live on a copy of the base home, in a process group of its own; `apart`: with a process for the archive."""
     home, notes = folder / "home", folder / "notes"
     notes.mkdir(parents=True)
     shutil.copytree(base, home)
@@ -54,7 +54,7 @@ def run(base: Path, folder: Path, fault: str | None = None) -> Ran:
     reader, writer = os.pipe()
     with (folder / "errors").open("w+") as errors, os.fdopen(reader, "rb") as told:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.scenario", str(home), str(writer)],
+            [sys.executable, "-m", "tests.faults.scenario", str(home), str(writer), *(["apart"] if apart else [])],
             cwd=ROOT,
             env=environment,
             pass_fds=(writer,),

@@ -1,6 +1,6 @@
 """A life of a ledger that comes by every durable step, told fact by fact to whoever survives it.
 
-    python -m tests.faults.scenario <home> <descriptor for facts>
+    python -m tests.faults.scenario <home> <descriptor for facts> [apart]
 
 Ends with 0 if it came to its end, whatever was refused on the way; reads are checked even after the disk has failed.
 """
@@ -54,8 +54,9 @@ TASKS: Final[dict[TaskId, Task]] = {
 
 
 class Life:
-    def __init__(self, home: Path, fd: int) -> None:
+    def __init__(self, home: Path, fd: int, *, apart: bool) -> None:
         self.home = home
+        self.apart = apart
         self.fd = fd
         self.clock = FakeClock()
         self.leases: dict[TaskId, LeasedTask] = {}
@@ -74,7 +75,12 @@ class Life:
         for _ in range(2):
             try:
                 return await open_ledger(
-                    self.home, clock=self.clock, segment_bytes=SEGMENT_BYTES, node="here", boot="boot-1"
+                    self.home,
+                    clock=self.clock,
+                    segment_bytes=SEGMENT_BYTES,
+                    archive_apart=self.apart,
+                    node="here",
+                    boot="boot-1",
                 )
             except OSError as error:
                 self.tell("refused", "opened", unknown=False, code=str(error.errno))
@@ -213,8 +219,8 @@ async def second_half(life: Life, desk: Desk) -> None:
     await life.send(desk, 30, 31, 13)
 
 
-async def live(home: Path, fd: int) -> None:
-    life = Life(home, fd)
+async def live(home: Path, fd: int, *, apart: bool) -> None:
+    life = Life(home, fd, apart=apart)
     ledger = await life.open()
     desk = Desk(ledger, life.clock)
     await first_half(life, desk)
@@ -233,4 +239,4 @@ async def live(home: Path, fd: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(live(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(live(Path(sys.argv[1]), int(sys.argv[2]), apart="apart" in sys.argv[3:]))

@@ -37,9 +37,9 @@ def test_the_scenario_comes_by_every_point_there_is_and_to_its_end(whole: Ran) -
     judge(whole)
 
 
-def strike(base: Path, folder: Path, point: str, fault: str, nth: int) -> bool:
+def strike(base: Path, folder: Path, point: str, fault: str, nth: int, *, apart: bool = False) -> bool:
     """False if this run came by the point less often than the first: how writes share a sync is a matter of timing."""
-    ran = run(base, folder, f"{point}:{nth}:{fault}")
+    ran = run(base, folder, f"{point}:{nth}:{fault}", apart=apart)
     struck = hits(ran.notes).get(point, 0) >= nth
     if fault in DEADLY and struck:
         assert ran.code == -9, f"survived {fault}: {ran.code} {ran.errors}"
@@ -87,6 +87,14 @@ def matrix(base: Path, whole: Ran, tmp_path: Path, request: pytest.FixtureReques
 @pytest.mark.parametrize("point", POINTS)
 def test_what_was_acknowledged_survives_a_fault_at_every_step(matrix: Matrix, point: str, fault: str) -> None:
     matrix(point, fault, 1)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("point", [point for point in POINTS if point.startswith("archive.")])
+def test_what_was_acknowledged_survives_a_fault_in_the_archives_own_process(
+    base: Path, tmp_path: Path, point: str, fault: str
+) -> None:
+    assert strike(base, tmp_path, point, fault, 2, apart=True)
 
 
 @pytest.mark.slow

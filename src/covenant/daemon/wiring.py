@@ -72,6 +72,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
         node=settings.daemon.node or machine_name(),
         durability=settings.ledger.durability,
         segment_bytes=settings.ledger.segment_bytes,
+        archive_apart=True,
     )
     try:
         if key is None:

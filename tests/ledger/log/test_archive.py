@@ -577,8 +577,7 @@ async def test_what_a_checkpoint_promises_survives_without_the_write_ahead_log(p
         # The power fails now: commits after the checkpoint were never synced, and the journal still has them.
         left = tmp_path / "left.db"
         shutil.copyfile(path, left)
-        with closing(archive._db):
-            after_all = dump(sqlite3.connect(path))
+        after_all = dump(sqlite3.connect(path))
     with closing(open_writer(left, lasting=True)) as db:
         assert 10 <= archived_seq_of(db) <= 20
         apply_in_steps(db, recorded, [])

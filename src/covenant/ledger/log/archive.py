@@ -8,8 +8,9 @@ may drop its segments up to there, and no further.
 Commits are not synced one by one (synchronous = NORMAL): a power cut may take the last ones back, and then the
 records behind them are still in the journal. A checkpoint syncs them.
 
-One thread owns the connection. It works in SQL over JSON, a handful of calls a batch, because a batch that is walked
-in Python, or row by row through the driver, stops the loop. Everything else here belongs to the loop.
+One thread follows the journal; a `Writer` has the file open and does the work: `Here` in that thread, `archiving.Apart`
+in a process of its own. It works in SQL over JSON, a handful of calls a batch, because a batch that is walked in
+Python, or row by row through the driver, stops the loop. Everything else here belongs to the loop.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Final, Protocol
@@ -60,6 +62,52 @@ class Source(Protocol):
     def trim(self, seq: int) -> None: ...
 
 
+class Writer(Protocol):
+    """Whoever has the archive open for writing. For one thread; after an exception there is only `close`."""
+
+    archived_seq: int
+
+    def apply_next(self) -> int:
+        """Apply the next batch of durable records; the seq that the archive has come to."""
+
+    def checkpoint(self) -> bool:
+        """Sync everything applied so far; False if somebody is in the way."""
+
+    def close(self) -> None: ...
+
+
+class Here:
+    """The writer in the thread that calls it."""
+
+    def __init__(self, path: Path, source: Source, *, lasting: bool) -> None:
+        self._db = open_writer(path, lasting=lasting)
+        self._folder = path.parent if lasting else None
+        self._source = source
+        self._cursor: Cursor | None = None
+        self.archived_seq = archived_seq_of(self._db)
+
+    def apply_next(self) -> int:
+        if self._cursor is None:
+            self._cursor = self._source.cursor(self.archived_seq)
+        lines = self._source.read(self._cursor, BATCH_BYTES)
+        if not lines.data:
+            raise CovenantError(f"record {self.archived_seq + 1} is durable, but the journal does not have it")
+        apply_lines(self._db, lines, self.archived_seq)
+        self._cursor = lines.cursor
+        self.archived_seq = lines.last_seq
+        self._source.trim(lines.last_seq)
+        return lines.last_seq
+
+    def checkpoint(self) -> bool:
+        busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+        if self._folder is not None:
+            sync_dir(self._folder)
+        return not busy
+
+    def close(self) -> None:
+        self._db.close()
+
+
 class Archive:
     """Made before the journal is opened, which asks it for `archived_seq`; works from `start` to `close`.
 
@@ -72,8 +120,8 @@ class Archive:
         self.failure: str | None = None
         """Why the last batch could not be applied; None when all is well."""
         try:
-            self._db = open_writer(self.path, lasting=self._folder is None)
-            self.archived_seq = archived_seq_of(self._db)
+            with closing(open_writer(self.path, lasting=self._folder is None)) as db:
+                self.archived_seq = archived_seq_of(db)
         except sqlite3.Error as error:
             self._remove_folder()
             raise Damaged(str(self.path), 0, f"the archive cannot be opened: {error}") from error
@@ -88,11 +136,16 @@ class Archive:
         self._tickets = itertools.count()
         self._thread: threading.Thread | None = None
 
-    def start(self, source: Source, on_archived: Callable[[int], None]) -> None:
+    def start(
+        self,
+        source: Source,
+        on_archived: Callable[[int], None],
+        open_for_writing: Callable[[], Writer] | None = None,
+    ) -> None:
         """Begin to follow the source. `on_archived(seq)` is called on this loop after each batch."""
         assert self._thread is None
-        self._source = source
-        self._cursor: Cursor | None = None
+        self._open_for_writing = open_for_writing or partial(Here, self.path, source, lasting=self._folder is None)
+        self._writer: Writer | None = None
         self._on_archived = on_archived
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="archive-writer", daemon=True)
@@ -140,7 +193,6 @@ class Archive:
             self._wake.set()
             await asyncio.to_thread(self._thread.join)
             self._dismiss()
-        self._db.close()
         self._remove_folder()
 
     def _remove_folder(self) -> None:
@@ -175,7 +227,8 @@ class Archive:
                 self._follow()
                 self._serve_checkpoints()
                 if self._stopping.is_set():
-                    return
+                    break
+        self._let_go()
 
     def _follow(self) -> None:
         """Apply what was notified by now, through failures, or until told to stop."""
@@ -198,39 +251,42 @@ class Archive:
         return self._stopping.is_set() and monotonic() > self._stop_at_s
 
     def _apply_next(self) -> int:
-        if self._cursor is None:
-            # Also after a failure: with nothing kept from before it, the next try is as good as the first.
-            # The failed commit itself may have worked, and then there is nothing to read.
-            self._db.close()
-            self._db = open_writer(self.path, lasting=self._folder is None)
-            self.archived_seq = archived_seq_of(self._db)
-            if self.archived_seq >= self._target:
-                return self.archived_seq
-            self._cursor = self._source.cursor(self.archived_seq)
-        cursor, self._cursor = self._cursor, None
-        lines = self._source.read(cursor, BATCH_BYTES)
-        if not lines.data:
-            raise CovenantError(f"record {self.archived_seq + 1} is durable, but the journal does not have it")
-        apply_lines(self._db, lines, self.archived_seq)
-        self._cursor = lines.cursor
-        self.archived_seq = lines.last_seq
-        self._source.trim(lines.last_seq)
-        return lines.last_seq
+        try:
+            writer = self._opened()
+            # Opened after a failure: what failed may have worked all the same, and then there is nothing to apply.
+            self.archived_seq = writer.archived_seq
+            if self.archived_seq < self._target:
+                self.archived_seq = writer.apply_next()
+        except BaseException:
+            # With nothing kept from before it, the next try is as good as the first.
+            self._let_go()
+            raise
+        return self.archived_seq
+
+    def _opened(self) -> Writer:
+        if self._writer is None:
+            self._writer = self._open_for_writing()
+        return self._writer
+
+    def _let_go(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def _serve_checkpoints(self) -> None:
         while self._checkpoints:
             future = self._checkpoints.popleft()
-            with suppress(sqlite3.Error, OSError):  # then it did not grow, which is what the caller is told
+            try:
                 self._checkpoint()
+            except Exception as error:  # noqa: BLE001  then it did not grow, which is what the caller is told
+                self.failure = str(error) or repr(error)
+                self._let_go()
             self._loop.call_soon_threadsafe(_answer, future, self._durable_seq)
 
     def _checkpoint(self) -> None:
-        seq = self.archived_seq
-        busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
-        if self._folder is None:
-            sync_dir(self.path.parent)
-        if not busy:
-            self._durable_seq = seq
+        writer = self._opened()
+        if writer.checkpoint():
+            self._durable_seq = writer.archived_seq
 
 
 def _answer(future: asyncio.Future[int], seq: int) -> None:

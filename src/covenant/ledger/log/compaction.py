@@ -9,8 +9,10 @@ covers it too. A run that is killed leaves a file without a name, which the next
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -18,6 +20,9 @@ from covenant.ledger.log import snapshot
 from covenant.ledger.log.replay import EVICT_EVERY, records
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.view import Limits
+
+NICE: Final = 10
+"""Nobody waits for it, and whoever sends a task does."""
 
 
 class Compacted(msgspec.Struct, frozen=True, gc=False):
@@ -43,6 +48,7 @@ def compact(folder: Path, through_seq: int, limits: Limits) -> Compacted:
 
 
 def main(arguments: list[str]) -> int:
+    os.nice(NICE)
     folder, through_seq, limits = arguments
     compacted = compact(Path(folder), int(through_seq), msgspec.json.decode(limits, type=Limits))
     sys.stdout.write(msgspec.json.encode(compacted).decode() + "\n")

@@ -37,10 +37,14 @@ async def open_ledger(
     limits: Limits | None = None,
     durability: Durability = "fsync",
     segment_bytes: int = SEGMENT_BYTES,
+    archive_apart: bool = False,
     node: str = NODE,
     boot: str | None = None,
 ) -> LogLedger:
     """The ledger kept in `home`, which is made if it is not there.
+
+    `archive_apart` has the archive written by a process of its own: right for whoever serves many and for long. With
+    durability "os" it is not done, since there the archive's reader must sync the journal, and tell it if that fails.
 
     Raises HomeLocked if another process has it, Damaged if what is on disk contradicts itself.
     """
@@ -61,6 +65,7 @@ async def open_ledger(
         archive=archive,
         history=History(archive.path, node=node, boot=boot),
         seen=SeenIds.load(home / SEEN) or SeenIds(),
+        apart=archive_apart and durability == "fsync",
     )
     ledger = LogLedger(state, storage, node=node, boot=boot, clock=clock, new_id=new_id, torn=opened.torn)
     try:

@@ -19,6 +19,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from time import perf_counter
 from typing import Final, Literal
 
@@ -183,6 +184,15 @@ class Journal:
         self._reader.close()
 
     # For the archive and compaction, from their threads.
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def end(self) -> Cursor:
+        """Where the durable lines end."""
+        return self._end
 
     def cursor(self, after_seq: int) -> Cursor:
         """Where to read on after a record; reads one segment. LookupError if the next record was dropped."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
 from covenant.ledger.log import faults, snapshot
-from covenant.ledger.log.archive import Archive
+from covenant.ledger.log.archive import Archive, Writer
+from covenant.ledger.log.archiving import Apart
 from covenant.ledger.log.compaction import Compacted
 from covenant.ledger.log.history import History
 from covenant.ledger.log.journal import Journal, MemoryJournal
@@ -70,15 +72,30 @@ async def cover(seen: SeenIds, history: History) -> None:
         seen.cover(task_ids, through)
 
 
-def follow(journal: Journal | MemoryJournal, archive: Archive, on_archived: Callable[[int], None]) -> None:
-    archive.start(journal, on_archived)
+def follow(
+    journal: Journal | MemoryJournal,
+    archive: Archive,
+    on_archived: Callable[[int], None],
+    open_for_writing: Callable[[], Writer] | None = None,
+) -> None:
+    archive.start(journal, on_archived, open_for_writing)
     journal.on_durable = archive.notify
     archive.notify(journal.durable_seq)
 
 
 class FileStorage:
+    """`apart`: the archive is written by a process of its own, which costs its start and spares the loop its work."""
+
     def __init__(
-        self, home: Path, lock: HomeLock, *, journal: Journal, archive: Archive, history: History, seen: SeenIds
+        self,
+        home: Path,
+        lock: HomeLock,
+        *,
+        journal: Journal,
+        archive: Archive,
+        history: History,
+        seen: SeenIds,
+        apart: bool = False,
     ) -> None:
         self.journal = journal
         self.archive = archive
@@ -87,9 +104,15 @@ class FileStorage:
         self._home = home
         self._folder = home / "journal"
         self._lock = lock
+        self._apart = apart
 
     def follow(self, on_archived: Callable[[int], None]) -> None:
-        follow(self.journal, self.archive, on_archived)
+        follow(
+            self.journal,
+            self.archive,
+            on_archived,
+            partial(Apart, self.archive.path, self.journal) if self._apart else None,
+        )
 
     def state_at(self, seq: int, limits: Limits) -> LedgerState:
         return state_at(self._folder, seq, limits)

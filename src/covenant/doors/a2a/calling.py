@@ -1,0 +1,103 @@
+"""What each binding over HTTP does before an operation runs: who calls, how often, at which agent, in which version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from starlette.types import Scope
+
+from covenant.doors.a2a.operations import Asked, Operation, check_version
+from covenant.doors.http.tenant import TenantGate
+from covenant.doors.metrics import Meter
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import Ask
+from covenant.exchange.tenancy import Caller
+from covenant.ledger.machine.tenanting import unknown_agent
+from covenant.wire.a2a_errors import Dialect
+from covenant.wire.sse import last_event_id
+
+TRANSPORT: Final = "a2a"
+EXTENSIONS_MAX: Final = 50
+
+_WANTED: Final = frozenset((b"a2a-version", b"a2a-extensions", b"idempotency-key", b"last-event-id", b"content-type"))
+
+
+class Headers:
+    """The few headers that matter here, read in one pass."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self, scope: Scope) -> None:
+        self._found = {name: value for name, value in scope["headers"] if name in _WANTED}
+
+    def get(self, name: bytes) -> str | None:
+        value: bytes | None = self._found.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        value = self.get(b"a2a-extensions")
+        if not value:
+            return ()
+        return tuple(name for each in value.split(",")[:EXTENSIONS_MAX] if (name := each.strip()))
+
+    def version(self, scope: Scope) -> str:
+        """Said in a header or in the query."""
+        said = self.get(b"a2a-version")
+        if said is not None or not scope["query_string"]:
+            return said or ""
+        query = parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=100)
+        return next((value for name, value in query if name.lower() == "a2a-version"), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A caller that was let in, and the agent it came for, which need not exist."""
+
+    scope: Scope
+    headers: Headers
+    caller: Caller
+    agent_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Shared by the bindings."""
+
+    tenants: TenantGate
+    catalogue: Catalogue
+    meter: Meter
+    base_url: Callable[[Scope], str]
+    """Where a caller reached us, for the addresses in a card."""
+
+    async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> Visit:
+        return Visit(scope, headers, await self.tenants.enter(scope), agent_id)
+
+    def asked(self, visit: Visit, operation: Operation, dialect: Dialect, decode: Callable[[int | None], Any]) -> Asked:
+        """The request, checked in this order: version, agent, params. `decode` is given the cursor."""
+        scope, headers, caller = visit.scope, visit.headers, visit.caller
+        check_version(headers.version(scope), dialect)
+        agent = self.catalogue.agent(caller.tenant.name, visit.agent_id)
+        if agent is None:
+            raise unknown_agent(visit.agent_id)
+        cursor = last_event_id(headers.get(b"last-event-id")) if operation.streams else None
+        ask = Ask(
+            caller=caller,
+            agent=agent,
+            extensions=headers.extensions,
+            idempotency_key=headers.get(b"idempotency-key"),
+        )
+        return Asked(ask, decode(cursor), dialect, self.base_url(scope))
+
+    @contextmanager
+    def working(self, caller: Caller, *, works: bool) -> Iterator[None]:
+        """Reads take no place."""
+        if works:
+            with self.tenants.limiter.running(caller):
+                yield
+        else:
+            yield

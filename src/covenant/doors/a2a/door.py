@@ -1,0 +1,38 @@
+"""The A2A door: everything under one prefix, `…/{agent}` for JSON-RPC and `…/{agent}/…` for plain HTTP."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from covenant.doors.a2a.calling import Gate
+from covenant.doors.a2a.operations import Office
+from covenant.doors.a2a.rest import Rest
+from covenant.doors.a2a.rpc import Rpc
+from covenant.doors.http.reply import reply_not_allowed
+
+PREFIX: Final = "/v1/a2a/agents/"
+CARD: Final = "agent-card.json"
+
+
+class A2ADoor:
+    """`cards` answers for the card of an agent, which is a document and no operation."""
+
+    def __init__(self, gate: Gate, office: Office, cards: ASGIApp, *, body_bytes_max: int) -> None:
+        self._rpc = Rpc(gate, office, body_bytes_max=body_bytes_max)
+        self._rest = Rest(gate, office, body_bytes_max=body_bytes_max)
+        self._cards = cards
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        agent_id, _, place = scope["path"][len(PREFIX) :].partition("/")
+        place = place.rstrip("/")
+        if not place:
+            if scope["method"] == "POST":
+                await self._rpc.answer(agent_id, scope, receive, send)
+            else:
+                await reply_not_allowed(send, ("POST",), plain=True)
+        elif place == CARD:
+            await self._cards(scope, receive, send)
+        else:
+            await self._rest.answer(agent_id, place, scope, receive, send)

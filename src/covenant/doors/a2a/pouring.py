@@ -1,0 +1,57 @@
+"""A stream, written as server-sent events: frames that are ready together are one write, and each has its number."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import Receive, Send
+
+from covenant.doors.a2a.departure import Departure
+from covenant.doors.a2a.operations import WIRES, Asked
+from covenant.exchange.streams import Stream
+from covenant.exchange.tenancy import Tenancy
+from covenant.wire.sse import KEEP_ALIVE, Framing, comment
+
+_HEADERS: Final = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    # Or a proxy would gather frames until its buffer is full.
+    (b"x-accel-buffering", b"no"),
+]
+TOO_SLOW: Final = comment("too slow: the task goes on; come back with Last-Event-ID")
+TURNED_OUT: Final = comment("no longer allowed: the task goes on")
+
+
+async def pour(
+    stream: Stream, asked: Asked, framing: Framing, *, tenancy: Tenancy, receive: Receive, send: Send
+) -> None:
+    """Leaving, or being made to leave, ends the stream and not the task."""
+    departure = Departure(receive, notice_s=0)
+    turned_out = False
+
+    def turn_out() -> None:
+        nonlocal turned_out
+        turned_out = True
+        departure.end()
+
+    with stream, departure, tenancy.session(asked.ask.caller, turn_out):
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await _frames(stream, asked, framing, send)
+    if turned_out:
+        await send({"type": "http.response.body", "body": TURNED_OUT, "more_body": False})
+
+
+async def _frames(stream: Stream, asked: Asked, framing: Framing, send: Send) -> None:
+    first, reply, wire = stream.first, stream.reply, WIRES[asked.dialect]
+    if reply is not None:
+        frame = framing.frame(reply.generation, wire.encode_message(reply))
+        await send({"type": "http.response.body", "body": frame, "more_body": False})
+        return
+    history_length = getattr(asked.request, "history_length", None)
+    frame = framing.frame(first.generation, wire.encode_snapshot(first, history_length))
+    await send({"type": "http.response.body", "body": frame, "more_body": True})
+    task, encode = first.task, wire.encode_step
+    async for steps in stream:
+        body = framing.frames([(step.generation, encode(task, step)) for step in steps]) if steps else KEEP_ALIVE
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})

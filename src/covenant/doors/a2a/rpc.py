@@ -1,0 +1,92 @@
+"""A2A over JSON-RPC: both dialects at one address, told apart by the method's name.
+
+The order of checks is authentication, limits, JSON, envelope, method, version, agent, params. What is refused before
+there is a call to answer has an HTTP status; what is refused after it rides on 200, as JSON-RPC has it.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from time import perf_counter
+
+from starlette.types import Receive, Scope, Send
+
+from covenant.doors.a2a.calling import TRANSPORT, Gate, Headers
+from covenant.doors.a2a.departure import Departure
+from covenant.doors.a2a.operations import METHODS, OPERATIONS, WIRES, Asked, Office, Operation
+from covenant.doors.a2a.pouring import pour
+from covenant.doors.a2a.replies import reply_json
+from covenant.doors.http.body import read_body
+from covenant.doors.http.reply import reply_problem
+from covenant.doors.waiting import CallerGoneError
+from covenant.model.errors import OverLimit, Refusal
+from covenant.wire import jsonrpc
+from covenant.wire.a2a_errors import Dialect
+from covenant.wire.sse import Framing
+
+log = logging.getLogger(__name__)
+
+
+class Rpc:
+    def __init__(self, gate: Gate, office: Office, *, body_bytes_max: int) -> None:
+        self._gate = gate
+        self._office = office
+        self._body_bytes_max = body_bytes_max
+        self._timers = {operation.name: gate.meter.timer(TRANSPORT, operation.name) for operation in OPERATIONS}
+
+    async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            visit = await self._gate.enter(scope, Headers(scope), agent_id)
+            body = await read_body(scope, receive, self._body_bytes_max)
+        except Refusal as refusal:
+            self._gate.meter.refused(TRANSPORT, refusal.code)
+            await reply_problem(send, refusal)
+            return
+        except CallerGoneError:
+            return
+        try:
+            call = jsonrpc.decode(body)
+            operation, dialect = _named(call)
+        except jsonrpc.Unreadable as unreadable:
+            self._gate.meter.refused(TRANSPORT, unreadable.code)
+            await reply_json(send, jsonrpc.refused(unreadable.id, unreadable, Dialect.V1))
+            return
+        started_s = perf_counter()
+        try:
+            wire = WIRES[dialect]
+            asked = self._gate.asked(visit, operation, dialect, partial(operation.decode, wire, call.params))
+            await self._run(operation, asked, call.id, receive, send)
+        except OverLimit as refusal:
+            self._gate.meter.refused(TRANSPORT, refusal.code)
+            await reply_problem(send, refusal)
+        except Refusal as refusal:
+            self._gate.meter.refused(TRANSPORT, refusal.code)
+            await reply_json(send, jsonrpc.refused(call.id, refusal, dialect))
+        except Exception as error:  # the last stand before the client: it hears nothing of what went wrong
+            log.exception("a2a.failed", extra={"operation": operation.name})
+            self._gate.meter.refused(TRANSPORT, "internal")
+            await reply_json(send, jsonrpc.refused(call.id, error, dialect))
+        finally:
+            self._timers[operation.name].observe(perf_counter() - started_s)
+
+    async def _run(self, operation: Operation, asked: Asked, call_id: bytes, receive: Receive, send: Send) -> None:
+        wire = WIRES[asked.dialect]
+        with self._gate.working(asked.ask.caller, works=operation.works):
+            if operation.streams:
+                stream = await operation.run(self._office, asked)
+                framing = Framing(*jsonrpc.around(call_id), named=asked.dialect is Dialect.V03)
+                await pour(stream, asked, framing, tenancy=self._gate.tenants.tenancy, receive=receive, send=send)
+                return
+            with Departure(receive) as departure:
+                answer = await operation.run(self._office, asked)
+            if not departure.gone:
+                await reply_json(send, jsonrpc.result(call_id, operation.encode(wire, answer, asked.request)))
+
+
+def _named(call: jsonrpc.Call) -> tuple[Operation, Dialect]:
+    found = METHODS.get(call.method)
+    if found is None:
+        unknown = jsonrpc.unknown_method(call.method)
+        raise jsonrpc.Unreadable(unknown.code, unknown.message, call.id)
+    return found

@@ -1,0 +1,59 @@
+"""Listing an agent's tasks page by page: each page costs what is on it, however many tasks there are.
+
+A page ends at a place in the order, not at a number of rows to skip: the next one begins there at once.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from typing import Any, Final
+
+import msgspec
+
+from covenant.ledger.contract import Listing, ListQuery
+from covenant.ledger.log.sql import statement
+from covenant.ledger.log.steps import Listed, steps_of
+from covenant.model.errors import Invalid
+
+_PAGE: Final = statement("listing")
+_COUNT: Final = statement("listing_count")
+_COUNTED: Final = statement("task_counts")
+_FILTERS: Final = {
+    "context_id": "context_id = :context_id",
+    "state": "state = :state",
+    "moved_since_ms": "updated_at >= :moved_since_ms",
+}
+_END: Final = (1 << 63) - 1
+
+_token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
+_listed = msgspec.json.Decoder(tuple[Listed, ...]).decode
+
+
+def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
+    updated_at, task_no = _place(query.after)
+    # One statement for each set of filters, so that each can use the index that fits it.
+    filters = " AND ".join(sql for name, sql in _FILTERS.items() if getattr(query, name) is not None) or "true"
+    values: dict[str, Any] = msgspec.structs.asdict(query)
+    page = values | {"updated_at": updated_at, "task_no": task_no, "limit": query.limit + 1}
+    db.execute("BEGIN")  # one snapshot for the page and the count
+    try:
+        (found,) = db.execute(_PAGE.format(filters=filters), page).fetchone()
+        counted = query.context_id is None and query.moved_since_ms is None
+        (total,) = db.execute(_COUNTED if counted else _COUNT.format(filters=filters), values).fetchone()
+    finally:
+        db.execute("COMMIT")
+    rows = _listed(found)
+    more = len(rows) > query.limit
+    rows = rows[: query.limit]
+    end = f"{rows[-1].updated_at:x}-{rows[-1].task_no:x}" if more else ""
+    return Listing(tasks=tuple(steps_of(row.steps) for row in rows), total=total, next=end)
+
+
+def _place(token: str) -> tuple[int, int]:
+    if not token:
+        return _END, _END
+    found = _token(token)
+    if found is None:
+        raise Invalid("invalid_params", "pageToken: give the nextPageToken of the page before, or none")
+    return int(found[1], 16), min(int(found[2], 16), _END)
