@@ -6,12 +6,14 @@ import pytest
 from covenant.doors import answers as a
 from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
 from covenant.model.audit import AuditReport
+from covenant.model.constitution import Advisor, CatalogueAgent, Constitution
 from covenant.model.content import Json, Text
 from covenant.model.errors import OverLimit
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.repair import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
 from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.task import DuplicateSafety, Idempotency, Task
+from covenant.model.tenant import TenantLimits
 
 T, T2, L = TaskId("t-1"), TaskId("t-2"), LeaseId("l-1")
 ALICE, BOB = AgentId("alice@x", PublicKey("A")), AgentId("bob@x", PublicKey("B"))
@@ -42,6 +44,39 @@ OK_JSON = '{"task_id":"t-1","status":"ok","content":[{"type":"text","text":"done
 ERROR_JSON = '{"task_id":"t-1","status":"error","content":[],"error_message":"no"}'
 LEASE = a.LeaseShown(L, 1, 5)
 LEASE_JSON = '{"lease_id":"l-1","attempt":1,"leased_at_ms":5}'
+TENANT = a.TenantShown(
+    name="acme",
+    token_prefix="atr_1",
+    created_at_ms=1,
+    disabled=True,
+    disabled_at_ms=2,
+    limits=TenantLimits(rate_per_min=3),
+    agents=1,
+)
+TENANT_JSON = (
+    '{"name":"acme","token_prefix":"atr_1","created_at_ms":1,"disabled":true,"disabled_at_ms":2,'
+    '"limits":{"concurrency":0,"rate_per_min":3,"burst":0},"agents":1}'
+)
+AGENT = a.AgentShown.of(
+    CatalogueAgent(
+        tenant="acme",
+        constitution=Constitution(id="bob", role="r", advisor=Advisor(model="m")),
+        created_at_ms=1,
+        updated_at_ms=2,
+    )
+)
+AGENT_JSON = (
+    '{"id":"bob","name":"","role":"r","kind":"model","model":"anthropic/claude-sonnet-5","source":"stored",'
+    '"created_at_ms":1,"updated_at_ms":2,"agent_def":{"id":"bob","name":"","role":"r","personality":"","goal":"",'
+    '"description":"","rules":[],"capabilities":[],"event_types":[],"model":"anthropic/claude-sonnet-5",'
+    '"max_tokens":1024,"temperature":0.3,"brevity":"full","mode":"","channel":null,'
+    '"advisor":{"model":"m","prompt":"","mode":"consult","max_redirects":2,"malformed_halts":true},'
+    '"memory":{"search_expand":false,"auto_tag":false,"auto_supersede":false,"intent_routing":true,'
+    '"age_decay":true,"age_half_life_days":90.0,"age_floor":0.5},'
+    '"intent":{"mode":"off","min_confidence":0.8,"apply_routing":true,"model":""},"kind":"model",'
+    '"default_project":"","mcp_tool_permissions":null,"timeout_ms":null,"idempotent":false,"on_lost":"hold",'
+    '"input_modes":[],"output_modes":[],"command":[],"skills":[],"extensions":[],"concurrency":0}}'
+)
 
 GOLDEN: list[tuple[a.Answer, str]] = [
     (a.Error(code="stale_lease", message="m"), '{"kind":"error","code":"stale_lease","message":"m"}'),
@@ -262,6 +297,32 @@ GOLDEN: list[tuple[a.Answer, str]] = [
             '{"kind":"protocol_info","info":{"protocol":"covenant.ipc","version":1,"min_supported":1,"max_supported":1},'
             '"server":"covenant/1"}'
         ),
+    ),
+    (
+        a.TenantAdded(tenant=TENANT, token="atr_1"),
+        f'{{"kind":"tenant_added","tenant":{TENANT_JSON},"token":"atr_1"}}',
+    ),
+    (a.TenantList(tenants=(TENANT,)), f'{{"kind":"tenant_list","tenants":[{TENANT_JSON}]}}'),
+    (a.TenantChanged(tenant=TENANT), f'{{"kind":"tenant_changed","tenant":{TENANT_JSON}}}'),
+    (
+        a.TenantRotated(tenant=TENANT, token="atr_1"),
+        f'{{"kind":"tenant_rotated","tenant":{TENANT_JSON},"token":"atr_1"}}',
+    ),
+    (
+        a.AgentList(tenant="acme", count=1, agents=(AGENT,)),
+        f'{{"kind":"agent_list","tenant":"acme","count":1,"agents":[{AGENT_JSON}]}}',
+    ),
+    (
+        a.AgentAdded(tenant="acme", agent=AGENT),
+        f'{{"kind":"agent_added","tenant":"acme","agent":{AGENT_JSON}}}',
+    ),
+    (
+        a.AgentAnswer(tenant="acme", agent=AGENT, identity=BOB),
+        f'{{"kind":"agent","tenant":"acme","agent":{AGENT_JSON},"identity":{{"display":"bob@x","pubkey":"B"}}}}',
+    ),
+    (
+        a.AgentRemoved(tenant="acme", agent_id="bob"),
+        '{"kind":"agent_removed","tenant":"acme","agent_id":"bob"}',
     ),
     (a.Authenticated(display="bob@x"), '{"kind":"authenticated","display":"bob@x"}'),
     (a.AuthenticationFailed(reason="r"), '{"kind":"authentication_failed","reason":"r"}'),

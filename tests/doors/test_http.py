@@ -207,7 +207,7 @@ async def test_a_fault_of_ours_is_a_plain_500_and_a_line_in_the_log(
     async with open_world(short_path, more_routes=[Route("/crash", crash)]) as world:
         call = Call(
             failing,
-            Office(world.exchange, world.registry, world.ledger),
+            world.office,
             world.doorkeeper,
             world.waits,
             world.meter,

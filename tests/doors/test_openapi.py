@@ -7,16 +7,18 @@ from typing import Any
 
 from starlette.routing import Route
 
-from covenant.doors.http.app import PAGES, ByMethod
+from covenant.doors.http.app import PAGES
 from covenant.doors.http.openapi import document
 from covenant.doors.http.reference import page
+from covenant.doors.http.routes import ByMethod
+from covenant.doors.native import agents as native_agents
 from covenant.doors.table import OPERATIONS
 from tests.doors.clients import Http
 from tests.doors.test_answers import GOLDEN
 from tests.doors.world import World
 
-DOCUMENT = document(OPERATIONS, PAGES, "1.2.3")
-METHODS = {"get", "post", "head"}
+DOCUMENT = document(OPERATIONS, PAGES, "1.2.3", native_agents.DESCRIBED)
+METHODS = {"get", "post", "patch", "delete", "head"}
 
 
 def references(value: Any) -> Iterator[str]:

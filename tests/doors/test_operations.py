@@ -412,3 +412,82 @@ async def test_a_page_ends_where_a_frame_would(short_path: Path) -> None:
             async with world.connect() as connection:
                 await connection.authenticate(alice.token)
                 assert await connection.ask(kind) == page
+
+
+async def test_the_operator_keeps_tenants_and_their_agents(world: World, speaker: Speaker) -> None:
+    operator = world.operator
+    added = await speaker.ask(operator, "add_tenant", name="acme", limits={"rate_per_min": 600})
+    assert added["token"].startswith(f"{added['tenant']['token_prefix']}")
+    assert (len(added["token"]), added["tenant"]["disabled"], added["tenant"]["agents"]) == (68, False, 1)
+    assert added["tenant"]["limits"] == {"concurrency": 0, "rate_per_min": 600, "burst": 0}
+    listed = await speaker.ask(operator, "list_tenants")
+    assert [tenant["name"] for tenant in listed["tenants"]] == ["default", "acme"]
+    assert added["token"] not in str(listed)
+
+    agent = {"id": "writer", "kind": "worker"}
+    stored = await speaker.ask(operator, "add_agent", tenant="acme", agent_def=agent)
+    shown = await speaker.ask(operator, "show_agent", tenant="acme", agent_id="writer")
+    assert shown["agent"] == stored["agent"]
+    assert shown["identity"]["display"] == "writer@acme"
+    again = {"tenant": "acme", "agent_def": {**agent, "goal": "write"}, "replace": True}
+    assert (await speaker.ask(operator, "add_agent", **again))["agent"]["agent_def"]["goal"] == "write"
+    agents = await speaker.ask(operator, "list_agents", tenant="acme")
+    assert ([each["id"] for each in agents["agents"]], agents["count"]) == (["index", "writer"], 2)
+    removed = await speaker.ask(operator, "remove_agent", tenant="acme", agent_id="writer")
+    assert removed == {"kind": "agent_removed", "tenant": "acme", "agent_id": "writer"}
+
+    changed = await speaker.ask(operator, "change_tenant", name="acme", disabled=True)
+    assert (changed["tenant"]["disabled"], changed["tenant"]["limits"]) == (True, added["tenant"]["limits"])
+    rotated = await speaker.ask(operator, "rotate_tenant", name="acme")
+    assert rotated["token"] != added["token"]
+    assert rotated["tenant"]["disabled"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "status", "fields"),
+    [
+        ("add_tenant", "tenant_exists", 409, {"name": "default"}),
+        ("add_tenant", "invalid_tenant", 400, {"name": "a@b"}),
+        ("add_tenant", "invalid_tenant", 400, {"name": "x" * 64}),
+        ("add_tenant", "invalid_request", 400, {"name": "a", "limits": {"burst": -1}}),
+        ("change_tenant", "unknown_tenant", 404, {"name": "nobody", "disabled": True}),
+        ("change_tenant", "invalid_request", 400, {"name": "default"}),
+        ("rotate_tenant", "unknown_tenant", 404, {"name": "nobody"}),
+        ("list_agents", "unknown_tenant", 404, {"tenant": "nobody"}),
+        ("show_agent", "unknown_agent", 404, {"tenant": "default", "agent_id": "nobody"}),
+        ("remove_agent", "unknown_agent", 404, {"tenant": "default", "agent_id": "nobody"}),
+        ("remove_agent", "agent_immutable", 409, {"tenant": "default", "agent_id": "index"}),
+        ("add_agent", "invalid_agent", 400, {"tenant": "default", "agent_def": {"id": "a", "colour": 1}}),
+        ("add_agent", "invalid_agent", 400, {"tenant": "default", "agent_def": {"id": "a", "kind": "function"}}),
+        ("add_agent", "unknown_agent", 404, {"tenant": "default", "agent_def": {"id": "a"}, "replace": True}),
+    ],
+)
+async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
+    world: World, speaker: Speaker, kind: str, *, code: str, status: int, fields: dict[str, Any]
+) -> None:
+    told = await speaker.tell(world.operator, kind, **fields)
+    assert told.answer["code"] == code
+    assert told.status in (None, status)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("add_tenant", {"name": "mine"}),
+        ("list_tenants", {}),
+        ("change_tenant", {"name": "default", "disabled": True}),
+        ("rotate_tenant", {"name": "default"}),
+        ("add_agent", {"tenant": "default", "agent_def": {"id": "a"}}),
+        ("list_agents", {"tenant": "default"}),
+        ("show_agent", {"tenant": "default", "agent_id": "index"}),
+        ("remove_agent", {"tenant": "default", "agent_id": "index"}),
+    ],
+)
+async def test_tenants_are_the_operators_alone(
+    world: World, speaker: Speaker, kind: str, fields: dict[str, Any]
+) -> None:
+    _, bob = await world.pair()
+    told = await speaker.tell(bob, kind, **fields)
+    assert told.answer["code"] == "operator_required"
+    assert told.status in (None, 403)
+    assert len(await world.audit("operator_required")) == 1

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from covenant.doors.mailbox import take_waiting
-from covenant.doors.operation import Office
 from covenant.doors.waiting import CallerGoneError, Pause
 from covenant.model.errors import Refusal, Unavailable
 from covenant.wire.mailbox import Next
@@ -105,9 +104,8 @@ async def test_a_lease_taken_just_as_the_caller_left_is_given_back(world: World)
     assert principal is not None
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     gone.set_result(None)
-    office = Office(world.exchange, world.registry, world.ledger)
     with pytest.raises(CallerGoneError):
-        await take_waiting(office, principal, Next(wait_ms=60_000), Pause(gone))
+        await take_waiting(world.office, principal, Next(wait_ms=60_000), Pause(gone))
     assert (await bob.http.get("/a2a/tasks/next"))["lease"]["attempt"] == 2
 
 

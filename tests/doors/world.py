@@ -17,17 +17,24 @@ from uvicorn.server import ServerState
 
 from covenant.daemon.operator import admit_operator
 from covenant.doors.http.app import HttpDoor, build_http
+from covenant.doors.http.tenant import TenantGate
 from covenant.doors.ipc.server import IpcServer
 from covenant.doors.metrics import Meter
+from covenant.doors.native import agents as native_agents
+from covenant.doors.operation import Office
 from covenant.doors.waiting import Pause, Waits
+from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.limiter import Limiter
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry, operator_agent
+from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.view import Limits
 from covenant.model.ids import AgentId
+from covenant.model.tenant import TenantLimits
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
 
@@ -81,6 +88,9 @@ class World:
     ledger: Ledger
     exchange: MailboxExchange
     registry: Registry
+    tenancy: Tenancy
+    catalogue: Catalogue
+    limiter: Limiter
     doorkeeper: Doorkeeper
     waits: WatchedWaits
     meter: Meter
@@ -90,6 +100,15 @@ class World:
     port: int
     operator: Actor
     saved_tokens: list[str] = field(default_factory=list)
+
+    @property
+    def office(self) -> Office:
+        return Office(self.exchange, self.registry, self.ledger, self.tenancy, self.catalogue)
+
+    async def tenant(self, name: str, **limits: int) -> Http:
+        """A new tenant, asking over HTTP."""
+        minted = await self.tenancy.add(self.principal, name, TenantLimits(**limits))
+        return Http(self.port, minted.token)
 
     @property
     def principal(self) -> Principal:
@@ -152,11 +171,17 @@ async def _open_doors(
     await admit_operator(ledger, operator, token, saved.append)
     doorkeeper = Doorkeeper(ledger, operator)
     exchange = MailboxExchange(ledger, operator, limits)
-    registry = Registry(ledger, doorkeeper, operator, key, saved.append)
+    catalogue = Catalogue(ledger, key)
+    registry = Registry(ledger, doorkeeper, operator, key, saved.append, seat=catalogue.seat)
+    tenancy = Tenancy(ledger, operator, doorkeeper)
+    await tenancy.open()
+    limiter = Limiter(now_ms, options.pop("tenant_limits", None))
     waits, meter = WatchedWaits(doorkeeper), Meter()
     parts: dict[str, Any] = {
         "exchange": exchange,
         "registry": registry,
+        "tenancy": tenancy,
+        "catalogue": catalogue,
         "doorkeeper": doorkeeper,
         "ledger": ledger,
         "waits": waits,
@@ -167,7 +192,9 @@ async def _open_doors(
     of_ipc = {
         name: options.pop(name) for name in ("frame_bytes_max", "connections_max", "handshake_s") if name in options
     }
-    door = build_http(**parts, **options)
+    routes = native_agents.agent_routes(catalogue, TenantGate(tenancy, limiter), meter)
+    routes += options.pop("more_routes", ())
+    door = build_http(**parts, **options, more_routes=routes, described=native_agents.DESCRIBED)
     ipc = IpcServer(folder / "sock", **parts, **of_ipc)
     await ipc.start()
     async with _listening(door) as port:
@@ -176,6 +203,9 @@ async def _open_doors(
                 ledger=ledger,
                 exchange=exchange,
                 registry=registry,
+                tenancy=tenancy,
+                catalogue=catalogue,
+                limiter=limiter,
                 doorkeeper=doorkeeper,
                 waits=waits,
                 meter=meter,

@@ -151,6 +151,17 @@ class A2aSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSettings:
+    """Limits of tenants that have none of their own. 0: no limit."""
+
+    concurrency: int = setting(
+        0, whole(0, 1_000_000), "Sends and streams that a tenant may have under way (429 above)."
+    )
+    rate_per_min: int = setting(0, whole(0, 1_000_000), "Requests that a tenant may make a minute (429 above).")
+    burst: int = setting(0, whole(0, 1_000_000), "Requests that may come at once; 0: as many as a minute's.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DoorSettings:
     """What the mailbox's doors say."""
 
@@ -210,6 +221,7 @@ class Settings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     access: AccessSettings = field(default_factory=AccessSettings)
+    tenants: TenantSettings = field(default_factory=TenantSettings)
     a2a: A2aSettings = field(default_factory=A2aSettings)
     doors: DoorSettings = field(default_factory=DoorSettings)
     outbound: OutboundSettings = field(default_factory=OutboundSettings)

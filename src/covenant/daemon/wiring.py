@@ -28,19 +28,25 @@ from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.settings import LimitSettings, Settings
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.http.hosts import as_host
+from covenant.doors.http.tenant import TenantGate
 from covenant.doors.ipc.server import IpcServer
 from covenant.doors.metrics import Meter
+from covenant.doors.native import agents as native_agents
 from covenant.doors.waiting import Waits
+from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.limiter import Limiter
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry, operator_agent
+from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.view import Limits
 from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
+from covenant.model.tenant import TenantLimits
 from covenant.seal.grants import verify_grant
 from covenant.seal.keys import new_private_key, new_token
 
@@ -54,6 +60,9 @@ class Node:
     ledger: LogLedger
     exchange: MailboxExchange
     registry: Registry
+    tenancy: Tenancy
+    catalogue: Catalogue
+    limiter: Limiter
     waits: Waits
     http: HttpDoor
     ipc: IpcServer
@@ -82,7 +91,9 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
         await check_grants(ledger, operator.pubkey)
         principal = await admit_operator(ledger, operator, token, partial(save_token, home))
         await _report(ledger, log)
-        yield _assemble(settings, ledger, principal, key)
+        node = _assemble(settings, ledger, principal, key)
+        await node.tenancy.open()
+        yield node
     finally:
         await ledger.close()
         log.info("ledger.closed")
@@ -115,12 +126,18 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
     home = settings.home
     exchange = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings))
     doorkeeper = Doorkeeper(ledger, operator.agent)
-    registry = Registry(ledger, doorkeeper, operator.agent, key, partial(save_token, home))
+    catalogue = Catalogue(ledger, key)
+    registry = Registry(ledger, doorkeeper, operator.agent, key, partial(save_token, home), seat=catalogue.seat)
+    tenancy = Tenancy(ledger, operator.agent, doorkeeper)
+    limiter = Limiter(ledger.now_ms, _tenant_limits(settings))
+    gate = TenantGate(tenancy, limiter)
     waits, meter = Waits(doorkeeper), Meter()
     version, legacy_kinds = covenant.__version__, settings.doors.legacy_kinds
     http = build_http(
         exchange=exchange,
         registry=registry,
+        tenancy=tenancy,
+        catalogue=catalogue,
         doorkeeper=doorkeeper,
         ledger=ledger,
         waits=waits,
@@ -130,11 +147,15 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
         origins=settings.http.origins,
         body_bytes_max=settings.http.body_bytes_max,
         legacy_kinds=legacy_kinds,
+        more_routes=native_agents.agent_routes(catalogue, gate, meter),
+        described=native_agents.DESCRIBED,
     )
     ipc = IpcServer(
         home / SOCKET_NAME,
         exchange=exchange,
         registry=registry,
+        tenancy=tenancy,
+        catalogue=catalogue,
         doorkeeper=doorkeeper,
         ledger=ledger,
         waits=waits,
@@ -150,6 +171,9 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
         ledger=ledger,
         exchange=exchange,
         registry=registry,
+        tenancy=tenancy,
+        catalogue=catalogue,
+        limiter=limiter,
         waits=waits,
         http=http,
         ipc=ipc,
@@ -174,6 +198,10 @@ def _signed(grant: Grant, operator: PublicKey) -> bool:
 
 def _ledger_limits(limits: LimitSettings) -> Limits:
     return Limits(**{name: getattr(limits, name) for name in Limits.__struct_fields__})
+
+
+def _tenant_limits(settings: Settings) -> TenantLimits:
+    return TenantLimits(**{name: getattr(settings.tenants, name) for name in TenantLimits.__struct_fields__})
 
 
 def _mailbox_limits(settings: Settings) -> MailboxLimits:

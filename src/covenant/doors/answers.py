@@ -12,12 +12,14 @@ import msgspec
 
 from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
 from covenant.model.audit import AuditReport
+from covenant.model.constitution import CatalogueAgent, Constitution
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.repair import RepairOutcome, RetryReport
 from covenant.model.result import Ending, Result
 from covenant.model.task import Task
+from covenant.model.tenant import TenantLimits
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -269,6 +271,91 @@ class AuditIntegrity(Answer, frozen=True, kw_only=True, tag="audit_integrity"):
 class AuditPurged(Answer, frozen=True, kw_only=True, tag="audit_purged"):
     before_ms: int
     purged: int
+
+
+class TenantShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`token_prefix` is empty where no token was made yet. `agents` counts those it can call."""
+
+    name: str
+    token_prefix: str
+    created_at_ms: int
+    disabled: bool
+    disabled_at_ms: int | None
+    limits: TenantLimits
+    agents: int
+
+
+class TenantAdded(Answer, frozen=True, kw_only=True, tag="tenant_added"):
+    """`token` is told here and never again."""
+
+    tenant: TenantShown
+    token: str
+
+
+class TenantList(Answer, frozen=True, kw_only=True, tag="tenant_list"):
+    tenants: tuple[TenantShown, ...]
+
+
+class TenantChanged(Answer, frozen=True, kw_only=True, tag="tenant_changed"):
+    tenant: TenantShown
+
+
+class TenantRotated(Answer, frozen=True, kw_only=True, tag="tenant_rotated"):
+    tenant: TenantShown
+    token: str
+
+
+class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """An agent of a catalogue. `source`: stored, file, code or builtin. `agent_def` is its whole constitution."""
+
+    id: str
+    name: str
+    role: str
+    kind: str
+    model: str
+    source: str
+    created_at_ms: int
+    updated_at_ms: int
+    agent_def: Constitution
+
+    @classmethod
+    def of(cls, agent: CatalogueAgent) -> AgentShown:
+        made = agent.constitution
+        return cls(
+            id=made.id,
+            name=made.name,
+            role=made.role,
+            kind=made.kind,
+            model=made.model,
+            source=agent.source,
+            created_at_ms=agent.created_at_ms,
+            updated_at_ms=agent.updated_at_ms,
+            agent_def=made,
+        )
+
+
+class AgentList(Answer, frozen=True, kw_only=True, tag="agent_list"):
+    tenant: str
+    count: int
+    agents: tuple[AgentShown, ...]
+
+
+class AgentAdded(Answer, frozen=True, kw_only=True, tag="agent_added"):
+    tenant: str
+    agent: AgentShown
+
+
+class AgentAnswer(Answer, frozen=True, kw_only=True, tag="agent"):
+    """`identity` is who it is in the ledger: as whom a worker of it is enrolled."""
+
+    tenant: str
+    agent: AgentShown
+    identity: AgentId
+
+
+class AgentRemoved(Answer, frozen=True, kw_only=True, tag="agent_removed"):
+    tenant: str
+    agent_id: str
 
 
 class Protocol(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -12,9 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from covenant.doors.answers import Answer
 from covenant.doors.waiting import Pause
+from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry
+from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.wire.frames import Wrapped
 from covenant.wire.mailbox import Request
@@ -29,6 +31,8 @@ class Office:
     exchange: MailboxExchange
     registry: Registry
     ledger: Ledger
+    tenancy: Tenancy
+    catalogue: Catalogue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +50,13 @@ class Operation(Generic[R]):
     wait: Callable[[Office, Principal, R, Pause], Awaitable[Answer]] | None = None
     """How to run it when the caller is ready to wait (`wait_ms`): pauses end early, commits never do."""
 
+    status: int = 200
+    """Of the answer over HTTP."""
+
     @property
     def in_body(self) -> bool:
         """Whether HTTP carries the request in the body; otherwise in the query."""
-        return self.method == "POST"
+        return self.method in ("POST", "PATCH")
 
 
 AnyOperation = Operation[Any]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from covenant.doors import mailbox, registry
+from covenant.doors import mailbox, registry, tenants
 from covenant.doors.operation import AnyOperation
 from covenant.wire.frames import squashed
 
-OPERATIONS: Final[tuple[AnyOperation, ...]] = (*mailbox.OPERATIONS, *registry.OPERATIONS)
+OPERATIONS: Final[tuple[AnyOperation, ...]] = (*mailbox.OPERATIONS, *registry.OPERATIONS, *tenants.OPERATIONS)
 BY_KIND: Final = {squashed(operation.kind): operation for operation in OPERATIONS}

@@ -21,6 +21,7 @@ RUNNING_RETRY_MS: Final = 1_000
 
 CONCURRENT: Final = "concurrent_request_limit"
 RATE: Final = "rate_limit"
+REASONS: Final = frozenset({CONCURRENT, RATE})
 MESSAGE: Final = "rate limit exceeded"
 
 

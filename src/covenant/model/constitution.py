@@ -51,7 +51,7 @@ class Memory(_Part, frozen=True, gc=False, kw_only=True):
     auto_supersede: bool = False
     intent_routing: bool = True
     age_decay: bool = True
-    age_half_life_days: Annotated[float, msgspec.Meta(gt=0, le=100_000)] = 90
+    age_half_life_days: Annotated[float, msgspec.Meta(gt=0, le=100_000)] = 90.0
     age_floor: Share = 0.5
 
 

@@ -20,17 +20,20 @@ from covenant.doors.answers import encode, encode_legacy
 from covenant.doors.http.call import Call
 from covenant.doors.http.health import Health
 from covenant.doors.http.hosts import LOOPBACK, Hosts
-from covenant.doors.http.openapi import Page, document
+from covenant.doors.http.openapi import Described, Page, document
 from covenant.doors.http.origins import Origins, reply_preflight
 from covenant.doors.http.reference import page as reference_page
-from covenant.doors.http.reply import reply_internal, reply_not_allowed, reply_not_found, reply_refused
+from covenant.doors.http.reply import reply_internal, reply_not_found, reply_refused, speaks_plainly
+from covenant.doors.http.routes import ByMethod
 from covenant.doors.metrics import Meter
 from covenant.doors.operation import AnyOperation, Office
 from covenant.doors.table import OPERATIONS
 from covenant.doors.waiting import Waits
+from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.registry import Registry
+from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.model.errors import Forbidden
 from covenant.wire.frames import FRAME_BYTES_MAX
@@ -49,20 +52,6 @@ PAGES: Final = (
 )
 
 log = logging.getLogger(__name__)
-
-
-class ByMethod:
-    """The routes of one path. A method that none of them has is told which there are."""
-
-    def __init__(self, calls: Mapping[str, ASGIApp]) -> None:
-        self.calls = calls
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = self.calls.get(scope["method"])
-        if call is None:
-            await reply_not_allowed(send, tuple(self.calls))
-        else:
-            await call(scope, receive, send)
 
 
 class HttpDoor:
@@ -108,13 +97,15 @@ class HttpDoor:
             log.exception("http.failed", extra={"path": scope["path"]})
             if started:
                 raise
-            await reply_internal(send)
+            await reply_internal(send, plain=speaks_plainly(scope["path"]))
 
 
 def build_http(
     *,
     exchange: MailboxExchange,
     registry: Registry,
+    tenancy: Tenancy,
+    catalogue: Catalogue,
     doorkeeper: Doorkeeper,
     ledger: Ledger,
     waits: Waits,
@@ -125,9 +116,11 @@ def build_http(
     body_bytes_max: int = BODY_BYTES_MAX,
     legacy_kinds: bool = False,
     more_routes: Sequence[BaseRoute] = (),
+    described: Sequence[Described] = (),
 ) -> HttpDoor:
-    """`waits` and `meter` are shared with the local socket. `more_routes` are other doors on the same port."""
-    office = Office(exchange, registry, ledger)
+    """`waits` and `meter` are shared with the local socket. `more_routes` are other doors on the same port,
+    `described` what the OpenAPI document says of them."""
+    office = Office(exchange, registry, ledger, tenancy, catalogue)
     calls = {
         operation.kind: Call(
             operation,
@@ -141,7 +134,7 @@ def build_http(
         for operation in OPERATIONS
     }
     health = Health(ledger, waits, meter, server=f"covenant/{version}")
-    routes = [*_operation_routes(calls), *_page_routes(health, version), *more_routes]
+    routes = [*_operation_routes(calls), *_page_routes(health, version, described), *more_routes]
     router = Router(routes, redirect_slashes=False, default=_not_found)
     hot: dict[tuple[str, str], ASGIApp] = {
         (operation.method, operation.path): calls[operation.kind] for operation in OPERATIONS if operation.kind in HOT
@@ -160,8 +153,8 @@ def _hot_first(operation: AnyOperation) -> bool:
     return operation.kind not in HOT
 
 
-def _page_routes(health: Health, version: str) -> list[BaseRoute]:
-    described = document(OPERATIONS, PAGES, version)
+def _page_routes(health: Health, version: str, others: Sequence[Described]) -> list[BaseRoute]:
+    described = document(OPERATIONS, PAGES, version, others)
     as_json, as_html = msgspec.json.encode(described), reference_page(described)
 
     async def openapi(_: Request) -> Response:
@@ -192,4 +185,4 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "websocket.close"})
         return
-    await reply_not_found(send)
+    await reply_not_found(send, plain=speaks_plainly(scope["path"]))

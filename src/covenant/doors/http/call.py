@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from covenant.doors.answers import Answer
 from covenant.doors.http.bearer import TRANSPORT, authenticate
 from covenant.doors.http.body import BODY_TOO_LARGE, read_body
-from covenant.doors.http.reply import CLOSE, reply, reply_internal, reply_refused
+from covenant.doors.http.reply import CLOSE, reply, reply_internal, reply_problem, reply_refused, speaks_plainly
 from covenant.doors.metrics import Meter
 from covenant.doors.operation import Office, Operation
 from covenant.doors.waiting import CallerGoneError, Waits
@@ -56,6 +56,8 @@ class Call(Generic[R]):
         self._decoder = msgspec.json.Decoder(operation.request)
         self._in_body = operation.in_body
         self._in_path = "{" in operation.path
+        self._plainly = speaks_plainly(operation.path)
+        self._refuse = reply_problem if self._plainly else reply_refused
         # A GET without a query asks for the defaults; requests are frozen, so one will do for all.
         self._plain = msgspec.convert({}, operation.request) if not operation.in_body else None
 
@@ -68,16 +70,16 @@ class Call(Generic[R]):
                 answer = await self._wait(caller, request, receive)
             else:
                 answer = await self._run(self._office, caller, request)
-            await reply(send, 200, self._encode(answer))
+            await reply(send, self._operation.status, self._encode(answer))
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)
-            await reply_refused(send, refusal, (CLOSE,) if refusal.code == BODY_TOO_LARGE else ())
+            await self._refuse(send, refusal, (CLOSE,) if refusal.code == BODY_TOO_LARGE else ())
         except CallerGoneError:
             return
         except Exception:  # the last stand before the client: it hears nothing of what went wrong
             log.exception("http.failed", extra={"operation": self._operation.kind})
             self._meter.refused(TRANSPORT, "internal")
-            await reply_internal(send)
+            await reply_internal(send, plain=self._plainly)
         finally:
             self._timer.observe(perf_counter() - started_s)
 

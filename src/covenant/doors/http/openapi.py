@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.doors.answers import Error
+from covenant.doors.http.reply import Problem, speaks_plainly
 from covenant.doors.operation import AnyOperation
 
 _REF: Final = "#/components/schemas/{name}"
@@ -34,9 +35,26 @@ class Page:
     content_type: str
 
 
-def document(operations: Sequence[AnyOperation], pages: Sequence[Page], version: str) -> dict[str, Any]:
-    schemas = _schemas(operations)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A route of another door on the same port: with a tenant's token, in JSON."""
+
+    path: str
+    method: str
+    name: str
+    summary: str
+    answer: type[msgspec.Struct]
+    request: type[msgspec.Struct] | None = None
+    status: int = 200
+
+
+def document(
+    operations: Sequence[AnyOperation], pages: Sequence[Page], version: str, described: Sequence[Described] = ()
+) -> dict[str, Any]:
+    schemas = _schemas(operations, described)
     paths: dict[str, dict[str, Any]] = {}
+    for route in described:
+        paths.setdefault(route.path, {})[route.method.lower()] = _described(route)
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
     for page in pages:
@@ -56,13 +74,18 @@ def document(operations: Sequence[AnyOperation], pages: Sequence[Page], version:
         "components": {
             "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-            "responses": {status: _refusal(text) for status, text in _STATUSES.items()},
+            "responses": {
+                **{status: _json(text, Error.__name__) for status, text in _STATUSES.items()},
+                **{f"v1.{status}": _json(text, Problem.__name__) for status, text in _STATUSES.items()},
+            },
         },
     }
 
 
-def _schemas(operations: Sequence[AnyOperation]) -> dict[str, Any]:
-    types = {each for operation in operations for each in (operation.request, operation.answer)} | {Error}
+def _schemas(operations: Sequence[AnyOperation], described: Sequence[Described]) -> dict[str, Any]:
+    types: set[type[msgspec.Struct]] = {Error, Problem}
+    types |= {each for operation in operations for each in (operation.request, operation.answer)}
+    types |= {each for route in described for each in (route.request, route.answer) if each is not None}
     ordered = sorted(types, key=lambda each: each.__name__)
     return msgspec.json.schema_components(ordered, ref_template=_REF)[1]
 
@@ -77,11 +100,8 @@ def _operation(operation: AnyOperation, schemas: dict[str, Any]) -> dict[str, An
         "summary": operation.summary,
         "tags": [operation.path.split("/")[1]],
         "security": [{"token": []}],
-        "parameters": [_parameter("path", name, {"type": "string", "format": "uuid"}) for name in in_path],
-        "responses": {
-            "200": _json("Done", operation.answer.__name__),
-            **{status: {"$ref": f"#/components/responses/{status}"} for status in _STATUSES},
-        },
+        "parameters": _path_parameters(operation.path),
+        "responses": _responses(operation.path, operation.status, operation.answer),
     }
     if operation.in_body:
         body = _json(operation.summary, operation.request.__name__)
@@ -91,6 +111,33 @@ def _operation(operation: AnyOperation, schemas: dict[str, Any]) -> dict[str, An
             _parameter("query", name, _without_null(given)) for name, given in schema["properties"].items()
         ]
     return described
+
+
+def _described(route: Described) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": [route.path.split("/")[1]],
+        "security": [{"token": []}],
+        "parameters": _path_parameters(route.path),
+        "responses": _responses(route.path, route.status, route.answer),
+    }
+    if route.request is not None:
+        content = _json(route.summary, route.request.__name__)["content"]
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    found = re.findall(r"\{(\w+)\}", path)
+    uuid = {"type": "string", "format": "uuid"}
+    return [_parameter("path", name, uuid if name == "task_id" else {"type": "string"}) for name in found]
+
+
+def _responses(path: str, status: int, answer: type[msgspec.Struct]) -> dict[str, Any]:
+    prefix = "v1." if speaks_plainly(path) else ""
+    refusals = {each: {"$ref": f"#/components/responses/{prefix}{each}"} for each in _STATUSES}
+    return {str(status): _json("Done", answer.__name__), **refusals}
 
 
 def _parameter(place: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -109,10 +156,6 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 def _json(text: str, name: str) -> dict[str, Any]:
     schema = {"$ref": _REF.format(name=name)}
     return {"description": text, "content": {"application/json": {"schema": schema}}}
-
-
-def _refusal(text: str) -> dict[str, Any]:
-    return _json(text, Error.__name__)
 
 
 def _page(page: Page) -> dict[str, Any]:

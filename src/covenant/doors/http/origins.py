@@ -41,7 +41,7 @@ class Origins:
 async def reply_preflight(send: Send) -> None:
     """Which methods and headers a page may use; `marked` adds whose page."""
     headers = [
-        (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+        (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE, OPTIONS"),
         (b"access-control-allow-headers", b"Authorization, Content-Type"),
         (b"access-control-max-age", b"%d" % PREFLIGHT_AGE_S),
     ]

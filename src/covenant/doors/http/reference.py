@@ -52,7 +52,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     parts = [f"<table>{rows}</table>" if rows else ""]
     if "requestBody" in operation:
         parts.append(f"<p>Body: {_link(operation['requestBody']['content'])}</p>")
-    parts.append(f"<p>Answer: {_link(operation['responses']['200']['content'])}</p>")
+    answer = next(response for status, response in operation["responses"].items() if status.startswith("2"))
+    parts.append(f"<p>Answer: {_link(answer['content'])}</p>")
     return (
         f"<details><summary><b>{method.upper()}</b> <code>{escape(path)}</code> "
         f"{escape(operation['summary'])}{token}</summary>{''.join(parts)}</details>"

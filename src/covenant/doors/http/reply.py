@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from starlette.types import Send
 
 from covenant.doors.answers import INTERNAL_ERROR, Error, encode, error_of
+from covenant.exchange.limiter import REASONS
 from covenant.model.errors import Refusal, Unauthenticated
 
 Header = tuple[bytes, bytes]
@@ -28,27 +30,65 @@ async def reply(send: Send, status: int, body: bytes, headers: Sequence[Header] 
 
 
 async def reply_refused(send: Send, refusal: Refusal, headers: Sequence[Header] = ()) -> None:
-    await reply(send, refusal.status, encode(error_of(refusal)), (*_refusal_headers(refusal), *headers))
+    await reply(send, refusal.status, encode(error_of(refusal)), (*refusal_headers(refusal), *headers))
 
 
-async def reply_internal(send: Send) -> None:
-    await reply(send, 500, encode(INTERNAL_ERROR))
+class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A refusal as it is told under `/v1`. `existing` is what stands in the way."""
+
+    error: str
+    code: str
+    reason: str | None = None
+    retry_after_seconds: int | None = None
+    existing: Any = None
 
 
-async def reply_not_found(send: Send) -> None:
-    await reply(send, 404, encode(Error(code="unknown_route", message="there is nothing at this path")))
+async def reply_problem(send: Send, refusal: Refusal, headers: Sequence[Header] = (), *, existing: Any = None) -> None:
+    waits_ms = refusal.retry_after_ms or _RETRY_AFTER_MS.get(refusal.status)
+    problem = Problem(
+        error=refusal.message,
+        code=refusal.code,
+        reason=refusal.code if refusal.code in REASONS else None,
+        retry_after_seconds=_seconds(waits_ms) if waits_ms is not None else None,
+        existing=existing,
+    )
+    await reply(send, refusal.status, msgspec.json.encode(problem), (*refusal_headers(refusal), *headers))
 
 
-async def reply_not_allowed(send: Send, methods: Sequence[str]) -> None:
+def speaks_plainly(path: str) -> bool:
+    """Whether refusals at this path are told as problems: everywhere but at the mailbox."""
+    return path.startswith("/v1/")
+
+
+async def reply_internal(send: Send, *, plain: bool = False) -> None:
+    problem = Problem(error=INTERNAL_ERROR.message, code=INTERNAL_ERROR.code)
+    await reply(send, 500, msgspec.json.encode(problem) if plain else encode(INTERNAL_ERROR))
+
+
+async def reply_not_found(send: Send, *, plain: bool = False) -> None:
+    await reply(send, 404, _error("unknown_route", "there is nothing at this path", plain=plain))
+
+
+async def reply_not_allowed(send: Send, methods: Sequence[str], *, plain: bool = False) -> None:
     allowed = ", ".join(methods)
-    error = Error(code="method_not_allowed", message=f"this path takes {allowed}")
-    await reply(send, 405, encode(error), [(b"allow", allowed.encode())])
+    error = _error("method_not_allowed", f"this path takes {allowed}", plain=plain)
+    await reply(send, 405, error, [(b"allow", allowed.encode())])
 
 
-def _refusal_headers(refusal: Refusal) -> list[Header]:
+def _error(code: str, message: str, *, plain: bool) -> bytes:
+    if plain:
+        return msgspec.json.encode(Problem(error=message, code=code))
+    return encode(Error(code=code, message=message))
+
+
+def refusal_headers(refusal: Refusal) -> list[Header]:
     if isinstance(refusal, Unauthenticated):
         return [_CHALLENGE]
     retry_after_ms = refusal.retry_after_ms or _RETRY_AFTER_MS.get(refusal.status)
     if retry_after_ms is None:
         return []
-    return [(b"retry-after", b"%d" % max(1, -(-retry_after_ms // 1000)))]
+    return [(b"retry-after", b"%d" % _seconds(retry_after_ms))]
+
+
+def _seconds(ms: int) -> int:
+    return max(1, -(-ms // 1000))

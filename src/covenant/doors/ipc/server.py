@@ -17,9 +17,11 @@ from covenant.doors.ipc.stream import FrameStream
 from covenant.doors.metrics import Meter
 from covenant.doors.operation import Office
 from covenant.doors.waiting import Waits
+from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.registry import Registry
+from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.model.errors import SettingsError
 from covenant.wire.frames import FRAME_BYTES_MAX
@@ -37,6 +39,8 @@ class IpcServer:
         *,
         exchange: MailboxExchange,
         registry: Registry,
+        tenancy: Tenancy,
+        catalogue: Catalogue,
         doorkeeper: Doorkeeper,
         ledger: Ledger,
         waits: Waits,
@@ -51,7 +55,7 @@ class IpcServer:
         self._connections_max = connections_max
         self._meter = meter
         self._talk = Talk(
-            Office(exchange, registry, ledger),
+            Office(exchange, registry, ledger, tenancy, catalogue),
             doorkeeper,
             waits,
             meter,

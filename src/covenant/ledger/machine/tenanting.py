@@ -87,8 +87,16 @@ def put_agent(decide: Decide, command: PutAgent) -> CatalogueAgent:
         updated_at_ms=decide.now_ms,
     )
     decide.add(AgentPut(agent))
-    row = {"type": "agent_stored", "tenant": tenant, "agent": agent.id, "kind": constitution.kind}
-    decide.audit(command.by, {**row, "replaced": old is not None})
+    decide.audit(
+        command.by,
+        {
+            "type": "agent_stored",
+            "tenant": tenant,
+            "agent": agent.id,
+            "kind": constitution.kind,
+            "replaced": old is not None,
+        },
+    )
     return agent
 
 

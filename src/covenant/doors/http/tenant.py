@@ -1,0 +1,126 @@
+"""What tenants ask over HTTP: who is calling, within which limits, and one way to answer.
+
+The order of checks is authentication, limits, size; the rest is the route's own. A token that is missing, unknown,
+revoked or of a disabled tenant gets one and the same 401, and is audited before it is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from covenant.doors.http.bearer import TRANSPORT
+from covenant.doors.http.body import BODY_TOO_LARGE, read_body
+from covenant.doors.http.reply import CLOSE, reply, reply_internal, reply_problem
+from covenant.doors.metrics import Meter
+from covenant.doors.waiting import CallerGoneError
+from covenant.exchange.limiter import Limiter
+from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.model.errors import Refusal
+
+log = logging.getLogger(__name__)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TenantGate:
+    """Shared by every door that tenants use over HTTP."""
+
+    def __init__(self, tenancy: Tenancy, limiter: Limiter) -> None:
+        self.tenancy = tenancy
+        self.limiter = limiter
+
+    async def enter(self, scope: Scope) -> Caller:
+        """The tenant that is calling, with one request of its rate spent."""
+        caller = await self.caller(scope)
+        self.limiter.admit(caller)
+        return caller
+
+    async def caller(self, scope: Scope) -> Caller:
+        token = bearer(scope)
+        caller = self.tenancy.recognise(token) if token is not None else None
+        if caller is None:
+            return await self.tenancy.authenticate(token, transport=TRANSPORT, address=address(scope))
+        return caller
+
+
+def bearer(scope: Scope) -> str | None:
+    """The token of `Authorization: Bearer <token>`; None if there is no such header."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            token = token.strip()
+            return token.decode("latin-1") if scheme.lower() == b"bearer" and token else None
+    return None
+
+
+def address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a tenant, its body read and nothing more."""
+
+    caller: Caller
+    path: Mapping[str, str]
+    query: bytes
+    body: bytes
+
+
+class Refused(Exception):
+    """A refusal that shows what stands in the way."""
+
+    def __init__(self, refusal: Refusal, existing: Any) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+        self.existing = existing
+
+
+class TenantCall:
+    """One route as an ASGI callable: `run` gives a status and what is answered as JSON."""
+
+    def __init__(
+        self,
+        gate: TenantGate,
+        meter: Meter,
+        name: str,
+        run: Callable[[Asked], Awaitable[tuple[int, Any]]],
+        *,
+        body_bytes_max: int,
+    ) -> None:
+        self._gate = gate
+        self._meter = meter
+        self._timer = meter.timer(TRANSPORT, name)
+        self._name = name
+        self._run = run
+        self._body_bytes_max = body_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_s = perf_counter()
+        try:
+            caller = await self._gate.enter(scope)
+            body = await read_body(scope, receive, self._body_bytes_max)
+            status, answer = await self._run(Asked(caller, scope["path_params"], scope["query_string"], body))
+            await reply(send, status, _encode(answer))
+        except Refusal as refusal:
+            self._meter.refused(TRANSPORT, refusal.code)
+            await reply_problem(send, refusal, (CLOSE,) if refusal.code == BODY_TOO_LARGE else ())
+        except Refused as refused:
+            self._meter.refused(TRANSPORT, refused.refusal.code)
+            await reply_problem(send, refused.refusal, existing=refused.existing)
+        except CallerGoneError:
+            return
+        except Exception:  # the last stand before the client: it hears nothing of what went wrong
+            log.exception("http.failed", extra={"operation": self._name})
+            self._meter.refused(TRANSPORT, "internal")
+            await reply_internal(send, plain=True)
+        finally:
+            self._timer.observe(perf_counter() - started_s)

@@ -1,0 +1,1 @@
+"""Covenant's own routes for tenants, under `/v1`."""

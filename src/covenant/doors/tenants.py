@@ -1,0 +1,184 @@
+"""The operator's operations on tenants and their agents."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from covenant.doors.answers import (
+    AgentAdded,
+    AgentAnswer,
+    AgentList,
+    AgentRemoved,
+    AgentShown,
+    TenantAdded,
+    TenantChanged,
+    TenantList,
+    TenantRotated,
+    TenantShown,
+)
+from covenant.doors.operation import AnyOperation, Office, Operation
+from covenant.doors.pages import fit
+from covenant.exchange.principal import Principal
+from covenant.model.constitution import read_constitution
+from covenant.model.errors import Invalid
+from covenant.model.tenant import Tenant, TenantLimits
+from covenant.wire.tenants import (
+    AddAgent,
+    AddTenant,
+    ChangeTenant,
+    ListAgents,
+    ListTenants,
+    RemoveAgent,
+    RotateTenant,
+    ShowAgent,
+    WireLimits,
+)
+
+TENANTS: Final = "/v1/admin/tenants"
+AGENTS: Final = "/v1/admin/tenants/{tenant}/agents"
+
+
+def _shown(office: Office, tenant: Tenant) -> TenantShown:
+    return TenantShown(
+        name=tenant.name,
+        token_prefix=tenant.token_prefix,
+        created_at_ms=tenant.created_at_ms,
+        disabled=tenant.disabled_at_ms is not None,
+        disabled_at_ms=tenant.disabled_at_ms,
+        limits=tenant.limits,
+        agents=len(office.catalogue.agents(tenant.name)),
+    )
+
+
+def _limits(given: WireLimits | None) -> TenantLimits | None:
+    return TenantLimits(**msgspec.structs.asdict(given)) if given is not None else None
+
+
+async def add_tenant(office: Office, caller: Principal, request: AddTenant) -> TenantAdded:
+    minted = await office.tenancy.add(caller, request.name, _limits(request.limits))
+    return TenantAdded(tenant=_shown(office, minted.tenant), token=minted.token)
+
+
+async def list_tenants(office: Office, caller: Principal, _: ListTenants) -> TenantList:
+    found = await office.tenancy.list(caller)
+    return TenantList(tenants=fit([_shown(office, tenant) for tenant in found]))
+
+
+async def change_tenant(office: Office, caller: Principal, request: ChangeTenant) -> TenantChanged:
+    if request.disabled is None and request.limits is None:
+        raise Invalid("invalid_request", "give disabled, limits, or both")
+    changed = await office.tenancy.change(
+        caller, request.name, disabled=request.disabled, limits=_limits(request.limits)
+    )
+    return TenantChanged(tenant=_shown(office, changed))
+
+
+async def rotate_tenant(office: Office, caller: Principal, request: RotateTenant) -> TenantRotated:
+    minted = await office.tenancy.rotate(caller, request.name)
+    return TenantRotated(tenant=_shown(office, minted.tenant), token=minted.token)
+
+
+async def add_agent(office: Office, caller: Principal, request: AddAgent) -> AgentAdded:
+    acting = await office.tenancy.acting(caller, request.tenant)
+    constitution = read_constitution(request.agent_def)
+    put = office.catalogue.replace if request.replace else office.catalogue.store
+    return AgentAdded(tenant=request.tenant, agent=AgentShown.of(await put(acting, constitution)))
+
+
+async def list_agents(office: Office, caller: Principal, request: ListAgents) -> AgentList:
+    acting = await office.tenancy.acting(caller, request.tenant)
+    found = await office.catalogue.list(acting.tenant.name)
+    return AgentList(tenant=request.tenant, count=len(found), agents=fit([AgentShown.of(agent) for agent in found]))
+
+
+async def show_agent(office: Office, caller: Principal, request: ShowAgent) -> AgentAnswer:
+    acting = await office.tenancy.acting(caller, request.tenant)
+    agent = await office.catalogue.show(acting.tenant.name, request.agent_id)
+    identity = office.catalogue.identity(request.tenant, agent.id)
+    return AgentAnswer(tenant=request.tenant, agent=AgentShown.of(agent), identity=identity)
+
+
+async def remove_agent(office: Office, caller: Principal, request: RemoveAgent) -> AgentRemoved:
+    acting = await office.tenancy.acting(caller, request.tenant)
+    removed = await office.catalogue.remove(acting, request.agent_id)
+    return AgentRemoved(tenant=request.tenant, agent_id=removed.id)
+
+
+OPERATIONS: Final[tuple[AnyOperation, ...]] = (
+    Operation(
+        kind="add_tenant",
+        method="POST",
+        path=TENANTS,
+        request=AddTenant,
+        answer=TenantAdded,
+        run=add_tenant,
+        summary="Add a tenant and mint its token",
+        status=201,
+    ),
+    Operation(
+        kind="list_tenants",
+        method="GET",
+        path=TENANTS,
+        request=ListTenants,
+        answer=TenantList,
+        run=list_tenants,
+        summary="All tenants, the oldest first",
+    ),
+    Operation(
+        kind="change_tenant",
+        method="PATCH",
+        path=f"{TENANTS}/{{name}}",
+        request=ChangeTenant,
+        answer=TenantChanged,
+        run=change_tenant,
+        summary="Disable or enable a tenant, or change its limits",
+    ),
+    Operation(
+        kind="rotate_tenant",
+        method="POST",
+        path=f"{TENANTS}/{{name}}/rotate-token",
+        request=RotateTenant,
+        answer=TenantRotated,
+        run=rotate_tenant,
+        summary="Replace a tenant's token; the old one ends at once",
+    ),
+    Operation(
+        kind="add_agent",
+        method="POST",
+        path=AGENTS,
+        request=AddAgent,
+        answer=AgentAdded,
+        run=add_agent,
+        summary="Store an agent for a tenant",
+        status=201,
+    ),
+    Operation(
+        kind="list_agents",
+        method="GET",
+        path=AGENTS,
+        request=ListAgents,
+        answer=AgentList,
+        run=list_agents,
+        summary="A tenant's agents: index, those of code and files, then the stored ones, the oldest first",
+    ),
+    Operation(
+        kind="show_agent",
+        method="GET",
+        path=f"{AGENTS}/{{agent_id}}",
+        request=ShowAgent,
+        answer=AgentAnswer,
+        run=show_agent,
+        summary="One agent of a tenant",
+    ),
+    Operation(
+        kind="remove_agent",
+        method="DELETE",
+        path=f"{AGENTS}/{{agent_id}}",
+        request=RemoveAgent,
+        answer=AgentRemoved,
+        run=remove_agent,
+        summary="Remove a stored agent; its tasks stay",
+    ),
+)

@@ -1,0 +1,69 @@
+"""What the operator asks about tenants and their agents."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from covenant.model.tenant import DEFAULT
+from covenant.wire.mailbox import Request
+
+Bound = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class WireLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """0: the daemon's own default."""
+
+    concurrency: Bound = 0
+    rate_per_min: Bound = 0
+    burst: Bound = 0
+
+
+class AddTenant(Request, frozen=True, kw_only=True):
+    name: str
+    limits: WireLimits | None = None
+
+
+class ListTenants(Request, frozen=True, kw_only=True):
+    pass
+
+
+class TenantRequest(Request, frozen=True, kw_only=True):
+    name: str = ""
+
+
+class ChangeTenant(TenantRequest, frozen=True, kw_only=True):
+    """What is left out stays as it is; limits change together."""
+
+    disabled: bool | None = None
+    limits: WireLimits | None = None
+
+
+class RotateTenant(TenantRequest, frozen=True, kw_only=True):
+    pass
+
+
+class ListAgents(Request, frozen=True, kw_only=True):
+    tenant: str = DEFAULT
+
+
+class AgentRequest(Request, frozen=True, kw_only=True):
+    tenant: str = DEFAULT
+    agent_id: str = ""
+
+
+class ShowAgent(AgentRequest, frozen=True, kw_only=True):
+    pass
+
+
+class RemoveAgent(AgentRequest, frozen=True, kw_only=True):
+    pass
+
+
+class AddAgent(Request, frozen=True, kw_only=True):
+    """`agent_def` is the constitution. With `replace` it takes the place of the stored one with its id."""
+
+    agent_def: dict[str, Any]
+    tenant: str = DEFAULT
+    replace: bool | None = None
