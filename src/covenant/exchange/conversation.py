@@ -26,14 +26,14 @@ from covenant.exchange.messages import (
 from covenant.exchange.streams import KEEP_ALIVE_S, Stream
 from covenant.exchange.tenancy import Caller
 from covenant.exchange.views import Views, known_id
-from covenant.ledger.contract import Ledger, Watch
+from covenant.ledger.contract import Ledger, ListQuery, Watch
 from covenant.ledger.machine.commands import Accept, Cancel, Continue
-from covenant.model.asking import CancelTask, GetTask, SendMessage, Subscribe
+from covenant.model.asking import PAGE_SIZE_MAX, CancelTask, GetTask, ListTasks, SendMessage, Subscribe, TaskPage
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.errors import Conflict, Invalid, Refusal
-from covenant.model.folding import Folder, TaskState, TaskView
+from covenant.model.folding import Folder, TaskState, TaskView, fold
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.step import Began, Started, Step
+from covenant.model.step import Began, Ended, Started, Step
 from covenant.model.task import Task, fingerprint
 
 REPLY_S: Final = 0.01
@@ -100,15 +100,18 @@ class Conversations:
         """Ends with the task, or when it waits for its sender."""
         with ExitStack() as stack:
             said = await self._say(stack, ask, sent)
-            folder, steps = Folder(), None
+            steps, reply = None, None
             if said.from_watch:
                 first, *steps = await self._opening(said.watch)
-                folder.add(first)
+                view = fold((first,))
+                last = steps[-1].what if steps else None
+                if isinstance(last, Ended) and last.result.reply is True:
+                    reply = fold((first, *steps))
             else:
-                folder = await self._views.past(said.task_id, said.through or 1)
-            stream = Stream(self._ledger, said.watch, _viewed(folder), backlog=steps, ends_when_parked=True)
+                view = (await self._views.past(said.task_id, said.through or 1)).view()
+            assert view is not None
             stack.pop_all()
-            return stream
+            return Stream(self._ledger, said.watch, view, backlog=steps, reply=reply, ends_when_parked=True)
 
     async def subscribe(self, ask: Ask, asked: Subscribe, *, from_start: bool, finished: bool) -> Stream:
         """`from_start`: without a cursor, begin at the first step. `finished`: one that has ended may be replayed."""
@@ -133,6 +136,23 @@ class Conversations:
 
     async def get(self, ask: Ask, asked: GetTask) -> TaskView:
         return await self._views.get(known_id(asked.task_id), self._identity(ask).pubkey)
+
+    async def list_tasks(self, ask: Ask, asked: ListTasks) -> TaskPage:
+        if not 1 <= asked.page_size <= PAGE_SIZE_MAX:
+            raise Invalid("invalid_params", f"pageSize: 1 to {PAGE_SIZE_MAX}")
+        listing = await self._ledger.listing(
+            ListQuery(
+                recipient=self._identity(ask).pubkey,
+                context_id=asked.context_id,
+                state=asked.state,
+                moved_since_ms=asked.updated_after_ms,
+                after=asked.page_token,
+                limit=asked.page_size,
+                artifacts=asked.include_artifacts,
+            )
+        )
+        views = tuple(view for steps in listing.tasks if (view := fold(steps)) is not None)
+        return TaskPage(tasks=views, total_size=listing.total, page_size=len(views), next_page_token=listing.next)
 
     async def cancel(self, ask: Ask, asked: CancelTask) -> TaskView:
         task_id, me = known_id(asked.task_id), self._identity(ask)

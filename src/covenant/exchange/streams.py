@@ -11,9 +11,9 @@ from typing import Final, Self
 
 from covenant.exchange.views import PAGE
 from covenant.ledger.contract import Ledger, Watch
-from covenant.model.folding import TaskView, final_message
+from covenant.model.folding import TaskView
 from covenant.model.step import Ended, Step
-from covenant.model.update import MessageUpdate, StatusUpdate
+from covenant.model.update import StatusUpdate
 
 KEEP_ALIVE_S: Final = 15.0
 
@@ -31,24 +31,19 @@ class Stream:
         first: TaskView,
         *,
         backlog: Sequence[Step] | None = None,
+        reply: TaskView | None = None,
         ends_when_parked: bool,
     ) -> None:
         """`backlog`: the steps after the first view that the watch has told already; None if the past is to be read."""
         self.first = first
+        self.reply = reply
+        """The finished task whose agent answered with a bare message: then that is all there is to send."""
         self.cut = False
         """The reader was too slow: the stream ended before its task did, and can be resumed."""
         self._ledger = ledger
         self._watch = watch
         self._backlog = backlog
         self._ends_when_parked = ends_when_parked
-
-    @property
-    def reply(self) -> MessageUpdate | None:
-        """The bare message that is the whole answer, if the agent gave one at once."""
-        last = self._backlog[-1].what if self._backlog else None
-        if isinstance(last, Ended) and last.result.reply is True:
-            return final_message(last.result, last.ending)
-        return None
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Step]]:
         at = self.first.generation

@@ -63,6 +63,28 @@ class Queue(msgspec.Struct, frozen=True, gc=False):
     results: tuple[Result, ...]
 
 
+class ListQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The tasks of a tenant's agent, the one that moved last first. `after` is where the last page ended."""
+
+    recipient: PublicKey
+    context_id: str | None = None
+    state: str | None = None
+    """In A2A's words."""
+    moved_since_ms: int | None = None
+    after: str = ""
+    limit: int = 50
+    artifacts: bool = False
+    """Without it, steps that write to an artifact are left out, and cost nothing."""
+
+
+class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The steps of each task. `next` is opaque, and empty on the last page; `total` counts what the filters leave."""
+
+    tasks: tuple[tuple[Step, ...], ...]
+    total: int
+    next: str
+
+
 class LeaseRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One attempt, as history keeps it. `outcome` is None while the lease is live."""
 
@@ -192,6 +214,7 @@ class Ledger(Protocol):
     async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
         """What happened to a task after a generation, oldest first."""
 
+    async def listing(self, query: ListQuery) -> Listing: ...
     def on_lost(self, callback: Callable[[TaskId], None]) -> None:
         """Called when a task was settled or requeued, by whomever, and that is durable: a holder in this process stops.
 

@@ -61,7 +61,7 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     created_at_ms: int
     updated_at_ms: int
-    """When its state was last said."""
+    """When something last happened to it."""
     message: MessageUpdate | None
     """What was said with the state."""
     history: tuple[MessageUpdate, ...]
@@ -111,14 +111,13 @@ class Folder:
 
     def add(self, step: Step) -> None:
         what = step.what
-        self.generation = step.generation
+        self.generation, self.updated_at_ms = step.generation, step.ts_ms
         if isinstance(what, ArtifactUpdate):
             self._write(what)
             return
         if isinstance(what, MessageUpdate):
             self._history.append(what)
             return
-        self.updated_at_ms = step.ts_ms
         match what:
             case Began(task):
                 self._task = task

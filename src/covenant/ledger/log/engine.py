@@ -17,6 +17,8 @@ import msgspec
 from covenant.ledger.contract import (
     AuditRecord,
     Counts,
+    Listing,
+    ListQuery,
     Queue,
     QueueQuery,
     Shown,
@@ -246,6 +248,10 @@ class LogLedger:
     async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
         await self._archived()
         return await self._history.steps(task_id, after, limit)
+
+    async def listing(self, query: ListQuery) -> Listing:
+        await self._archived()
+        return await self._history.listing(query)
 
     async def queue(self, query: QueueQuery) -> Queue:
         await self._archived()

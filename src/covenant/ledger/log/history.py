@@ -17,7 +17,17 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from covenant.ledger.contract import AuditRecord, Queue, QueueQuery, Shown, TreeNode, UpdateRecord
+from covenant.ledger.contract import (
+    AuditRecord,
+    Listing,
+    ListQuery,
+    Queue,
+    QueueQuery,
+    Shown,
+    TreeNode,
+    UpdateRecord,
+)
+from covenant.ledger.log.listing import list_tasks
 from covenant.ledger.log.sql import statement
 from covenant.ledger.log.steps import decode_steps
 from covenant.ledger.log.verify import PAGE_ROWS, Marks, StoredRow, Verification
@@ -170,6 +180,9 @@ class History:
 
     async def steps(self, task_id: TaskId, after_generation: int, limit: int) -> Sequence[Step]:
         return await self._ask(decode_steps, STEPS, task_id=task_id, after=after_generation, limit=limit)
+
+    async def listing(self, query: ListQuery) -> Listing:
+        return await self._run(lambda db: list_tasks(db, query))
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         """Level by level, as far as the bounds of depth, number and size reach."""

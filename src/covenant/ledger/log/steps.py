@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -45,8 +45,21 @@ _KINDS: Final[dict[str, Callable[[msgspec.Raw], Happening]]] = {
     "settled": _decoded(_End, lambda end: Ended(end.ending, end.result)),
 }
 
+
+class Listed(msgspec.Struct, frozen=True, gc=False):
+    """A task of a listing, and its place in it."""
+
+    updated_at: int
+    task_no: int
+    steps: tuple[StoredStep, ...]
+
+
 _rows = msgspec.json.Decoder(tuple[StoredStep, ...]).decode
 
 
 def decode_steps(stored: bytes) -> tuple[Step, ...]:
-    return tuple(Step(row.generation, row.ts_ms, _KINDS[row.kind](row.body)) for row in _rows(stored))
+    return steps_of(_rows(stored))
+
+
+def steps_of(rows: Iterable[StoredStep]) -> tuple[Step, ...]:
+    return tuple([Step(row.generation, row.ts_ms, _KINDS[row.kind](row.body)) for row in rows])
