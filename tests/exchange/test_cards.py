@@ -115,6 +115,11 @@ def test_what_is_switched_on_is_said_and_nothing_else() -> None:
     assert (offered.provider, offered.documentation_url) == (provider, "https://docs.example")
 
 
+def test_a_provider_without_a_url_has_that_of_the_daemon() -> None:
+    card = agent_card(agent(), BASE, Offer(provider=Provider(organization="Example", url="")))
+    assert card.provider == Provider(organization="Example", url=BASE)
+
+
 def test_extensions_that_callers_must_declare_are_required_in_the_card() -> None:
     (extension,) = agent_card(agent(extensions=["urn:x"]), BASE).capabilities.extensions
     assert (extension.uri, extension.required) == ("urn:x", True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import covenant
+from covenant.daemon.cards import card_pages, make_cards, mcp_servers
 from covenant.daemon.environment import machine_name, now_ms
 from covenant.daemon.home import (
     KEY_NAME,
@@ -26,6 +27,7 @@ from covenant.daemon.home import (
 from covenant.daemon.logs import Log
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.settings import LimitSettings, Settings
+from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.http.hosts import as_host
 from covenant.doors.http.tenant import TenantGate
@@ -132,6 +134,8 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
     limiter = Limiter(ledger.now_ms, _tenant_limits(settings))
     gate = TenantGate(tenancy, limiter)
     waits, meter = Waits(doorkeeper), Meter()
+    cards = make_cards(settings, key, mcp_servers(home))
+    pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     version, legacy_kinds = covenant.__version__, settings.doors.legacy_kinds
     http = build_http(
         exchange=exchange,
@@ -147,8 +151,8 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
         origins=settings.http.origins,
         body_bytes_max=settings.http.body_bytes_max,
         legacy_kinds=legacy_kinds,
-        more_routes=native_agents.agent_routes(catalogue, gate, meter),
-        described=native_agents.DESCRIBED,
+        more_routes=[*native_agents.agent_routes(catalogue, gate, meter), *pages.routes()],
+        described=(*native_agents.DESCRIBED, *CARDS_DESCRIBED),
     )
     ipc = IpcServer(
         home / SOCKET_NAME,

@@ -60,7 +60,7 @@ _DISCOVER: Final = Skill(
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What is switched on, beside the agents."""
+    """What is switched on, beside the agents. A provider without a URL has this daemon's."""
 
     provider: Provider | None = None
     documentation_url: str | None = None
@@ -79,7 +79,7 @@ def agent_card(
         name=constitution.name or constitution.id,
         description=_description(constitution),
         supported_interfaces=_interfaces(f"{base_url}{AGENTS_PATH}/{constitution.id}", constitution.id, offer),
-        provider=offer.provider,
+        provider=_provider(offer, base_url),
         version=_version(agent),
         documentation_url=offer.documentation_url,
         capabilities=Capabilities(
@@ -105,7 +105,7 @@ def stub_card(base_url: str, offer: Offer | None = None) -> AgentCard:
         supported_interfaces=(
             Interface(url=f"{base_url}{A2A_PATH}", protocol_binding=JSONRPC, protocol_version="1.0"),
         ),
-        provider=offer.provider,
+        provider=_provider(offer, base_url),
         version="stub",
         documentation_url=offer.documentation_url,
         capabilities=Capabilities(streaming=True, push_notifications=False, extended_agent_card=False),
@@ -115,6 +115,11 @@ def stub_card(base_url: str, offer: Offer | None = None) -> AgentCard:
         default_output_modes=OUTPUT_MODES,
         skills=(_DISCOVER,),
     )
+
+
+def _provider(offer: Offer, base_url: str) -> Provider | None:
+    provider = offer.provider
+    return provider if provider is None or provider.url else msgspec.structs.replace(provider, url=base_url)
 
 
 def _description(constitution: Constitution) -> str:

@@ -37,7 +37,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A route of another door on the same port: with a tenant's token, in JSON."""
+    """A route of another door on the same port: with a tenant's token, unless it is for everybody, in JSON."""
 
     path: str
     method: str
@@ -46,6 +46,7 @@ class Described:
     answer: type[msgspec.Struct]
     request: type[msgspec.Struct] | None = None
     status: int = 200
+    token: bool = True
 
 
 def document(
@@ -118,7 +119,7 @@ def _described(route: Described) -> dict[str, Any]:
         "operationId": route.name,
         "summary": route.summary,
         "tags": [route.path.split("/")[1]],
-        "security": [{"token": []}],
+        "security": [{"token": []}] if route.token else [],
         "parameters": _path_parameters(route.path),
         "responses": _responses(route.path, route.status, route.answer),
     }

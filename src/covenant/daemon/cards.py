@@ -1,0 +1,72 @@
+"""What the daemon's settings, its key and the home's `mcp_servers.json` make of cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from covenant.daemon.settings import Settings
+from covenant.doors.a2a.cards import CardPages, Publishing
+from covenant.doors.http.public_url import BaseUrl
+from covenant.doors.http.tenant import TenantGate
+from covenant.doors.metrics import Meter
+from covenant.exchange.cards import Cards, Offer
+from covenant.exchange.catalogue import Catalogue
+from covenant.model.card import Provider
+from covenant.model.errors import Invalid, SettingsError
+from covenant.model.tools import McpServer, read_mcp_servers, tools_of
+from covenant.seal.cards import CardSigner
+
+SERVERS_NAME: Final = "mcp_servers.json"
+
+
+def mcp_servers(home: Path) -> dict[str, McpServer]:
+    """The MCP servers of this home, by name; none if there is no file. Raises SettingsError if it cannot be used."""
+    path = home / SERVERS_NAME
+    try:
+        return dict(read_mcp_servers(msgspec.json.decode(path.read_bytes())))
+    except FileNotFoundError:
+        return {}
+    except Invalid as wrong:
+        raise SettingsError(f"{path}: {wrong.message}") from None
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as wrong:
+        raise SettingsError(f"{path}: not JSON: {wrong}") from None
+
+
+def make_cards(settings: Settings, key: bytes, servers: dict[str, McpServer]) -> Cards:
+    """Cards signed with the daemon's own key."""
+    a2a = settings.a2a
+    organization = a2a.provider_org or urlsplit(a2a.provider_url).hostname
+    offer = Offer(
+        provider=Provider(organization=organization, url=a2a.provider_url) if organization else None,
+        documentation_url=a2a.docs_url or None,
+        tools=tools_of(servers),
+    )
+    return Cards(offer, CardSigner(key))
+
+
+def base_url_of(settings: Settings) -> BaseUrl:
+    return BaseUrl(settings.http.public_base_url, settings.http.trusted_proxies)
+
+
+def publishing_of(settings: Settings) -> Publishing:
+    return Publishing(settings.a2a.publish, settings.a2a.publish_anonymous, settings.http.bind_addr)
+
+
+def card_pages(
+    settings: Settings, cards: Cards, catalogue: Catalogue, gate: TenantGate, meter: Meter, *, started_ms: int
+) -> CardPages:
+    return CardPages(
+        cards,
+        catalogue,
+        gate,
+        meter,
+        base_url=base_url_of(settings),
+        publishing=publishing_of(settings),
+        started_ms=started_ms,
+    )

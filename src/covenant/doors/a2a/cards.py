@@ -1,0 +1,203 @@
+"""Cards over HTTP: one for everybody, one for each agent of the caller's tenant, and the keys to check them with.
+
+What everybody sees names no agent, unless one is published on purpose. All others are looked up within the caller's
+tenant: a card of somebody else's agent is not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+import msgspec
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from covenant.doors.a2a.calling import TRANSPORT, Headers
+from covenant.doors.http.documents import Document, reply_document
+from covenant.doors.http.openapi import Described
+from covenant.doors.http.public_url import BaseUrl, forwarded, peer_of
+from covenant.doors.http.reply import reply_problem
+from covenant.doors.http.routes import ByMethod
+from covenant.doors.http.tenant import TenantGate
+from covenant.doors.metrics import Meter
+from covenant.exchange.cards import A2A_PATH, AGENTS_PATH, KEYS_PATH, Anonymous, Cards, admits_anonymous
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import Ask
+from covenant.model.card import AgentCard
+from covenant.model.constitution import CatalogueAgent
+from covenant.model.errors import Refusal
+from covenant.model.tenant import DEFAULT
+from covenant.wire.a2a_errors import Dialect
+from covenant.wire.card import CombinedCard, encode_card, encode_combined, wants_clean
+
+WELL_KNOWN_PATH: Final = "/.well-known/agent-card.json"
+CARD_NAME: Final = "agent-card.json"
+CARD_PATH: Final = f"{AGENTS_PATH}/{{agent_id}}/{CARD_NAME}"
+
+Answer = Callable[[Scope], Awaitable[Document]]
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Where to go from the URL of the card that names no agent."""
+
+    name: str = "covenant"
+    protocol_versions: tuple[str, ...] = ("1.0", "0.3")
+    agent: str
+    card: str
+    authentication: str = "Authorization: Bearer <token of a tenant>"
+
+
+class KeySet(msgspec.Struct, frozen=True):
+    """A JSON Web Key Set."""
+
+    keys: tuple[dict[str, str], ...]
+
+
+DESCRIBED: Final = (
+    Described(
+        path=WELL_KNOWN_PATH,
+        method="GET",
+        name="public_card",
+        summary="How to authenticate, or the agent that is published; clean 1.0 with A2A-Version: 1.0",
+        answer=CombinedCard,
+        token=False,
+    ),
+    Described(
+        path=KEYS_PATH,
+        method="GET",
+        name="card_keys",
+        summary="The keys that cards are signed with",
+        answer=KeySet,
+        token=False,
+    ),
+    Described(
+        path=A2A_PATH,
+        method="GET",
+        name="a2a_overview",
+        summary="Where agents and their cards are",
+        answer=Overview,
+        token=False,
+    ),
+    Described(
+        path=CARD_PATH,
+        method="GET",
+        name="agent_card",
+        summary="The card of one of your agents; clean 1.0 with A2A-Version: 1.0",
+        answer=CombinedCard,
+    ),
+)
+
+
+class Publishing(NamedTuple):
+    """Which agent everybody may see, and who may call it without a token. `bind_addr` is where HTTP listens."""
+
+    agent_id: str = ""
+    anonymous: Anonymous = "never"
+    bind_addr: str = "127.0.0.1"
+
+    def admits(self, agent: CatalogueAgent, scope: Scope) -> bool:
+        """Whether this request needs no token: it is for the published agent, from where that is allowed."""
+        return (
+            bool(self.agent_id)
+            and (agent.tenant, agent.id) == (DEFAULT, self.agent_id)
+            and admits_anonymous(
+                self.anonymous, bind_addr=self.bind_addr, peer=peer_of(scope), forwarded=forwarded(scope)
+            )
+        )
+
+
+class CardPages:
+    """`started_ms`: no card is older than this process, whose settings are in every card."""
+
+    def __init__(
+        self,
+        cards: Cards,
+        catalogue: Catalogue,
+        gate: TenantGate,
+        meter: Meter,
+        *,
+        base_url: BaseUrl,
+        publishing: Publishing,
+        started_ms: int,
+    ) -> None:
+        self._cards = cards
+        self._catalogue = catalogue
+        self._gate = gate
+        self._meter = meter
+        self._base_url = base_url
+        self._publishing = publishing
+        self._started_ms = started_ms
+        self._varies: Final = ("A2A-Version", *base_url.varies)
+
+    def routes(self) -> list[BaseRoute]:
+        pages: dict[str, Answer] = {
+            WELL_KNOWN_PATH: self.public_card,
+            KEYS_PATH: self.keys,
+            A2A_PATH: self.overview,
+            CARD_PATH: self.agent_card,
+        }
+        return [
+            Route(path + slash, ByMethod({"GET": call, "HEAD": call}), name=path + slash)
+            for path, call in ((path, self._page(answer)) for path, answer in pages.items())
+            for slash in ("", "/")
+        ]
+
+    async def public_card(self, scope: Scope) -> Document:
+        base_url, agent_id = self._base_url.of(scope), self._publishing.agent_id
+        if not agent_id:
+            stub, clean = self._cards.stub(base_url), _wants_clean(scope)
+            return self._document(stub, 0, clean=clean, public=True, varies=self._varies)
+        agent = await self._catalogue.show(DEFAULT, agent_id)
+        card = self._cards.card(agent, base_url, token_needed=not self._publishing.admits(agent, scope))
+        # Whether a token is needed may depend on who asks: then it is for them alone.
+        public = self._publishing.anonymous != "loopback"
+        return self._document(card, agent.updated_at_ms, clean=True, public=public, varies=self._base_url.varies)
+
+    async def agent_card(self, scope: Scope) -> Document:
+        caller = await self._gate.enter(scope)
+        agent = await self._catalogue.show(caller.tenant.name, scope["path_params"]["agent_id"])
+        card = self._cards.card(agent, self._base_url.of(scope))
+        clean, varies = _wants_clean(scope), ("Authorization", *self._varies)
+        return self._document(card, agent.updated_at_ms, clean=clean, public=False, varies=varies)
+
+    async def keys(self, _: Scope) -> Document:
+        body = msgspec.json.encode(self._cards.key_set())
+        return Document(body, self._started_ms, public=True, content_type=b"application/jwk-set+json")
+
+    async def overview(self, scope: Scope) -> Document:
+        agents = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
+        body = msgspec.json.encode(Overview(agent=agents, card=f"{agents}/{CARD_NAME}"))
+        return Document(body, self._started_ms, public=True, varies=self._base_url.varies)
+
+    def _document(
+        self, card: AgentCard, modified_ms: int, *, clean: bool, public: bool, varies: tuple[str, ...]
+    ) -> Document:
+        body = encode_card(card) if clean else encode_combined(card)
+        return Document(body, max(modified_ms, self._started_ms), public=public, varies=varies)
+
+    def _page(self, answer: Answer) -> ASGIApp:
+        async def page(scope: Scope, _: Receive, send: Send) -> None:
+            try:
+                document = await answer(scope)
+            except Refusal as refusal:
+                self._meter.refused(TRANSPORT, refusal.code)
+                await reply_problem(send, refusal)
+            else:
+                await reply_document(scope, send, document)
+
+        return page
+
+
+def _wants_clean(scope: Scope) -> bool:
+    return wants_clean(Headers(scope).version(scope))
+
+
+def extended_cards(cards: Cards) -> Callable[[Ask, Dialect, str], bytes]:
+    """The extended card for a caller that is known, in the dialect it speaks."""
+
+    def extended_card(ask: Ask, dialect: Dialect, base_url: str) -> bytes:
+        card = cards.extended_card(ask.caller, ask.agent, base_url)
+        return encode_card(card) if dialect is Dialect.V1 else encode_combined(card)
+
+    return extended_card

@@ -1,0 +1,476 @@
+"""Cards over HTTP: who sees which, in which form and under which URL, what caches may keep, and strangers' readers."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from a2a.client import A2ACardResolver
+from a2a.client.errors import AgentCardResolutionError
+from a2a.compat.v0_3.types import AgentCard as OldCard
+from a2a.types import AgentCard as StrangersCard
+from a2a.utils.signing import InvalidSignaturesError, create_signature_verifier
+from google.protobuf.json_format import ParseDict
+from jwt.api_jwk import PyJWK
+from starlette.routing import Router
+
+from covenant.daemon.operator import admit_operator
+from covenant.doors.a2a.cards import DESCRIBED, CardPages, Publishing, extended_cards
+from covenant.doors.http.openapi import document
+from covenant.doors.http.public_url import BaseUrl
+from covenant.doors.http.tenant import TenantGate
+from covenant.doors.metrics import Meter
+from covenant.exchange.cards import Cards, Offer
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import Ask
+from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.limiter import Limiter
+from covenant.exchange.principal import Principal
+from covenant.exchange.registry import operator_agent
+from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.machine.view import Limits
+from covenant.model.constitution import read_constitution
+from covenant.model.tenant import TenantLimits
+from covenant.model.tools import Tool
+from covenant.seal.cards import CardSigner
+from covenant.seal.keys import new_private_key, new_token, token_hash
+from covenant.wire.a2a_errors import Dialect
+from tests.doors.clients import Http, Reply
+from tests.doors.world import _listening
+
+WELL_KNOWN = "/.well-known/agent-card.json"
+KEYS = "/.well-known/jwks.json"
+CARD = "/v1/a2a/agents/summarizer/agent-card.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenanted:
+    """A tenant that calls."""
+
+    caller: Caller
+    http: Http
+
+
+@dataclass(frozen=True, slots=True)
+class Cardworld:
+    port: int
+    catalogue: Catalogue
+    cards: Cards
+    tenancy: Tenancy
+    principal: Principal
+    mine: Tenanted
+    theirs: Tenanted
+    operator: Http
+    nobody: Http
+    log: Any
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def add(self, to: Tenanted, **fields: Any) -> None:
+        await self.catalogue.store(to.caller, read_constitution({"id": "summarizer", **fields}))
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path,
+    *,
+    base_url: BaseUrl | None = None,
+    publishing: Publishing | None = None,
+    offer: Offer | None = None,
+    started_ms: int = 1_000,
+) -> AsyncIterator[Cardworld]:
+    key, token = new_private_key(), new_token()
+    operator = operator_agent("operator@test", key)
+    ledger = await open_ledger(folder / "home", clock=now_ms, limits=Limits())
+    try:
+        await admit_operator(ledger, operator, token, lambda _: None)
+        doorkeeper = Doorkeeper(ledger, operator)
+        tenancy = Tenancy(ledger, operator, doorkeeper)
+        await tenancy.open()
+        catalogue, cards = Catalogue(ledger, key), Cards(offer or Offer(), CardSigner(key))
+        pages = CardPages(
+            cards,
+            catalogue,
+            TenantGate(tenancy, Limiter(now_ms)),
+            Meter(),
+            base_url=base_url or BaseUrl(),
+            publishing=publishing or Publishing(),
+            started_ms=started_ms,
+        )
+        principal = Principal(operator, True, token_hash(token))
+        async with _listening(Router(pages.routes(), redirect_slashes=False)) as port:
+
+            async def tenant(name: str) -> Tenanted:
+                minted = await tenancy.add(principal, name)
+                caller = tenancy.recognise(minted.token)
+                assert caller is not None
+                return Tenanted(caller, Http(port, minted.token))
+
+            yield Cardworld(
+                port,
+                catalogue,
+                cards,
+                tenancy,
+                principal,
+                await tenant("mine"),
+                await tenant("theirs"),
+                Http(port, token),
+                Http(port),
+                ledger,
+            )
+    finally:
+        await ledger.close()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[Cardworld]:
+    async with opened(tmp_path) as made:
+        yield made
+
+
+async def test_everybody_is_told_how_to_authenticate_and_no_agent_is_named(world: Cardworld) -> None:
+    await world.add(world.mine)
+    reply = await world.nobody.ask("GET", WELL_KNOWN)
+    card = reply.json
+    assert (reply.status, card["name"], card["version"]) == (200, "covenant", "stub")
+    assert card["url"] == f"{world.base}/v1/a2a"
+    assert [(skill["id"], skill["tags"]) for skill in card["skills"]] == [("discover", ["discovery", "auth-required"])]
+    assert b"summarizer" not in reply.body
+
+
+async def test_the_url_that_the_stub_names_answers(world: Cardworld) -> None:
+    url = (await world.nobody.get(WELL_KNOWN))["url"]
+    for slash in ("", "/"):
+        reply = await world.nobody.ask("GET", url.removeprefix(world.base) + slash)
+        assert (reply.status, reply.json["card"]) == (200, f"{world.base}/v1/a2a/agents/{{id}}/agent-card.json")
+
+
+async def test_the_older_well_known_path_is_not_served(world: Cardworld) -> None:
+    assert (await world.nobody.ask("GET", "/.well-known/agent.json")).status == 404
+
+
+async def test_an_agents_card_has_every_field_that_older_clients_read(world: Cardworld) -> None:
+    await world.add(world.mine, name="Summarizer", role="reader", goal="say what matters", capabilities=["/fetch"])
+    stored = world.catalogue.agent("mine", "summarizer")
+    assert stored is not None
+    card = await world.mine.http.get(CARD)
+    expected = {
+        "protocolVersion": "1.0",
+        "name": "Summarizer",
+        "description": "reader — say what matters",
+        "url": f"{world.base}/v1/a2a/agents/summarizer",
+        "version": str(stored.updated_at_ms),
+        "defaultInputModes": ["text/plain"],
+        "defaultOutputModes": ["text/plain", "application/json"],
+        "security": [{"bearer": []}],
+        "preferredTransport": "JSONRPC",
+    }
+    assert {name: card[name] for name in expected} == expected
+    assert (
+        card["capabilities"].items()
+        >= {
+            "streaming": True,
+            "pushNotifications": False,
+            "stateTransitionHistory": False,
+        }.items()
+    )
+    assert card["securitySchemes"]["bearer"].items() >= {"type": "http", "scheme": "bearer"}.items()
+    assert [skill["id"] for skill in card["skills"]] == ["chat", "fetch-url"]
+
+
+@pytest.mark.parametrize("asked", ["header", "query"])
+async def test_asked_in_1_0_a_card_is_clean(world: Cardworld, asked: str) -> None:
+    await world.add(world.mine)
+    query, headers = ("?A2A-Version=1.0", {}) if asked == "query" else ("", {"A2A-Version": "1.0"})
+    card = (await world.mine.http.ask("GET", CARD + query, headers=headers)).json
+    assert [one["protocolBinding"] for one in card["supportedInterfaces"]] == ["JSONRPC", "HTTP+JSON", "JSONRPC"]
+    assert card.keys().isdisjoint({"url", "protocolVersion", "preferredTransport", "additionalInterfaces", "security"})
+    ParseDict(card, StrangersCard())  # refuses every field that the specification does not have
+
+
+async def test_the_masters_card_is_there_from_the_start(world: Cardworld) -> None:
+    card = await world.mine.http.get("/v1/a2a/agents/index/agent-card.json")
+    assert (card["name"], card["version"]) == ("index", "index")
+
+
+async def test_a_slash_at_the_end_makes_no_difference(world: Cardworld) -> None:
+    for http, path in ((world.nobody, WELL_KNOWN), (world.mine.http, "/v1/a2a/agents/index/agent-card.json")):
+        assert (await http.get(path)) == (await http.get(f"{path}/"))
+
+
+async def test_a_card_needs_a_token_of_a_tenant(world: Cardworld) -> None:
+    for http in (world.nobody, Http(world.port, "atr_" + "0" * 64), Http(world.port, "")):
+        reply = await http.ask("GET", CARD)
+        assert (reply.status, reply.json["code"]) == (401, "unauthenticated")
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_a_card_of_another_tenants_agent_is_not_found_as_if_it_were_nowhere(world: Cardworld) -> None:
+    await world.add(world.mine)
+    for http, path in ((world.theirs.http, CARD), (world.operator, CARD), (world.mine.http, CARD.replace("summ", "x"))):
+        reply = await http.ask("GET", path)
+        name = path.split("/")[4]
+        assert (reply.status, reply.json) == (
+            404,
+            {"error": f"no agent {name!r} for this tenant", "code": "unknown_agent"},
+        )
+        assert "etag" not in reply.headers
+
+
+async def test_agents_of_one_name_have_the_card_of_their_own_tenant(world: Cardworld) -> None:
+    await world.add(world.mine, role="mine")
+    await world.add(world.theirs, role="theirs")
+    for tenant, role in ((world.mine, "mine"), (world.theirs, "theirs"), (world.mine, "mine")):
+        assert (await tenant.http.get(CARD))["description"] == role
+
+
+async def test_a_disabled_tenant_gets_no_card(world: Cardworld) -> None:
+    await world.add(world.mine)
+    await world.tenancy.disable(world.principal, "mine")
+    assert (await world.mine.http.ask("GET", CARD)).status == 401
+
+
+async def test_other_methods_are_told_which_there_are(world: Cardworld) -> None:
+    for path in (WELL_KNOWN, CARD, KEYS, "/v1/a2a"):
+        reply = await world.mine.http.ask("POST", path, b"{}")
+        assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
+
+
+async def test_whoever_has_a_card_is_told_so_and_not_told_it_again(world: Cardworld) -> None:
+    await world.add(world.mine)
+    for http, path in ((world.nobody, WELL_KNOWN), (world.mine.http, CARD), (world.nobody, KEYS)):
+        first = await http.ask("GET", path)
+        for sent in (first.headers["etag"], f'"other", W/{first.headers["etag"]}', "*"):
+            again = await http.ask("GET", path, headers={"If-None-Match": sent})
+            assert (again.status, again.body) == (304, b"")
+            kept = ("etag", "last-modified", "cache-control", "vary")
+            assert {name: again.headers.get(name) for name in kept} == {name: first.headers.get(name) for name in kept}
+        since = {"If-Modified-Since": first.headers["last-modified"]}
+        assert (await http.ask("GET", path, headers=since)).status == 304
+        assert (await http.ask("GET", path, headers={**since, "If-None-Match": '"other"'})).status == 200
+        for wrong in ("yesterday", "Thu, 01 Jan 1970 00:00:00 GMT", ""):
+            assert (await http.ask("GET", path, headers={"If-Modified-Since": wrong})).status == 200
+
+
+async def test_a_changed_agent_has_another_tag(world: Cardworld) -> None:
+    await world.add(world.mine)
+    first = await world.mine.http.ask("GET", CARD)
+    await world.catalogue.replace(world.mine.caller, read_constitution({"id": "summarizer", "role": "new"}))
+    second = await world.mine.http.ask("GET", CARD, headers={"If-None-Match": first.headers["etag"]})
+    assert (second.status, second.json["description"]) == (200, "new")
+    assert second.headers["etag"] != first.headers["etag"]
+
+
+async def test_the_two_forms_have_tags_of_their_own(world: Cardworld) -> None:
+    one = await world.nobody.ask("GET", WELL_KNOWN)
+    other = await world.nobody.ask("GET", WELL_KNOWN, headers={"A2A-Version": "1.0"})
+    assert one.headers["etag"] != other.headers["etag"]
+
+
+async def test_a_card_is_no_older_than_the_process_that_made_it(tmp_path: Path) -> None:
+    started_ms = 4_000_000_000_000
+    async with opened(tmp_path, started_ms=started_ms) as world:
+        await world.add(world.mine)
+        reply = await world.mine.http.ask("GET", CARD)
+        assert reply.headers["last-modified"] == "Tue, 02 Oct 2096 07:06:40 GMT"
+
+
+async def test_head_says_what_get_would_and_sends_nothing(world: Cardworld) -> None:
+    got, headed = [await world.nobody.ask(method, WELL_KNOWN) for method in ("GET", "HEAD")]
+    assert (headed.status, headed.body) == (200, b"")
+    assert headed.headers["content-length"] == str(len(got.body))
+    assert headed.headers["etag"] == got.headers["etag"]
+
+
+async def test_shared_caches_may_keep_what_is_public_and_nothing_else(world: Cardworld) -> None:
+    await world.add(world.mine)
+    public, own = await world.nobody.ask("GET", WELL_KNOWN), await world.mine.http.ask("GET", CARD)
+    assert (public.headers["cache-control"], own.headers["cache-control"]) == (
+        "public, max-age=300",
+        "private, max-age=300",
+    )
+    assert public.headers["vary"] == "A2A-Version, Host"
+    assert own.headers["vary"] == "Authorization, A2A-Version, Host"
+    assert (await world.nobody.ask("GET", CARD)).headers["cache-control"] == "no-store"
+
+
+async def urls(world: Cardworld, **headers: str) -> str:
+    url: str = (await world.nobody.ask("GET", WELL_KNOWN, headers=headers)).json["url"]
+    return url.removesuffix("/v1/a2a")
+
+
+async def test_a_public_base_url_is_what_cards_say_whatever_was_called(tmp_path: Path) -> None:
+    async with opened(tmp_path, base_url=BaseUrl("https://agents.example/under//")) as world:
+        await world.add(world.mine)
+        assert await urls(world, Host="elsewhere") == "https://agents.example/under"
+        card = await world.mine.http.get(CARD)
+        assert card["url"] == "https://agents.example/under/v1/a2a/agents/summarizer"
+        assert (await world.nobody.ask("GET", WELL_KNOWN)).headers["vary"] == "A2A-Version"
+
+
+FORWARDED = {"X-Forwarded-Proto": "https", "X-Forwarded-Host": "agents.example"}
+
+
+async def test_what_a_proxy_says_is_not_believed_unless_it_is_trusted(world: Cardworld) -> None:
+    assert await urls(world, **FORWARDED) == world.base
+
+
+async def test_a_trusted_proxy_is_believed(tmp_path: Path) -> None:
+    async with opened(tmp_path, base_url=BaseUrl(trusted=["127.0.0.0/8"])) as world:
+        assert await urls(world, **FORWARDED) == "https://agents.example"
+        assert await urls(world, **{**FORWARDED, "X-Forwarded-Proto": "https, http"}) == "http://agents.example"
+        assert await urls(world) == world.base
+        reply = await world.nobody.ask("GET", WELL_KNOWN)
+        assert reply.headers["vary"] == "A2A-Version, Host, X-Forwarded-Host, X-Forwarded-Proto"
+
+
+@pytest.mark.parametrize("host", ['evil"<script>', "a b", "x/y", "user@x", "[::1", ""])
+async def test_a_name_that_is_none_does_not_get_into_a_card(tmp_path: Path, host: str) -> None:
+    async with opened(tmp_path, base_url=BaseUrl(trusted=["127.0.0.1/32"])) as world:
+        sent = {"Host": "127.0.0.1:1", "X-Forwarded-Host": host} if host else {"Host": " "}
+        expected = {world.base, "http://127.0.0.1:1"} if not host else {world.base}
+        assert await urls(world, **sent) in expected
+
+
+async def test_the_published_agent_is_shown_to_everybody_in_clean_form(tmp_path: Path) -> None:
+    async with opened(tmp_path, publishing=Publishing("summarizer")) as world:
+        reply = await world.nobody.ask("GET", WELL_KNOWN)
+        assert (reply.status, reply.json["code"]) == (404, "unknown_agent")
+        caller = world.tenancy.recognise(world.operator.token or "")
+        assert caller is not None
+        await world.catalogue.store(caller, read_constitution({"id": "summarizer"}))
+        card = await world.nobody.get(WELL_KNOWN)
+        ParseDict(card, StrangersCard())
+        assert card["supportedInterfaces"][0]["url"] == f"{world.base}/v1/a2a/agents/summarizer"
+        assert card["securityRequirements"] == [{"schemes": {"bearer": {}}}]
+
+
+async def test_a_published_agent_of_another_tenant_is_not_shown(tmp_path: Path) -> None:
+    async with opened(tmp_path, publishing=Publishing("summarizer")) as world:
+        await world.add(world.mine)
+        assert (await world.nobody.ask("GET", WELL_KNOWN)).status == 404
+
+
+async def test_a_published_agent_that_is_open_says_that_no_token_is_needed(tmp_path: Path) -> None:
+    async with opened(tmp_path, publishing=Publishing("index", "loopback")) as world:
+        reply = await world.nobody.ask("GET", WELL_KNOWN)
+        assert "securityRequirements" not in reply.json
+        assert reply.headers["cache-control"] == "private, max-age=300"
+        far = await world.nobody.ask("GET", WELL_KNOWN, headers=FORWARDED)
+        assert "securityRequirements" in far.json
+
+
+def resolver(world: Cardworld, client: httpx.AsyncClient) -> A2ACardResolver:
+    return A2ACardResolver(client, world.base)
+
+
+async def checked(world: Cardworld) -> Any:
+    """The SDK's own verifier, with the keys that a card points to."""
+    key_set = await world.nobody.get(KEYS)
+
+    def key(kid: str | None, jku: str | None) -> PyJWK:
+        assert jku == f"{world.base}{KEYS}"
+        (found,) = [one for one in key_set["keys"] if one["kid"] == kid]
+        return PyJWK(found)
+
+    return create_signature_verifier(key, ["EdDSA"])
+
+
+@pytest.mark.parametrize("version", [{}, {"A2A-Version": "1.0"}], ids=["as a client of 0.3", "as a client of 1.0"])
+async def test_the_official_sdk_reads_and_verifies_every_card(tmp_path: Path, version: dict[str, str]) -> None:
+    tools = (Tool("github", "corvid_github_list_prs", "Lists — prüft"),)
+    async with opened(tmp_path, offer=Offer(tools=tools, grpc_port=8431)) as world, httpx.AsyncClient() as client:
+        await world.add(world.mine, role="Zusammenfasser — kürzt", goal="“knapp” 🦊", extensions=["urn:x"])
+        verifier = await checked(world)
+        stub = await resolver(world, client).get_agent_card(
+            http_kwargs={"headers": version}, signature_verifier=verifier
+        )
+        assert stub.version == "stub"
+        card = await resolver(world, client).get_agent_card(
+            CARD,
+            http_kwargs={"headers": {**version, "Authorization": f"Bearer {world.mine.http.token}"}},
+            signature_verifier=verifier,
+        )
+        assert card.description == "Zusammenfasser — kürzt — “knapp” 🦊"
+        assert [skill.name for skill in card.skills] == ["chat", "GitHub List PRs"]
+        assert card.security_schemes["bearer"].http_auth_security_scheme.scheme == "bearer"
+        assert list(card.security_requirements[0].schemes) == ["bearer"]
+        assert [(one.protocol_binding, one.protocol_version) for one in card.supported_interfaces] == [
+            ("JSONRPC", "1.0"),
+            ("HTTP+JSON", "1.0"),
+            ("GRPC", "1.0"),
+            ("JSONRPC", "0.3"),
+        ]
+        card.name = "Somebody else"
+        with pytest.raises(InvalidSignaturesError):
+            verifier(card)
+
+
+async def test_the_official_sdk_of_0_3_reads_the_card(world: Cardworld) -> None:
+    await world.add(world.mine, role="reader")
+    card = OldCard.model_validate(await world.mine.http.get(CARD))
+    assert (card.protocol_version, card.preferred_transport) == ("1.0", "JSONRPC")
+    assert card.url == f"{world.base}/v1/a2a/agents/summarizer"
+    assert card.security == [{"bearer": []}]
+    assert card.security_schemes is not None
+    assert card.security_schemes["bearer"].root.model_dump(include={"type", "scheme"}) == {
+        "type": "http",
+        "scheme": "bearer",
+    }
+    assert [(one.transport, one.url) for one in card.additional_interfaces or ()] == [("JSONRPC", card.url)]
+
+
+async def test_a_stranger_without_a_token_is_refused_by_the_sdk_too(world: Cardworld) -> None:
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(AgentCardResolutionError):
+            await resolver(world, client).get_agent_card(CARD)
+
+
+async def test_the_extended_card_is_told_in_the_callers_dialect(world: Cardworld) -> None:
+    await world.tenancy.change(world.principal, "mine", limits=TenantLimits(concurrency=3))
+    caller = world.tenancy.recognise(world.mine.http.token or "")
+    assert caller is not None
+    await world.add(world.mine)
+    agent = world.catalogue.agent("mine", "summarizer")
+    assert agent is not None
+    extended_card = extended_cards(world.cards)
+    ask = Ask(caller=caller, agent=agent)
+    clean, both = (json.loads(extended_card(ask, dialect, world.base)) for dialect in (Dialect.V1, Dialect.V03))
+    card = ParseDict(clean, StrangersCard())
+    (await checked(world))(card)
+    assert card.capabilities.extensions[0].params["concurrency"] == 3
+    assert (both["url"], both["supportsAuthenticatedExtendedCard"]) == (
+        f"{world.base}/v1/a2a/agents/summarizer",
+        True,
+    )
+
+
+async def test_the_openapi_document_describes_each_page(world: Cardworld) -> None:
+    described = document((), (), "0", DESCRIBED)
+    await world.add(world.mine)
+    for path, methods in described["paths"].items():
+        assert methods.keys() == {"get"}
+        http = world.mine.http if methods["get"]["security"] else world.nobody
+        answered = await http.get(path.format(agent_id="summarizer"))
+        (content,) = methods["get"]["responses"]["200"]["content"].values()
+        schema = described["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+        assert set(schema["required"]) <= answered.keys() <= schema["properties"].keys()
+
+
+async def test_many_ask_at_once_and_all_get_the_same_card(world: Cardworld) -> None:
+    await world.add(world.mine)
+    replies: list[Reply] = await asyncio.gather(*(world.mine.http.ask("GET", CARD) for _ in range(20)))
+    assert len({(reply.status, reply.body) for reply in replies}) == 1
