@@ -131,6 +131,14 @@ def test_an_integer_that_is_none_or_out_of_bounds_is_refused(size: Any) -> None:
         a2a_v1.decode_list_tasks(json({"pageSize": size}))
 
 
+@pytest.mark.parametrize("name", ["pageSize", "page_size"])
+@pytest.mark.parametrize("digits", [40, 3000, 5000])
+def test_an_integer_of_any_length_is_refused_in_few_words(name: str, digits: int) -> None:
+    with pytest.raises(InvalidParams) as refused:
+        a2a_v1.decode_list_tasks(b'{"%b":%b}' % (name.encode(), b"1" * digits))
+    assert len(refused.value.message) < 100
+
+
 @pytest.mark.parametrize(
     ("given", "standard"),
     [

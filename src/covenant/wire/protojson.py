@@ -63,7 +63,7 @@ def misfit(message: str) -> InvalidParams:
     match = _WRONG.fullmatch(message)
     assert match is not None
     where = (match["where"] or "").removeprefix("$").removeprefix(".")
-    return InvalidParams(where or "params", match["what"])
+    return InvalidParams(where if where[:1] not in ("", "[") else f"params{where}", match["what"])
 
 
 @functools.cache
@@ -121,7 +121,7 @@ def whole(value: Number | None, field: str, *, low: int = 0, high: int = INT32_M
     if not exact:
         raise InvalidParams(field, f"must be a whole number, not {str(value)[:40]!r}")
     if not low <= number <= high:
-        raise InvalidParams(field, f"must be between {low} and {high}, not {number}")
+        raise InvalidParams(field, f"must be between {low} and {high}, not {str(number)[:20]}")
     return number
 
 

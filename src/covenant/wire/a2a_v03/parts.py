@@ -44,8 +44,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaul
     role: str | None = None
     parts: list[Part] | None = None
     metadata: dict[str, Any] | None = None
-    extensions: list[str] | None = None
-    reference_task_ids: list[str] | None = None
+    extensions: tuple[str, ...] | None = None
+    reference_task_ids: tuple[str, ...] | None = None
 
 
 def content_of(part: Part, where: str) -> Content:
@@ -148,6 +148,6 @@ def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unname
         role="user" if said.role == "user" else "agent",
         parts=[part_of(block) for block in said.parts],
         metadata=said.metadata,
-        extensions=list(said.extensions) or None,
-        reference_task_ids=list(said.reference_task_ids) or None,
+        extensions=said.extensions or None,
+        reference_task_ids=said.reference_task_ids or None,
     )

@@ -42,8 +42,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaul
     role: str | int | None = None
     parts: list[Part] | None = None
     metadata: dict[str, Any] | None = None
-    extensions: list[str] | None = None
-    reference_task_ids: list[str] | None = None
+    extensions: tuple[str, ...] | None = None
+    reference_task_ids: tuple[str, ...] | None = None
 
 
 def content_of(part: Part, where: str) -> Content:
@@ -102,6 +102,6 @@ def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unname
         role=_ROLE_NAMES.get(said.role, "ROLE_AGENT"),
         parts=[part_of(block) for block in said.parts],
         metadata=said.metadata,
-        extensions=list(said.extensions) or None,
-        reference_task_ids=list(said.reference_task_ids) or None,
+        extensions=said.extensions or None,
+        reference_task_ids=said.reference_task_ids or None,
     )

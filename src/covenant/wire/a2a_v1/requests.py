@@ -53,7 +53,7 @@ class _Push(_Params, frozen=True):
 
 
 class _Configuration(_Params, frozen=True):
-    accepted_output_modes: list[str] | None = None
+    accepted_output_modes: tuple[str, ...] | None = None
     task_push_notification_config: _Push | None = None
     history_length: Number | None = None
     return_immediately: bool | None = None
@@ -110,7 +110,7 @@ def decode_send(params: Params) -> asking.SendMessage:
         message=message,
         blocking=not configuration.return_immediately,
         history_length=whole(configuration.history_length, "configuration.historyLength"),
-        output_modes=tuple(configuration.accepted_output_modes or ()),
+        output_modes=configuration.accepted_output_modes or (),
         push=_push_config(push, "configuration.taskPushNotificationConfig.") if push is not None else None,
         metadata=given.metadata,
     )
@@ -129,8 +129,8 @@ def _message(given: Message) -> asking.Message:
         task_id=given.task_id or None,
         context_id=given.context_id or None,
         metadata=given.metadata,
-        extensions=tuple(given.extensions or ()),
-        reference_task_ids=tuple(given.reference_task_ids or ()),
+        extensions=given.extensions or (),
+        reference_task_ids=given.reference_task_ids or (),
     )
 
 
