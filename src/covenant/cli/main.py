@@ -19,6 +19,8 @@ MODULES: Final = {
     "capabilities": "covenant.cli.capabilities",
     "audit": "covenant.cli.audit",
     "identities": "covenant.cli.identities",
+    "tenants": "covenant.cli.tenants",
+    "agents": "covenant.cli.agents",
     "settings": "covenant.cli.settings",
     "doctor": "covenant.cli.doctor",
     "version": "covenant.cli.version",

@@ -1,4 +1,4 @@
-"""What is wrong with a home, found without a daemon: permissions, lock, settings, journal, snapshot, archive.
+"""What is wrong with a home, found without a daemon: permissions, lock, settings, agents, journal, archive.
 
 Nothing is changed. The files are judged by what opens them at a start, the journal on a copy, so that what is found
 here is what a start would say. A home that a daemon has open is not looked into: its files change under one's hands.
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from covenant.daemon.agent_files import look, read_agent
 from covenant.daemon.home import (
     JOURNAL_NAME,
     KEY_NAME,
@@ -32,7 +33,7 @@ from covenant.ledger.log.replay import decode_events
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.entry import IllegalMoveError
 from covenant.ledger.machine.view import Limits
-from covenant.model.errors import CovenantError, Damaged, HomeLocked, SettingsError
+from covenant.model.errors import CovenantError, Damaged, HomeLocked, Invalid, SettingsError
 
 BACKUP = "put it back from a backup"
 
@@ -59,7 +60,7 @@ class Checkup(NamedTuple):
 def check(home: Path, variables: Mapping[str, str]) -> Checkup:
     if not home.is_dir():
         return Checkup((Finding(f"there is no home at {home}", well=False, way_out="start one: covenant serve"),))
-    findings = [*_permissions(home), *_secrets(home), *_settings(home, variables)]
+    findings = [*_permissions(home), *_secrets(home), *_settings(home, variables), *_agent_files(home)]
     try:
         with lock_home(home):
             files, salvage = _files(home)
@@ -105,6 +106,20 @@ def _settings(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(str(error), well=False, way_out="change it; docs/settings.md lists what is allowed")
     else:
         yield Finding("the settings can be used")
+
+
+def _agent_files(home: Path) -> Iterator[Finding]:
+    """Whether each says what it may; whether its tenant exists is known to a daemon alone."""
+    good = 0
+    for found in look(home):
+        try:
+            read_agent(found)
+            good += 1
+        except Invalid as invalid:
+            what = f"{found.path.relative_to(home)}: {invalid.message}"
+            yield Finding(what, well=False, way_out="change it; a running daemon reads it again by itself")
+    if good:
+        yield Finding(f"{good} agent file(s) can be used")
 
 
 def _files(home: Path) -> tuple[list[Finding], Salvage | None]:

@@ -150,6 +150,7 @@ def _schedulers(node: Node, log: Log) -> list[Scheduler]:
             node.ledger, node.operator.agent, monotonic_ms=monotonic_ms, log=log, interval_ms=daemon.sweep_interval_ms
         ),
         Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+        node.agent_files,
     ]
     if retry.scheduler:
         policy = RetryPolicy(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import covenant
+from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.cards import card_pages, make_cards, mcp_servers
 from covenant.daemon.environment import machine_name, now_ms
 from covenant.daemon.home import (
@@ -65,6 +66,7 @@ class Node:
     tenancy: Tenancy
     catalogue: Catalogue
     limiter: Limiter
+    agent_files: AgentFiles
     waits: Waits
     http: HttpDoor
     ipc: IpcServer
@@ -93,8 +95,9 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
         await check_grants(ledger, operator.pubkey)
         principal = await admit_operator(ledger, operator, token, partial(save_token, home))
         await _report(ledger, log)
-        node = _assemble(settings, ledger, principal, key)
+        node = _assemble(settings, ledger, principal, key, log)
         await node.tenancy.open()
+        node.agent_files.refresh()
         yield node
     finally:
         await ledger.close()
@@ -124,7 +127,7 @@ async def _report(ledger: LogLedger, log: Log) -> None:
         log.warning("audit.invalid", failures="; ".join(audit.failures), look="covenant audit verify")
 
 
-def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: bytes) -> Node:
+def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: bytes, log: Log) -> Node:
     home = settings.home
     exchange = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings))
     doorkeeper = Doorkeeper(ledger, operator.agent)
@@ -178,6 +181,7 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
         tenancy=tenancy,
         catalogue=catalogue,
         limiter=limiter,
+        agent_files=AgentFiles(home, catalogue, log),
         waits=waits,
         http=http,
         ipc=ipc,

@@ -1,0 +1,177 @@
+"""Agents from files: `agents/*.json` and `*.toml` in the home for the first tenant, `agents/<tenant>/…` for others.
+
+A file holds one constitution; its id is the file's name unless it says another. The folder is looked at when the daemon
+starts and once a second after that: a look costs a listing, and only what has changed is read. A bad file is reported
+by its name and the key that is wrong, once, and stops nothing; where it was good before, the agent stays as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from covenant.daemon.home import OTHERS
+from covenant.daemon.logs import Log
+from covenant.exchange.catalogue import Catalogue
+from covenant.model.constitution import CONSTITUTION_BYTES_MAX, Constitution, read_constitution
+from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
+from covenant.model.tenant import DEFAULT
+
+FOLDER_NAME: Final = "agents"
+FILES_MAX: Final = 1_000
+INTERVAL_S: Final = 1.0
+
+Stamp = tuple[int, int, int]
+
+
+class Found(NamedTuple):
+    """A file as the last look saw it."""
+
+    tenant: str
+    path: Path
+    stamp: Stamp
+    changed_at_ms: int
+    problem: str = ""
+
+
+class AgentFiles:
+    """`problems` are the bad files now, and what is wrong with each."""
+
+    def __init__(self, home: Path, catalogue: Catalogue, log: Log) -> None:
+        self._home = home
+        self._catalogue = catalogue
+        self._log = log
+        self._seen: dict[Path, Stamp] = {}
+        self._declared: dict[Path, tuple[str, str]] = {}
+        """The tenant and id of the agent that each good file declares."""
+        self._unsettled: set[Path] = set()
+        """Files that are well written and could not be used: a tenant may come, a name may become free."""
+        self.problems: dict[Path, str] = {}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self.take(await asyncio.to_thread(look, self._home))
+
+    def refresh(self) -> None:
+        self.take(look(self._home))
+
+    def take(self, found: list[Found]) -> None:
+        """Bring the catalogue in line with what a look found."""
+        there = {each.path for each in found}
+        for path in [path for path in self._seen if path not in there]:
+            self._forget(path)
+        for each in found:
+            if self._seen.get(each.path) == each.stamp and each.path not in self._unsettled:
+                continue
+            self._seen[each.path] = each.stamp
+            try:
+                self._declare(each)
+                self._unsettled.discard(each.path)
+                self.problems.pop(each.path, None)
+            except Refusal as refusal:
+                self._unsettled.discard(each.path)
+                if isinstance(refusal, (NotFound, Conflict)):
+                    self._unsettled.add(each.path)
+                self._report(each.path, refusal.message)
+
+    def _declare(self, found: Found) -> None:
+        constitution = read_agent(found)
+        key = (found.tenant, constitution.id)
+        for path, other in self._declared.items():
+            if other == key and path != found.path:
+                raise Conflict("agent_exists", f"/id: {constitution.id!r} is declared in {self._name(path)} already")
+        # Before the old one goes: what cannot be declared leaves what there was.
+        self._catalogue.add_resident(found.tenant, constitution, "file", changed_at_ms=found.changed_at_ms)
+        old = self._declared.get(found.path)
+        if old is not None and old != key:
+            self._catalogue.remove_resident(*old)
+        self._declared[found.path] = key
+        self._log.info("agents.file_read", file=self._name(found.path), agent=constitution.id, tenant=found.tenant)
+
+    def _forget(self, path: Path) -> None:
+        del self._seen[path]
+        self._unsettled.discard(path)
+        self.problems.pop(path, None)
+        declared = self._declared.pop(path, None)
+        if declared is not None:
+            self._catalogue.remove_resident(*declared)
+            self._log.info("agents.file_gone", file=self._name(path), agent=declared[1], tenant=declared[0])
+
+    def _report(self, path: Path, problem: str) -> None:
+        if self.problems.get(path) != problem:
+            kept = path in self._declared
+            self._log.warning("agents.bad_file", file=self._name(path), problem=problem, agent_stays_as_it_was=kept)
+        self.problems[path] = problem
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._home))
+
+
+def look(home: Path) -> list[Found]:
+    """The files there are, by tenant and name. Reads none of them."""
+    folder = home / FOLDER_NAME
+    try:
+        exposed = bool(home.stat().st_mode & OTHERS)
+        tenants = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError:
+        return []
+    found = list(_in_folder(folder, DEFAULT, exposed=exposed))
+    for path in tenants:
+        found += _in_folder(path, path.name, exposed=exposed)
+    return found[:FILES_MAX]
+
+
+def _in_folder(folder: Path, tenant: str, *, exposed: bool) -> Iterator[Found]:
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".toml"))
+        loose = exposed and bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    except OSError:
+        return
+    for path in paths:
+        if path.name.startswith("."):
+            continue
+        try:
+            is_now = path.stat()
+        except OSError:
+            continue  # gone again, or a link to nowhere
+        problem = ""
+        if not stat.S_ISREG(is_now.st_mode):
+            problem = "is not a plain file"
+        elif loose or (exposed and is_now.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            problem = f"others may write to it, or to its folder; run: chmod go-w {folder} {path}"
+        stamp = (is_now.st_mtime_ns, is_now.st_size, is_now.st_ino)
+        yield Found(tenant, path, stamp, is_now.st_mtime_ns // 1_000_000, problem)
+
+
+def read_agent(found: Found) -> Constitution:
+    if found.problem:
+        raise Invalid("invalid_agent", found.problem)
+    definition = read_definition(found.path)
+    definition.setdefault("id", found.path.stem)
+    return read_constitution(definition)
+
+
+def read_definition(path: Path) -> dict[str, Any]:
+    """A constitution as its author wrote it, in JSON or, by the name's ending, in TOML. Not checked yet."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(CONSTITUTION_BYTES_MAX + 1)
+    except OSError as error:
+        raise Invalid("invalid_agent", f"cannot be read: {error.strerror}") from error
+    if len(raw) > CONSTITUTION_BYTES_MAX:
+        raise Invalid("invalid_agent", f"may have at most {CONSTITUTION_BYTES_MAX} bytes")
+    try:
+        given = tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
+    except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise Invalid("invalid_agent", f"not {kind}: {error}") from error
+    if not isinstance(given, dict):
+        raise Invalid("invalid_agent", "the constitution must be an object")
+    return given
