@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from covenant.agents.authoring import Agent as Agent
+    from covenant.agents.authoring import Turn as Turn
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
     from covenant.model.content import Json as Json
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Agent": "covenant.agents.authoring",
     "AgentId": "covenant.model.ids",
     "ForceError": "covenant.model.repair",
     "Idempotency": "covenant.model.task",
@@ -33,6 +36,7 @@ _HOMES = {
     "Result": "covenant.model.result",
     "Task": "covenant.model.task",
     "Text": "covenant.model.content",
+    "Turn": "covenant.agents.authoring",
     "local_agent": "covenant.mailbox",
 }
 

@@ -39,25 +39,17 @@ class Employment:
 
     __slots__ = ("body", "concurrency", "free", "freed", "idempotent", "identity", "on_lost", "starter", "timeout_ms")
 
-    def __init__(
-        self,
-        identity: AgentId,
-        body: Body,
-        starter: Starter,
-        *,
-        concurrency: int,
-        timeout_ms: int | None,
-        idempotent: bool,
-        on_lost: OnLost,
-    ) -> None:
+    body: Body
+    concurrency: int
+    timeout_ms: int | None
+    idempotent: bool
+    on_lost: OnLost
+
+    def __init__(self, identity: AgentId, starter: Starter) -> None:
         self.identity = identity
-        self.body = body
         self.starter = starter
-        self.concurrency = self.free = concurrency
+        self.free = 0
         self.freed = asyncio.Event()
-        self.timeout_ms = timeout_ms
-        self.idempotent = idempotent
-        self.on_lost = on_lost
 
 
 class Place:
@@ -95,8 +87,8 @@ class Crew:
         self._employed: dict[PublicKey, Employment] = {}
         self._jobs: dict[Job, Employment] = {}
         self._by_task: dict[TaskId, Job] = {}
-        self._takers: dict[PublicKey, asyncio.Task[None]] = {}
-        self._waiting: set[PublicKey] = set()
+        self._takers: dict[Employment, asyncio.Task[None]] = {}
+        self._waiting: set[Employment] = set()
         self._running = False
         self._stopping = asyncio.Event()
         self._idle = asyncio.Event()
@@ -120,34 +112,28 @@ class Crew:
         """
         if on_lost == "requeue" and not idempotent:
             raise ValueError('on_lost="requeue" needs idempotent=True: the lost work may have been done')
-        ledger = self._ledger
-        starter = Starter(identity, ledger.node, ledger.boot)
         known = self._employed.get(identity.pubkey)
-        employment = Employment(
-            identity,
-            body,
-            starter,
-            concurrency=concurrency or self._concurrency,
-            timeout_ms=timeout_ms,
-            idempotent=idempotent,
-            on_lost=on_lost,
-        )
-        self._employed[identity.pubkey] = employment
         if known is not None:
             # The same places, whoever is in them now.
-            employment.free -= known.concurrency - known.free
-            for job, at in self._jobs.items():
-                if at is known:
-                    self._jobs[job] = employment
-        elif self._running:
-            self._hire(identity.pubkey)
+            known.free += (concurrency or self._concurrency) - known.concurrency
+            known.freed.set()
+        else:
+            known = Employment(identity, Starter(identity, self._ledger.node, self._ledger.boot))
+            known.free = concurrency or self._concurrency
+            self._employed[identity.pubkey] = known
+            if self._running:
+                self._hire(known)
+        known.body = body
+        known.concurrency = concurrency or self._concurrency
+        known.timeout_ms = timeout_ms
+        known.idempotent = idempotent
+        known.on_lost = on_lost
 
     def dismiss(self, identity: AgentId) -> None:
         """Takes no more work; what it is at goes on."""
-        self._employed.pop(identity.pubkey, None)
-        taker = self._takers.pop(identity.pubkey, None)
-        if taker is not None and identity.pubkey in self._waiting:
-            taker.cancel()
+        employment = self._employed.pop(identity.pubkey, None)
+        if employment in self._waiting:
+            self._takers[employment].cancel()
 
     def reserve(self, recipient: PublicKey) -> Place | None:
         employment = self._employed.get(recipient)
@@ -178,6 +164,10 @@ class Crew:
     @property
     def jobs(self) -> int:
         return len(self._jobs)
+
+    async def idle(self) -> None:
+        """Return when nobody is at work."""
+        await self._idle.wait()
 
     def _done(self, job: Job) -> None:
         employment = self._jobs.pop(job, None)
@@ -223,12 +213,12 @@ class Crew:
     async def run(self) -> None:
         """Until `stop`, and until all that was begun has ended. Canceled: what is left is put down."""
         self._running = True
-        for pubkey in self._employed:
-            self._hire(pubkey)
+        for employment in self._employed.values():
+            self._hire(employment)
         try:
             await self._stopping.wait()
             await self._leave_queues()
-            await self._idle.wait()
+            await self.idle()
         finally:
             self._running = False
             self._stopping.set()
@@ -240,43 +230,45 @@ class Crew:
         self._running = False
         self._stopping.set()
 
-    def _hire(self, pubkey: PublicKey) -> None:
-        self._takers[pubkey] = asyncio.create_task(self._take_all(pubkey))
+    def _hire(self, employment: Employment) -> None:
+        taker = asyncio.create_task(self._take_all(employment))
+        self._takers[employment] = taker
+        taker.add_done_callback(lambda _: self._takers.pop(employment, None))
 
     async def _leave_queues(self) -> None:
         """A taker that is not just waiting finishes its round: a lease that it was given must not be forgotten."""
-        takers, self._takers = self._takers, {}
-        for pubkey, taker in takers.items():
-            if pubkey in self._waiting:
+        takers = dict(self._takers)
+        for employment, taker in takers.items():
+            if employment in self._waiting:
                 taker.cancel()
         if takers:
             await asyncio.wait(takers.values())
 
-    async def _take_all(self, pubkey: PublicKey) -> None:
-        employment = self._employed.get(pubkey)
-        if employment is not None and employment.on_lost != "hold":
+    async def _take_all(self, employment: Employment) -> None:
+        pubkey = employment.identity.pubkey
+        if employment.on_lost != "hold":
             await self._deal_with_lost(employment)
-        while self._running and (employment := self._employed.get(pubkey)) is not None:
+        while self._running and self._employed.get(pubkey) is employment:
             try:
                 await self._take(employment)
             except Refusal as refusal:
                 log.warning("agent.take_refused", extra={"code": refusal.code, "reason": refusal.message})
-                await self._pause(pubkey)
+                await self._pause(employment)
             except Exception:
                 log.exception("agent.take_failed", extra={"agent": employment.identity.display})
-                await self._pause(pubkey)
+                await self._pause(employment)
 
-    async def _pause(self, pubkey: PublicKey) -> None:
-        self._waiting.add(pubkey)
+    async def _pause(self, employment: Employment) -> None:
+        self._waiting.add(employment)
         try:
             await asyncio.sleep(RESTART_S)
         finally:
-            self._waiting.discard(pubkey)
+            self._waiting.discard(employment)
 
     async def _take(self, employment: Employment) -> None:
         """Wait for work and for a place; take what can start now."""
         ledger, identity = self._ledger, employment.identity
-        self._waiting.add(identity.pubkey)
+        self._waiting.add(employment)
         try:
             if not await ledger.queued(identity.pubkey, WAIT_MS):
                 return
@@ -284,7 +276,7 @@ class Crew:
                 employment.freed.clear()
                 await employment.freed.wait()
         finally:
-            self._waiting.discard(identity.pubkey)
+            self._waiting.discard(employment)
         count = min(employment.free, ledger.limits.batch_max)
         employment.free -= count
         taken: tuple[LeasedTask, ...] = ()

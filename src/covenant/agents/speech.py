@@ -115,7 +115,7 @@ def file(name: str, data: bytes | None = None, *, url: str | None = None, media_
 def data(value: Any) -> Json:
     """Data as content, the way it will be read back: what cannot be JSON is refused here."""
     plain = msgspec.json.decode(msgspec.json.encode(value))
-    if deeper_than(plain, NESTING_MAX):
+    if deeper_than((plain,), NESTING_MAX):
         raise ValueError(f"data may be nested {NESTING_MAX} levels deep")
     return Json(plain)
 

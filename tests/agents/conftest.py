@@ -1,0 +1,21 @@
+"""Each test on a ledger in memory and on one on files, unless it asks for one of them."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from covenant.ledger.log.engine import LogLedger
+from tests.agents.stage import Stage, a_ledger, a_stage
+
+
+@pytest.fixture(params=["memory", "file"])
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LogLedger]:
+    async with a_ledger(tmp_path / "home" if request.param == "file" else None) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def stage(ledger: LogLedger) -> AsyncIterator[Stage]:
+    async with a_stage(ledger, stop_s=0.2) as set_up:
+        yield set_up

@@ -1,0 +1,160 @@
+"""A stage: a real ledger with a crew on it, and an audience that sends tasks and watches what becomes of them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from covenant.agents.authoring import Agent
+from covenant.agents.crew import Crew
+from covenant.agents.function import FunctionBody
+from covenant.agents.job import Body, JobLimits
+from covenant.exchange.views import Views
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.homes import memory_ledger, open_ledger
+from covenant.ledger.machine.commands import Accept, Cancel, Canceled, Continue
+from covenant.model.content import Content, Text
+from covenant.model.folding import TaskView
+from covenant.model.ids import TaskId
+from covenant.model.step import Ended, Step
+from covenant.model.task import Task, fingerprint
+from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.testing.cast import ALICE, BOB
+
+BOUND_S: Final = 20.0
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def body_of(function: Callable[..., Any], **declared: Any) -> FunctionBody:
+    agent = Agent("bob", **declared)
+    agent(function)
+    return FunctionBody(agent)
+
+
+class Stage:
+    def __init__(self, ledger: LogLedger, crew: Crew) -> None:
+        self.ledger = ledger
+        self.crew = crew
+        self.views = Views(ledger)
+
+    def cast(self, body: Body | Callable[..., Any], **terms: Any) -> None:
+        """Bob is played by this from now on."""
+        made = body if hasattr(body, "run") else body_of(body)
+        self.crew.employ(BOB, made, **terms)
+
+    async def send(self, text: str = "go", *, at_once: bool = True, **fields: Any) -> TaskId:
+        """At once, into a free place if there is one, or only into the queue."""
+        fields.setdefault("origin", "a2a")
+        task = Task(id=TaskId(str(uuid4())), sender=ALICE, recipient=BOB, intent_text=text, **fields)
+        digest, _ = fingerprint(task)
+        place = self.crew.reserve(BOB.pubkey) if at_once else None
+        accepted = await self.ledger.commit(
+            Accept(task=task, digest=digest, starter=place.starter if place is not None else None)
+        )
+        if place is not None:
+            if accepted.leased is not None:
+                place.start(accepted.leased)
+            else:
+                place.give_back()
+        return task.id
+
+    async def say(self, task_id: TaskId, text: str) -> None:
+        message = MessageUpdate(role="user", parts=(Text(text),), message_id=str(uuid4()))
+        command = Continue(task_id=task_id, message=message, message_id=message.message_id or "")
+        await self.ledger.commit(command)
+
+    async def cancel(self, task_id: TaskId) -> Canceled:
+        return await self.ledger.commit(Cancel(task_id=task_id, by=ALICE, reason="no longer wanted"))
+
+    async def until(self, task_id: TaskId, met: Callable[[TaskView], bool]) -> TaskView:
+        """The task, as soon as it is so."""
+        async with asyncio.timeout(BOUND_S):
+            with self.ledger.watch(task_id) as watch:
+                while True:
+                    view = (await self.views.past(task_id)).view()
+                    if view is not None and met(view):
+                        return view
+                    await watch.next(BOUND_S)
+
+    async def ended(self, task_id: TaskId) -> TaskView:
+        return await self.until(task_id, lambda view: view.state.terminal)
+
+    async def parked(self, task_id: TaskId) -> TaskView:
+        return await self.until(task_id, lambda view: view.state.waits)
+
+    async def ask(self, text: str = "go", **fields: Any) -> TaskView:
+        return await self.ended(await self.send(text, **fields))
+
+    async def steps(self, task_id: TaskId) -> list[Step]:
+        return list(await self.ledger.steps(task_id, 0, 100_000))
+
+    async def idle(self) -> None:
+        """Nobody is at work any more."""
+        await asyncio.wait_for(self.crew.idle(), BOUND_S)
+
+
+@asynccontextmanager
+async def a_ledger(folder: Path | None, **more: Any) -> AsyncIterator[LogLedger]:
+    ledger = await (memory_ledger(clock=now_ms) if folder is None else open_ledger(folder, clock=now_ms, **more))
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
+@asynccontextmanager
+async def a_stage(
+    ledger: LogLedger,
+    *,
+    setting: Callable[[Stage], None] | None = None,
+    limits: JobLimits | None = None,
+    stop_s: float = 2.0,
+) -> AsyncIterator[Stage]:
+    """The crew works inside; at the end it is stopped, with time for what is under way."""
+    crew = Crew(ledger, limits=limits, stop_s=stop_s)
+    stage = Stage(ledger, crew)
+    if setting is not None:
+        setting(stage)
+    running = asyncio.create_task(crew.run())
+    await asyncio.sleep(0)
+    try:
+        yield stage
+    finally:
+        crew.stop()
+        async with asyncio.timeout(BOUND_S):
+            await running
+
+
+async def cut_short(crew: Crew, running: asyncio.Task[None]) -> None:
+    """Stop a crew without any time for what is under way."""
+    crew.stop()
+    running.cancel()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def chunks(steps: list[Step]) -> list[ArtifactUpdate]:
+    return [step.what for step in steps if isinstance(step.what, ArtifactUpdate)]
+
+
+def statuses(steps: list[Step]) -> list[str]:
+    return [step.what.text for step in steps if isinstance(step.what, StatusUpdate)]
+
+
+def endings(steps: list[Step]) -> list[Ended]:
+    return [step.what for step in steps if isinstance(step.what, Ended)]
+
+
+def words(parts: tuple[Content, ...]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+def told(view: TaskView) -> str:
+    """What the final or present message says."""
+    return words(view.message.parts) if view.message is not None else ""
