@@ -32,10 +32,12 @@ from covenant.model.asking import PAGE_SIZE_MAX, CancelTask, GetTask, ListTasks,
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.folding import Folder, TaskState, TaskView, fold
-from covenant.model.ids import AgentId, TaskId
+from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.step import Began, Ended, Started, Step
 from covenant.model.task import Task, fingerprint
 
+ANONYMOUS: Final = "anonymous"
+"""As whom callers without a token send, at an agent that is published for everybody."""
 REPLY_S: Final = 0.01
 """How long the first frame of a stream waits to see whether the whole answer is a bare message."""
 
@@ -118,7 +120,7 @@ class Conversations:
         task_id, me = known_id(asked.task_id), self._identity(ask)
         with ExitStack() as stack:
             watch = stack.enter_context(self._ledger.watch(task_id))
-            now = await self._views.get(task_id, me.pubkey)
+            now = await self._views.get(task_id, me.pubkey, self._viewer(ask))
             if now.state.terminal and asked.after is None and not finished:
                 raise Conflict("unsupported_operation", f"task {task_id} has ended; read it with GetTask")
             through = asked.after
@@ -135,7 +137,7 @@ class Conversations:
             return Stream(self._ledger, watch, first, ends_when_parked=False)
 
     async def get(self, ask: Ask, asked: GetTask) -> TaskView:
-        return await self._views.get(known_id(asked.task_id), self._identity(ask).pubkey)
+        return await self._views.get(known_id(asked.task_id), self._identity(ask).pubkey, self._viewer(ask))
 
     async def list_tasks(self, ask: Ask, asked: ListTasks) -> TaskPage:
         if not 1 <= asked.page_size <= PAGE_SIZE_MAX:
@@ -143,6 +145,7 @@ class Conversations:
         listing = await self._ledger.listing(
             ListQuery(
                 recipient=self._identity(ask).pubkey,
+                sender=self._viewer(ask),
                 context_id=asked.context_id,
                 state=asked.state,
                 moved_since_ms=asked.updated_after_ms,
@@ -159,8 +162,9 @@ class Conversations:
         canceled = await self._ledger.commit(
             Cancel(
                 task_id=task_id,
+                viewer=self._viewer(ask),
                 recipient=me.pubkey,
-                by=self._catalogue.client(ask.agent.tenant),
+                by=self._client(ask),
                 reason=f"by {ask.caller.name}",
             )
         )
@@ -171,6 +175,14 @@ class Conversations:
     def _identity(self, ask: Ask) -> AgentId:
         return self._catalogue.identity(ask.agent.tenant, ask.agent.id)
 
+    def _client(self, ask: Ask) -> AgentId:
+        tenant = ask.agent.tenant
+        return self._catalogue.identity(tenant, ANONYMOUS) if ask.caller.anonymous else self._catalogue.client(tenant)
+
+    def _viewer(self, ask: Ask) -> PublicKey | None:
+        """Whose tasks a caller sees: the tenant's; without a token, only those that were sent without one."""
+        return self._client(ask).pubkey if ask.caller.anonymous else None
+
     # Saying something: a new task, or the next message of one.
 
     async def _say(self, stack: ExitStack, ask: Ask, sent: SendMessage) -> _Said:
@@ -180,8 +192,7 @@ class Conversations:
         if sent.message.task_id is not None:
             return await self._continue(stack, ask, sent, said)
         task_id = TaskId(self._new_id()) if said is None else id_of_key(ask.caller, ask.agent.id, said.key)
-        sender = self._catalogue.client(ask.agent.tenant)
-        task = first_task(sent, ask.agent, task_id, sender=sender, recipient=self._identity(ask), said=said)
+        task = first_task(sent, ask.agent, task_id, sender=self._client(ask), recipient=self._identity(ask), said=said)
         watch = stack.enter_context(self._ledger.watch(task_id))
         return _Said(watch, task_id, from_watch=not await self._accept(task))
 
@@ -215,12 +226,13 @@ class Conversations:
         update = next_message(message)
         check_size(len(_encode(update)), self.limits.message_bytes_max)
         watch = stack.enter_context(self._ledger.watch(task_id))
-        view = await self._views.get(task_id, me.pubkey)
+        view = await self._views.get(task_id, me.pubkey, self._viewer(ask))
         if message.context_id not in (None, view.task.context_id):
             raise Invalid("invalid_params", f"message.contextId: task {task_id} is in another context")
         reported = await self._ledger.commit(
             Continue(
                 task_id=task_id,
+                viewer=self._viewer(ask),
                 recipient=me.pubkey,
                 message=update,
                 message_id=self._new_id() if said is None else said.key,
@@ -235,7 +247,8 @@ class Conversations:
         until_ms = ledger.now_ms() + self.limits.blocking_ms_max
         while not _rests(folder.state) and (left_ms := until_ms - ledger.now_ms()) > 0:
             if watch.cut:
-                return await self._views.get(_viewed(folder).task.id, _viewed(folder).task.recipient.pubkey)
+                task = _viewed(folder).task
+                return await self._views.get(task.id, task.recipient.pubkey)
             _add(folder, await watch.next(min(left_ms / 1000, KEEP_ALIVE_S)))
         view = _viewed(folder)
         self._views.keep(view)

@@ -31,8 +31,13 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
     tenant: Tenant
     token_sha256: str
+    """Empty for somebody without a token, at an agent that is published for everybody."""
     operator: bool
     name: str
+
+    @property
+    def anonymous(self) -> bool:
+        return not self.token_sha256
 
 
 class Minted(msgspec.Struct, frozen=True, gc=False):
@@ -92,7 +97,7 @@ class Tenancy:
         principal = Principal(self._operator, caller.operator, caller.token_sha256)
         try:
             with self._doorkeeper.session(principal, end):
-                if self._caller(caller.token_sha256) is None:
+                if not caller.anonymous and self._caller(caller.token_sha256) is None:
                     end()
                 yield
         finally:

@@ -24,17 +24,16 @@ class Views:
         self._ledger = ledger
         self._kept: OrderedDict[TaskId, TaskView] = OrderedDict()
 
-    async def get(self, task_id: TaskId, recipient: PublicKey) -> TaskView:
-        """The task, if it is this recipient's. Whose it is otherwise is the same answer as that it is nobody's."""
+    async def get(self, task_id: TaskId, recipient: PublicKey, sender: PublicKey | None = None) -> TaskView:
+        """The task, if it is this recipient's, and this sender's where that matters.
+
+        Whose it is otherwise is the same answer as that it is nobody's.
+        """
         kept = self._kept.get(task_id)
         if kept is not None:
             self._kept.move_to_end(task_id)
-            if kept.task.recipient.pubkey != recipient:
-                raise unknown(task_id)
-            return kept
-        view = (await self.past(task_id)).view()
-        if view is None or view.task.recipient.pubkey != recipient:
-            raise unknown(task_id)
+            return _theirs(kept, task_id, recipient, sender)
+        view = _theirs((await self.past(task_id)).view(), task_id, recipient, sender)
         self.keep(view)
         return view if view.state.terminal else await self._live(view)
 
@@ -61,6 +60,12 @@ class Views:
         self._kept[view.task.id] = view
         if len(self._kept) > KEPT_MAX:
             self._kept.popitem(last=False)
+
+
+def _theirs(view: TaskView | None, task_id: TaskId, recipient: PublicKey, sender: PublicKey | None) -> TaskView:
+    if view is None or view.task.recipient.pubkey != recipient or sender not in (None, view.task.sender.pubkey):
+        raise unknown(task_id)
+    return view
 
 
 def _characters(view: TaskView) -> int:

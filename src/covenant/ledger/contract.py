@@ -67,6 +67,7 @@ class ListQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The tasks of a tenant's agent, the one that moved last first. `after` is where the last page ended."""
 
     recipient: PublicKey
+    sender: PublicKey | None = None
     context_id: str | None = None
     state: str | None = None
     """In A2A's words."""

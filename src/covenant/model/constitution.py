@@ -17,7 +17,7 @@ AGENT_ID_LENGTH_MAX: Final = 64
 CONSTITUTION_BYTES_MAX: Final = 256 * 1024
 INDEX: Final = "index"
 """The master agent of every tenant: built in, always there, never changed."""
-RESERVED: Final = frozenset({INDEX, "client"})
+RESERVED: Final = frozenset({INDEX, "client", "anonymous"})
 """`client@<tenant>` is who a tenant's callers appear as."""
 
 Kind = Literal["function", "process", "worker", "model", "remote", "peer"]

@@ -143,7 +143,7 @@ async def stage(home: Path, *agents: Agent, limits: ConversationLimits | None = 
         catalogue.add_resident(DEFAULT, constitution, "code")
         crew.employ(catalogue.identity(DEFAULT, agent.name), FunctionBody(agent))
     conversations = Conversations(ledger, catalogue, crew, Uuids(), limits or ConversationLimits())
-    gate = Gate(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, lambda _: "http://test")
+    gate = Gate(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, lambda _: "http://test", lambda _, __: False)
     front = Front()
 
     async def no_cards(_: Scope, __: Receive, send: Send) -> None:

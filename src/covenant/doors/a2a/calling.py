@@ -11,12 +11,14 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from covenant.doors.a2a.operations import Asked, Operation, check_version
-from covenant.doors.http.tenant import TenantGate
+from covenant.doors.http.tenant import TenantGate, bearer
 from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import Ask
+from covenant.exchange.conversation import ANONYMOUS, Ask
 from covenant.exchange.tenancy import Caller
 from covenant.ledger.machine.tenanting import unknown_agent
+from covenant.model.constitution import CatalogueAgent
+from covenant.model.tenant import DEFAULT
 from covenant.wire.a2a_errors import Dialect
 from covenant.wire.sse import last_event_id
 
@@ -73,9 +75,22 @@ class Gate:
     meter: Meter
     base_url: Callable[[Scope], str]
     """Where a caller reached us, for the addresses in a card."""
+    admits: Callable[[CatalogueAgent, Scope], bool]
+    """Whether an agent may be called without a token."""
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> Visit:
-        return Visit(scope, headers, await self.tenants.enter(scope), agent_id)
+        caller = self._anonymous(scope, agent_id) if bearer(scope) is None else None
+        if caller is None:
+            caller = await self.tenants.enter(scope)
+        else:
+            self.tenants.limiter.admit(caller)
+        return Visit(scope, headers, caller, agent_id)
+
+    def _anonymous(self, scope: Scope, agent_id: str) -> Caller | None:
+        tenant, agent = self.tenants.tenancy.tenant(DEFAULT), self.catalogue.agent(DEFAULT, agent_id)
+        if tenant is None or tenant.disabled_at_ms is not None or agent is None or not self.admits(agent, scope):
+            return None
+        return Caller(tenant, "", operator=False, name=f"{ANONYMOUS}@{tenant.name}")
 
     def asked(self, visit: Visit, operation: Operation, dialect: Dialect, decode: Callable[[int | None], Any]) -> Asked:
         """The request, checked in this order: version, agent, params. `decode` is given the cursor."""

@@ -19,7 +19,7 @@ from covenant.doors.http.openapi import Described
 from covenant.doors.http.public_url import BaseUrl, forwarded, peer_of
 from covenant.doors.http.reply import reply_problem
 from covenant.doors.http.routes import ByMethod
-from covenant.doors.http.tenant import TenantGate
+from covenant.doors.http.tenant import TenantGate, bearer
 from covenant.doors.metrics import Meter
 from covenant.exchange.cards import A2A_PATH, AGENTS_PATH, KEYS_PATH, Anonymous, Cards, admits_anonymous
 from covenant.exchange.catalogue import Catalogue
@@ -98,12 +98,12 @@ class Publishing(NamedTuple):
 
     def admits(self, agent: CatalogueAgent, scope: Scope) -> bool:
         """Whether this request needs no token: it is for the published agent, from where that is allowed."""
-        return (
-            bool(self.agent_id)
-            and (agent.tenant, agent.id) == (DEFAULT, self.agent_id)
-            and admits_anonymous(
-                self.anonymous, bind_addr=self.bind_addr, peer=peer_of(scope), forwarded=forwarded(scope)
-            )
+        return (agent.tenant, agent.id) == (DEFAULT, self.agent_id) and self.open(scope)
+
+    def open(self, scope: Scope) -> bool:
+        """Whether this caller may use the published agent, if there is one, without a token."""
+        return admits_anonymous(
+            self.anonymous, bind_addr=self.bind_addr, peer=peer_of(scope), forwarded=forwarded(scope)
         )
 
 
@@ -138,10 +138,14 @@ class CardPages:
             CARD_PATH: self.agent_card,
         }
         return [
-            Route(path + slash, ByMethod({"GET": call, "HEAD": call}), name=path + slash)
-            for path, call in ((path, self._page(answer)) for path, answer in pages.items())
+            Route(path + slash, page, name=path + slash)
+            for path, page in ((path, self._page(answer)) for path, answer in pages.items())
             for slash in ("", "/")
         ]
+
+    def agent_page(self) -> ASGIApp:
+        """The card of the agent that the path names, for a door that has routes of its own."""
+        return self._page(self.agent_card)
 
     async def public_card(self, scope: Scope) -> Document:
         base_url, agent_id = self._base_url.of(scope), self._publishing.agent_id
@@ -155,9 +159,12 @@ class CardPages:
         return self._document(card, agent.updated_at_ms, clean=True, public=public, varies=self._base_url.varies)
 
     async def agent_card(self, scope: Scope) -> Document:
-        caller = await self._gate.enter(scope)
-        agent = await self._catalogue.show(caller.tenant.name, scope["path_params"]["agent_id"])
-        card = self._cards.card(agent, self._base_url.of(scope))
+        # From the path, and not from the router: another door may have sent the request here.
+        agent_id = scope["path"].removeprefix(f"{AGENTS_PATH}/").partition("/")[0]
+        open_to_all = bearer(scope) is None and self._publishing.agent_id == agent_id and self._publishing.open(scope)
+        tenant = DEFAULT if open_to_all else (await self._gate.enter(scope)).tenant.name
+        agent = await self._catalogue.show(tenant, agent_id)
+        card = self._cards.card(agent, self._base_url.of(scope), token_needed=not open_to_all)
         clean, varies = _wants_clean(scope), ("Authorization", *self._varies)
         return self._document(card, agent.updated_at_ms, clean=clean, public=False, varies=varies)
 
@@ -176,7 +183,7 @@ class CardPages:
         body = encode_card(card) if clean else encode_combined(card)
         return Document(body, max(modified_ms, self._started_ms), public=public, varies=varies)
 
-    def _page(self, answer: Answer) -> ASGIApp:
+    def _page(self, answer: Answer) -> ByMethod:
         async def page(scope: Scope, _: Receive, send: Send) -> None:
             try:
                 document = await answer(scope)
@@ -186,7 +193,7 @@ class CardPages:
             else:
                 await reply_document(scope, send, document)
 
-        return page
+        return ByMethod({"GET": page, "HEAD": page})
 
 
 def _wants_clean(scope: Scope) -> bool:

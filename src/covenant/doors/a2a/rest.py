@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -28,69 +27,53 @@ from covenant.wire.sse import Framing
 
 log = logging.getLogger(__name__)
 
-QUERY_FIELDS_MAX: Final = 100
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an address says besides the agent: the ids in the path, the query, and the body."""
+
+    task_id: str
+    config_id: str
+    query: bytes = b""
+    body: bytes = b"{}"
+
+    @property
+    def named(self) -> bytes:
+        """The ids as a JSON object."""
+        return msgspec.json.encode({"taskId": self.task_id, "id": self.config_id})
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an address says: which operation, and the ids in the path."""
-
     operation: Operation
-    decode: Callable[[bytes, str, str, int | None], Any]
-    """From the params, the task's id, the configuration's id and the cursor to the request."""
-    in_body: bool
+    decode: Callable[[Place, int | None], Any]
+    """From the address and the cursor to the request."""
 
 
-def _row(name: str, decode: Callable[[bytes, str, str, int | None], Any], *, in_body: bool = False) -> Found:
-    return Found(BY_NAME[name], decode, in_body)
+def _row(name: str, decode: Callable[[Place, int | None], Any]) -> Found:
+    return Found(BY_NAME[name], decode)
 
 
-def _push_of(params: bytes, task_id: str, config_id: str) -> bytes:
-    return msgspec.json.encode({**msgspec.json.decode(params or b"{}"), "taskId": task_id, "id": config_id})
-
-
-_SUBSCRIBE: Final = _row(
-    "SubscribeToTask", lambda params, task, _, cursor: a2a_v1.decode_subscribe(params, cursor, task)
-)
+_SUBSCRIBE: Final = _row("SubscribeToTask", lambda at, cursor: a2a_v1.decode_subscribe(at.body, cursor, at.task_id))
 _PUSHES: Final = "tasks/{}/pushNotificationConfigs"
 
-# The place after the agent's address, with ids left out. `None` among the methods is what the path alone allows.
+# What follows the agent's address, with the ids left out.
 ROUTES: Final[dict[str, dict[str, Found]]] = {
-    "message:send": {
-        "POST": _row("SendMessage", lambda params, _, __, ___: a2a_v1.decode_send(params), in_body=True),
-    },
-    "message:stream": {
-        "POST": _row("SendStreamingMessage", lambda params, _, __, ___: a2a_v1.decode_send(params), in_body=True),
-    },
-    "tasks": {"GET": _row("ListTasks", lambda params, _, __, ___: a2a_v1.decode_list_tasks(params))},
-    "tasks/{}": {"GET": _row("GetTask", lambda params, task, _, __: a2a_v1.decode_get_task(params, task))},
-    "tasks/{}:cancel": {
-        "POST": _row("CancelTask", lambda params, task, _, __: a2a_v1.decode_cancel(params, task), in_body=True),
-    },
+    "message:send": {"POST": _row("SendMessage", lambda at, _: a2a_v1.decode_send(at.body))},
+    "message:stream": {"POST": _row("SendStreamingMessage", lambda at, _: a2a_v1.decode_send(at.body))},
+    "tasks": {"GET": _row("ListTasks", lambda at, _: a2a_v1.query_list_tasks(at.query))},
+    "tasks/{}": {"GET": _row("GetTask", lambda at, _: a2a_v1.query_get_task(at.task_id, at.query))},
+    "tasks/{}:cancel": {"POST": _row("CancelTask", lambda at, _: a2a_v1.decode_cancel(at.body, at.task_id))},
     "tasks/{}:subscribe": {"GET": _SUBSCRIBE, "POST": _SUBSCRIBE},
     _PUSHES: {
-        "GET": _row(
-            "ListTaskPushNotificationConfigs", lambda params, task, _, __: a2a_v1.decode_list_push(params, task)
-        ),
-        "POST": _row(
-            "CreateTaskPushNotificationConfig",
-            lambda params, task, _, __: a2a_v1.decode_create_push(params, task),
-            in_body=True,
-        ),
+        "GET": _row("ListTaskPushNotificationConfigs", lambda at, _: a2a_v1.query_list_push(at.task_id, at.query)),
+        "POST": _row("CreateTaskPushNotificationConfig", lambda at, _: a2a_v1.decode_create_push(at.body, at.task_id)),
     },
     f"{_PUSHES}/{{}}": {
-        "GET": _row(
-            "GetTaskPushNotificationConfig",
-            lambda params, task, config, _: a2a_v1.decode_get_push(_push_of(params, task, config)),
-        ),
-        "DELETE": _row(
-            "DeleteTaskPushNotificationConfig",
-            lambda params, task, config, _: a2a_v1.decode_delete_push(_push_of(params, task, config)),
-        ),
+        "GET": _row("GetTaskPushNotificationConfig", lambda at, _: a2a_v1.decode_get_push(at.named)),
+        "DELETE": _row("DeleteTaskPushNotificationConfig", lambda at, _: a2a_v1.decode_delete_push(at.named)),
     },
-    "extendedAgentCard": {
-        "GET": _row("GetExtendedAgentCard", lambda params, _, __, ___: a2a_v1.decode_nothing(params)),
-    },
+    "extendedAgentCard": {"GET": _row("GetExtendedAgentCard", lambda at, _: a2a_v1.decode_nothing(at.body))},
 }
 
 
@@ -126,8 +109,10 @@ class Rest:
                 await _not_allowed(send, kind, tuple(by_method))
                 return
             name = found.operation.name
-            params = await self._params(found, scope, receive)
-            decode = partial(found.decode, params, task_id, config_id)
+            body = await read_body(scope, receive, self._body_bytes_max) if scope["method"] == "POST" else b""
+            # What needs nothing may come without a body.
+            at = Place(task_id, config_id, scope["query_string"], body if body.strip() else b"{}")
+            decode = partial(found.decode, at)
             asked = self._gate.asked(visit, found.operation, Dialect.V1, decode)
             await self._run(found.operation, asked, kind, receive, send)
         except CallerGoneError:
@@ -136,12 +121,6 @@ class Rest:
             await self._refuse(send, error, kind, name)
         finally:
             self._gate.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
-
-    async def _params(self, found: Found, scope: Scope, receive: Receive) -> bytes:
-        body = await read_body(scope, receive, self._body_bytes_max) if scope["method"] == "POST" else b""
-        if found.in_body or body.strip():
-            return body if body.strip() else b"{}"
-        return query_as_json(scope["query_string"])
 
     async def _run(self, operation: Operation, asked: Asked, kind: Header, receive: Receive, send: Send) -> None:
         with self._gate.working(asked.ask.caller, works=operation.works):
@@ -167,17 +146,3 @@ async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...]) -> No
     allowed = ", ".join(methods)
     _, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"))
     await reply_json(send, body, status=405, kind=kind, headers=[(b"allow", allowed.encode())])
-
-
-_BOOLEANS: Final = {"true": True, "false": False}
-
-
-def query_as_json(query: bytes) -> bytes:
-    """A query's fields as an object: what the JSON rules then read, numbers written as strings among them."""
-    if not query:
-        return b"{}"
-    try:
-        fields = dict(parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX))
-    except ValueError:
-        raise Invalid("invalid_params", "the query cannot be read") from None
-    return msgspec.json.encode({name: _BOOLEANS.get(value, value) for name, value in fields.items()})

@@ -20,6 +20,7 @@ _PAGE: Final = statement("listing")
 _COUNT: Final = statement("listing_count")
 _COUNTED: Final = statement("task_counts")
 _FILTERS: Final = {
+    "sender": "sender_pubkey = :sender",
     "context_id": "context_id = :context_id",
     "state": "state = :state",
     "moved_since_ms": "updated_at >= :moved_since_ms",
@@ -39,7 +40,7 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
     db.execute("BEGIN")  # one snapshot for the page and the count
     try:
         (found,) = db.execute(_PAGE.format(filters=filters), page).fetchone()
-        counted = query.context_id is None and query.moved_since_ms is None
+        counted = query.sender is None and query.context_id is None and query.moved_since_ms is None
         (total,) = db.execute(_COUNTED if counted else _COUNT.format(filters=filters), values).fetchone()
     finally:
         db.execute("COMMIT")
