@@ -373,6 +373,17 @@ async def test_a_published_agent_that_is_open_says_that_no_token_is_needed(tmp_p
         assert "securityRequirements" in far.json
 
 
+async def test_the_own_card_of_an_open_agent_needs_no_token_either_and_those_of_others_do(tmp_path: Path) -> None:
+    async with opened(tmp_path, publishing=Publishing("index", "loopback")) as world:
+        card = await world.nobody.get("/v1/a2a/agents/index/agent-card.json")
+        assert "securityRequirements" not in card
+        assert "securityRequirements" in await world.mine.http.get("/v1/a2a/agents/index/agent-card.json")
+        await world.add(world.mine)
+        for path, headers in ((CARD, {}), ("/v1/a2a/agents/index/agent-card.json", FORWARDED)):
+            assert (await world.nobody.ask("GET", path, headers=headers)).status == 401
+        assert (await Http(world.port, "wrong").ask("GET", "/v1/a2a/agents/index/agent-card.json")).status == 401
+
+
 def resolver(world: Cardworld, client: httpx.AsyncClient) -> A2ACardResolver:
     return A2ACardResolver(client, world.base)
 
