@@ -87,7 +87,9 @@ class MailboxExchange:
         digest = check_task(task, self.limits.task_bytes_max)
         if task.sender != principal.agent:
             await self._forged(principal, task)
-        await self._check_recipient(task.recipient)
+        known = self._ledger.enrolled(task.recipient)
+        if known is not None and known != task.recipient:
+            await self._misaddressed(task.recipient, known)
         access = Access(
             caller=principal.agent,
             actions=send_actions(task.recipient),
@@ -129,16 +131,14 @@ class MailboxExchange:
             f"{principal.agent.display!r}; send as yourself, with your own pubkey",
         )
 
-    async def _check_recipient(self, recipient: AgentId) -> None:
+    async def _misaddressed(self, recipient: AgentId, known: AgentId) -> None:
         """A name and a key that the registry binds otherwise would strand the task: nobody could receive it."""
-        known = self._ledger.enrolled(recipient)
-        if known is not None and known != recipient:
-            await self._ledger.durable()
-            raise Invalid(
-                "recipient_mismatch",
-                f"recipient {recipient.display!r} is enrolled here with another key or under another name; "
-                f"address {known.display!r} with pubkey {known.pubkey}",
-            )
+        await self._ledger.durable()
+        raise Invalid(
+            "recipient_mismatch",
+            f"recipient {recipient.display!r} is enrolled here with another key or under another name; "
+            f"address {known.display!r} with pubkey {known.pubkey}",
+        )
 
     async def take(
         self,

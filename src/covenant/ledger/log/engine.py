@@ -159,10 +159,12 @@ class LogLedger:
 
     def _forgotten(self, command: Command[Any]) -> Sequence[TaskId]:
         """The tasks this command names that only the archive may still know."""
+        entries, seen = self._state.entries, self._storage.seen
         ids: tuple[TaskId, ...]
         if isinstance(command, Accept):
-            ids = (command.task.id,)
-        elif isinstance(command, TaskCommand):
+            task_id = command.task.id
+            return (task_id,) if task_id not in entries and seen.maybe(task_id) else ()
+        if isinstance(command, TaskCommand):
             ids = (command.task_id,)
         elif isinstance(command, Drain):
             ids = (command.task_id,) if command.task_id is not None else ()
@@ -171,7 +173,6 @@ class LogLedger:
                 ids = again.task_ids if again is not None else ids
         else:
             return ()
-        entries, seen = self._state.entries, self._storage.seen
         return [task_id for task_id in ids if task_id not in entries and seen.maybe(task_id)]
 
     async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived]:

@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Final, Literal
 
 from covenant.ledger.log.opening import Opened
-from covenant.ledger.log.record import encode_line
+from covenant.ledger.log.record import encode_line, line_parts
 from covenant.ledger.log.segments import (
     Cursor,
     Lines,
@@ -356,8 +356,10 @@ class Journal:
         begun = perf_counter()
         if batch.records:
             synced = writer.synced_seq
-            lines = [encode_line(seq, ts_ms, synced, events) for seq, ts_ms, events in batch.records]
-            writer.write(b"".join(lines), batch.records[-1][0])
+            parts: list[bytes] = []
+            for seq, ts_ms, events in batch.records:
+                parts += line_parts(seq, ts_ms, synced, events)
+            writer.write(b"".join(parts), batch.records[-1][0])
         batch_s = perf_counter() - begun
         if batch.seal:
             writer.seal()

@@ -37,8 +37,13 @@ _decode: Final = msgspec.json.Decoder(Record).decode
 
 def encode_line(seq: int, ts_ms: int, synced: int, events: bytes) -> bytes:
     """`events` is an encoded JSON array without raw newlines: the caller's promise, not checked here."""
-    body = b'{"seq":%d,"ts_ms":%d,"synced":%d,"events":%b' % (seq, ts_ms, synced, events)
-    return b'%b,"crc":"%08x"}\n' % (body, crc32(body))
+    return b"".join(line_parts(seq, ts_ms, synced, events))
+
+
+def line_parts(seq: int, ts_ms: int, synced: int, events: bytes) -> tuple[bytes, bytes, bytes]:
+    """The same in three parts, for whoever joins many lines: the events are copied once, which is half the cost."""
+    head = b'{"seq":%d,"ts_ms":%d,"synced":%d,"events":' % (seq, ts_ms, synced)
+    return head, events, b',"crc":"%08x"}\n' % crc32(events, crc32(head))
 
 
 def decode_line(line: bytes) -> Record:
