@@ -148,6 +148,13 @@ class A2aSettings:
         "", url, "Its web address; empty, with a provider_org: this daemon's.", also="A2A_PROVIDER_URL"
     )
     docs_url: str = setting("", url, "Where the agents are documented.", also="A2A_DOCS_URL")
+    message_bytes_max: int = setting(MIB, whole(1024, 64 * MIB), "Largest message to an agent, as it is kept.")
+    blocking_ms_max: int = setting(
+        10 * 60_000, whole(1, 24 * HOUR_MS), "After this long a blocking send answers with the task as it is."
+    )
+    agent_concurrency: int = setting(64, whole(1, 100_000), "Turns at once of an agent that does not say how many.")
+    turn_updates_max: int = setting(100_000, whole(1, 10_000_000), "Updates that an agent may make in one turn.")
+    turn_bytes_max: int = setting(16 * MIB, whole(1024, 1024 * MIB), "How much an agent may say in one turn.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import covenant
+from covenant.agents.crew import Crew
+from covenant.daemon.a2a import make_conversations, make_crew, make_door, make_gate, make_office
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.cards import card_pages, make_cards, mcp_servers
 from covenant.daemon.environment import machine_name, now_ms
@@ -28,7 +30,10 @@ from covenant.daemon.home import (
 from covenant.daemon.logs import Log
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.settings import LimitSettings, Settings
+from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
+from covenant.doors.a2a.door import PREFIX
+from covenant.doors.a2a.operations import Office
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.http.hosts import as_host
 from covenant.doors.http.tenant import TenantGate
@@ -37,6 +42,7 @@ from covenant.doors.metrics import Meter
 from covenant.doors.native import agents as native_agents
 from covenant.doors.waiting import Waits
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import Conversations
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.limiter import Limiter
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
@@ -66,6 +72,10 @@ class Node:
     tenancy: Tenancy
     catalogue: Catalogue
     limiter: Limiter
+    crew: Crew
+    conversations: Conversations
+    a2a_gate: Gate
+    a2a_office: Office
     agent_files: AgentFiles
     waits: Waits
     http: HttpDoor
@@ -139,6 +149,9 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
     waits, meter = Waits(doorkeeper), Meter()
     cards = make_cards(settings, key, mcp_servers(home))
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
+    crew = make_crew(settings, ledger)
+    conversations = make_conversations(settings.a2a, ledger, catalogue, crew)
+    a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards)
     version, legacy_kinds = covenant.__version__, settings.doors.legacy_kinds
     http = build_http(
         exchange=exchange,
@@ -155,6 +168,7 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
         body_bytes_max=settings.http.body_bytes_max,
         legacy_kinds=legacy_kinds,
         more_routes=[*native_agents.agent_routes(catalogue, gate, meter), *pages.routes()],
+        under=[(PREFIX, make_door(settings, a2a_gate, a2a_office, pages))],
         described=(*native_agents.DESCRIBED, *CARDS_DESCRIBED),
     )
     ipc = IpcServer(
@@ -181,6 +195,10 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
         tenancy=tenancy,
         catalogue=catalogue,
         limiter=limiter,
+        crew=crew,
+        conversations=conversations,
+        a2a_gate=a2a_gate,
+        a2a_office=a2a_office,
         agent_files=AgentFiles(home, catalogue, log),
         waits=waits,
         http=http,

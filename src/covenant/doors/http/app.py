@@ -57,9 +57,17 @@ log = logging.getLogger(__name__)
 class HttpDoor:
     """`router` has every route, the hot ones too."""
 
-    def __init__(self, router: Router, hot: Mapping[tuple[str, str], ASGIApp], hosts: Hosts, origins: Origins) -> None:
+    def __init__(
+        self,
+        router: Router,
+        hot: Mapping[tuple[str, str], ASGIApp],
+        hosts: Hosts,
+        origins: Origins,
+        under: Sequence[tuple[str, ASGIApp]] = (),
+    ) -> None:
         self.router = router
         self._hot = hot
+        self._under = tuple(under)
         self._hosts = hosts
         self._origins = origins
         self._any_origins = bool(origins)
@@ -77,11 +85,11 @@ class HttpDoor:
             if scope["method"] == "OPTIONS":
                 await reply_preflight(send)
                 return
-        call = self._hot.get((scope["method"], scope["path"]))
-        if call is not None:
-            await call(scope, receive, send)
-        else:
-            await self._route(scope, receive, send)
+        path = scope["path"]
+        call = self._hot.get((scope["method"], path))
+        if call is None:
+            call = next((door for prefix, door in self._under if path.startswith(prefix)), self._route)
+        await call(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -116,10 +124,11 @@ def build_http(
     body_bytes_max: int = BODY_BYTES_MAX,
     legacy_kinds: bool = False,
     more_routes: Sequence[BaseRoute] = (),
+    under: Sequence[tuple[str, ASGIApp]] = (),
     described: Sequence[Described] = (),
 ) -> HttpDoor:
-    """`waits` and `meter` are shared with the local socket. `more_routes` are other doors on the same port,
-    `described` what the OpenAPI document says of them."""
+    """`waits` and `meter` are shared with the local socket. `more_routes` are other doors on the same port, and `under`
+    those that answer for everything below a prefix; `described` is what the OpenAPI document says of them."""
     office = Office(exchange, registry, ledger, tenancy, catalogue)
     calls = {
         operation.kind: Call(
@@ -139,7 +148,7 @@ def build_http(
     hot: dict[tuple[str, str], ASGIApp] = {
         (operation.method, operation.path): calls[operation.kind] for operation in OPERATIONS if operation.kind in HOT
     }
-    return HttpDoor(router, hot, Hosts(allowed_hosts), Origins(origins))
+    return HttpDoor(router, hot, Hosts(allowed_hosts), Origins(origins), under)
 
 
 def _operation_routes(calls: Mapping[str, ASGIApp]) -> list[BaseRoute]:

@@ -1,0 +1,49 @@
+"""The A2A door of a daemon: conversations over its ledger, its own crew to work, and its cards."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from covenant.agents.crew import Crew
+from covenant.agents.job import JobLimits
+from covenant.daemon.cards import base_url_of, publishing_of
+from covenant.daemon.settings import A2aSettings, Settings
+from covenant.doors.a2a.calling import Gate
+from covenant.doors.a2a.cards import CardPages, extended_cards
+from covenant.doors.a2a.door import A2ADoor
+from covenant.doors.a2a.operations import Office, Pushes
+from covenant.doors.http.tenant import TenantGate
+from covenant.doors.metrics import Meter
+from covenant.exchange.cards import Cards
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import ConversationLimits, Conversations
+from covenant.ledger.contract import Ledger
+from covenant.ledger.log.uuids import Uuids
+
+_LIMITS: Final = ConversationLimits.__struct_fields__
+
+
+def make_crew(settings: Settings, ledger: Ledger) -> Crew:
+    a2a = settings.a2a
+    return Crew(
+        ledger,
+        limits=JobLimits(updates_max=a2a.turn_updates_max, bytes_max=a2a.turn_bytes_max),
+        concurrency=a2a.agent_concurrency,
+    )
+
+
+def make_conversations(settings: A2aSettings, ledger: Ledger, catalogue: Catalogue, crew: Crew) -> Conversations:
+    limits = ConversationLimits(**{name: getattr(settings, name) for name in _LIMITS})
+    return Conversations(ledger, catalogue, crew, Uuids(), limits)
+
+
+def make_office(conversations: Conversations, cards: Cards, pushes: Pushes | None = None) -> Office:
+    return Office(conversations, extended_cards(cards), pushes)
+
+
+def make_gate(settings: Settings, catalogue: Catalogue, tenants: TenantGate, meter: Meter) -> Gate:
+    return Gate(tenants, catalogue, meter, base_url_of(settings).of, publishing_of(settings).admits)
+
+
+def make_door(settings: Settings, gate: Gate, office: Office, pages: CardPages) -> A2ADoor:
+    return A2ADoor(gate, office, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)
