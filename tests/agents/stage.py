@@ -42,6 +42,7 @@ class Stage:
         self.ledger = ledger
         self.crew = crew
         self.views = Views(ledger)
+        self.running: asyncio.Task[None] | None = None
 
     def cast(self, body: Body | Callable[..., Any], **terms: Any) -> None:
         """Bob is played by this from now on."""
@@ -94,6 +95,11 @@ class Stage:
     async def steps(self, task_id: TaskId) -> list[Step]:
         return list(await self.ledger.steps(task_id, 0, 100_000))
 
+    async def cut_short(self) -> None:
+        """Stop the crew without any time for what is under way."""
+        assert self.running is not None
+        await cut_short(self.crew, self.running)
+
     async def idle(self) -> None:
         """Nobody is at work any more."""
         await asyncio.wait_for(self.crew.idle(), BOUND_S)
@@ -121,14 +127,14 @@ async def a_stage(
     stage = Stage(ledger, crew)
     if setting is not None:
         setting(stage)
-    running = asyncio.create_task(crew.run())
+    stage.running = asyncio.create_task(crew.run())
     await asyncio.sleep(0)
     try:
         yield stage
     finally:
         crew.stop()
-        async with asyncio.timeout(BOUND_S):
-            await running
+        await asyncio.wait((stage.running,), timeout=BOUND_S)
+        assert stage.running.done()
 
 
 async def cut_short(crew: Crew, running: asyncio.Task[None]) -> None:

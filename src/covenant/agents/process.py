@@ -44,7 +44,9 @@ COMPLAINTS_MAX: Final = 200
 COMPLAINT_LENGTH_MAX: Final = 1_000
 TERMINATE_S: Final = 1.0
 """How long a program has to end by itself before it is killed."""
-LINGER_S: Final = 0.5
+LINGER_S: Final = 0.25
+"""How long what it started may go on after it."""
+LOOK_S: Final = 0.1
 NOT_STARTED: Final = "the agent could not be started"
 APPROVAL: Final = "the agent asks for approval"
 
@@ -140,7 +142,7 @@ class ProcessBody:
             if job.full:
                 await job.room()
         if not job.ended:
-            dialogue.exited(await process.wait())
+            dialogue.exited(await _exited(process))
 
 
 async def _given(job: Job) -> bytes:
@@ -186,25 +188,40 @@ async def _note_complaints(process: asyncio.subprocess.Process, job: Job) -> Non
             log.info("process.said", extra=job.fields(said=said))
 
 
+async def _exited(process: asyncio.subprocess.Process) -> int:
+    """Its exit code. The library's own `wait` also waits for whoever still holds its pipes: that alone is no good."""
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait((waiting,), timeout=LOOK_S)
+    finally:
+        waiting.cancel()
+    return process.returncode
+
+
 async def _end_what_it_left(process: asyncio.subprocess.Process) -> None:
-    """What a program leaves behind could hold its output open for ever."""
-    await process.wait()
+    """What a program leaves behind could hold its output open for ever; some of it may even have left its group."""
+    assert process.stdout is not None
+    await _exited(process)
     await asyncio.sleep(LINGER_S)
     _signal(process, signal.SIGKILL)
+    await asyncio.sleep(LINGER_S)
+    process.stdout.feed_eof()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """The program and what it started are gone when this returns."""
+    """The program, and what it started, are gone when this returns."""
     _signal(process, signal.SIGTERM)
     try:
         async with asyncio.timeout(TERMINATE_S):
-            await process.wait()
+            await _exited(process)
     except TimeoutError:
         pass
     finally:
         # Also for what the program left behind, whether it ended by itself or not.
         _signal(process, signal.SIGKILL)
-    await process.wait()
+    await _exited(process)
+    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
