@@ -58,6 +58,22 @@ def enroll(daemon: Daemon) -> str:
     return display
 
 
+def tenant(daemon: Daemon) -> str:
+    name = f"t-{uuid4().hex[:8]}"
+    daemon.json("tenants", "add", name)
+    return name
+
+
+def new_agent_id() -> str:
+    return f"a-{uuid4().hex[:8]}"
+
+
+def agent(daemon: Daemon) -> str:
+    agent_id = new_agent_id()
+    daemon.json("agents", "add", agent_id)
+    return agent_id
+
+
 def settled(daemon: Daemon) -> str:
     task_id, lease_id = lease(daemon)
     daemon.json("a2a", "respond", task_id, "--lease-id", lease_id, "done", *as_bob(daemon))
@@ -110,6 +126,20 @@ RUNS: dict[str, list[Words]] = {
     "identities revoke": [lambda d: [enroll(d)]],
     "identities rotate": [lambda d: [enroll(d)], lambda _: []],
     "identities purge": [lambda _: ["--before-ms", "1"]],
+    "tenants add": [lambda _: [f"t-{uuid4().hex[:8]}", "--concurrency", "2", "--rate-per-min", "60", "--burst", "5"]],
+    "tenants list": [lambda _: []],
+    "tenants limit": [lambda d: [tenant(d), "--burst", "5"]],
+    "tenants disable": [lambda d: [tenant(d)]],
+    "tenants enable": [lambda d: [tenant(d)]],
+    "tenants rotate": [lambda d: [tenant(d)], lambda _: ["default"]],
+    "agents add": [
+        lambda d: [new_agent_id(), "--tenant", tenant(d), "--name", "n", "--description", "d", "--skill", "s"],
+        lambda d: [agent(d), "--kind", "model", "--replace"],
+        lambda _: [new_agent_id(), "--command", "cat -u"],
+    ],
+    "agents list": [lambda _: [], lambda d: ["--tenant", tenant(d)]],
+    "agents show": [lambda d: [agent(d)], lambda _: ["index"]],
+    "agents remove": [lambda d: [agent(d)]],
     "settings show": [lambda _: []],
     "version": [lambda _: []],
     "doctor": [lambda _: []],
