@@ -102,6 +102,8 @@ class LimitSettings:
     messages_kept_max: int = setting(100, whole(1), "Most messages to one task that wait for its next turn.")
     tenants_max: int = setting(10_000, whole(1), "Most tenants.")
     agents_per_tenant_max: int = setting(1_000, whole(0), "Most agents stored for one tenant.")
+    pushes_per_task_max: int = setting(10, whole(0), "Most push configurations of one task.")
+    pushes_max: int = setting(100_000, whole(0), "Most push configurations whose last delivery is still to come.")
     cache_entries_max: int = setting(100_000, whole(0), "Most results kept to answer the same idempotent work again.")
     cache_age_ms_max: int = setting(7 * 24 * HOUR_MS, whole(0), "How long such a result is kept.")
     requests_remembered_max: int = setting(65_536, whole(1), "Most receives and drains remembered by request id.")

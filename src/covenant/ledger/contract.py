@@ -25,6 +25,7 @@ from covenant.model.audit import AuditReport
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.push import Push
 from covenant.model.result import Result
 from covenant.model.step import Step
 from covenant.model.task import Task
@@ -165,6 +166,8 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     archived_seq: int
     syncs: int
     failure: str | None
+    pushes: int = 0
+    pushes_dead: int = 0
 
 
 class Watch(Protocol):
@@ -221,6 +224,18 @@ class Ledger(Protocol):
 
         For one listener.
         """
+
+    def on_push(self, callback: Callable[[TaskId], None]) -> None:
+        """Called when something happened to a task with push configurations, or to one of them, and that is durable.
+
+        For one listener.
+        """
+
+    def push(self, task_id: TaskId, push_id: str) -> Push | None:
+        """Costs a dictionary look-up. It may not be durable yet; what waits for `durable` or `steps` after it is."""
+
+    async def pushes(self, task_id: TaskId | None = None) -> Sequence[Push]:
+        """The push configurations of a task, the oldest first; or of all tasks."""
 
     async def queue(self, query: QueueQuery) -> Queue: ...
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:

@@ -30,6 +30,10 @@ class PushAuthentication(msgspec.Struct, frozen=True, gc=False, kw_only=True, om
     scheme: str
     credentials: str | None = None
 
+    def __repr__(self) -> str:
+        """Without the secret, wherever it ends up."""
+        return f"PushAuthentication(scheme={self.scheme!r})"
+
 
 class PushConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """Where a client wants to be told what happens to a task. `id` is given by the client, or minted."""
@@ -38,6 +42,10 @@ class PushConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     id: str | None = None
     token: str | None = None
     authentication: PushAuthentication | None = None
+
+    def __repr__(self) -> str:
+        """Without secrets; a webhook's address is often one."""
+        return f"PushConfig(id={self.id!r})"
 
 
 class SendMessage(msgspec.Struct, frozen=True, kw_only=True):

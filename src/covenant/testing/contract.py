@@ -14,6 +14,7 @@ from covenant.testing.allowing import AllowingSuite
 from covenant.testing.compacting import CompactingSuite
 from covenant.testing.expiring import ExpiringSuite
 from covenant.testing.leasing import LeasingSuite
+from covenant.testing.pushing import PushingSuite, PushKeepingSuite
 from covenant.testing.repairing import RepairingSuite
 from covenant.testing.reporting import ReportingSuite
 from covenant.testing.sending import SendingSuite
@@ -37,9 +38,10 @@ class LedgerContract(
     ExpiringSuite,
     ViewingSuite,
     WatchingSuite,
+    PushingSuite,
 ):
     """What every engine promises, in memory too."""
 
 
-class DurableLedgerContract(SurvivingSuite, CompactingSuite, TenantKeepingSuite, LedgerContract):
+class DurableLedgerContract(SurvivingSuite, CompactingSuite, TenantKeepingSuite, PushKeepingSuite, LedgerContract):
     """What an engine promises besides when its facts outlive the process."""

@@ -221,6 +221,7 @@ class Desk:
                 total.timed_out + swept.timed_out,
                 total.forgotten + swept.forgotten,
                 total.uncached + swept.uncached,
+                pushes=total.pushes + swept.pushes,
             )
             if not swept.more:
                 return total

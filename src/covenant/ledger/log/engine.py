@@ -42,6 +42,7 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.errors import OverLimit, storage_failed
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.push import Push
 from covenant.model.result import Result
 from covenant.model.step import Step
 from covenant.model.task import Task
@@ -84,7 +85,7 @@ class LogLedger:
         self._history: History = storage.history
         self._new_id = new_id
         self._bell = Bell()
-        self._watching = Watching()
+        self._watching = Watching(lambda task_id: task_id in self._state.pushes_by_task)
         self._reloading: asyncio.Task[None] | None = None
         self._compacting = asyncio.Lock()
         self._evict(self._archive.archived_seq)
@@ -246,6 +247,16 @@ class LogLedger:
     def on_lost(self, callback: Callable[[TaskId], None]) -> None:
         self._watching.on_lost(callback)
 
+    def on_push(self, callback: Callable[[TaskId], None]) -> None:
+        self._watching.on_push(callback)
+
+    def push(self, task_id: TaskId, push_id: str) -> Push | None:
+        return self._state.push(task_id, push_id)
+
+    async def pushes(self, task_id: TaskId | None = None) -> Sequence[Push]:
+        await self.durable()
+        return tuple(self._state.all_pushes()) if task_id is None else self._state.pushes(task_id)
+
     async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
         await self._archived()
         return await self._history.steps(task_id, after, limit)
@@ -354,6 +365,8 @@ class LogLedger:
             archived_seq=self._archive.archived_seq,
             syncs=journal.batches,
             failure=journal.failure,
+            pushes=state.push_count(),
+            pushes_dead=len(state.pushes_dead),
         )
 
     async def close(self) -> None:

@@ -24,6 +24,7 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.errors import Damaged
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import PublicKey
+from covenant.model.push import Push
 from covenant.model.task import CacheKey
 from covenant.model.tenant import Tenant
 
@@ -62,6 +63,10 @@ class AgentLine(_Line, frozen=True, gc=False, tag="agent"):
     agent: CatalogueAgent
 
 
+class PushLine(_Line, frozen=True, gc=False, tag="push"):
+    push: Push
+
+
 class CacheLine(_Line, frozen=True, gc=False, tag="cached"):
     key: CacheKey
     cached: Cached
@@ -79,7 +84,7 @@ class End(_Line, frozen=True, gc=False, tag="end"):
     sha256: str
 
 
-Line = Head | EntryLine | IdentityLine | GrantLine | TenantLine | AgentLine | CacheLine | RequestLine | End
+Line = Head | EntryLine | IdentityLine | GrantLine | TenantLine | AgentLine | PushLine | CacheLine | RequestLine | End
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Line).decode
@@ -160,6 +165,8 @@ def _restore(state: LedgerState, line: Line) -> None:
             state.put_tenant(tenant)
         case AgentLine(agent):
             state.put_agent(agent)
+        case PushLine(push):
+            state.put_push(push)
         case Head():
             state.audit_head, state.audit_anchor = line.audit_head, line.audit_anchor
         case End():
@@ -188,6 +195,8 @@ def _contents(seq: int, state: LedgerState) -> Iterator[Line]:
     for stored in state.stored_agents.values():
         for agent in stored.values():
             yield AgentLine(agent)
+    for push in state.all_pushes():
+        yield PushLine(push)
     for key, cached in state.cache.items():
         yield CacheLine(key, cached)
     for (verb, holder, request_id), remembered in state.requests.items():

@@ -12,12 +12,14 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
 from covenant.ledger.log.lanes import Lanes
+from covenant.ledger.log.outbox import Outbox
 from covenant.ledger.log.registers import Registers
 from covenant.ledger.machine.entry import Entry, evolve
 from covenant.ledger.machine.events import (
     AnyEvent,
     CacheDropped,
     LeaseRenewed,
+    PushEvent,
     ResultDrained,
     TaskEvent,
     TaskLeased,
@@ -33,11 +35,12 @@ from covenant.model.task import CacheKey, cache_key
 _WAITING = frozenset({QUEUED, PARKED, FOLLOWING})
 
 
-class LedgerState(Registers):
+class LedgerState(Registers, Outbox):
     """What a decision reads (it is the machine's `View`) and what the engine tells of it."""
 
     def __init__(self, limits: Limits) -> None:
-        super().__init__()
+        Registers.__init__(self)
+        Outbox.__init__(self)
         self.limits = limits
         self.entries: dict[TaskId, Entry] = {}
         self.queue = Lanes()
@@ -62,6 +65,8 @@ class LedgerState(Registers):
         for event in events:
             if isinstance(event, TaskEvent):
                 self._apply_task(event, ts_ms, seq)
+            elif isinstance(event, PushEvent):
+                self.apply_push(event, ts_ms)
             elif isinstance(event, CacheDropped):
                 for _ in range(min(event.count, len(self.cache))):
                     self.cache.popitem(last=False)
@@ -80,6 +85,8 @@ class LedgerState(Registers):
         if before is not None:
             self._leave(before, new)
         self._enter(after, new, seq)
+        if after is SETTLED and task_id in self.pushes_by_task:
+            self.end_pushes(task_id, new.generation)
         if new.task.idempotency is not None:
             self._share(event, new, ts_ms)
         if isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:

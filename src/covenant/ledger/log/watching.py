@@ -7,6 +7,7 @@ the past, then go on with what is newer; generations tell them apart. Steps wait
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -15,6 +16,8 @@ from typing import Final, Self
 from covenant.ledger.machine.events import (
     AnyEvent,
     MessageKept,
+    PushDropped,
+    PushPut,
     TaskContinued,
     TaskEvent,
     TaskFollowed,
@@ -101,13 +104,22 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Watching:
-    """All watches of a ledger, on its loop."""
+class _Signal(enum.Enum):
+    """What waits besides steps, for the listeners of a ledger."""
 
-    def __init__(self) -> None:
+    LOST = enum.auto()
+    PUSH = enum.auto()
+
+
+class Watching:
+    """All watches of a ledger, on its loop. `has_push`: whether a task has push configurations."""
+
+    def __init__(self, has_push: Callable[[TaskId], bool]) -> None:
+        self._has_push = has_push
         self._watches: dict[TaskId, list[Watch]] = {}
-        self._waiting: deque[tuple[int, TaskId, Step | None]] = deque()
+        self._waiting: deque[tuple[int, TaskId, Step | _Signal]] = deque()
         self._lost: Callable[[TaskId], None] | None = None
+        self._push: Callable[[TaskId], None] | None = None
 
     def watch(self, task_id: TaskId) -> Watch:
         watch = Watch(self, task_id)
@@ -124,15 +136,22 @@ class Watching:
     def on_lost(self, callback: Callable[[TaskId], None]) -> None:
         self._lost = callback
 
+    def on_push(self, callback: Callable[[TaskId], None]) -> None:
+        self._push = callback
+
     def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
         """A record was decided."""
         watches, waiting = self._watches, self._waiting
         for event in events:
             if not isinstance(event, TaskEvent):
+                if self._push is not None and isinstance(event, (PushPut, PushDropped)):
+                    waiting.append((seq, event.task_id, _Signal.PUSH))
                 continue
             task_id = event.task_id
             if self._lost is not None and isinstance(event, (TaskSettled, TaskRequeued)):
-                waiting.append((seq, task_id, None))
+                waiting.append((seq, task_id, _Signal.LOST))
+            if self._push is not None and self._has_push(task_id):
+                waiting.append((seq, task_id, _Signal.PUSH))
             if task_id in watches:
                 step = step_of(event, ts_ms)
                 if step is not None:
@@ -143,9 +162,10 @@ class Watching:
         watches, waiting = self._watches, self._waiting
         while waiting and waiting[0][0] <= durable_seq:
             _, task_id, step = waiting.popleft()
-            if step is None:
-                assert self._lost is not None
-                self._lost(task_id)
+            if isinstance(step, _Signal):
+                listener = self._lost if step is _Signal.LOST else self._push
+                assert listener is not None
+                listener(task_id)
                 continue
             for watch in watches.get(task_id, ()):
                 watch.give(step)
@@ -155,4 +175,4 @@ class Watching:
         self._waiting.clear()
 
     def __bool__(self) -> bool:
-        return bool(self._watches) or self._lost is not None
+        return bool(self._watches) or self._lost is not None or self._push is not None

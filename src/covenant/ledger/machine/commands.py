@@ -12,6 +12,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from covenant.model.asking import PushConfig
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
@@ -89,6 +90,8 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
     """The recipient's own consent to this sender, where the setting asks for it."""
     starter: Starter | None = None
     """Leased to it in the same record, unless others wait before it or the work is done already."""
+    push: PushConfig | None = None
+    """Made in the same record; told from the task's first step on."""
 
     def keys(self) -> tuple[Key, ...]:
         task, key = self.task, cache_key(self.task)
@@ -98,6 +101,7 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
             ("queue", task.recipient.pubkey),
             ("results", task.sender.pubkey),
             *cache,
+            *((("pushes",),) if self.push is not None else ()),
             *_access_keys(self.access, self.admission),
         )
 
@@ -285,6 +289,8 @@ class Swept(msgspec.Struct, frozen=True, gc=False):
     forgotten: int = 0
     uncached: int = 0
     more: bool = False
+    pushes: int = 0
+    """Configurations dropped."""
 
 
 class Sweep(Command[Swept], frozen=True, gc=False, kw_only=True):

@@ -10,6 +10,8 @@ import msgspec
 from covenant.ledger.machine import (
     commands,
     leasing,
+    push_commands,
+    pushing,
     registering,
     repairing,
     sending,
@@ -51,6 +53,10 @@ _DECISIONS: Final[dict[type[Any], Callable[[Decide, Any], Any]]] = {
     tenant_commands.RotateTenant: tenanting.rotate_tenant,
     tenant_commands.PutAgent: tenanting.put_agent,
     tenant_commands.RemoveAgent: tenanting.remove_agent,
+    push_commands.PutPush: pushing.put_push,
+    push_commands.DropPush: pushing.drop_push,
+    push_commands.MovePushes: pushing.move_pushes,
+    push_commands.RetryPush: pushing.retry_push,
     commands.PurgeAudit: registering.purge_audit,
     commands.Note: registering.note,
 }

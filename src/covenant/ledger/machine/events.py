@@ -13,6 +13,7 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
+from covenant.model.push import Push, PushMove
 from covenant.model.repair import Posture
 from covenant.model.result import Ending, Result
 from covenant.model.task import Task
@@ -188,6 +189,35 @@ class AgentRemoved(Event, frozen=True, gc=False, tag="agent_removed"):
     agent_id: str
 
 
+class PushEvent(Event, frozen=True, gc=False):
+    """Of a push configuration. No event of its task: nothing that a watcher sees, and nothing that history keeps."""
+
+
+class PushPut(PushEvent, frozen=True, gc=False, tag="push_put"):
+    """The configuration as it is from here on."""
+
+    push: Push
+
+    @property
+    def task_id(self) -> TaskId:
+        return self.push.task_id
+
+
+class PushMoved(PushEvent, frozen=True, gc=False, tag="push_moved"):
+    move: PushMove
+
+    @property
+    def task_id(self) -> TaskId:
+        return self.move.task_id
+
+
+class PushDropped(PushEvent, frozen=True, gc=False, tag="push_dropped"):
+    """Deleted, or done, or nobody came for it."""
+
+    task_id: TaskId
+    id: str
+
+
 class Audited(Event, frozen=True, gc=False, tag="audited"):
     """`row` is the row's exact text, because the chain is taken over its bytes."""
 
@@ -231,6 +261,9 @@ AnyEvent = (
     | TenantPut
     | AgentPut
     | AgentRemoved
+    | PushPut
+    | PushMoved
+    | PushDropped
     | Audited
     | AuditPurged
 )

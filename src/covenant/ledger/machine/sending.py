@@ -7,6 +7,7 @@ from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, Start
 from covenant.ledger.machine.decision import Decide
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import ResultDrained, TaskFollowed, TaskLeased, TaskSent, TaskSettled
+from covenant.ledger.machine.pushing import check_room, make_push
 from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
@@ -54,11 +55,19 @@ def accept(decide: Decide, command: Accept) -> Accepted:
             )
         )
     _check_undrained(decide, task)
-    decide.add(TaskSent(task.id, task, command.digest))
+    _begin(decide, command, TaskSent(task.id, task, command.digest))
     starter = command.starter
     if starter is None or waiting:
         return Accepted(task_id=task.id)
     return Accepted(task_id=task.id, leased=_start(decide, task, starter))
+
+
+def _begin(decide: Decide, command: Accept, event: TaskSent | TaskFollowed) -> None:
+    if command.push is not None:
+        check_room(decide, event.task_id)
+    decide.add(event)
+    if command.push is not None:
+        make_push(decide, event.task_id, event.task.recipient, command.push, delivered=0)
 
 
 def _start(decide: Decide, task: Task, starter: Starter) -> LeasedTask:
@@ -102,7 +111,7 @@ def _replay(decide: Decide, command: Accept, cached: Cached) -> Accepted:
         content=cached.result.content,
         error_message=cached.result.error_message,
     )
-    decide.add(TaskSent(task.id, task, command.digest))
+    _begin(decide, command, TaskSent(task.id, task, command.digest))
     decide.add(
         TaskSettled(
             task.id,
@@ -127,7 +136,7 @@ def _follow(decide: Decide, command: Accept, key: CacheKey, leader: TaskId) -> A
                 retry_after_ms=BUSY_RETRY_MS,
             )
         )
-    decide.add(TaskFollowed(task.id, task, command.digest, leader))
+    _begin(decide, command, TaskFollowed(task.id, task, command.digest, leader))
     return Accepted(task_id=task.id, following=leader)
 
 

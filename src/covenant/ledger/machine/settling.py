@@ -24,7 +24,14 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.decision import Decide, Refused
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import CacheDropped, ResultDrained, TaskPromoted, TaskSettled, TurnEnded
+from covenant.ledger.machine.events import (
+    CacheDropped,
+    PushDropped,
+    ResultDrained,
+    TaskPromoted,
+    TaskSettled,
+    TurnEnded,
+)
 from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
 from covenant.ledger.machine.sending import drop_unless_drained, ending_of
 from covenant.ledger.machine.states import Cause, State
@@ -263,5 +270,8 @@ def sweep(decide: Decide, command: Sweep) -> Swept:
     uncached = decide.view.cache_overflow(decide.now_ms)
     if uncached:
         decide.add(CacheDropped(uncached))
-    more = bool(due) or len(forgotten) >= command.count
-    return Swept(tuple(expired), tuple(timed_out), len(forgotten), uncached, more)
+    idle = decide.view.pushes_idle(decide.now_ms, command.count)
+    for push in idle:
+        decide.add(PushDropped(push.task_id, push.id))
+    more = bool(due) or max(len(forgotten), len(idle)) >= command.count
+    return Swept(tuple(expired), tuple(timed_out), len(forgotten), uncached, more, len(idle))

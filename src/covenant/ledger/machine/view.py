@@ -13,6 +13,7 @@ from covenant.model.audit import AuditHead
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.push import Push
 from covenant.model.result import Ending, Result
 from covenant.model.task import CacheKey
 from covenant.model.tenant import Tenant
@@ -36,6 +37,9 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     requests_remembered_max: int = 65_536
     tenants_max: int = 10_000
     agents_per_tenant_max: int = 1_000
+    pushes_per_task_max: int = 10
+    pushes_max: int = 100_000
+    """Push configurations under way; each is kept in memory until its last delivery."""
     retention_ms: int = 30 * 24 * 3_600_000
     """How long a result waits for a sender that never drains."""
 
@@ -116,3 +120,10 @@ class View(Protocol):
         """A stored one."""
 
     def agent_count(self, tenant: str) -> int: ...
+    def pushes(self, task_id: TaskId) -> Sequence[Push]:
+        """The configurations of a task, the oldest first."""
+
+    def push(self, task_id: TaskId, push_id: str) -> Push | None: ...
+    def push_count(self) -> int: ...
+    def pushes_idle(self, now_ms: int, count: int) -> Sequence[Push]:
+        """Those of ended tasks that have waited too long: for nothing, or for a receiver that never came back."""
