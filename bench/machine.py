@@ -61,9 +61,34 @@ def sync_s(folder: Path, count: int = 50) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of all threads of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    """User and system time so far, of all threads of a process and of every process that it started."""
+    ticks, children = _ticks(pid), _children()
+    below = list(children.get(pid, ()))
+    while below:
+        child = below.pop()
+        ticks += _ticks(child)
+        below += children.get(child, ())
+    return ticks / _TICKS_PER_S
+
+
+def _children() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and (fields := _stat(int(path.name))):
+            children.setdefault(int(fields[1]), []).append(int(path.name))
+    return children
+
+
+def _ticks(pid: int) -> int:
+    """With those of children that have ended; none if it has ended itself."""
+    return sum(map(int, _stat(pid)[11:15]))
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def resident_bytes() -> int:

@@ -334,10 +334,10 @@ async def test_room_is_reserved_behind_the_last_line_and_given_back_when_a_segme
 async def test_a_disk_without_room_to_reserve_is_written_to_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(fd: int, offset: int, length: int) -> None:
+    def full(fd: int, data: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "pwrite", full)
     async with journal_in(tmp_path) as journal:
         await callers(journal, 4, each=3)
         assert seqs(segment_path(tmp_path / "journal", 1).read_bytes()) == list(range(1, 13))
