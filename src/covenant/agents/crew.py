@@ -11,8 +11,10 @@ back to the queue, the rest is marked interrupted, for an operator. None of it b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from covenant.agents.job import TIMED_OUT, Body, Job, JobLimits
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
@@ -222,8 +224,8 @@ class Crew:
         finally:
             self._running = False
             self._stopping.set()
-            await self._leave_queues()
-            await self._put_down()
+            await _see_through(self._leave_queues())
+            await _see_through(self._put_down())
 
     def stop(self) -> None:
         """Take nothing new. `run` returns when what is under way has ended."""
@@ -344,3 +346,12 @@ class Crew:
         reason = f"its holder was lost, and the agent says on_lost={employment.on_lost}"
         await self._ledger.commit(Repair(task_id=entry.task.id, by=employment.identity, command=command, reason=reason))
         log.info("agent.lost", extra={"task_id": entry.task.id, "on_lost": employment.on_lost})
+
+
+async def _see_through(work: Coroutine[Any, Any, None]) -> None:
+    """To its end, however often somebody cancels: all of it is bounded, and a lease hangs on it."""
+    doing = asyncio.create_task(work)
+    while not doing.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((doing,))
+    doing.result()

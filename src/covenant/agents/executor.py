@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+from collections.abc import Iterable
 from typing import Any, Final
 
 from a2a.auth.user import User
@@ -56,6 +57,28 @@ class ExecutorBody:
                 await self._executor.cancel(context, queue)
         except Exception:
             log.warning("executor.cancel_failed", exc_info=True, extra=job.fields())
+
+
+def described(values: Iterable[object]) -> dict[str, Any]:
+    """What a card beside an executor says of it, for the catalogue."""
+    cards = [value for value in values if isinstance(value, pb.AgentCard)]
+    if len(cards) != 1:
+        return {}
+    (card,) = cards
+    skills = [
+        {
+            "id": skill.id,
+            "name": skill.name,
+            "description": skill.description,
+            "tags": [*skill.tags],
+            "examples": [*skill.examples],
+            "input_modes": [*skill.input_modes],
+            "output_modes": [*skill.output_modes],
+        }
+        for skill in card.skills
+    ]
+    modes = {"input_modes": [*card.default_input_modes], "output_modes": [*card.default_output_modes]}
+    return {"name": card.name, "description": card.description, "skills": skills, **modes}
 
 
 class JobQueue(EventQueue):

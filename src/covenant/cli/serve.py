@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
@@ -17,6 +17,7 @@ from covenant.daemon.environment import environment
 from covenant.daemon.loading import Entry, entries, load
 from covenant.model.errors import CovenantError
 
+RELOAD: Final = "--reload"
 SHOWN: Final = frozenset(
     {"http.bind_addr", "http.port", "http.public_base_url", "ledger.durability", "log.format", "log.level"}
 )
@@ -32,7 +33,9 @@ def _flag(entry: Entry) -> click.Option:
     )
 
 
-def _serve(*, home: str | None, demo: bool, **given: str | None) -> None:
+def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: bool, **given: str | None) -> None:
+    if reload:
+        _serve_again_and_again(files)
     from covenant.daemon.demo import make_demo_home, suggestions
     from covenant.daemon.lifecycle import Listening, run_daemon
 
@@ -43,27 +46,45 @@ def _serve(*, home: str | None, demo: bool, **given: str | None) -> None:
 
     def announce(listening: Listening) -> None:
         put(f"covenant listens on {listening.url} and {near(listening.socket)}")
+        for agent_id in listening.agents:
+            put(f"serving {agent_id} at {listening.url}/v1/a2a/agents/{agent_id}")
         if demo:
             put(suggestions(program(), shlex.quote(near(listening.socket.parent)), listening.url))
         sys.stdout.flush()
 
     try:
-        run_daemon(load(flags, environment(), home=home), announce, demo=demo)
+        run_daemon(load(flags, environment(), home=home), announce, demo=demo, files=files)
     except (CovenantError, OSError) as error:
         raise Failure("cannot_serve", str(error)) from error
+
+
+def _serve_again_and_again(files: tuple[Path, ...]) -> NoReturn:
+    from covenant.daemon.logs import Log, start_logging
+    from covenant.daemon.reloading import serve_again_and_again
+
+    if not files:
+        raise click.UsageError("--reload needs the files to serve")
+    start_logging("text", "info")
+    command = [sys.executable, sys.argv[0], *(word for word in sys.argv[1:] if word != RELOAD)]
+    sys.exit(serve_again_and_again(command, files, Log()))
 
 
 command: Final = click.Command(
     "serve",
     callback=_serve,
-    help="""Run the daemon.
+    help="""Run the daemon, and the agents in FILES.
 
     Listens on HTTP and on the socket in its home, until SIGTERM or Ctrl-C: then it hands out no more work, gives what
     is under way some time, and ends. Nothing that was acknowledged is lost, however it ends.
 
+    FILES are Python files with agents at their top level, as examples/summarizer.py has one: `covenant.Agent`s,
+    `AgentExecutor`s of the official SDK, agents of pydantic-ai. They belong to the tenant `default`.
+
     Every setting is a flag: --SECTION-NAME VALUE, as `covenant settings show` and docs/settings.md list them.
     """,
     params=[
+        click.Argument(["files"], nargs=-1, type=click.Path(path_type=Path), metavar="[FILES]..."),
+        click.Option([RELOAD], is_flag=True, help="Start again whenever the files change: for development."),
         click.Option(["--demo"], is_flag=True, help="A try-out in ./.demo, with an agent that echoes."),
         click.Option(["--home"], metavar="FOLDER", help="The home. Default: COVENANT_HOME, else ~/.covenant."),
         *(_flag(entry) for entry in entries()),

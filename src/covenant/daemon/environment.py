@@ -14,12 +14,18 @@ from typing import Final, Literal
 HOME_VARIABLE: Final = "COVENANT_HOME"
 TOKEN_VARIABLE: Final = "COVENANT_TOKEN"  # noqa: S105  (the name of a variable, not a secret)
 HOME_DEFAULT: Final = "~/.covenant"
+PROGRAM_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 
 Named = Literal["flag", "environment", "default"]
 
 
 def environment() -> Mapping[str, str]:
     return os.environ
+
+
+def program_environment() -> dict[str, str]:
+    """What a program that the daemon starts may see of its environment: where things are, and no secrets."""
+    return {name: os.environ[name] for name in PROGRAM_VARIABLES if name in os.environ}
 
 
 def find_home(flag: str | Path | None, variables: Mapping[str, str]) -> tuple[Path, Named]:

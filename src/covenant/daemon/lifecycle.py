@@ -16,11 +16,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import uvloop
 
+from covenant.agents.discovery import Found, load_agents
 from covenant.daemon.demo import Echo, enroll_demo
 from covenant.daemon.environment import monotonic_ms
 from covenant.daemon.home import SOCKET_NAME
@@ -28,6 +30,7 @@ from covenant.daemon.listening import HttpServer, bound, url_of
 from covenant.daemon.loading import Loaded
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import Maintenance, RetryScheduler, Scheduler, Sweeper
+from covenant.daemon.staff import Staff
 from covenant.daemon.wiring import Node, open_node
 from covenant.model.repair import RetryPolicy
 
@@ -45,22 +48,38 @@ FILES_BESIDES: Final = 256
 class Listening:
     url: str
     socket: Path
+    agents: tuple[str, ...] = ()
+    """The ids of those that were found in served files."""
+
+
+class Worker(Protocol):
+    """An agent of the daemon's own, or all of them."""
+
+    async def run(self) -> None:
+        """Until it was stopped and has finished. Canceled, it puts down what it holds."""
+
+    def stop(self) -> None:
+        """Take nothing new."""
 
 
 Announce = Callable[[Listening], None]
 
 
-def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False) -> None:
-    """Blocks until the daemon was told to stop. `announce` is called once, when it listens."""
+def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files: Sequence[Path] = ()) -> None:
+    """Blocks until the daemon was told to stop. `announce` is called once, when it listens.
+
+    `files` are Python files with agents to serve; CannotLoad says which of them is no good, and why.
+    """
     settings = loaded.settings
     start_logging(settings.log.format, settings.log.level)
     log = Log()
     for name in loaded.unread:
         log.warning("settings.unread", variable=name)
+    found = load_agents(files)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _allow_files(settings.http.connections_max + settings.ipc.connections_max + FILES_BESIDES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_live(loaded, announce, log, demo=demo))
+        runner.run(_live(loaded, announce, log, found, demo=demo))
 
 
 def _allow_files(wanted: int) -> None:
@@ -85,40 +104,53 @@ class Stops:
         (self.hurried if self.asked.is_set() else self.asked).set()
 
 
-async def _live(loaded: Loaded, announce: Announce, log: Log, *, demo: bool) -> None:
+async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Found], *, demo: bool) -> None:
     settings, stops = loaded.settings, Stops()
     async with open_node(settings, log) as node:
         with bound(settings.http) as listener:
             if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
                 log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
             server = HttpServer(node.http, listener, settings.http, grace_s=math.ceil(settings.daemon.grace_ms / 1000))
-            agents = [await _demo_agent(node, log)] if demo else []
+            staff = Staff(node.ledger, node.catalogue, node.crew, log)
+            staff.serve(found)
+            await staff.step()
+            workers: list[Worker] = [node.crew, *([await _demo_agent(node, log)] if demo else [])]
             await node.ipc.start()
             try:
-                listening = Listening(url_of(listener), settings.home / SOCKET_NAME)
-                await _serve(node, server, agents, stops, log=log, announce=lambda: announce(listening))
+                served = tuple(agent.constitution.id for agent in found)
+                listening = Listening(url_of(listener), settings.home / SOCKET_NAME, served)
+                schedulers = [*_schedulers(node, log), staff]
+                telling = partial(announce, listening)
+                await _serve(node, server, workers, schedulers, stops, log=log, announce=telling)
             finally:
                 await node.ipc.stop(0)
     log.info("daemon.stopped")
 
 
 async def _serve(
-    node: Node, server: HttpServer, agents: Sequence[Echo], stops: Stops, *, log: Log, announce: Callable[[], None]
+    node: Node,
+    server: HttpServer,
+    workers: Sequence[Worker],
+    schedulers: Sequence[Scheduler],
+    stops: Stops,
+    *,
+    log: Log,
+    announce: Callable[[], None],
 ) -> None:
     """Everything that runs, until it was asked to stop and has stopped."""
     grace_s = node.settings.daemon.grace_ms / 1000
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.run_until_told())
         await server.listening.wait()
-        schedulers = [group.create_task(_supervised(each, log)) for each in _schedulers(node, log)]
-        working = [group.create_task(agent.run()) for agent in agents]
+        scheduled = [group.create_task(_supervised(each, log)) for each in schedulers]
+        working = [group.create_task(worker.run()) for worker in workers]
         _settle_memory()
         announce()
         await stops.asked.wait()
         log.info("daemon.stopping", grace_s=grace_s)
-        for scheduler in schedulers:
+        for scheduler in scheduled:
             scheduler.cancel()
-        closing = group.create_task(_close(node, server, agents, [*working, serving]))
+        closing = group.create_task(_close(node, server, workers, [*working, serving]))
         hurried = group.create_task(stops.hurried.wait())
         await asyncio.wait((closing, hurried), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         if not closing.done():
@@ -129,13 +161,13 @@ async def _serve(
 
 
 async def _close(
-    node: Node, server: HttpServer, agents: Sequence[Echo], under_way: Sequence[asyncio.Task[None]]
+    node: Node, server: HttpServer, workers: Sequence[Worker], under_way: Sequence[asyncio.Task[None]]
 ) -> None:
     """In order; returns when all that was under way has ended."""
     node.exchange.leasing = False
     node.waits.stop()
-    for agent in agents:
-        agent.stop()
+    for worker in workers:
+        worker.stop()
     *working, serving = under_way
     await asyncio.gather(*working)
     server.should_exit = True

@@ -37,6 +37,8 @@ class Catalogue:
         self._operator_key = public_key(private_key)
         self._identities: dict[tuple[str, str], AgentId] = {}
         self._residents: dict[tuple[str, str], CatalogueAgent] = {}
+        self.changes = 0
+        """Grows with every change: whoever follows the catalogue need not look through all of it."""
 
     def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
         """The hot path: a dictionary look-up or two."""
@@ -121,10 +123,12 @@ class Catalogue:
             source=source,
         )
         self._residents[tenant, constitution.id] = agent
+        self.changes += 1
         return agent
 
     def remove_resident(self, tenant: str, agent_id: str) -> None:
         self._residents.pop((tenant, agent_id), None)
+        self.changes += 1
 
     async def store(self, caller: Caller, constitution: Constitution) -> CatalogueAgent:
         """Refused as `agent_exists` if the tenant has one of that id, wherever it is kept."""
@@ -143,11 +147,13 @@ class Catalogue:
     async def remove(self, caller: Caller, agent_id: str) -> CatalogueAgent:
         tenant = caller.tenant.name
         self._check_stored(tenant, agent_id)
-        return await self._ledger.commit(RemoveAgent(by=self._by(caller), tenant=tenant, agent_id=agent_id))
+        removed = await self._ledger.commit(RemoveAgent(by=self._by(caller), tenant=tenant, agent_id=agent_id))
+        self.changes += 1
+        return removed
 
     async def _put(self, caller: Caller, constitution: Constitution, *, replace: bool) -> CatalogueAgent:
         tenant = caller.tenant.name
-        return await self._ledger.commit(
+        put = await self._ledger.commit(
             PutAgent(
                 by=self._by(caller),
                 tenant=tenant,
@@ -156,6 +162,8 @@ class Catalogue:
                 replace=replace,
             )
         )
+        self.changes += 1
+        return put
 
     def _by(self, caller: Caller) -> AgentId:
         return AgentId(caller.name, self._operator_key) if caller.operator else self.client(caller.tenant.name)

@@ -1,0 +1,141 @@
+"""Finding agents in Python files: whatever stands at the top of a module and is an agent of a kind that can run here.
+
+An `Agent` of ours, an `AgentExecutor` of the official SDK, an agent of pydantic-ai. The last two are looked for only in
+files that have imported those libraries themselves. An agent that says no name is called what its variable is called.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+
+from covenant.agents.authoring import Agent
+from covenant.agents.function import FunctionBody
+from covenant.agents.job import Body
+from covenant.model.constitution import Constitution, read_constitution
+from covenant.model.errors import CovenantError, Refusal
+
+SDK: Final = "a2a.server.agent_execution"
+PYDANTIC: Final = "pydantic_ai.agent"
+
+
+class CannotLoad(CovenantError):
+    """A file whose agents cannot be served; says which, and why."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """An agent in a file: what the catalogue says of it, and what does its work."""
+
+    constitution: Constitution
+    body: Any
+    path: Path
+
+
+def load_agents(paths: Sequence[Path]) -> list[Found]:
+    """The agents of these files, in order. Runs the files."""
+    found: list[Found] = []
+    for path in paths:
+        here = list(_agents(_module(path), path))
+        if not here:
+            raise CannotLoad(f"{path} has no agents: define one at its top level, agent = Agent(…)")
+        found += here
+    for first, second in _twice(found):
+        raise CannotLoad(f"agent {first.constitution.id!r} is in {first.path} and again in {second.path}")
+    return found
+
+
+def _twice(found: Sequence[Found]) -> Iterator[tuple[Found, Found]]:
+    seen: dict[str, Found] = {}
+    for each in found:
+        first = seen.setdefault(each.constitution.id, each)
+        if first is not each:
+            yield first, each
+
+
+def _module(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise CannotLoad(f"{path} is not a file")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        # As when a script is run: what lies beside it can be imported.
+        sys.path.insert(0, folder)
+    name = f"covenant_agents_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise CannotLoad(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Known before it runs: what it defines may be looked up by its module's name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise CannotLoad(f"{path} cannot be run:\n{''.join(traceback.format_exception(error, limit=-3))}") from error
+    return module
+
+
+def _agents(module: ModuleType, path: Path) -> Iterator[Found]:
+    seen: list[object] = []
+    for variable, value in vars(module).items():
+        if any(value is known for known in seen):
+            continue
+        seen.append(value)
+        try:
+            made = _ours(value) or _executors(variable, value, module) or _pydantic(variable, value)
+        except (Refusal, TypeError) as wrong:
+            raise CannotLoad(f"{path}: {variable}: {wrong}") from wrong
+        if made is not None:
+            yield Found(made[0], made[1], path)
+
+
+def _ours(value: object) -> tuple[Constitution, Body] | None:
+    if not isinstance(value, Agent):
+        return None
+    declared = {
+        "id": value.name,
+        "name": value.name,
+        "description": value.description,
+        "skills": [msgspec.to_builtins(skill) for skill in value.skills],
+        "input_modes": value.input_modes,
+        "output_modes": value.output_modes,
+        "timeout_ms": value.timeout_ms,
+        "idempotent": value.idempotent,
+        "on_lost": value.on_lost,
+        "concurrency": value.concurrency,
+        "extensions": value.extensions,
+    }
+    return _constitution(declared), FunctionBody(value)
+
+
+def _executors(variable: str, value: object, module: ModuleType) -> tuple[Constitution, Body] | None:
+    library = sys.modules.get(SDK)
+    if library is None or not isinstance(value, library.AgentExecutor):
+        return None
+    from covenant.agents.executor import ExecutorBody, described  # noqa: PLC0415  (needs an extra)
+
+    declared = {"id": variable, "name": variable, "description": inspect.getdoc(type(value)) or ""}
+    others = [each for each in vars(module).values() if isinstance(each, library.AgentExecutor)]
+    if len(others) == 1:
+        declared |= described(vars(module).values())
+    return _constitution(declared), ExecutorBody(value)
+
+
+def _pydantic(variable: str, value: object) -> tuple[Constitution, Body] | None:
+    library = sys.modules.get(PYDANTIC)
+    if library is None or not isinstance(value, library.AbstractAgent):
+        return None
+    from covenant.agents.pydantic_agent import PydanticBody  # noqa: PLC0415  (needs an extra)
+
+    declared = {"id": value.name or variable, "name": value.name or variable, "description": value.description or ""}
+    return _constitution(declared), PydanticBody(value)
+
+
+def _constitution(declared: dict[str, Any]) -> Constitution:
+    return read_constitution({**declared, "kind": "function"})

@@ -1,0 +1,84 @@
+"""Staff: which agents of the catalogue this daemon works for itself, and keeping its crew in line with that.
+
+Agents from served Python files belong to the first tenant, and stay for as long as the daemon runs. Process agents come
+and go with the catalogue, of whichever tenant: a change of it is noticed within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from covenant.agents.crew import Crew
+from covenant.agents.discovery import Found
+from covenant.agents.job import Body
+from covenant.agents.process import TIMEOUT_MS, ProcessBody
+from covenant.daemon.environment import program_environment
+from covenant.daemon.logs import Log
+from covenant.exchange.catalogue import Catalogue
+from covenant.ledger.contract import Ledger
+from covenant.model.constitution import Constitution
+from covenant.model.tenant import DEFAULT
+
+INTERVAL_S: Final = 1.0
+
+
+class Staff:
+    def __init__(self, ledger: Ledger, catalogue: Catalogue, crew: Crew, log: Log) -> None:
+        self._ledger = ledger
+        self._catalogue = catalogue
+        self._crew = crew
+        self._log = log
+        self._programs: dict[tuple[str, str], Constitution] = {}
+        self._seen = -1
+
+    def serve(self, found: Sequence[Found]) -> None:
+        for agent in found:
+            self._catalogue.add_resident(DEFAULT, agent.constitution, "code")
+            self._employ(DEFAULT, agent.constitution, agent.body)
+            self._log.info("agents.served", agent=agent.constitution.id, file=str(agent.path))
+
+    async def step(self) -> None:
+        """One look at the catalogue, if it has changed since the last one."""
+        changes = self._catalogue.changes
+        if changes == self._seen:
+            return
+        wanted: dict[tuple[str, str], Constitution] = {}
+        for tenant in await self._ledger.tenants():
+            for agent in self._catalogue.agents(tenant.name):
+                if agent.constitution.kind == "process":
+                    wanted[tenant.name, agent.id] = agent.constitution
+        for key in self._programs.keys() - wanted.keys():
+            self._dismiss(*key)
+        for (tenant_name, agent_id), constitution in wanted.items():
+            if self._programs.get((tenant_name, agent_id)) != constitution:
+                body = ProcessBody(constitution.command, environment=program_environment())
+                self._employ(tenant_name, constitution, body)
+                self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
+        self._programs, self._seen = wanted, changes
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            await self.step()
+
+    def _employ(self, tenant: str, constitution: Constitution, body: Body) -> None:
+        timeout_ms = constitution.timeout_ms
+        if timeout_ms is None and constitution.kind == "process":
+            timeout_ms = TIMEOUT_MS
+        self._crew.employ(
+            self._catalogue.identity(tenant, constitution.id),
+            body,
+            concurrency=constitution.concurrency,
+            timeout_ms=timeout_ms,
+            idempotent=constitution.idempotent,
+            on_lost=constitution.on_lost,
+        )
+
+    def _dismiss(self, tenant: str, agent_id: str) -> None:
+        agent = self._catalogue.agent(tenant, agent_id)
+        # One from code may have taken its place: that works already.
+        if agent is None or agent.source != "code":
+            self._crew.dismiss(self._catalogue.identity(tenant, agent_id))
+            self._log.info("agents.dismissed", agent=agent_id, tenant=tenant)
