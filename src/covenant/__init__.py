@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from covenant.agents.authoring import Agent as Agent
     from covenant.agents.authoring import Turn as Turn
+    from covenant.client import Client as Client
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
     from covenant.model.content import Json as Json
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from covenant.model.result import Result as Result
     from covenant.model.task import Idempotency as Idempotency
     from covenant.model.task import Task as Task
+    from covenant.worker import Worker as Worker
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Agent": "covenant.agents.authoring",
     "AgentId": "covenant.model.ids",
+    "Client": "covenant.client",
     "ForceError": "covenant.model.repair",
     "Idempotency": "covenant.model.task",
     "Json": "covenant.model.content",
@@ -37,6 +40,7 @@ _HOMES = {
     "Task": "covenant.model.task",
     "Text": "covenant.model.content",
     "Turn": "covenant.agents.authoring",
+    "Worker": "covenant.worker",
     "local_agent": "covenant.mailbox",
 }
 

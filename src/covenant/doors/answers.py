@@ -20,6 +20,7 @@ from covenant.model.repair import RepairOutcome, RetryReport
 from covenant.model.result import Ending, Result
 from covenant.model.task import Task
 from covenant.model.tenant import TenantLimits
+from covenant.model.update import MessageUpdate
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -51,9 +52,13 @@ class LeaseShown(msgspec.Struct, frozen=True, gc=False):
         return cls(lease.lease_id, lease.attempt, lease.leased_at_ms)
 
 
-class LeasedShown(msgspec.Struct, frozen=True, gc=False):
+class LeasedShown(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """`messages`: what a later turn of the task is about; the first one is about the task itself."""
+
     task: Task
     lease: LeaseShown
+    turn: int = 1
+    messages: tuple[MessageUpdate, ...] = ()
 
 
 class TaskOpt(Answer, frozen=True, kw_only=True, tag="a2a_task_opt"):
@@ -72,8 +77,11 @@ class Tasks(Answer, frozen=True, kw_only=True, tag="a2a_tasks"):
 
 
 class ResultPosted(Answer, frozen=True, kw_only=True, tag="a2a_result_posted"):
+    """`goes_on`: messages came meanwhile, so it ended the turn and not the task."""
+
     task_id: TaskId
     duplicate: bool = False
+    goes_on: bool = False
 
 
 class ResultOpt(Answer, frozen=True, kw_only=True, tag="a2a_result_opt"):

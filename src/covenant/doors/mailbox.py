@@ -102,7 +102,7 @@ async def _give_back(office: Office, caller: Principal, leased: Leased) -> None:
 def _task_opt(leased: Leased) -> TaskOpt:
     if not leased.tasks:
         return TaskOpt(task=None, lease=None, tasks=())
-    shown = tuple(LeasedShown(each.task, LeaseShown.of(each.lease)) for each in leased.tasks)
+    shown = tuple(LeasedShown(each.task, LeaseShown.of(each.lease), each.turn, each.messages) for each in leased.tasks)
     return TaskOpt(task=shown[0].task, lease=shown[0].lease, tasks=shown)
 
 
@@ -116,7 +116,7 @@ def _give_up_ms(office: Office, request: Next) -> int:
 async def post(office: Office, caller: Principal, request: PostResult) -> ResultPosted:
     lease_id = optional(parse_lease_id, request.lease_id)
     settled = await office.exchange.settle(caller, request.result(), lease_id)
-    return ResultPosted(task_id=settled.task_id, duplicate=settled.duplicate)
+    return ResultPosted(task_id=settled.task_id, duplicate=settled.duplicate, goes_on=settled.goes_on)
 
 
 async def drain(office: Office, caller: Principal, request: NextResult) -> ResultOpt:

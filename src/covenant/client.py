@@ -1,0 +1,193 @@
+"""A client of a daemon's mailbox over HTTP.
+
+    async with Client("http://127.0.0.1:8421", token) as client:
+        await client.send(Task(...))
+        result = await client.result(task_id, wait_ms=30_000)
+
+A call that failed on its way can be repeated: tasks by their id, receives and drains by a request id, results by their
+lease, updates by their number. A refusal is raised as what it is, with its machine code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import msgspec
+
+from covenant.model.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    OverLimit,
+    Refusal,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
+from covenant.model.ids import LeaseId, TaskId
+from covenant.model.result import Result
+from covenant.model.task import Task
+from covenant.model.update import MessageUpdate, Update
+
+if TYPE_CHECKING:
+    import httpx2
+
+A = TypeVar("A")
+
+CALL_S: Final = 30.0
+PAUSE_S: Final = (0.2, 5.0)
+"""Between two tries of what failed on its way: the first, and the longest."""
+
+_BY_STATUS: Final[Mapping[int, type[Refusal]]] = {
+    kind.status: kind
+    for kind in (Invalid, Unauthenticated, Forbidden, NotFound, Conflict, TooLarge, OverLimit, Unavailable)
+}
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: str = "unknown"
+    message: str = ""
+    retry_after_ms: int | None = None
+
+
+class TakenLease(msgspec.Struct, frozen=True):
+    lease_id: LeaseId
+    attempt: int
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A task under a lease of yours. `messages`: what a later turn is about; the first one is about the task itself."""
+
+    task: Task
+    lease: TakenLease
+    turn: int = 1
+    messages: tuple[MessageUpdate, ...] = ()
+
+
+class _Tasks(msgspec.Struct, frozen=True):
+    tasks: tuple[Taken, ...]
+
+
+class _Results(msgspec.Struct, frozen=True):
+    results: tuple[Result, ...]
+
+
+class Sent(msgspec.Struct, frozen=True):
+    task_id: TaskId
+    duplicate: bool = False
+    replayed: bool = False
+    following: TaskId | None = None
+
+
+class Posted(msgspec.Struct, frozen=True):
+    """`goes_on`: messages came meanwhile; the task is queued again for its next turn."""
+
+    task_id: TaskId
+    duplicate: bool = False
+    goes_on: bool = False
+
+
+class Client:
+    """The mailbox's verbs for whoever holds the token."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        self._http: httpx2.AsyncClient | None = None
+
+    async def __aenter__(self) -> Self:
+        import httpx2  # noqa: PLC0415  (heavy, and not needed to import this module)
+
+        # Not through a proxy from the environment: the token is for the daemon alone.
+        self._http = httpx2.AsyncClient(base_url=self._url, headers=self._headers, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+    async def send(self, task: Task) -> Sent:
+        return await self._post("/a2a/tasks", task, Sent)
+
+    async def take(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Taken, ...]:
+        """Lease the next tasks that are for you."""
+        query = {"max": count, "wait_ms": wait_ms, "request_id": request_id}
+        return (await self._get("/a2a/tasks/next", query, _Tasks, wait_ms)).tasks
+
+    async def renew(self, task_id: TaskId, lease_id: LeaseId) -> None:
+        await self._post(f"/a2a/tasks/{task_id}/renew", {"lease_id": lease_id}, None)
+
+    async def release(self, task_id: TaskId, lease_id: LeaseId, reason: str) -> None:
+        await self._post(f"/a2a/tasks/{task_id}/release", {"lease_id": lease_id, "reason": reason}, None)
+
+    async def update(self, task_id: TaskId, lease_id: LeaseId, update: Update, update_no: int) -> None:
+        body = {"lease_id": lease_id, "update": update, "update_no": update_no}
+        await self._post(f"/a2a/tasks/{task_id}/updates", body, None)
+
+    async def settle(self, result: Result, lease_id: LeaseId) -> Posted:
+        body = {**msgspec.to_builtins(result), "lease_id": lease_id}
+        return await self._post("/a2a/results", body, Posted)
+
+    async def cancel(self, task_id: TaskId, reason: str) -> None:
+        await self._post(f"/a2a/tasks/{task_id}/cancel", {"reason": reason}, None)
+
+    async def results(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Result, ...]:
+        """Drain the next results of what you sent."""
+        query = {"max": count, "wait_ms": wait_ms, "request_id": request_id}
+        return (await self._get("/a2a/results/next", query, _Results, wait_ms)).results
+
+    async def result(self, task_id: TaskId, *, wait_ms: int = 0) -> Result | None:
+        """Drain the result of one task; None if it is not there in time."""
+        query = {"task_id": task_id, "wait_ms": wait_ms}
+        found = (await self._get("/a2a/results/next", query, _Results, wait_ms)).results
+        return found[0] if found else None
+
+    async def _get(self, path: str, query: Mapping[str, Any], answer: type[A], wait_ms: int) -> A:
+        params = {name: value for name, value in query.items() if value is not None}
+        return self._read(await self._opened().get(path, params=params, timeout=CALL_S + wait_ms / 1000), answer)
+
+    async def _post(self, path: str, body: Any, answer: type[A] | None) -> A:
+        response = await self._opened().post(path, content=msgspec.json.encode(body), timeout=CALL_S)
+        return self._read(response, answer)
+
+    def _opened(self) -> httpx2.AsyncClient:
+        if self._http is None:
+            raise RuntimeError("use the client as a context: async with Client(…) as client")
+        return self._http
+
+    def _read(self, response: httpx2.Response, answer: type[A] | None) -> A:
+        if response.status_code != 200:
+            raise refusal_of(response.status_code, response.content)
+        read: Any = msgspec.json.decode(response.content, type=answer or Any)
+        return read  # type: ignore[no-any-return]
+
+
+def refusal_of(status: int, body: bytes) -> Refusal:
+    """The refusal that the daemon meant."""
+    try:
+        error = msgspec.json.decode(body, type=_Error)
+    except msgspec.DecodeError:
+        error = _Error(message=f"HTTP {status}")
+    kind = _BY_STATUS.get(status, Unavailable)
+    return kind(error.code, error.message, retry_after_ms=error.retry_after_ms)
+
+
+async def insisted(call: Callable[[], Awaitable[A]]) -> A:
+    """Repeat what failed on its way, or was refused for the moment. What it repeats must be safe to repeat."""
+    import httpx2  # noqa: PLC0415  (as above)
+
+    pause_s, longest_s = PAUSE_S
+    while True:
+        try:
+            return await call()
+        except (httpx2.TransportError, OverLimit, Unavailable) as trouble:
+            wait_ms = trouble.retry_after_ms if isinstance(trouble, Refusal) else None
+            await asyncio.sleep(wait_ms / 1000 if wait_ms is not None else pause_s)
+            pause_s = min(2 * pause_s, longest_s)

@@ -1,0 +1,173 @@
+"""Worker agents: tasks that an A2A client sends are leased over the mailbox by whoever is enrolled as the agent."""
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from covenant import Client, Worker
+from covenant.model.errors import Conflict, Unauthenticated
+from covenant.worker import Job
+from tests.cli.daemons import Daemon
+from tests.places import short_folder
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BOUND_S = 30.0
+
+
+class Site:
+    """A daemon with one worker agent, and whoever is enrolled as it."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        daemon.json("agents", "add", "helper", "--kind", "worker")
+        self.token = daemon.json("identities", "enroll", "helper@default")["token_b58"]
+        self.operator = (daemon.home / "operator.token").read_text().strip()
+
+    async def rpc(self, method: str, params: dict[str, Any]) -> Any:
+        async with httpx2.AsyncClient(timeout=BOUND_S, trust_env=False) as http:
+            answer = await http.post(
+                f"{self.daemon.url}/v1/a2a/agents/helper",
+                json={"jsonrpc": "2.0", "id": 1, "method": method, "params": params},
+                headers={"authorization": f"Bearer {self.operator}"},
+            )
+        found = answer.json()
+        assert "result" in found, found
+        return found["result"]
+
+    async def send(self, text: str, **more: Any) -> dict[str, Any]:
+        """The task, as a blocking send answers with it."""
+        message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}], **more.pop("message", {})}
+        result = await self.rpc("SendMessage", {"message": message, **more})
+        task: dict[str, Any] = result["task"]
+        return task
+
+    @asynccontextmanager
+    async def working(self, worker: Worker) -> AsyncIterator[None]:
+        running = asyncio.create_task(worker.run())
+        try:
+            yield
+        finally:
+            worker.stop()
+            async with asyncio.timeout(BOUND_S):
+                await running
+
+    def worker(self, **how: Any) -> Worker:
+        return Worker(self.daemon.url, self.token, **how)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with short_folder() as folder:
+        daemon = Daemon(folder / "home")
+        try:
+            yield Site(daemon)
+        finally:
+            daemon.stop()
+
+
+def text_of(task: dict[str, Any]) -> str:
+    text: str = task["status"]["message"]["parts"][0]["text"]
+    return text
+
+
+async def test_a_worker_elsewhere_does_what_an_a2a_client_asks(site: Site) -> None:
+    worker = site.worker()
+
+    @worker
+    async def shout(job: Job) -> str:
+        await job.status("thinking")
+        await job.say("HEL")
+        await job.say("LO")
+        return job.text.upper()
+
+    async with site.working(worker):
+        task = await site.send("hello")
+    assert (task["status"]["state"], text_of(task)) == ("TASK_STATE_COMPLETED", "HELLO")
+    assert [part["text"] for part in task["artifacts"][0]["parts"]] == ["HELLO"]
+
+
+async def test_a_worker_asks_and_the_answer_is_the_next_turn(site: Site) -> None:
+    worker = site.worker()
+
+    @worker
+    async def greet(job: Job) -> str | None:
+        if job.turn == 1:
+            await job.ask("who is it?")
+            return None
+        return f"hello, {job.text}"
+
+    async with site.working(worker):
+        asked = await site.send("greet")
+        assert (asked["status"]["state"], text_of(asked)) == ("TASK_STATE_INPUT_REQUIRED", "who is it?")
+        done = await site.send("bob", message={"taskId": asked["id"]})
+    assert (done["id"], text_of(done)) == (asked["id"], "hello, bob")
+
+
+async def test_a_worker_that_raises_fails_its_task_and_takes_the_next(site: Site) -> None:
+    worker = site.worker()
+
+    @worker
+    async def fail_once(job: Job) -> str:
+        if job.text == "bad":
+            raise ValueError("a secret of the worker")
+        return "fine"
+
+    async with site.working(worker):
+        failed = await site.send("bad")
+        assert failed["status"]["state"] == "TASK_STATE_FAILED"
+        assert "secret" not in json.dumps(failed)
+        assert text_of(await site.send("good")) == "fine"
+
+
+async def test_a_worker_whose_task_is_canceled_is_stopped_by_its_next_heartbeat(site: Site) -> None:
+    worker = site.worker(renew_s=0.05)
+    begun, stopped = asyncio.Event(), asyncio.Event()
+
+    @worker
+    async def hang(_: Job) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return "never"
+
+    async with site.working(worker), asyncio.timeout(BOUND_S):
+        task = await site.send("hang", configuration={"returnImmediately": True})
+        await begun.wait()
+        canceled = await site.rpc("CancelTask", {"id": task["id"]})
+        assert canceled["status"]["state"] == "TASK_STATE_CANCELED"
+        await stopped.wait()
+
+
+async def test_refusals_come_back_as_what_they_are(site: Site) -> None:
+    async with Client(site.daemon.url, "nobody's") as stranger:
+        with pytest.raises(Unauthenticated):
+            await stranger.take()
+    async with Client(site.daemon.url, site.token) as client:
+        await site.send("x", configuration={"returnImmediately": True})
+        (taken,) = await client.take(wait_ms=5_000)
+        await site.rpc("CancelTask", {"id": taken.task.id})
+        with pytest.raises(Conflict) as refused:
+            await client.renew(taken.task.id, taken.lease.lease_id)
+        assert refused.value.code == "canceled"
+
+
+async def test_the_worker_in_plain_shell_does_its_tasks_and_ends(site: Site) -> None:
+    environment = {"URL": site.daemon.url, "TOKEN": site.token, "TASKS": "2", "PATH": os.environ["PATH"]}
+    shell = subprocess.Popen(["sh", str(EXAMPLES / "worker.sh")], env=environment, stdout=subprocess.PIPE)
+    try:
+        for text in ("hello", "good morning"):
+            assert text_of(await site.send(text)) == text.upper()
+        assert await asyncio.to_thread(shell.wait, BOUND_S) == 0
+    finally:
+        shell.kill()
+        shell.communicate()
