@@ -2,8 +2,9 @@ r"""An agent in one function: the first sentences of a text, and how many words 
 
     covenant serve examples/summarizer.py
     curl -sS http://127.0.0.1:8421/v1/a2a/agents/summarizer -H 'Content-Type: application/json' \
-      -H "Authorization: Bearer $(cat ~/.covenant/operator.token)" -d '{"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message":
-      {"messageId": "1", "role": "ROLE_USER", "parts": [{"text": "A text. With several sentences. And one more."}]}}}'
+      -H "Authorization: Bearer $(cat ~/.covenant/operator.token)" -d '{"jsonrpc": "2.0", "id": 1,
+      "method": "SendMessage", "params": {"message": {"messageId": "1", "role": "ROLE_USER",
+      "parts": [{"text": "A text. With several sentences. And one more."}]}}}'
 
 What is yielded is streamed; to return is to have completed the task, to raise is to have failed it. The daemon keeps
 all of it: kill it half way, and the task is there afterwards.

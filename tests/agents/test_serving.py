@@ -1,0 +1,206 @@
+"""`covenant serve agents.py`: a real daemon with agents in it, asked as an A2A client asks, and killed."""
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.cli.daemons import BOUND_S, COVENANT, Daemon, covenant, environment, said_until
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+AGENTS = """
+import asyncio, os, pathlib
+from covenant import Agent
+
+quick, slow, again = Agent("quick"), Agent("slow"), Agent("again", idempotent=True, on_lost="requeue")
+
+@quick
+async def answer(turn):
+    return f"VERSION {turn.text}"
+
+@slow
+@again
+async def dawdle(turn):
+    yield f"attempt {turn.attempt}"
+    if turn.attempt == 1:
+        await asyncio.Event().wait()
+"""
+
+
+class Reloaded(NamedTuple):
+    home: Path
+    url: str
+
+
+Served = Daemon | Reloaded
+
+
+def call(daemon: Served, agent: str, method: str, **params: Any) -> dict[str, Any]:
+    address = urlsplit(daemon.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=BOUND_S)
+    token = (daemon.home / "operator.token").read_text().strip()
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "A2A-Version": "1.0"}
+    try:
+        connection.request("POST", f"/v1/a2a/agents/{agent}", body, headers)
+        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        return answer
+    finally:
+        connection.close()
+
+
+def send(daemon: Served, agent: str, text: str, *, wait: bool = True) -> dict[str, Any]:
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}]}
+    answer = call(daemon, agent, "SendMessage", message=message, configuration={"returnImmediately": not wait})
+    task: dict[str, Any] = answer["result"]["task"]
+    return task
+
+
+def get(daemon: Served, agent: str, task_id: str) -> dict[str, Any]:
+    task: dict[str, Any] = call(daemon, agent, "GetTask", id=task_id)["result"]
+    return task
+
+
+def begun(daemon: Daemon, agent: str) -> str:
+    """A task whose agent has said something, on disk."""
+    task_id: str = send(daemon, agent, "go", wait=False)["id"]
+    answer = daemon.run("a2a", "show", task_id, "--json")
+    while '"artifact"' not in answer.out:
+        assert answer.code == 0, answer
+        answer = daemon.run("a2a", "show", task_id, "--json")
+    return task_id
+
+
+def text_of(task: dict[str, Any]) -> str:
+    text: str = task["artifacts"][0]["parts"][0]["text"]
+    return text
+
+
+@pytest.fixture
+def file(short_path: Path) -> Path:
+    path = short_path / "agents.py"
+    path.write_text(AGENTS)
+    return path
+
+
+def test_the_example_summarises(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home", str(EXAMPLES / "summarizer.py"))
+    try:
+        assert daemon.process.stdout is not None
+        assert daemon.process.stdout.readline() == f"serving summarizer at {daemon.url}/v1/a2a/agents/summarizer\n"
+        task = send(daemon, "summarizer", "One. Two. Three.")
+        assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert task["status"]["message"]["parts"] == [{"text": "One. Two."}]
+        assert [artifact["name"] for artifact in task["artifacts"]] == ["response", "data", "summary.md"]
+        card = daemon.run("agents", "show", "summarizer", "--json").json
+        assert "summarize" in json.dumps(card)
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_a_killed_daemon_leaves_the_lease_in_flight_and_a_requeue_runs_the_second_attempt(
+    short_path: Path, file: Path
+) -> None:
+    daemon = Daemon(short_path / "home", str(file))
+    held, requeued = begun(daemon, "slow"), begun(daemon, "again")
+    assert daemon.stop(signal.SIGKILL) == -signal.SIGKILL
+    daemon = Daemon(short_path / "home", str(file))
+    try:
+        # Whoever declares itself idempotent has begun again by itself.
+        task = get(daemon, "again", requeued)
+        while task["status"]["state"] == "TASK_STATE_WORKING":
+            task = get(daemon, "again", requeued)
+        assert (task["status"]["state"], text_of(task)) == ("TASK_STATE_COMPLETED", "attempt 2")
+        # The other waits for an operator, with what it had said.
+        task = get(daemon, "slow", held)
+        assert (task["status"]["state"], text_of(task)) == ("TASK_STATE_WORKING", "attempt 1")
+        assert daemon.json("capabilities", "grant", "a2a.repair.requeue")
+        words = ("a2a", "requeue", held, "--reason", "the machine lost power", "--duplicate-risk", "operator-accepted")
+        ran = daemon.run(*words)
+        assert ran.code == 0, ran
+        while task["status"]["state"] == "TASK_STATE_WORKING":
+            task = get(daemon, "slow", held)
+        assert (task["id"], text_of(task)) == (held, "attempt 2")
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_a_stop_waits_its_grace_and_then_marks_or_releases_what_is_left(short_path: Path, file: Path) -> None:
+    daemon = Daemon(short_path / "home", str(file), "--daemon-grace-ms", "100")
+    held, released = begun(daemon, "slow"), begun(daemon, "again")
+    assert daemon.stop() == 0
+    daemon = Daemon(short_path / "home")
+    try:
+        tasks = {row["task"]["id"]: row for row in daemon.json("a2a", "status")["tasks"]}
+        assert tasks[held]["state"] == "in_flight"
+        assert tasks[held]["holder_lost"] is True
+        assert tasks[released]["state"] == "queued"
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_a_process_agent_of_the_catalogue_is_started_without_our_secrets(short_path: Path) -> None:
+    home = short_path / "home"
+    (home / "agents").mkdir(parents=True)
+    home.chmod(0o700)
+    source = "import json,os;print(json.dumps({'type':'result','text':' '.join(sorted(os.environ))}))"
+    made = {"kind": "process", "command": [sys.executable, "-c", source], "description": "Tells its environment"}
+    (home / "agents" / "teller.json").write_text(json.dumps(made))
+    daemon = Daemon(home, env={"COVENANT_TOKEN": "x", "SECRET": "y"})
+    try:
+        task = send(daemon, "teller", "tell me")
+        assert task["status"]["state"] == "TASK_STATE_COMPLETED"
+        told = set(text_of(task).split())
+        assert "PATH" in told
+        assert not told & {"COVENANT_TOKEN", "SECRET", "COVENANT_HOME"}
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_a_file_that_cannot_be_served_is_refused_with_its_reason(short_path: Path) -> None:
+    path = short_path / "agents.py"
+    path.write_text("raise ValueError('oh no')\n")
+    ran = covenant("serve", "--home", str(short_path / "home"), str(path))
+    assert ran.code != 0
+    assert "ValueError: oh no" in ran.err
+    assert "agents.py" in ran.err
+    ran = covenant("serve", "--home", str(short_path / "home"), "--reload")
+    assert ran.code != 0
+    assert "--reload needs the files" in ran.err
+
+
+def test_a_changed_file_is_served_again(short_path: Path, file: Path) -> None:
+    home = short_path / "home"
+    serving = subprocess.Popen(
+        [str(COVENANT), "serve", "--home", str(home), "--http-port", "0", "--reload", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+    )
+    try:
+        assert answer(serving, home) == "VERSION x"
+        # A mistake does not end it: it waits for the next change.
+        file.write_text("def broken(:\n")
+        said_until(serving, b"SyntaxError")
+        file.write_text(AGENTS.replace("VERSION", "SECOND"))
+        assert answer(serving, home) == "SECOND x"
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(BOUND_S) == 0
+    finally:
+        serving.kill()
+        serving.wait()
+        assert serving.stdout is not None
+        serving.stdout.close()
+
+
+def answer(serving: "subprocess.Popen[bytes]", home: Path) -> str:
+    """What the agent says, once it is served."""
+    (line,) = [line for line in said_until(serving, b"/agents/again\n").splitlines() if line.startswith("covenant l")]
+    text: str = send(Reloaded(home, line.split()[3]), "quick", "x")["status"]["message"]["parts"][0]["text"]
+    return text
