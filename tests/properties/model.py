@@ -39,6 +39,10 @@ class Piece:
     artifacts: dict[str, str] = field(default_factory=dict)
     message: str | None = None
     message_generation: int = 0
+    kept: int = 0
+    """Messages that came while it was at work: they are its next turn."""
+    turned_by: set[str] = field(default_factory=set)
+    """Leases whose last word ended a turn, and not the task."""
     result: Result | None = None
     cause: str = ""
 
@@ -163,6 +167,8 @@ class Model:
         self.held_longest.remove(id_)
         piece.state = "parked"
         piece.turn_started_ms = None
+        if piece.kept:
+            self._turn(piece)
 
     def say(self, id_: str, message: str) -> tuple[int, bool]:
         piece = self.pieces[id_]
@@ -170,17 +176,30 @@ class Model:
             raise No(self._over(piece))
         if piece.message == message:
             return piece.message_generation, True
-        if piece.state != "parked":
-            raise No("not_parked")
+        if piece.state == "following":
+            raise No("following")
         piece.generation += 1
+        piece.message, piece.message_generation = message, piece.generation
+        if piece.state == "parked":
+            self._turn(piece)
+        else:
+            piece.kept += 1
+        return piece.generation, False
+
+    def _turn(self, piece: Piece) -> None:
+        """The next turn begins: at the back of the queue, unless it was back in the queue already."""
+        if piece.kept and piece.lease is not None:
+            piece.turned_by.add(piece.lease)
+        if piece.id in self.held_longest:
+            self.held_longest.remove(piece.id)
+        if piece.id not in self.queue:
+            self.queue.append(piece.id)
         piece.state = "queued"
         piece.turn += 1
         piece.attempt = 0
         piece.lease = None
         piece.turn_started_ms = None
-        piece.message, piece.message_generation = message, piece.generation
-        self.queue.append(id_)
-        return piece.generation, False
+        piece.kept = 0
 
     def answer(self, id_: str, lease: str | None, result: Result) -> bool:
         """Whether this result was known already."""
@@ -197,7 +216,11 @@ class Model:
             raise No("lease_id_required")
         if lease is not None and lease != piece.lease:
             raise No("stale_lease")
-        self.end(piece, result, "result")
+        if piece.kept and result[0] != "error":
+            piece.generation += 1  # what it came to is a message of the task
+            self._turn(piece)
+        else:
+            self.end(piece, result, "result")
         return False
 
     def cancel(self, id_: str) -> bool:

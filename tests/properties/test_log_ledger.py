@@ -203,6 +203,8 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def settle(self, leased: LeasedTask, named: bool, status: str, text: str) -> None:
         lease_id: LeaseId | None = leased.lease.lease_id if named else None
+        if lease_id in self.model.pieces[leased.task.id].turned_by:
+            return
         settled, duplicate = self.both(
             self.desk.settle(result_of(leased.task.id, status, text), lease_id=lease_id),
             lambda: self.model.answer(leased.task.id, lease_id, (status, text)),
