@@ -87,6 +87,20 @@ class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     next: str
 
 
+class TaskRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A task in a tenant's list. `state` is in A2A's words."""
+
+    task_id: TaskId
+    agent_id: str
+    context_id: str
+    origin: str
+    state: str
+    created_at_ms: int
+    updated_at_ms: int
+    generation: int
+    error_message: str
+
+
 class LeaseRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One attempt, as history keeps it. `outcome` is None while the lease is live."""
 
@@ -219,6 +233,9 @@ class Ledger(Protocol):
         """What happened to a task after a generation, oldest first."""
 
     async def listing(self, query: ListQuery) -> Listing: ...
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
+        """A tenant's tasks, whoever they are for, the newest first; `simple`: only those of the simple door."""
+
     def on_lost(self, callback: Callable[[TaskId], None]) -> None:
         """Called when a task was settled or requeued, by whomever, and that is durable: a holder in this process stops.
 
@@ -231,11 +248,11 @@ class Ledger(Protocol):
         For one listener.
         """
 
-    def push(self, task_id: TaskId, push_id: str) -> Push | None:
-        """Costs a dictionary look-up. It may not be durable yet; what waits for `durable` or `steps` after it is."""
+    def pushes(self, task_id: TaskId) -> Sequence[Push]:
+        """A task's push configurations, the oldest first. What waits for `durable` first tells only what is on disk."""
 
-    async def pushes(self, task_id: TaskId | None = None) -> Sequence[Push]:
-        """The push configurations of a task, the oldest first; or of all tasks."""
+    async def outbox(self) -> Sequence[Push]:
+        """All push configurations: those whose last delivery is still to come."""
 
     async def queue(self, query: QueueQuery) -> Queue: ...
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:

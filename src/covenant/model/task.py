@@ -13,6 +13,8 @@ from covenant.model.ids import AgentId, TaskId
 
 MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
+SIMPLE: Final = "simple"
+"""The origin of tasks that came by the simple door."""
 
 
 class DuplicateSafety(enum.StrEnum):

@@ -148,3 +148,19 @@ class ViewingSuite(Suite):
         assert (counts.parked, counts.settled, counts.cached) == (1, 1, 1)
         assert counts.oldest_lease_age_ms == 7
         assert counts.failure is None
+
+    async def test_a_tenant_lists_its_own_tasks_whoever_they_are_for_the_newest_first(self, desk: Desk) -> None:
+        await desk.send(make_task(1, tenant="a", origin="a2a", recipient=BOB))
+        await desk.send(make_task(2, tenant="b", origin="a2a", recipient=BOB))
+        await desk.send(make_task(3, tenant="a", origin="simple", recipient=CAROL, context_id="c"))
+        await desk.send(make_task(4))
+        await desk.take_one()
+        listed = await desk.ledger.of_tenant("a", 10)
+        assert [(row.task_id, row.state, row.origin) for row in listed] == [
+            (task_id(3), "submitted", "simple"),
+            (task_id(1), "working", "a2a"),
+        ]
+        assert (listed[0].agent_id, listed[0].context_id) == (CAROL.display.partition("@")[0], "c")
+        assert [row.task_id for row in await desk.ledger.of_tenant("a", 1)] == [task_id(3)]
+        assert [row.task_id for row in await desk.ledger.of_tenant("a", 10, simple=True)] == [task_id(3)]
+        assert await desk.ledger.of_tenant("", 10) == ()

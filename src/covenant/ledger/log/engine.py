@@ -22,6 +22,7 @@ from covenant.ledger.contract import (
     Queue,
     QueueQuery,
     Shown,
+    TaskRow,
     TreeNode,
 )
 from covenant.ledger.log.bell import Bell
@@ -250,12 +251,12 @@ class LogLedger:
     def on_push(self, callback: Callable[[TaskId], None]) -> None:
         self._watching.on_push(callback)
 
-    def push(self, task_id: TaskId, push_id: str) -> Push | None:
-        return self._state.push(task_id, push_id)
+    def pushes(self, task_id: TaskId) -> Sequence[Push]:
+        return self._state.pushes(task_id)
 
-    async def pushes(self, task_id: TaskId | None = None) -> Sequence[Push]:
+    async def outbox(self) -> Sequence[Push]:
         await self.durable()
-        return tuple(self._state.all_pushes()) if task_id is None else self._state.pushes(task_id)
+        return tuple(self._state.all_pushes())
 
     async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
         await self._archived()
@@ -264,6 +265,10 @@ class LogLedger:
     async def listing(self, query: ListQuery) -> Listing:
         await self._archived()
         return await self._history.listing(query)
+
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
+        await self._archived()
+        return await self._history.of_tenant(tenant, limit, simple=simple)
 
     async def queue(self, query: QueueQuery) -> Queue:
         await self._archived()

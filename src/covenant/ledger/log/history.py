@@ -24,6 +24,7 @@ from covenant.ledger.contract import (
     Queue,
     QueueQuery,
     Shown,
+    TaskRow,
     TreeNode,
     UpdateRecord,
 )
@@ -37,7 +38,7 @@ from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.result import Result
 from covenant.model.step import Step
-from covenant.model.task import Task
+from covenant.model.task import SIMPLE, Task
 
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ def _decode(kind: type[T]) -> Callable[[bytes], T]:
 _queue: Final = _decode(Queue)
 _tasks: Final = _decode(tuple[Task, ...])
 _results: Final = _decode(tuple[Result, ...])
+_rows: Final = _decode(tuple[TaskRow, ...])
 _shown: Final = _decode(Shown)
 _archived: Final = _decode(Archived)
 _updates: Final = _decode(tuple[UpdateRecord, ...])
@@ -118,6 +120,10 @@ RECENT_RESULTS: Final = {
 AUDIT_RECENT: Final = {
     False: statement("audit_recent").format(issuer="true"),
     True: statement("audit_recent").format(issuer="issuer = :issuer"),
+}
+OF_TENANT: Final = {
+    simple: statement("of_tenant").format(filters=f"origin = '{SIMPLE}'" if simple else "true")
+    for simple in (False, True)
 }
 SHOW: Final = statement("show")
 LOOKUP: Final = statement("lookup")
@@ -183,6 +189,9 @@ class History:
 
     async def listing(self, query: ListQuery) -> Listing:
         return await self._run(lambda db: list_tasks(db, query))
+
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool) -> Sequence[TaskRow]:
+        return await self._ask(_rows, OF_TENANT[simple], tenant=tenant, limit=limit)
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         """Level by level, as far as the bounds of depth, number and size reach."""

@@ -3,6 +3,10 @@ CREATE INDEX listed ON a2a_tasks (recipient_pubkey, updated_at, task_no) WHERE t
 CREATE INDEX listed_by_state ON a2a_tasks (recipient_pubkey, state, updated_at, task_no) WHERE tenant_id <> '';
 CREATE INDEX listed_by_context ON a2a_tasks (recipient_pubkey, context_id, updated_at, task_no) WHERE tenant_id <> '';
 
+-- As they were sent: all of a tenant's, and those of a door that few use, which must not look through the others.
+CREATE INDEX sent_by_tenant ON a2a_tasks (tenant_id, task_no) WHERE tenant_id <> '';
+CREATE INDEX simple_by_tenant ON a2a_tasks (tenant_id, task_no) WHERE origin = 'simple';
+
 -- Counted as they move, because counting a million rows for a page of fifty would not be flat.
 CREATE TABLE task_counts (
     recipient_pubkey TEXT NOT NULL,

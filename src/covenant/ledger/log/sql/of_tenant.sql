@@ -1,0 +1,23 @@
+-- The newest tasks of a tenant, in the order they were sent, whichever of its agents they are for.
+SELECT
+    json_group_array(
+        json_object(
+            'task_id', task_id,
+            'agent_id', agent_id,
+            'context_id', context_id,
+            'origin', origin,
+            'state', state,
+            'created_at_ms', created_at,
+            'updated_at_ms', updated_at,
+            'generation', generation,
+            'error_message', error_message
+        )
+    )
+FROM (
+    SELECT
+        task_id, agent_id, context_id, origin, state, created_at, updated_at, generation, error_message
+    FROM a2a_tasks
+    WHERE tenant_id <> '' AND tenant_id = :tenant AND {filters}
+    ORDER BY task_no DESC
+    LIMIT :limit
+)
