@@ -6,6 +6,7 @@ first: a task of another is not found. A caller that goes away ends nothing; a t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Final
@@ -28,7 +29,17 @@ from covenant.exchange.tenancy import Caller
 from covenant.exchange.views import Views, known_id
 from covenant.ledger.contract import Ledger, ListQuery, Watch
 from covenant.ledger.machine.commands import Accept, Cancel, Continue
-from covenant.model.asking import PAGE_SIZE_MAX, CancelTask, GetTask, ListTasks, SendMessage, Subscribe, TaskPage
+from covenant.ledger.machine.push_commands import PutPush
+from covenant.model.asking import (
+    PAGE_SIZE_MAX,
+    CancelTask,
+    GetTask,
+    ListTasks,
+    PushConfig,
+    SendMessage,
+    Subscribe,
+    TaskPage,
+)
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.folding import Folder, TaskState, TaskView, fold
@@ -79,12 +90,16 @@ class Conversations:
         hands: Hands,
         new_id: Callable[[], str],
         limits: ConversationLimits,
+        *,
+        check_push: Callable[[PushConfig], PushConfig] | None = None,
     ) -> None:
+        """`check_push` refuses a push configuration that is no good. None: there are no push notifications here."""
         self._ledger = ledger
         self._catalogue = catalogue
         self._hands = hands
         self._new_id = new_id
         self._views = Views(ledger)
+        self._check_push = check_push
         self.limits = limits
 
     async def send(self, ask: Ask, sent: SendMessage) -> TaskView:
@@ -97,6 +112,14 @@ class Conversations:
             else:
                 folder = await self._views.past(said.task_id, said.through)
             return await self._settled(said.watch, folder) if sent.blocking else _viewed(folder)
+
+    async def begin(self, task: Task) -> TaskView:
+        """A task that another door has made, as soon as it is accepted."""
+        with self._ledger.watch(task.id) as watch:
+            await self._accept(task, None)
+            folder = Folder()
+            _add(folder, await watch.next(KEEP_ALIVE_S))
+            return _viewed(folder)
 
     async def stream(self, ask: Ask, sent: SendMessage) -> Stream:
         """Ends with the task, or when it waits for its sender."""
@@ -183,28 +206,39 @@ class Conversations:
         """Whose tasks a caller sees: the tenant's; without a token, only those that were sent without one."""
         return self._client(ask).pubkey if ask.caller.anonymous else None
 
+    def scope(self, ask: Ask) -> tuple[PublicKey, PublicKey | None]:
+        """Whose tasks are asked about, and who must have part in them."""
+        return self._identity(ask).pubkey, self._viewer(ask)
+
     # Saying something: a new task, or the next message of one.
 
     async def _say(self, stack: ExitStack, ask: Ask, sent: SendMessage) -> _Said:
         """Make it durable, and watch what follows."""
         check_message(sent.message, ask.agent, ask.extensions)
+        if sent.push is not None:
+            if self._check_push is None:
+                raise Conflict("push_not_supported", "push notifications are switched off here")
+            self._check_push(sent.push)
         said = declared(sent, ask.idempotency_key)
         if sent.message.task_id is not None:
             return await self._continue(stack, ask, sent, said)
         task_id = TaskId(self._new_id()) if said is None else id_of_key(ask.caller, ask.agent.id, said.key)
         task = first_task(sent, ask.agent, task_id, sender=self._client(ask), recipient=self._identity(ask), said=said)
         watch = stack.enter_context(self._ledger.watch(task_id))
-        return _Said(watch, task_id, from_watch=not await self._accept(task))
+        return _Said(watch, task_id, from_watch=not await self._accept(task, sent.push))
 
-    async def _accept(self, task: Task) -> bool:
+    async def _accept(self, task: Task, push: PushConfig | None = None) -> bool:
         """Whether it was known already."""
         digest, size = fingerprint(task)
+        if push is not None:
+            # The same key with another webhook is another request, as with another message.
+            digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
         check_size(size, self.limits.message_bytes_max)
         slot = self._hands.reserve(task.recipient.pubkey)
         started = False
         try:
             accepted = await self._ledger.commit(
-                Accept(task=task, digest=digest, starter=None if slot is None else slot.starter)
+                Accept(task=task, digest=digest, starter=None if slot is None else slot.starter, push=push)
             )
             if slot is not None and accepted.leased is not None:
                 slot.start(accepted.leased)
@@ -229,6 +263,9 @@ class Conversations:
         view = await self._views.get(task_id, me.pubkey, self._viewer(ask))
         if message.context_id not in (None, view.task.context_id):
             raise Invalid("invalid_params", f"message.contextId: task {task_id} is in another context")
+        if sent.push is not None and not view.state.terminal:
+            # Before the message, so that its step is told too; once, since many clients say it with every message.
+            await self._ledger.commit(PutPush(task_id=task_id, recipient=me.pubkey, config=sent.push, once=True))
         reported = await self._ledger.commit(
             Continue(
                 task_id=task_id,

@@ -114,3 +114,10 @@ class ListPush(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class DeletePush(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     task_id: str
     id: str
+
+
+class PushPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The oldest first. `next_page_token` is empty on the last page."""
+
+    configs: tuple[PushConfig, ...]
+    next_page_token: str = ""

@@ -181,7 +181,7 @@ OPERATIONS: Final = (
         slash="tasks/pushNotificationConfig/list",
         run=_push,
         decode=lambda wire, params, _: wire.decode_list_push(params),
-        encode=lambda wire, configs, asked: wire.encode_pushes(asked.task_id, configs),
+        encode=lambda wire, page, asked: wire.encode_pushes(asked.task_id, page.configs, page.next_page_token),
     ),
     Operation(
         name="DeleteTaskPushNotificationConfig",

@@ -1,0 +1,333 @@
+"""The outbox at work: every step that a push configuration is owed, one after the other, until it is taken or given up.
+
+Promises: at least once, in order for each configuration, never a step skipped. What was taken is written down in the
+ledger soon after, many cursors at a time; a crash in between repeats it. A configuration that fails sleeps, longer each
+time, and costs a place in a heap while it does; given up, it waits for the operator. None waits for another's host
+(see `turns`). Deleting or replacing one stops the delivery that is under way.
+
+`run` may be canceled and called again: it begins with what the ledger knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.push_commands import MovePushes
+from covenant.model.errors import Refusal
+from covenant.model.ids import TaskId
+from covenant.model.push import Push, PushMove, move_of
+from covenant.model.step import Began, Ended, Step
+from covenant.model.task import Task
+from covenant.outbound.location import Unreadable, read_url
+from covenant.outbound.turns import Turns
+from covenant.outbound.webhook import Failed, Webhooks
+
+log = logging.getLogger(__name__)
+
+STEPS_AT_ONCE: Final = 8
+"""Read from history together: what one delivery under way can hold in memory."""
+BURST_MAX: Final = 32
+"""Deliveries of one configuration before another at its host may go."""
+MOVES_MAX: Final = 500
+PAUSE_FACTOR: Final = 3
+JITTER: Final = 0.2
+LOOK_AGAIN_MS: Final = 60_000
+"""No sleep is longer than this without a look at the clock, which may have been set."""
+HICCUP_MS: Final = 1_000
+"""When we could not read what is owed: not the receiver's fault, and not counted."""
+LEAVE_S: Final = 2.0
+"""How long a stop waits for deliveries under way."""
+
+Key = tuple[TaskId, str]
+
+replace = msgspec.structs.replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushLimits:
+    attempts_max: int = 8
+    pause_ms: int = 3_000
+    """After the first failure; three times as long after each that follows: eight tries take about an hour."""
+    pause_ms_max: int = 3_600_000
+    """Also for what a receiver asks for."""
+    at_once_max: int = 32
+    at_once_per_host_max: int = 4
+
+
+@dataclass(slots=True)
+class _Errand:
+    """A delivery with a place. `again`: there may be more than it has read."""
+
+    push: Push
+    tenant: str
+    host: str
+    task: asyncio.Task[None] | None = None
+    again: bool = False
+
+
+class PushRunner:
+    """`tally` is told what came of each attempt: delivered, failed or dead. `chance` is a number from 0 to 1."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        webhooks: Webhooks,
+        limits: PushLimits,
+        *,
+        chance: Callable[[], float],
+        tally: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._ledger = ledger
+        self._webhooks = webhooks
+        self._limits = limits
+        self._chance = chance
+        self._tally = tally
+        self._begin()
+
+    def _begin(self) -> None:
+        limits = self._limits
+        # Half of the places are always somebody else's.
+        per_tenant = max(1, limits.at_once_max // 2)
+        self._turns: Turns[_Errand] = Turns(
+            at_once=limits.at_once_max, per_tenant=per_tenant, per_host=limits.at_once_per_host_max
+        )
+        self._errands: dict[Key, _Errand] = {}
+        """Waiting for a turn, or under way."""
+        self._sleeping: dict[Key, int] = {}
+        self._alarms: list[tuple[int, Key]] = []
+        self._ahead: dict[Key, PushMove] = {}
+        """What the ledger does not know yet."""
+        self._unsaved: dict[Key, PushMove] = {}
+        self._changed = asyncio.Event()
+        self._moved = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until canceled. If cursors cannot be kept any more, nothing is delivered: it would all be repeated."""
+        self._begin()
+        self._ledger.on_push(self._news)
+        for push in await self._ledger.outbox():
+            self._consider(push)
+        saving = asyncio.create_task(self._save_always())
+        saving.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._direct(saving)
+        finally:
+            await self._leave(saving)
+
+    async def _direct(self, saving: asyncio.Task[None]) -> None:
+        while not saving.done():
+            self._changed.clear()
+            self._wake()
+            while (errand := self._turns.next()) is not None:
+                errand.task = asyncio.create_task(self._go(errand))
+            await self._pause()
+        error = saving.exception()
+        assert isinstance(error, Refusal), error
+        log.error("push.stopped", extra={"code": error.code, "reason": error.message})
+        for errand in tuple(self._errands.values()):
+            if errand.task is not None:
+                errand.task.cancel()
+        await asyncio.Event().wait()
+
+    async def _pause(self) -> None:
+        """Until something changes, or somebody's sleep is over."""
+        wait_ms = LOOK_AGAIN_MS
+        if self._alarms:
+            wait_ms = min(wait_ms, max(0, self._alarms[0][0] - self._ledger.now_ms()))
+        timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+
+    async def _leave(self, saving: asyncio.Task[None]) -> None:
+        """Let deliveries under way end, for a moment, and keep what they came to."""
+        self._ledger.on_push(lambda _: None)
+        under_way = [errand.task for errand in self._errands.values() if errand.task is not None]
+        if under_way:
+            await asyncio.wait(under_way, timeout=LEAVE_S)
+        for task in (*under_way, saving):
+            task.cancel()
+        await asyncio.gather(*under_way, saving, return_exceptions=True)
+        try:
+            await self._save()
+        except Refusal as refusal:
+            log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._ahead)})
+
+    # What there is to do.
+
+    def _news(self, task_id: TaskId) -> None:
+        """Something durable happened to a task with configurations, or to one of them."""
+        known = {push.id: push for push in self._ledger.pushes(task_id)}
+        for push in known.values():
+            self._consider(push)
+        for (of_task, push_id), errand in tuple(self._errands.items()):
+            if of_task == task_id and errand.task is not None and not _same(errand.push, known.get(push_id)):
+                errand.task.cancel()
+
+    def _consider(self, push: Push) -> None:
+        key = (push.task_id, push.id)
+        errand = self._errands.get(key)
+        if errand is not None:
+            errand.again = True
+            return
+        if push.dead_at_ms is not None:
+            return
+        move = self._standing(push)
+        if move.dead:
+            return
+        now_ms = self._ledger.now_ms()
+        if move.next_ms > now_ms:
+            if key not in self._sleeping:
+                # A clock that was set back must not make it sleep for longer than any pause is.
+                self._sleep(key, min(move.next_ms, now_ms + self._limits.pause_ms_max))
+            return
+        self._sleeping.pop(key, None)
+        tenant, host = push.recipient.display.rpartition("@")[2], _host(push)
+        self._errands[key] = errand = _Errand(push, tenant, host)
+        self._turns.wait(tenant, host, errand)
+        self._changed.set()
+
+    def _sleep(self, key: Key, until_ms: int) -> None:
+        if self._sleeping.get(key) != until_ms:
+            self._sleeping[key] = until_ms
+            heapq.heappush(self._alarms, (until_ms, key))
+            self._changed.set()
+
+    def _wake(self) -> None:
+        now_ms = self._ledger.now_ms()
+        while self._alarms and self._alarms[0][0] <= now_ms:
+            until_ms, key = heapq.heappop(self._alarms)
+            if self._sleeping.get(key) == until_ms:
+                del self._sleeping[key]
+                push = self._find(key)
+                if push is not None:
+                    self._consider(push)
+
+    def _find(self, key: Key) -> Push | None:
+        return next((push for push in self._ledger.pushes(key[0]) if push.id == key[1]), None)
+
+    def _standing(self, push: Push) -> PushMove:
+        """How far it has come, as we know it."""
+        ahead = self._ahead.get((push.task_id, push.id))
+        if ahead is not None and (ahead.key, ahead.revision) == (push.key, push.revision):
+            return ahead
+        return move_of(push)
+
+    # Doing it.
+
+    async def _go(self, errand: _Errand) -> None:
+        key = (errand.push.task_id, errand.push.id)
+        try:
+            push = self._find(key)
+            if push is not None and push.dead_at_ms is None:
+                errand.push = push
+                await self._deliver(errand)
+        except Refusal as refusal:
+            log.warning("push.unread", extra={"task_id": key[0], "code": refusal.code})
+            self._sleep(key, self._ledger.now_ms() + HICCUP_MS)
+        except Exception:
+            log.exception("push.fault", extra={"task_id": key[0], "push_id": key[1]})
+            failed = Failed(reason="internal error; the daemon's log has the trace")
+            self._fail(errand.push, self._standing(self._find(key) or errand.push), failed)
+        finally:
+            del self._errands[key]
+            self._turns.done(errand.tenant, errand.host)
+            self._changed.set()
+            push = self._find(key)
+            if push is not None and (not _same(errand.push, push) or (errand.again and key not in self._sleeping)):
+                self._consider(push)
+
+    async def _deliver(self, errand: _Errand) -> None:
+        push, count = errand.push, 0
+        standing, task = self._standing(push), None
+        while count < BURST_MAX and not standing.dead:
+            errand.again = False
+            # What is read here is durable, and so is the configuration that was found before.
+            steps = await self._ledger.steps(push.task_id, standing.delivered, STEPS_AT_ONCE)
+            if not steps:
+                return
+            task = task or await self._task(push, steps[0])
+            for step in steps:
+                failed = await self._webhooks.deliver(push, task, step, attempt=standing.attempts + 1)
+                if failed is not None:
+                    self._fail(push, standing, failed)
+                    return
+                standing = replace(standing, delivered=step.generation, attempts=0, next_ms=0, failure=None)
+                self._keep(standing)
+                self._tally("delivered")
+                count += 1
+            if isinstance(steps[-1].what, Ended):
+                return
+        errand.again = True
+
+    async def _task(self, push: Push, first: Step) -> Task:
+        if not isinstance(first.what, Began):
+            (first,) = await self._ledger.steps(push.task_id, 0, 1)
+        assert isinstance(first.what, Began)
+        return first.what.task
+
+    def _fail(self, push: Push, standing: PushMove, failed: Failed) -> None:
+        limits = self._limits
+        attempts = standing.attempts + 1
+        dead = failed.gone or attempts >= limits.attempts_max
+        pause_ms = limits.pause_ms * PAUSE_FACTOR ** (attempts - 1)
+        pause_ms = int(pause_ms * (1 + JITTER * (2 * self._chance() - 1)))
+        next_ms = self._ledger.now_ms() + min(max(pause_ms, failed.retry_after_ms), limits.pause_ms_max)
+        move = replace(standing, attempts=attempts, failure=failed.reason, dead=dead, next_ms=0 if dead else next_ms)
+        self._keep(move)
+        self._tally("dead" if dead else "failed")
+        words = {"task_id": push.task_id, "push_id": push.id, "host": _host(push), "attempts": attempts}
+        words |= {"generation": standing.delivered + 1, "reason": failed.reason}
+        if dead:
+            log.warning("push.dead", extra={**words, "look": "covenant a2a push list"})
+        else:
+            log.info("push.failed", extra={**words, "again_in_ms": next_ms - self._ledger.now_ms()})
+            self._sleep((push.task_id, push.id), next_ms)
+
+    # Keeping what came of it.
+
+    def _keep(self, move: PushMove) -> None:
+        key = (move.task_id, move.id)
+        self._ahead[key] = self._unsaved[key] = move
+        self._moved.set()
+
+    async def _save_always(self) -> None:
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            await self._save()
+
+    async def _save(self) -> None:
+        """One record for many; meanwhile the next ones gather."""
+        while self._unsaved:
+            moves = {key: self._unsaved.pop(key) for key in tuple(islice(self._unsaved, MOVES_MAX))}
+            try:
+                await self._ledger.commit(MovePushes(moves=tuple(moves.values())))
+            except BaseException:
+                self._unsaved = moves | self._unsaved
+                raise
+            for key, move in moves.items():
+                if self._ahead.get(key) is move:
+                    del self._ahead[key]
+
+
+def _same(ours: Push, now: Push | None) -> bool:
+    return now is not None and (ours.key, ours.revision) == (now.key, now.revision)
+
+
+def _host(push: Push) -> str:
+    """Whom we would call: all of a webhook's address that is nobody's secret."""
+    try:
+        return read_url(push.config.url).authority
+    except Unreadable:
+        return ""
