@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from covenant.client import Client as Client
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
+    from covenant.model.constitution import Skill as Skill
     from covenant.model.content import Json as Json
     from covenant.model.content import Text as Text
     from covenant.model.ids import AgentId as AgentId
@@ -37,6 +38,7 @@ _HOMES = {
     "Mailbox": "covenant.mailbox",
     "Requeue": "covenant.model.repair",
     "Result": "covenant.model.result",
+    "Skill": "covenant.model.constitution",
     "Task": "covenant.model.task",
     "Text": "covenant.model.content",
     "Turn": "covenant.agents.authoring",

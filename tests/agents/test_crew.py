@@ -11,12 +11,13 @@ from covenant import Turn
 from covenant.agents.crew import ATTEMPTS_MAX, Crew
 from covenant.ledger.contract import QueueQuery
 from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.machine.commands import Repair, Sweep
+from covenant.ledger.machine.commands import Accept, Repair, Sweep
 from covenant.model.content import Text
 from covenant.model.folding import TaskState
 from covenant.model.ids import TaskId
 from covenant.model.repair import ForceError, Posture, Requeue
-from covenant.testing.cast import ALICE, BOB, CAROL, OPERATOR
+from covenant.model.task import fingerprint
+from covenant.testing.cast import ALICE, BOB, CAROL, OPERATOR, make_task
 from tests.agents.stage import (
     BOUND_S,
     Stage,
@@ -244,6 +245,24 @@ async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger
     assert (await stage.ended(first)).state is TaskState.COMPLETED
     counts = await ledger.counts()
     assert (counts.queued, counts.leased) == (1, 0)
+
+
+async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_queue(ledger: LogLedger) -> None:
+    actor, crew = Actor(), Crew(ledger)
+    stage = Stage(ledger, crew)
+    stage.cast(actor.play)
+    running = asyncio.create_task(crew.run())
+    await asyncio.sleep(0)
+    place = crew.reserve(BOB.pubkey)
+    assert place is not None
+    task = make_task(1)
+    accepted = await ledger.commit(Accept(task=task, digest=fingerprint(task)[0], starter=place.starter))
+    assert accepted.leased is not None
+    crew.stop()
+    place.start(accepted.leased)
+    await asyncio.wait_for(running, BOUND_S)
+    (entry,) = (await ledger.queue(QueueQuery())).tasks
+    assert (entry.state, actor.attempts) == ("queued", [])
 
 
 @pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "unsafe"])

@@ -158,7 +158,6 @@ class Agent:
         *,
         description: str = "",
         skills: Sequence[str | Skill] = (),
-        version: str = "",
         input_modes: Sequence[str] = (),
         output_modes: Sequence[str] = (),
         timeout_ms: int | None = None,
@@ -170,7 +169,6 @@ class Agent:
         self.name = name
         self.description = description
         self.skills = tuple(Skill(id=skill) if isinstance(skill, str) else skill for skill in skills)
-        self.version = version
         self.input_modes = tuple(input_modes)
         self.output_modes = tuple(output_modes)
         self.timeout_ms = timeout_ms

@@ -65,7 +65,7 @@ class Place:
         self.starter = employment.starter
 
     def start(self, leased: LeasedTask) -> None:
-        self._crew.begin(self._employment, leased)
+        self._crew.start(self._employment, leased)
 
     def give_back(self) -> None:
         self._crew.give_back(self._employment)
@@ -149,8 +149,15 @@ class Crew:
         if employment.free == 1:
             employment.freed.set()
 
-    def begin(self, employment: Employment, leased: LeasedTask) -> None:
-        """In a place that was kept for it."""
+    def start(self, employment: Employment, leased: LeasedTask) -> None:
+        """In a place that was kept for it. If the crew was stopped meanwhile, the task goes back to the queue."""
+        if self._running:
+            self._begin(employment, leased)
+        else:
+            self.give_back(employment)
+            self._beside(self._release(employment, leased))
+
+    def _begin(self, employment: Employment, leased: LeasedTask) -> None:
         job = Job(leased, employment.identity, ledger=self._ledger, limits=self._limits, done=self._done)
         before = self._by_task.get(leased.task.id)
         if before is not None:
@@ -161,7 +168,7 @@ class Crew:
         job.runner = asyncio.create_task(job.run(employment.body))
         if employment.timeout_ms is not None and leased.task.timeout_ms is None:
             loop = asyncio.get_running_loop()
-            loop.call_later(employment.timeout_ms / 1000, self._time_out, job)
+            job.deadline = loop.call_later(employment.timeout_ms / 1000, self._time_out, job)
 
     @property
     def jobs(self) -> int:
@@ -175,6 +182,8 @@ class Crew:
         employment = self._jobs.pop(job, None)
         if employment is None:
             return
+        if job.deadline is not None:
+            job.deadline.cancel()
         if self._by_task.get(job.task.id) is job:
             del self._by_task[job.task.id]
         self.give_back(employment)
@@ -202,9 +211,12 @@ class Crew:
         if job not in self._jobs or job.finishing:
             return
         log.warning("agent.abandoned", extra=job.fields(why=job.stopping))
-        ending = asyncio.create_task(self._end_without(job))
-        self._others.add(ending)
-        ending.add_done_callback(self._others.discard)
+        self._beside(self._end_without(job))
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        doing = asyncio.create_task(work)
+        self._others.add(doing)
+        doing.add_done_callback(self._others.discard)
 
     async def _end_without(self, job: Job) -> None:
         await job.abandon()
@@ -289,26 +301,26 @@ class Crew:
             for _ in range(count - len(taken)):
                 self.give_back(employment)
         for leased in taken:
-            if self._running:
-                self.begin(employment, leased)
-            else:
-                self.give_back(employment)
-                await self._release(employment, leased)
+            self.start(employment, leased)
 
     async def _release(self, employment: Employment, leased: LeasedTask) -> None:
-        await self._ledger.commit(
-            Release(
-                task_id=leased.task.id,
-                holder=employment.identity,
-                lease_id=leased.lease.lease_id,
-                reason="the daemon stops before it was begun",
-            )
+        release = Release(
+            task_id=leased.task.id,
+            holder=employment.identity,
+            lease_id=leased.lease.lease_id,
+            reason="the daemon stops before it was begun",
         )
+        try:
+            await self._ledger.commit(release)
+        except Refusal as refusal:
+            log.warning("agent.release_refused", extra={"task_id": leased.task.id, "code": refusal.code})
 
     # What a stop leaves, and what a crash left
 
     async def _put_down(self) -> None:
         """Stop what is still running, see what becomes of it, and write that down."""
+        if self._others:
+            await asyncio.wait(self._others, timeout=self._stop_s)
         stopped = [(job, at) for job, at in self._jobs.items() if job.stop()]
         runners = [job.runner for job in self._jobs if job.runner is not None]
         if not runners:

@@ -77,6 +77,7 @@ class Job:
         "_room",
         "_timer",
         "_updates",
+        "deadline",
         "finishing",
         "full",
         "holder",
@@ -99,6 +100,7 @@ class Job:
         self.finishing = False
         self.stopping: str | None = None
         self.runner: asyncio.Task[None] | None = None
+        self.deadline: asyncio.TimerHandle | None = None
         self.notes: dict[str, Any] = {}
         """What goes into the result's metadata."""
         self._ledger = ledger
