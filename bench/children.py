@@ -18,6 +18,7 @@ from bench import machine
 
 ROOT: Final = Path(__file__).parents[1]
 PEER_PYTHON: Final = ROOT / ".venv-bench" / "bin" / "python"
+COVENANT: Final = str(Path(sys.executable).with_name("covenant"))
 STOP_S: Final = 20.0
 
 T = TypeVar("T")
@@ -34,10 +35,13 @@ def ours(module: str, answer: type[T], *arguments: object, timeout_s: float, giv
 
 def peer(script: str, answer: type[T], *arguments: object, timeout_s: float) -> T:
     """Run a script of `bench/peers` with the interpreter of the separate environment."""
+    return _run(peer_command(script, *arguments), answer, timeout_s)
+
+
+def peer_command(script: str, *arguments: object) -> list[str]:
     if not PEER_PYTHON.exists():
         raise ChildFailedError(f"{PEER_PYTHON} is not there; `make bench` makes it")
-    path = ROOT / "bench" / "peers" / f"{script}.py"
-    return _run([str(PEER_PYTHON), str(path), *map(str, arguments)], answer, timeout_s)
+    return [str(PEER_PYTHON), str(ROOT / "bench" / "peers" / f"{script}.py"), *map(str, arguments)]
 
 
 def _run(command: Sequence[str], answer: type[T], timeout_s: float, given: bytes = b"") -> T:

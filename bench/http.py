@@ -60,7 +60,7 @@ def run(level: Level, workspace: Path) -> Table:
         for round_no in range(scale.rounds):
             sent.append(_round(daemon, scale, round_no))
             # What the daemon still does for this round must not slow the other's.
-            behind_s.append(_caught_up(daemon.port))
+            behind_s.append(caught_up(daemon.port))
             echoed.append(_round(echo, scale, round_no))
     ratio = _median(sent, "per_s") / _median(echoed, "per_s")
     return Table(
@@ -115,9 +115,9 @@ def _round(target: Target, scale: Scale, round_no: int) -> Loaded:
 @contextmanager
 def _daemon(workspace: Path) -> Iterator[Target]:
     home = workspace / "d"  # the socket's path must stay under 108 bytes
-    command = [str(Path(sys.executable).with_name("covenant")), "serve", "--home", str(home), "--http-port", "0"]
+    command = [children.COVENANT, "serve", "--home", str(home), "--http-port", "0"]
     with children.server(command, workspace / "daemon.log") as process:
-        port = _port(process)
+        port = port_of(process)
         with Connection(home, read_token(home, None, {})) as operator:
             recipients = [operator.ask("enroll_identity", display=display, actions=[]) for display in RECIPIENTS]
             actions = [f"a2a.send.{display}" for display in RECIPIENTS]
@@ -139,16 +139,16 @@ def _daemon(workspace: Path) -> Iterator[Target]:
 @contextmanager
 def _echo(workspace: Path, like: Target) -> Iterator[Target]:
     with children.server([sys.executable, "-m", "bench.echo"], workspace / "echo.log") as process:
-        yield Target(process, _port(process), like.token, like.bodies)
+        yield Target(process, port_of(process), like.token, like.bodies)
 
 
-def _port(process: children.Server) -> int:
+def port_of(process: children.Server) -> int:
     found = _URL.search(process.line())
     assert found is not None
     return int(found[1])
 
 
-def _caught_up(port: int) -> float:
+def caught_up(port: int) -> float:
     """How long the daemon's archive still needed."""
     begun = time.perf_counter()
     while time.perf_counter() - begun < CAUGHT_UP_S:

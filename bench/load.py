@@ -24,6 +24,7 @@ LOOPBACK: Final = "127.0.0.1"
 _END: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length: "
 _OK: Final = b"HTTP/1.1 200"
+_LAST: Final = b"0\r\n\r\n"
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     server_pid: int
     round_no: int
+    headers: dict[str, str] = {}
+    streams: bool = False
+    """Whether answers are streams of events, each read to its end."""
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,12 +51,17 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     longest_ms: float
     server_cpu_s: float
     load_cpu_s: float
+    events: int = 0
     failed: str = ""
     """The first answer that was not 200."""
 
     @property
     def per_s(self) -> float:
         return self.requests / self.seconds
+
+    @property
+    def events_per_s(self) -> float:
+        return self.events / self.seconds
 
     @property
     def cpu_us(self) -> float:
@@ -62,6 +71,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 class Tally:
     def __init__(self) -> None:
         self.took_s = array("d")
+        self.events = 0
         self.measuring = False
         self.stopped = False
         self.failed = ""
@@ -71,8 +81,9 @@ class Caller(asyncio.Protocol):
     def __init__(self, spec: Spec, number: int, tally: Tally) -> None:
         body = spec.bodies[number % len(spec.bodies)]
         before, after = (part.encode() for part in body.split("{}"))
+        more = "".join(f"{name}: {value}\r\n" for name, value in spec.headers.items())
         head = (
-            f"POST {spec.path} HTTP/1.1\r\nhost: {LOOPBACK}\r\nauthorization: Bearer {spec.token}\r\n"
+            f"POST {spec.path} HTTP/1.1\r\nhost: {LOOPBACK}\r\nauthorization: Bearer {spec.token}\r\n{more}"
             f"content-type: application/json\r\ncontent-length: {len(before) + 36 + len(after)}\r\n\r\n"
         )
         self._before = head.encode() + before + b"%08x-%04x-4000-8000-" % (spec.round_no, number)
@@ -101,6 +112,9 @@ class Caller(asyncio.Protocol):
             self._received = data
             return
         self._received = b""
+        self._answered(data)
+
+    def _answered(self, data: bytes) -> None:
         tally = self._tally
         if tally.measuring:
             tally.took_s.append(time.perf_counter() - self._sent_s)
@@ -120,6 +134,20 @@ class Caller(asyncio.Protocol):
             self.gone.set_result(None)
 
 
+class Reader(Caller):
+    """Reads each answer as a stream of events, to its last chunk."""
+
+    def data_received(self, data: bytes) -> None:
+        if self._tally.measuring:
+            self._tally.events += data.count(b"data: {")
+        # Kept: the status line, and enough to see the last chunk whole.
+        self._received = (self._received or data[:16]) if not data.endswith(_LAST) else b""
+        if data.endswith(_LAST):
+            self._answered(_OK)
+        elif not self._received.startswith(_OK):
+            self._answered(data)
+
+
 def _same(caller: Caller) -> Caller:
     return caller
 
@@ -127,7 +155,8 @@ def _same(caller: Caller) -> Caller:
 async def main(spec: Spec) -> Loaded:
     loop = asyncio.get_running_loop()
     tally = Tally()
-    callers = [Caller(spec, number, tally) for number in range(spec.connections)]
+    kind = Reader if spec.streams else Caller
+    callers = [kind(spec, number, tally) for number in range(spec.connections)]
     for caller in callers:
         await loop.create_connection(partial(_same, caller), LOOPBACK, spec.port)
     await asyncio.sleep(WARM_S)
@@ -149,6 +178,7 @@ async def main(spec: Spec) -> Loaded:
         longest_ms=took_ms[-1],
         server_cpu_s=server_cpu_s,
         load_cpu_s=load_cpu_s,
+        events=tally.events,
         failed=tally.failed,
     )
 

@@ -91,6 +91,14 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
+def resident_mib(pid: int) -> float:
+    """What another process holds in memory, of its own."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) / 1024
+    raise LookupError(f"process {pid} has no memory")
+
+
 def resident_bytes() -> int:
     """What this process holds in memory now."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES

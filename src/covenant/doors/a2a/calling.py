@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from covenant.doors.a2a.operations import Asked, Operation, check_version
-from covenant.doors.http.tenant import TenantGate, bearer
+from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import ANONYMOUS, Ask
@@ -79,7 +79,9 @@ class Gate:
     """Whether an agent may be called without a token."""
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> Visit:
-        caller = self._anonymous(scope, agent_id) if bearer(scope) is None else None
+        # A credential that cannot be read is refused, and not the same as none.
+        named = any(name == b"authorization" for name, _ in scope["headers"])
+        caller = None if named else self._anonymous(scope, agent_id)
         if caller is None:
             caller = await self.tenants.enter(scope)
         else:
