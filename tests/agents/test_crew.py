@@ -78,7 +78,7 @@ async def test_cancel_and_completion_race_to_one_winner_whom_both_see(stage: Sta
 
     stage.cast(brief)
     outcomes = set()
-    for round_no in range(200):
+    for round_no in range(500):
         task_id = await stage.send(str(round_no % 8))
         for _ in range(round_no % 5):
             await asyncio.sleep(0)
