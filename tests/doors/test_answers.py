@@ -78,6 +78,24 @@ AGENT_JSON = (
     '"input_modes":[],"output_modes":[],"command":[],"skills":[],"extensions":[],"concurrency":0}}'
 )
 
+PUSH = a.PushShown(
+    task_id=TaskId("t"),
+    push_id="p",
+    agent="bob@x",
+    host="hooks.example",
+    made_at_ms=1,
+    moved_at_ms=2,
+    delivered=3,
+    attempts=1,
+    state="failing",
+    next_ms=4,
+    failure="HTTP 500",
+)
+PUSH_JSON = (
+    '{"task_id":"t","push_id":"p","agent":"bob@x","host":"hooks.example","made_at_ms":1,"moved_at_ms":2,'
+    '"delivered":3,"attempts":1,"state":"failing","next_ms":4,"failure":"HTTP 500"}'
+)
+
 GOLDEN: list[tuple[a.Answer, str]] = [
     (a.Error(code="stale_lease", message="m"), '{"kind":"error","code":"stale_lease","message":"m"}'),
     (
@@ -324,6 +342,8 @@ GOLDEN: list[tuple[a.Answer, str]] = [
         a.AgentRemoved(tenant="acme", agent_id="bob"),
         '{"kind":"agent_removed","tenant":"acme","agent_id":"bob"}',
     ),
+    (a.PushList(count=3, dead=1, pushes=(PUSH,)), f'{{"kind":"a2a_pushes","count":3,"dead":1,"pushes":[{PUSH_JSON}]}}'),
+    (a.PushRetried(push=PUSH), f'{{"kind":"a2a_push_retried","push":{PUSH_JSON}}}'),
     (a.Authenticated(display="bob@x"), '{"kind":"authenticated","display":"bob@x"}'),
     (a.AuthenticationFailed(reason="r"), '{"kind":"authentication_failed","reason":"r"}'),
     (a.Pong(), '{"kind":"pong"}'),

@@ -5,10 +5,14 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from covenant.doors.table import OPERATIONS
 from covenant.exchange.mailbox import MailboxLimits
+from covenant.ledger.machine.push_commands import MovePushes, PutPush
+from covenant.model.asking import PushConfig
+from covenant.model.push import move_of
 from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
 from tests.doors.world import Actor, World, new_task, now_ms, open_world
 
@@ -491,3 +495,25 @@ async def test_tenants_are_the_operators_alone(
     assert told.answer["code"] == "operator_required"
     assert told.status in (None, 403)
     assert len(await world.audit("operator_required")) == 1
+
+
+async def test_the_operator_sees_what_is_owed_to_webhooks_and_tries_again(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    sent = await speaker.ask(alice, "send_a2a_task", task=new_task(bob, "tell me"))
+    config = PushConfig(url="https://hooks.example:8443/T0/secret?key=secret", id="p", token="secret")
+    push = await world.ledger.commit(PutPush(task_id=sent["task_id"], config=config))
+    assert (await speaker.ask(world.operator, "a2a_pushes", dead=True))["pushes"] == []
+    move = msgspec.structs.replace(move_of(push), attempts=8, failure="HTTP 500", dead=True)
+    await world.ledger.commit(MovePushes(moves=(move,)))
+    listed = await speaker.ask(world.operator, "a2a_pushes", limit=5)
+    assert (listed["count"], listed["dead"]) == (1, 1)
+    (shown,) = listed["pushes"]
+    assert (shown["state"], shown["failure"], shown["host"]) == ("dead", "HTTP 500", "hooks.example:8443")
+    assert "secret" not in str(listed)
+    retried = await speaker.ask(world.operator, "retry_a2a_push", task_id=sent["task_id"], push_id="p")
+    assert (retried["push"]["state"], retried["push"]["attempts"]) == ("live", 0)
+    for kind, fields in (("a2a_pushes", {}), ("retry_a2a_push", {"task_id": sent["task_id"], "push_id": "p"})):
+        assert (await speaker.tell(alice, kind, **fields)).answer["code"] == "operator_required"
+    told = await speaker.tell(world.operator, "retry_a2a_push", task_id=sent["task_id"], push_id="other")
+    assert told.answer["code"] == "unknown_push"
+    assert (await speaker.tell(world.operator, "a2a_pushes", limit=0)).answer["code"] == "invalid_limit"

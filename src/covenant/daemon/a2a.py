@@ -7,6 +7,7 @@ from typing import Final
 from covenant.agents.crew import Crew
 from covenant.agents.job import JobLimits
 from covenant.daemon.cards import base_url_of, publishing_of
+from covenant.daemon.pushing import check_push
 from covenant.daemon.settings import A2aSettings, Settings
 from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.cards import CardPages, extended_cards
@@ -34,7 +35,8 @@ def make_crew(settings: Settings, ledger: Ledger) -> Crew:
 
 def make_conversations(settings: A2aSettings, ledger: Ledger, catalogue: Catalogue, crew: Crew) -> Conversations:
     limits = ConversationLimits(**{name: getattr(settings, name) for name in _LIMITS})
-    return Conversations(ledger, catalogue, crew, Uuids(), limits)
+    check = check_push if settings.push_notifications else None
+    return Conversations(ledger, catalogue, crew, Uuids(), limits, check_push=check)
 
 
 def make_office(conversations: Conversations, cards: Cards, pushes: Pushes | None = None) -> Office:

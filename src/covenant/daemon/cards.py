@@ -40,14 +40,18 @@ def mcp_servers(home: Path) -> dict[str, McpServer]:
 
 def make_cards(settings: Settings, key: bytes, servers: dict[str, McpServer]) -> Cards:
     """Cards signed with the daemon's own key."""
+    return Cards(offer_of(settings, servers), CardSigner(key))
+
+
+def offer_of(settings: Settings, servers: dict[str, McpServer]) -> Offer:
     a2a = settings.a2a
     organization = a2a.provider_org or urlsplit(a2a.provider_url).hostname
-    offer = Offer(
+    return Offer(
         provider=Provider(organization=organization, url=a2a.provider_url) if organization else None,
         documentation_url=a2a.docs_url or None,
+        push_notifications=a2a.push_notifications,
         tools=tools_of(servers),
     )
-    return Cards(offer, CardSigner(key))
 
 
 def base_url_of(settings: Settings) -> BaseUrl:

@@ -184,6 +184,8 @@ def _schedulers(node: Node, log: Log) -> list[Scheduler]:
         Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
         node.agent_files,
     ]
+    if node.push_runner is not None:
+        found.append(node.push_runner)
     if retry.scheduler:
         policy = RetryPolicy(
             enabled=True,

@@ -40,8 +40,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class HttpSettings:
     """HTTP: where it listens, and to whom."""
 
-    bind_addr: str = setting("127.0.0.1", address, "Address that HTTP listens on.")
-    port: int = setting(8421, whole(0, 65_535), "Port that HTTP listens on; 0 lets the system choose one.")
+    bind_addr: str = setting("127.0.0.1", address, "Address that HTTP listens on.", also="BIND_HOST")
+    port: int = setting(8421, whole(0, 65_535), "Port that HTTP listens on; 0 lets the system choose one.", also="PORT")
     body_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request body (413 above it).")
     connections_max: int = setting(4_096, whole(1, 1_000_000), "Open HTTP connections at once (503 above it).")
     origins: tuple[str, ...] = setting((), origins, "Web origins whose pages may call the HTTP routes (CORS).")
@@ -150,9 +150,18 @@ class A2aSettings:
         "", url, "Its web address; empty, with a provider_org: this daemon's.", also="A2A_PROVIDER_URL"
     )
     docs_url: str = setting("", url, "Where the agents are documented.", also="A2A_DOCS_URL")
+    push_notifications: bool = setting(
+        False, switch, "Whether clients may have the steps of their tasks posted to a webhook."
+    )
     message_bytes_max: int = setting(MIB, whole(1024, 64 * MIB), "Largest message to an agent, as it is kept.")
     blocking_ms_max: int = setting(
         10 * 60_000, whole(1, 24 * HOUR_MS), "After this long a blocking send answers with the task as it is."
+    )
+    inbound_rate_per_min: int = setting(
+        5,
+        whole(0, 1_000_000),
+        "Tasks that one token may send by the simple door in any minute (429 above); 0: no limit.",
+        also="A2A_INBOUND_RATE_LIMIT_PER_MIN",
     )
     agent_concurrency: int = setting(64, whole(1, 100_000), "Turns at once of an agent that does not say how many.")
     turn_updates_max: int = setting(100_000, whole(1, 10_000_000), "Updates that an agent may make in one turn.")
@@ -199,6 +208,19 @@ class OutboundSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PushSettings:
+    """Push notifications: how long and how hard a delivery is tried. Where it may go is a matter of `outbound`."""
+
+    attempts_max: int = setting(8, whole(1, 100), "Tries of one delivery before its configuration is given up.")
+    pause_ms: int = setting(
+        3_000, whole(1, HOUR_MS), "Pause after the first failure; three times as long after each that follows."
+    )
+    pause_ms_max: int = setting(HOUR_MS, whole(1, 24 * HOUR_MS), "Longest pause, also where a receiver asks for more.")
+    at_once_max: int = setting(32, whole(1, 1_000), "Deliveries at once; no tenant has more than half of them.")
+    at_once_per_host_max: int = setting(4, whole(1, 1_000), "Deliveries at once of one tenant to one host.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
     """The process itself."""
 
@@ -234,5 +256,6 @@ class Settings:
     a2a: A2aSettings = field(default_factory=A2aSettings)
     doors: DoorSettings = field(default_factory=DoorSettings)
     outbound: OutboundSettings = field(default_factory=OutboundSettings)
+    push: PushSettings = field(default_factory=PushSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     log: LogSettings = field(default_factory=LogSettings)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypedDict
 
 import covenant
 from covenant.agents.crew import Crew
@@ -29,6 +30,8 @@ from covenant.daemon.home import (
 )
 from covenant.daemon.logs import Log
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
+from covenant.daemon.outbound import open_outbound
+from covenant.daemon.pushing import make_pushes
 from covenant.daemon.settings import LimitSettings, Settings
 from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
@@ -56,6 +59,8 @@ from covenant.ledger.machine.view import Limits
 from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
 from covenant.model.tenant import TenantLimits
+from covenant.outbound.fetching import Fetcher
+from covenant.outbound.pushing import PushRunner
 from covenant.seal.grants import verify_grant
 from covenant.seal.keys import new_private_key, new_token
 
@@ -76,10 +81,27 @@ class Node:
     conversations: Conversations
     a2a_gate: Gate
     a2a_office: Office
+    push_runner: PushRunner | None
+    """None: push notifications are off."""
     agent_files: AgentFiles
     waits: Waits
     http: HttpDoor
     ipc: IpcServer
+
+
+class _Behind(TypedDict):
+    """What is behind both doors of the mailbox."""
+
+    exchange: MailboxExchange
+    registry: Registry
+    tenancy: Tenancy
+    catalogue: Catalogue
+    doorkeeper: Doorkeeper
+    ledger: Ledger
+    waits: Waits
+    meter: Meter
+    version: str
+    legacy_kinds: bool
 
 
 @asynccontextmanager
@@ -105,10 +127,11 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
         await check_grants(ledger, operator.pubkey)
         principal = await admit_operator(ledger, operator, token, partial(save_token, home))
         await _report(ledger, log)
-        node = _assemble(settings, ledger, principal, key, log)
-        await node.tenancy.open()
-        node.agent_files.refresh()
-        yield node
+        async with open_outbound(settings.outbound) as (_, fetcher):
+            node = _assemble(settings, ledger, principal, key, fetcher=fetcher, log=log)
+            await node.tenancy.open()
+            node.agent_files.refresh()
+            yield node
     finally:
         await ledger.close()
         log.info("ledger.closed")
@@ -137,7 +160,9 @@ async def _report(ledger: LogLedger, log: Log) -> None:
         log.warning("audit.invalid", failures="; ".join(audit.failures), look="covenant audit verify")
 
 
-def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: bytes, log: Log) -> Node:
+def _assemble(
+    settings: Settings, ledger: LogLedger, operator: Principal, key: bytes, *, fetcher: Fetcher, log: Log
+) -> Node:
     home = settings.home
     exchange = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings))
     doorkeeper = Doorkeeper(ledger, operator.agent)
@@ -151,9 +176,9 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     crew = make_crew(settings, ledger)
     conversations = make_conversations(settings.a2a, ledger, catalogue, crew)
-    a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards)
-    version, legacy_kinds = covenant.__version__, settings.doors.legacy_kinds
-    http = build_http(
+    pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
+    a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
+    behind = _Behind(
         exchange=exchange,
         registry=registry,
         tenancy=tenancy,
@@ -162,29 +187,23 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
         ledger=ledger,
         waits=waits,
         meter=meter,
-        version=version,
+        version=covenant.__version__,
+        legacy_kinds=settings.doors.legacy_kinds,
+    )
+    http = build_http(
+        **behind,
         allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
         origins=settings.http.origins,
         body_bytes_max=settings.http.body_bytes_max,
-        legacy_kinds=legacy_kinds,
         more_routes=[*native_agents.agent_routes(catalogue, gate, meter), *pages.routes()],
         under=[(PREFIX, make_door(settings, a2a_gate, a2a_office, pages))],
         described=(*native_agents.DESCRIBED, *CARDS_DESCRIBED),
     )
     ipc = IpcServer(
         home / SOCKET_NAME,
-        exchange=exchange,
-        registry=registry,
-        tenancy=tenancy,
-        catalogue=catalogue,
-        doorkeeper=doorkeeper,
-        ledger=ledger,
-        waits=waits,
-        meter=meter,
-        version=version,
+        **behind,
         frame_bytes_max=settings.ipc.frame_bytes_max,
         connections_max=settings.ipc.connections_max,
-        legacy_kinds=legacy_kinds,
     )
     return Node(
         settings=settings,
@@ -199,6 +218,7 @@ def _assemble(settings: Settings, ledger: LogLedger, operator: Principal, key: b
         conversations=conversations,
         a2a_gate=a2a_gate,
         a2a_office=a2a_office,
+        push_runner=runner,
         agent_files=AgentFiles(home, catalogue, log),
         waits=waits,
         http=http,

@@ -366,6 +366,38 @@ class AgentRemoved(Answer, frozen=True, kw_only=True, tag="agent_removed"):
     agent_id: str
 
 
+class PushShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A push configuration, without its secrets: of its address, only the host.
+
+    `delivered` is the last generation that its receiver has; `attempts` have failed since.
+    """
+
+    task_id: TaskId
+    push_id: str
+    agent: str
+    host: str
+    made_at_ms: int
+    moved_at_ms: int
+    delivered: int
+    attempts: int
+    state: str
+    next_ms: int | None = None
+    failure: str | None = None
+    dead_at_ms: int | None = None
+
+
+class PushList(Answer, frozen=True, kw_only=True, tag="a2a_pushes"):
+    """Those given up first. `count` and `dead` are of all there are, `pushes` as many as fit."""
+
+    count: int
+    dead: int
+    pushes: tuple[PushShown, ...]
+
+
+class PushRetried(Answer, frozen=True, kw_only=True, tag="a2a_push_retried"):
+    push: PushShown
+
+
 class Protocol(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     protocol: str = "covenant.ipc"
     version: int = 1

@@ -42,6 +42,7 @@ class Meter(Collector):
     def __init__(self) -> None:
         self._timers: dict[tuple[str, str], Timer] = {}
         self._refused: Counter[tuple[str, str]] = Counter()
+        self._pushed: Counter[str] = Counter()
         self._counts: Counts | None = None
         self.connections = 0
         """Open connections on the local socket."""
@@ -56,6 +57,10 @@ class Meter(Collector):
     def refused(self, door: str, code: str) -> None:
         """`code` is one of ours: a machine code of the error tree, never what a caller sent."""
         self._refused[door, code] += 1
+
+    def pushed(self, outcome: str) -> None:
+        """What came of an attempt to deliver a push notification: delivered, failed or dead."""
+        self._pushed[outcome] += 1
 
     def expose(self, counts: Counts) -> bytes:
         """All of it, in Prometheus' text format."""
@@ -75,6 +80,14 @@ class Meter(Collector):
         for names, count in self._refused.items():
             refused.add_metric(names, count)
         yield refused
+        pushed = CounterMetricFamily(
+            "covenant_push_attempts",
+            "Attempts to deliver a push notification, by what came of them.",
+            labels=("outcome",),
+        )
+        for outcome, count in self._pushed.items():
+            pushed.add_metric((outcome,), count)
+        yield pushed
         yield GaugeMetricFamily("covenant_ipc_connections", "Open connections on the socket.", self.connections)
 
     def _ledger_families(self) -> Iterator[Metric]:
@@ -98,6 +111,8 @@ class Meter(Collector):
             ("covenant_holders_lost", "Leases whose holder is gone.", counts.holders_lost),
             ("covenant_results_undrained", "Results that wait for their sender.", counts.settled),
             ("covenant_results_cached", "Results kept for idempotent replay.", counts.cached),
+            ("covenant_pushes", "Push configurations whose last delivery is to come.", counts.pushes),
+            ("covenant_pushes_dead", "Push configurations that were given up.", counts.pushes_dead),
             ("covenant_archive_lag_records", "Durable records not archived yet.", archive_lag(counts)),
             ("covenant_writer_failed", "1 once the writer has failed.", float(counts.failure is not None)),
         )

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from covenant.doors import mailbox, registry, tenants
+from covenant.doors import mailbox, pushes, registry, tenants
 from covenant.doors.operation import AnyOperation
 from covenant.wire.frames import squashed
 
-OPERATIONS: Final[tuple[AnyOperation, ...]] = (*mailbox.OPERATIONS, *registry.OPERATIONS, *tenants.OPERATIONS)
+OPERATIONS: Final[tuple[AnyOperation, ...]] = (
+    *mailbox.OPERATIONS,
+    *registry.OPERATIONS,
+    *tenants.OPERATIONS,
+    *pushes.OPERATIONS,
+)
 BY_KIND: Final = {squashed(operation.kind): operation for operation in OPERATIONS}

@@ -91,7 +91,7 @@ class Conversations:
         new_id: Callable[[], str],
         limits: ConversationLimits,
         *,
-        check_push: Callable[[PushConfig], PushConfig] | None = None,
+        check_push: Callable[[PushConfig], None] | None = None,
     ) -> None:
         """`check_push` refuses a push configuration that is no good. None: there are no push notifications here."""
         self._ledger = ledger

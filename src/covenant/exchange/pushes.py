@@ -37,8 +37,8 @@ _SCHEME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
-def check_config(config: PushConfig, check_url: CheckUrl) -> PushConfig:
-    """The configuration, if it can be kept and sent."""
+def check_config(config: PushConfig, check_url: CheckUrl) -> None:
+    """Refuse what cannot be kept or sent."""
     try:
         check_url(config.url)
     except ValueError as error:
@@ -49,7 +49,7 @@ def check_config(config: PushConfig, check_url: CheckUrl) -> PushConfig:
         raise _wrong("token", f"1 to {TOKEN_LENGTH_MAX} characters that a header can have")
     known = config.authentication
     if known is None:
-        return config
+        return
     if not _SCHEME.fullmatch(known.scheme):
         raise _wrong("authentication.scheme", "the name of a scheme of HTTP authentication, such as Bearer")
     if known.credentials is not None:
@@ -57,7 +57,6 @@ def check_config(config: PushConfig, check_url: CheckUrl) -> PushConfig:
         if len(known.credentials) > CREDENTIALS_LENGTH_MAX or not (raw or _VALUE.fullmatch(known.credentials)):
             words = f"1 to {CREDENTIALS_LENGTH_MAX} characters that a header can have"
             raise _wrong("authentication.credentials", words)
-    return config
 
 
 def _fits(value: str, length_max: int) -> bool:
@@ -69,22 +68,25 @@ def _wrong(field: str, description: str) -> Invalid:
 
 
 class Pushes:
-    """`scope`: whose tasks a caller asks about, and who must have part in them."""
+    """`scope`: whose tasks a caller asks about, and who must have part in them. `check` refuses a configuration."""
 
     def __init__(
-        self, ledger: Ledger, scope: Callable[[Ask], tuple[PublicKey, PublicKey | None]], check_url: CheckUrl
+        self,
+        ledger: Ledger,
+        scope: Callable[[Ask], tuple[PublicKey, PublicKey | None]],
+        check: Callable[[PushConfig], None],
     ) -> None:
         self._ledger = ledger
         self._scope = scope
-        self._check_url = check_url
+        self._check = check
 
     async def ask(self, ask: Ask, request: Any) -> PushConfig | PushPage | None:
         """Create, get, list or delete, by the kind of the request."""
         task_id, (recipient, viewer) = known_id(request.task_id), self._scope(ask)
         match request:
             case CreatePush():
-                config = check_config(request.config, self._check_url)
-                put = PutPush(task_id=task_id, viewer=viewer, recipient=recipient, config=config)
+                self._check(request.config)
+                put = PutPush(task_id=task_id, viewer=viewer, recipient=recipient, config=request.config)
                 return (await self._ledger.commit(put)).config
             case DeletePush():
                 drop = DropPush(task_id=task_id, viewer=viewer, recipient=recipient, id=request.id)

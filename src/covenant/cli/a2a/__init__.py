@@ -6,7 +6,9 @@ from typing import Final
 
 from covenant.cli.lazy import LazyGroup
 
-_COMMANDS: Final = "status requeue force-error retry-stale compact send next respond results show tree watch".split()
+_COMMANDS: Final = (
+    "status requeue force-error retry-stale compact send next respond results show tree watch push".split()
+)
 
 command: Final = LazyGroup(
     "a2a",

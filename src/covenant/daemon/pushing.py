@@ -1,0 +1,39 @@
+"""Push notifications of a daemon, where they are switched on: who takes configurations, and who delivers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+from covenant.daemon.settings import Settings
+from covenant.doors.metrics import Meter
+from covenant.exchange.conversation import Conversations
+from covenant.exchange.pushes import Pushes, check_config
+from covenant.ledger.contract import Ledger
+from covenant.model.asking import PushConfig
+from covenant.outbound.fetching import Fetcher
+from covenant.outbound.location import read_url
+from covenant.outbound.pushing import PushLimits, PushRunner
+from covenant.outbound.webhook import Webhooks
+from covenant.seal.webhooks import WebhookSigner
+
+
+def check_push(config: PushConfig) -> None:
+    """By its text alone: where its address leads is nobody's business before it is called."""
+    check_config(config, _check_url)
+
+
+def _check_url(text: str) -> None:
+    read_url(text)
+
+
+def make_pushes(
+    settings: Settings, ledger: Ledger, conversations: Conversations, *, fetcher: Fetcher, key: bytes, meter: Meter
+) -> tuple[Pushes, PushRunner] | tuple[None, None]:
+    """Who takes configurations, and who delivers, signed with the daemon's own key, while it runs."""
+    if not settings.a2a.push_notifications:
+        return None, None
+    limits = PushLimits(**{part.name: getattr(settings.push, part.name) for part in fields(PushLimits)})
+    webhooks = Webhooks(fetcher, WebhookSigner(key), ledger.now_ms)
+    runner = PushRunner(ledger, webhooks, limits, chance=random.random, tally=meter.pushed)
+    return Pushes(ledger, conversations.scope, check_push), runner
