@@ -30,6 +30,7 @@ from covenant.ledger.machine.events import (
     LeaseRenewed,
     MessageKept,
     ResultDrained,
+    TaskClosed,
     TaskContinued,
     TaskFollowed,
     TaskLeased,
@@ -133,21 +134,27 @@ def an_event(draw: st.DrawFn, kind: str, number: int, entry: Entry | None) -> Ev
         "turn_ended": lambda: draw(
             st.sampled_from([TurnEnded(name, lease), TurnEnded(name, lease, MessageUpdate(), after)])
         ),
-        "task_settled": lambda: TaskSettled(
-            name,
-            Result(
-                task_id=name,
-                status=draw(st.sampled_from(ResultStatus)),
-                error_message=draw(st.just(msgspec.UNSET) | texts),
-            ),
-            draw(st.sampled_from(Ending)),
-            draw(st.sampled_from(Cause)),
-            after,
-            reason=draw(st.none() | reasons),
-        ),
+        "task_closed": lambda: draw(endings(TaskClosed, name, after)),
+        "task_settled": lambda: draw(endings(TaskSettled, name, after)),
         "result_drained": lambda: ResultDrained(name),
     }
     return makers[kind]()
+
+
+@st.composite
+def endings(draw: st.DrawFn, kind: type[TaskSettled], name: Any, generation: int) -> Event:
+    return kind(
+        name,
+        Result(
+            task_id=name,
+            status=draw(st.sampled_from(ResultStatus)),
+            error_message=draw(st.just(msgspec.UNSET) | texts),
+        ),
+        draw(st.sampled_from(Ending)),
+        draw(st.sampled_from(Cause)),
+        generation,
+        reason=draw(st.none() | reasons),
+    )
 
 
 @st.composite

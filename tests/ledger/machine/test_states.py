@@ -14,6 +14,7 @@ from covenant.ledger.machine.events import (
     LeaseRenewed,
     MessageKept,
     ResultDrained,
+    TaskClosed,
     TaskContinued,
     TaskEvent,
     TaskFollowed,
@@ -62,6 +63,7 @@ EVENTS: list[TaskEvent] = [
     TurnEnded(ID, LEASE.lease_id, MessageUpdate(), 5),
     TaskRequeued(ID, LEASE.lease_id, "gone", Posture.OPERATOR_ACCEPTED, 1),
     TaskSettled(ID, ok(ID), Ending.COMPLETED, Cause.RESULT, 3),
+    TaskClosed(ID, ok(ID), Ending.COMPLETED, Cause.RESULT, 3),
     ResultDrained(ID),
 ]
 TAGS = {str(event.__struct_config__.tag): event for event in EVENTS}

@@ -31,7 +31,7 @@ from covenant.ledger.log.opening import Torn
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import Storage
 from covenant.ledger.log.watching import Watch, Watching
-from covenant.ledger.machine.commands import Accept, Command, Drain, Report, TaskCommand
+from covenant.ledger.machine.commands import Accept, Advance, Command, Drain, Report, TaskCommand
 from covenant.ledger.machine.decide import decide
 from covenant.ledger.machine.decision import Refused
 from covenant.ledger.machine.entry import Entry
@@ -152,7 +152,7 @@ class LogLedger:
 
     async def _admit(self, command: Command[Any]) -> None:
         """An archive that cannot keep up slows what feeds it most, then refuses new work: the lag is bounded."""
-        if isinstance(command, Report):
+        if isinstance(command, (Report, Advance)):
             await self._archive.caught_up(self._journal.durable_seq - LAG_SLOWS_REPORTS, CATCH_UP_S)
         elif isinstance(command, Accept) and self._archive_lag() >= LAG_REFUSES_TASKS:
             raise OverLimit(

@@ -13,6 +13,7 @@ from covenant.ledger.machine.events import (
     LeaseRenewed,
     MessageKept,
     ResultDrained,
+    TaskClosed,
     TaskContinued,
     TaskEvent,
     TaskFollowed,
@@ -259,5 +260,6 @@ _MOVES: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = 
     MessageKept: _kept,
     TurnEnded: _turned,
     TaskSettled: _settled,
+    TaskClosed: _settled,
     ResultDrained: _moved,
 }

@@ -126,6 +126,10 @@ class TaskSettled(TaskEvent, frozen=True, gc=False, tag="task_settled"):
     """The result answers later tasks with the same cache key."""
 
 
+class TaskClosed(TaskSettled, frozen=True, gc=False, tag="task_closed"):
+    """Settled, and nobody comes for the result: whoever sent it reads it where it is kept."""
+
+
 class ResultDrained(TaskEvent, frozen=True, gc=False, tag="result_drained"):
     request_id: str | None = None
     by: PublicKey | None = None
@@ -249,6 +253,7 @@ AnyEvent = (
     | TurnEnded
     | TaskRequeued
     | TaskSettled
+    | TaskClosed
     | ResultDrained
     | CacheDropped
     | IdentityEnrolled
@@ -283,5 +288,6 @@ AnyTaskEvent = (
     | TurnEnded
     | TaskRequeued
     | TaskSettled
+    | TaskClosed
     | ResultDrained
 )

@@ -6,7 +6,7 @@ from covenant.ledger.machine.access import authorize
 from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, Starter
 from covenant.ledger.machine.decision import Decide
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import ResultDrained, TaskFollowed, TaskLeased, TaskSent, TaskSettled
+from covenant.ledger.machine.events import TaskClosed, TaskFollowed, TaskLeased, TaskSent, TaskSettled
 from covenant.ledger.machine.pushing import check_room, make_push
 from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived, Cached
@@ -113,7 +113,7 @@ def _replay(decide: Decide, command: Accept, cached: Cached) -> Accepted:
     )
     _begin(decide, command, TaskSent(task.id, task, command.digest))
     decide.add(
-        TaskSettled(
+        ended(task)(
             task.id,
             result,
             ending=ending_of(result),
@@ -122,7 +122,6 @@ def _replay(decide: Decide, command: Accept, cached: Cached) -> Accepted:
             reason=cached.source_task_id,
         )
     )
-    drop_unless_drained(decide, task)
     return Accepted(task_id=task.id, replayed=True)
 
 
@@ -140,10 +139,9 @@ def _follow(decide: Decide, command: Accept, key: CacheKey, leader: TaskId) -> A
     return Accepted(task_id=task.id, following=leader)
 
 
-def drop_unless_drained(decide: Decide, task: Task) -> None:
+def ended(task: Task) -> type[TaskSettled]:
     """Only a mailbox's sender comes for its result; for any other door the archive is where results are read."""
-    if task.origin != MAILBOX:
-        decide.add(ResultDrained(task.id))
+    return TaskSettled if task.origin == MAILBOX else TaskClosed
 
 
 def ending_of(result: Result) -> Ending:

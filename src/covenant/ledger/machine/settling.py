@@ -29,11 +29,10 @@ from covenant.ledger.machine.events import (
     PushDropped,
     ResultDrained,
     TaskPromoted,
-    TaskSettled,
     TurnEnded,
 )
 from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
-from covenant.ledger.machine.sending import drop_unless_drained, ending_of
+from covenant.ledger.machine.sending import ended, ending_of
 from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Forbidden
@@ -146,7 +145,7 @@ def end(
     key = cache_key(entry.task)
     shared = key is not None and cause is Cause.RESULT
     decide.add(
-        TaskSettled(
+        ended(entry.task)(
             entry.task.id,
             result,
             ending,
@@ -157,7 +156,6 @@ def end(
             shared and result.status == ResultStatus.OK,
         )
     )
-    drop_unless_drained(decide, entry.task)
     if key is None or decide.view.leader(key) != entry.task.id:
         return
     followers = decide.view.followers(key)
@@ -169,7 +167,7 @@ def end(
         follower_entry = decide.view.entry(follower)
         assert follower_entry is not None
         decide.add(
-            TaskSettled(
+            ended(follower_entry.task)(
                 follower,
                 msgspec.structs.replace(result, task_id=follower),
                 ending,
@@ -179,7 +177,6 @@ def end(
                 entry.task.id,
             )
         )
-        drop_unless_drained(decide, follower_entry.task)
 
 
 def cancel(decide: Decide, command: Cancel) -> Canceled:

@@ -50,6 +50,10 @@ TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
     (PARKED, "task_settled"): SETTLED,
     (FOLLOWING, "task_settled"): SETTLED,
     (SETTLED, "result_drained"): DRAINED,
+    (QUEUED, "task_closed"): DRAINED,
+    (LEASED, "task_closed"): DRAINED,
+    (PARKED, "task_closed"): DRAINED,
+    (FOLLOWING, "task_closed"): DRAINED,
 }
 
 FINISHED: Final = frozenset({SETTLED, DRAINED})

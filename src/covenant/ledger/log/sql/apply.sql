@@ -44,6 +44,10 @@ INSERT INTO moves VALUES
         'task_settled', 'result_pending', 32 + 128 + 512, 'settled', 'settled',
         '$.generation', '$.result', '$.ending', '$.cause', '$.reason'
     ),
+    (
+        'task_closed', 'resolved', 32 + 128 + 512, 'settled', 'settled',
+        '$.generation', '$.result', '$.ending', '$.cause', '$.reason'
+    ),
     ('result_drained', 'resolved', 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
     ('audited', NULL, 1024, NULL, NULL, '$.index', '$.row', '$.chain_hash', '$.issuer', NULL),
     ('audit_purged', NULL, 2048, NULL, NULL, '$.through', NULL, '$.anchor_hash', NULL, NULL);
