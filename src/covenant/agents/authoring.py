@@ -149,7 +149,8 @@ class Agent:
 
     `timeout_ms`: how long a turn may take. `idempotent`: running a turn twice does no harm, so work that is cut short
     may be begun again by itself. `on_lost`: what becomes of work whose daemon died: it is held for an operator, failed,
-    or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon.
+    or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon. `default_project`: the simple
+    door gives its tasks to the first agent that has one.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class Agent:
         on_lost: OnLost = "hold",
         concurrency: int = 0,
         extensions: Sequence[str] = (),
+        default_project: str = "",
     ) -> None:
         self.name = name
         self.description = description
@@ -176,6 +178,7 @@ class Agent:
         self.on_lost: OnLost = on_lost
         self.concurrency = concurrency
         self.extensions = tuple(extensions)
+        self.default_project = default_project
         self.function: Function | None = None
 
     @overload

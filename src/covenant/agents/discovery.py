@@ -96,22 +96,26 @@ def _agents(module: ModuleType, path: Path) -> Iterator[Found]:
 
 
 def _ours(value: object) -> tuple[Constitution, Body] | None:
-    if not isinstance(value, Agent):
-        return None
+    return played(value) if isinstance(value, Agent) else None
+
+
+def played(agent: Agent) -> tuple[Constitution, Body]:
+    """What the catalogue says of an agent that was written in Python, and what does its work."""
     declared = {
-        "id": value.name,
-        "name": value.name,
-        "description": value.description,
-        "skills": [msgspec.to_builtins(skill) for skill in value.skills],
-        "input_modes": value.input_modes,
-        "output_modes": value.output_modes,
-        "timeout_ms": value.timeout_ms,
-        "idempotent": value.idempotent,
-        "on_lost": value.on_lost,
-        "concurrency": value.concurrency,
-        "extensions": value.extensions,
+        "id": agent.name,
+        "name": agent.name,
+        "description": agent.description,
+        "skills": [msgspec.to_builtins(skill) for skill in agent.skills],
+        "input_modes": agent.input_modes,
+        "output_modes": agent.output_modes,
+        "timeout_ms": agent.timeout_ms,
+        "idempotent": agent.idempotent,
+        "on_lost": agent.on_lost,
+        "concurrency": agent.concurrency,
+        "extensions": agent.extensions,
+        "default_project": agent.default_project,
     }
-    return _constitution(declared), FunctionBody(value)
+    return _constitution(declared), FunctionBody(agent)
 
 
 def _executors(variable: str, value: object, module: ModuleType) -> tuple[Constitution, Body] | None:
