@@ -33,6 +33,8 @@ from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
 from covenant.daemon.pushing import make_pushes
 from covenant.daemon.settings import LimitSettings, Settings
+from covenant.daemon.tenant_doors import DESCRIBED as TENANT_DESCRIBED
+from covenant.daemon.tenant_doors import Built, tenant_routes
 from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
 from covenant.doors.a2a.door import PREFIX
@@ -42,7 +44,6 @@ from covenant.doors.http.hosts import as_host
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.ipc.server import IpcServer
 from covenant.doors.metrics import Meter
-from covenant.doors.native import agents as native_agents
 from covenant.doors.waiting import Waits
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import Conversations
@@ -178,6 +179,7 @@ def _assemble(
     conversations = make_conversations(settings.a2a, ledger, catalogue, crew)
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
+    built = Built(ledger, catalogue, conversations, gate, meter)
     behind = _Behind(
         exchange=exchange,
         registry=registry,
@@ -195,9 +197,9 @@ def _assemble(
         allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
         origins=settings.http.origins,
         body_bytes_max=settings.http.body_bytes_max,
-        more_routes=[*native_agents.agent_routes(catalogue, gate, meter), *pages.routes()],
+        more_routes=[*tenant_routes(settings.a2a, built, cards.offer.tools), *pages.routes()],
         under=[(PREFIX, make_door(settings, a2a_gate, a2a_office, pages))],
-        described=(*native_agents.DESCRIBED, *CARDS_DESCRIBED),
+        described=(*TENANT_DESCRIBED, *CARDS_DESCRIBED),
     )
     ipc = IpcServer(
         home / SOCKET_NAME,

@@ -37,6 +37,14 @@ class Views:
         self.keep(view)
         return view if view.state.terminal else await self._live(view)
 
+    async def of_tenant(self, task_id: TaskId, tenant: str) -> TaskView:
+        """The task, if it is this tenant's, whichever of its agents it is for."""
+        view = self._kept.get(task_id) or (await self.past(task_id)).view()
+        if view is None or view.task.tenant != tenant:
+            raise unknown(task_id)
+        self.keep(view)
+        return view if view.state.terminal else await self._live(view)
+
     async def past(self, task_id: TaskId, through: int | None = None) -> Folder:
         """Everything that is durable, folded; or only as far as a generation."""
         folder = Folder()

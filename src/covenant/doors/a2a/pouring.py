@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from starlette.types import Receive, Send
@@ -9,7 +11,7 @@ from starlette.types import Receive, Send
 from covenant.doors.a2a.departure import Departure
 from covenant.doors.a2a.operations import WIRES, Asked
 from covenant.exchange.streams import Stream
-from covenant.exchange.tenancy import Tenancy
+from covenant.exchange.tenancy import Caller, Tenancy
 from covenant.wire.sse import KEEP_ALIVE, Framing, comment
 
 _HEADERS: Final = [
@@ -25,7 +27,20 @@ TURNED_OUT: Final = comment("no longer allowed: the task goes on")
 async def pour(
     stream: Stream, asked: Asked, framing: Framing, *, tenancy: Tenancy, receive: Receive, send: Send
 ) -> None:
-    """Leaving, or being made to leave, ends the stream and not the task."""
+    writing = partial(_frames, stream, asked, framing)
+    await flow(stream, asked.ask.caller, writing, tenancy=tenancy, receive=receive, send=send)
+
+
+async def flow(
+    stream: Stream,
+    caller: Caller,
+    write: Callable[[Send], Awaitable[None]],
+    *,
+    tenancy: Tenancy,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Whatever `write` makes of the stream. Leaving, or being made to leave, ends the stream and not the task."""
     departure = Departure(receive, notice_s=0)
     turned_out = False
 
@@ -34,9 +49,9 @@ async def pour(
         turned_out = True
         departure.end()
 
-    with stream, departure, tenancy.session(asked.ask.caller, turn_out):
+    with stream, departure, tenancy.session(caller, turn_out):
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        await _frames(stream, asked, framing, send)
+        await write(send)
     if turned_out:
         await send({"type": "http.response.body", "body": TURNED_OUT, "more_body": False})
 

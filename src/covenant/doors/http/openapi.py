@@ -47,6 +47,13 @@ class Described:
     request: type[msgspec.Struct] | None = None
     status: int = 200
     token: bool = True
+    query: type[msgspec.Struct] | None = None
+    media_type: str = "application/json"
+    """Of the answer; of a stream, `answer` is what its events carry."""
+    refusal: type[msgspec.Struct] | None = None
+    """How it refuses, if not as its neighbours do."""
+    same_at: int | None = None
+    """A second status that carries the answer's shape."""
 
 
 def document(
@@ -55,13 +62,14 @@ def document(
     schemas = _schemas(operations, described)
     paths: dict[str, dict[str, Any]] = {}
     for route in described:
-        paths.setdefault(route.path, {})[route.method.lower()] = _described(route)
+        paths.setdefault(route.path, {})[route.method.lower()] = _described(route, schemas)
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
     for page in pages:
         paths.setdefault(page.path, {})["get"] = _page(page)
     in_bodies = {operation.request for operation in operations if operation.in_body}
-    for only_in_query in {operation.request for operation in operations} - in_bodies:
+    in_queries = {route.query for route in described if route.query is not None}
+    for only_in_query in {operation.request for operation in operations} - in_bodies | in_queries:
         del schemas[only_in_query.__name__]
     return {
         "openapi": "3.1.0",
@@ -86,7 +94,8 @@ def document(
 def _schemas(operations: Sequence[AnyOperation], described: Sequence[Described]) -> dict[str, Any]:
     types: set[type[msgspec.Struct]] = {Error, Problem}
     types |= {each for operation in operations for each in (operation.request, operation.answer)}
-    types |= {each for route in described for each in (route.request, route.answer) if each is not None}
+    for route in described:
+        types |= {each for each in (route.request, route.answer, route.query, route.refusal) if each is not None}
     ordered = sorted(types, key=lambda each: each.__name__)
     return msgspec.json.schema_components(ordered, ref_template=_REF)[1]
 
@@ -114,7 +123,7 @@ def _operation(operation: AnyOperation, schemas: dict[str, Any]) -> dict[str, An
     return described
 
 
-def _described(route: Described) -> dict[str, Any]:
+def _described(route: Described, schemas: dict[str, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
@@ -123,6 +132,16 @@ def _described(route: Described) -> dict[str, Any]:
         "parameters": _path_parameters(route.path),
         "responses": _responses(route.path, route.status, route.answer),
     }
+    content = described["responses"][str(route.status)]["content"]
+    content[route.media_type] = content.pop("application/json")
+    if route.refusal is not None:
+        refusals = {status: _json(text, route.refusal.__name__) for status, text in _STATUSES.items()}
+        described["responses"].update(refusals)
+    if route.same_at is not None:
+        described["responses"][str(route.same_at)] = _json(_STATUSES[str(route.same_at)], route.answer.__name__)
+    if route.query is not None:
+        named = schemas[route.query.__name__]["properties"]
+        described["parameters"] += [_parameter("query", name, _without_null(given)) for name, given in named.items()]
     if route.request is not None:
         content = _json(route.summary, route.request.__name__)["content"]
         described["requestBody"] = {"required": True, "content": content}

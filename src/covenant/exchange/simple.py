@@ -1,0 +1,182 @@
+"""The simple door's tasks: a text in, for the first agent that has a project, and its state out.
+
+They are tasks like all others, and the ledger keeps them like all others. Only this door's own view of them is bounded:
+it shows a tenant its last thousand, and forgets the oldest finished hundred when there is one more. A task that has not
+ended is never forgotten. After a start the view begins with the newest thousand that the ledger has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import Conversations
+from covenant.exchange.messages import check_message
+from covenant.exchange.skills import skills_of
+from covenant.exchange.tenancy import Caller
+from covenant.exchange.views import Views, known_id, unknown
+from covenant.exchange.window import Window
+from covenant.ledger.contract import Ledger
+from covenant.model.asking import Message
+from covenant.model.constitution import CatalogueAgent
+from covenant.model.content import Text
+from covenant.model.errors import Invalid, NotFound
+from covenant.model.folding import TaskView
+from covenant.model.ids import TaskId
+from covenant.model.task import SIMPLE, Task
+from covenant.model.tools import Tool
+
+DEPTH_MAX: Final = 3
+"""How many hands a task may have gone through. A caller that says more is part of a circle."""
+TIMEOUT_MS: Final = 300_000
+RATE_PER_MIN: Final = 5
+MINUTE_MS: Final = 60_000
+KEPT_MAX: Final = 1_000
+PRUNED: Final = 100
+SHELVES_MAX: Final = 256
+"""Tenants whose view is in memory; others are read again when they come back."""
+
+NO_AGENT: Final = "Agent with default project not found"
+TOO_DEEP: Final = "Invocation depth limit exceeded."
+
+
+class SimpleSend(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What a caller of the simple door asks. `source_agent` is what it calls itself, and decides nothing."""
+
+    message: str
+    skill: str | None = None
+    timeout_ms: int | None = None
+    depth: int = 1
+    source_agent: str | None = None
+
+
+class SimpleLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    rate_per_min: int = RATE_PER_MIN
+    """Sends by one credential in any minute; 0: no limit."""
+    kept_max: int = KEPT_MAX
+    pruned: int = PRUNED
+
+
+class SimpleTasks:
+    def __init__(
+        self,
+        ledger: Ledger,
+        catalogue: Catalogue,
+        conversations: Conversations,
+        new_id: Callable[[], str],
+        *,
+        tools: Sequence[Tool] = (),
+        limits: SimpleLimits | None = None,
+    ) -> None:
+        """`tools` are those that agents may have as skills."""
+        self._ledger = ledger
+        self._catalogue = catalogue
+        self._conversations = conversations
+        self._new_id = new_id
+        self._tools = tools
+        self._limits = limits or SimpleLimits()
+        self._views = Views(ledger)
+        self._window = Window(self._limits.rate_per_min, MINUTE_MS, ledger.now_ms)
+        self._shelves: OrderedDict[str, dict[TaskId, None]] = OrderedDict()
+        self._cleared: set[str] = set()
+        self._loading = asyncio.Lock()
+
+    async def send(self, caller: Caller, sent: SimpleSend) -> TaskView:
+        """The task as it was accepted: at work already, if its agent is free."""
+        if sent.depth > DEPTH_MAX:
+            # Before the rate: a circle that is cut must not cost its caller what it may still ask.
+            raise Invalid("depth_exceeded", TOO_DEEP)
+        self._window.spend(caller.token_sha256)
+        tenant = caller.tenant.name
+        agent, ignored = self._choose(tenant, sent.skill)
+        task = self._task(agent, sent, ignored)
+        message = Message(message_id=task.id, parts=(Text(sent.message),))
+        check_message(message, agent, ())
+        view = await self._conversations.begin(task)
+        shelf = await self._shelf(tenant)
+        shelf[task.id] = None
+        if len(shelf) > self._limits.kept_max:
+            await self._prune(shelf)
+        return view
+
+    async def get(self, caller: Caller, task_id: str) -> TaskView:
+        wanted, tenant = known_id(task_id), caller.tenant.name
+        view = await self._views.of_tenant(wanted, tenant)
+        shown = wanted in await self._shelf(tenant) or not (view.state.terminal or tenant in self._cleared)
+        if view.task.origin != SIMPLE or not shown:
+            raise unknown(task_id)
+        return view
+
+    def clear(self, tenant: str) -> None:
+        """Begin this door's view anew, with nothing in it. The ledger forgets nothing, and what runs goes on."""
+        self._cleared.add(tenant)
+        self._keep(tenant, {})
+
+    def _choose(self, tenant: str, skill: str | None) -> tuple[CatalogueAgent, tuple[str, ...]]:
+        """The first agent that has a project, and the skill if one has it; and what of the wish was ignored."""
+        able = [agent for agent in self._catalogue.agents(tenant) if agent.constitution.default_project]
+        if not able:
+            raise NotFound("no_default_project", NO_AGENT)
+        if skill is None:
+            return able[0], ()
+        for agent in able:
+            if any(skill in (each.id, each.name) for each in skills_of(agent.constitution, self._tools)):
+                return agent, ()
+        return able[0], ("skill",)
+
+    def _task(self, agent: CatalogueAgent, sent: SimpleSend, ignored: tuple[str, ...]) -> Task:
+        task_id, own_ms = TaskId(self._new_id()), agent.constitution.timeout_ms
+        timeout_ms = min(filter(None, (sent.timeout_ms, own_ms)), default=TIMEOUT_MS)
+        said: dict[str, Any] = {"source": "agent", "project": agent.constitution.default_project}
+        if sent.skill is not None:
+            said["skill"] = sent.skill
+        if sent.source_agent is not None:
+            said["sourceAgent"] = sent.source_agent
+        if ignored:
+            said["ignored"] = list(ignored)
+        return Task(
+            id=task_id,
+            sender=self._catalogue.client(agent.tenant),
+            recipient=self._catalogue.identity(agent.tenant, agent.id),
+            intent_text=sent.message,
+            context_id=task_id,
+            timeout_ms=timeout_ms,
+            # What nobody begins in this time, or what waits for a word that this door cannot bring, ends too.
+            deadline_ms=self._ledger.now_ms() + timeout_ms,
+            tenant=agent.tenant,
+            origin=SIMPLE,
+            depth=sent.depth,
+            request_metadata=said,
+        )
+
+    async def _shelf(self, tenant: str) -> dict[TaskId, None]:
+        """The finished tasks that a tenant is shown, and those that are under way, the oldest first."""
+        async with self._loading:
+            shelf = self._shelves.get(tenant)
+            if shelf is None:
+                rows = await self._ledger.of_tenant(tenant, self._limits.kept_max, simple=True)
+                shelf = dict.fromkeys(row.task_id for row in reversed(rows))
+            self._keep(tenant, shelf)
+            return shelf
+
+    def _keep(self, tenant: str, shelf: dict[TaskId, None]) -> None:
+        self._shelves[tenant] = shelf
+        self._shelves.move_to_end(tenant)
+        if len(self._shelves) > SHELVES_MAX:
+            self._shelves.popitem(last=False)
+
+    async def _prune(self, shelf: dict[TaskId, None]) -> None:
+        """Take the oldest that have ended off the shelf; as many more as those that could not be taken off before."""
+        most = max(self._limits.pruned, len(shelf) - self._limits.kept_max)
+        for task_id in tuple(shelf):
+            entry = await self._ledger.entry(task_id)
+            if entry is None or entry.finished:
+                shelf.pop(task_id, None)
+                most -= 1
+                if not most:
+                    return

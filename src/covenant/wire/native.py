@@ -1,0 +1,207 @@
+"""Requests under `/v1`: how a task is shown, and its steps as named events. One step is one event, live and replayed.
+
+request_received   the task was accepted            stream_start         its agent has begun
+text               a piece of the answer            stream_end           the answer has been said
+tool_call          a tool was used                  file                 a file, by its bytes or its URL
+sub_agent_response another agent answered           artifact             anything else that was made
+status             a word on progress               message              something said beside the answer
+input_required, auth_required                       it waits for its sender
+done               it has ended, in whichever way; nothing comes after it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal, assert_never
+
+import msgspec
+
+from covenant.model.content import Content, Json, Resource, ResourceLink, Text
+from covenant.model.folding import TaskState, TaskView, final_message
+from covenant.model.result import Ending
+from covenant.model.step import Began, Continued, Ended, Started, Step
+from covenant.model.task import Task
+from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.wire.telling import agent_of, context_of, usage_of
+
+RequestState = Literal["running", "completed", "failed", "canceled"]
+
+
+class RequestShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`state` says whether it runs; `a2a_state` says it in A2A's eight words. `last_seq` is its generation."""
+
+    request_id: str
+    tenant_id: str
+    agent_id: str
+    conversation_id: str
+    origin: str
+    state: RequestState
+    a2a_state: str
+    started_at_ms: int
+    updated_at_ms: int
+    completed_at_ms: int | None
+    error_message: str | None
+    last_seq: int
+
+
+class RequestEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """What an event carries; which of it depends on its name. `data` is base64."""
+
+    request_id: str
+    stream_id: int
+    depth: int
+    ts_ms: int
+    agent: str | None = None
+    tenant_id: str | None = None
+    conversation_id: str | None = None
+    role: str | None = None
+    text: str | None = None
+    append: bool | None = None
+    last: bool | None = None
+    tool: str | None = None
+    ok: bool | None = None
+    artifact_id: str | None = None
+    name: str | None = None
+    mime_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+    value: Any = None
+    state: str | None = None
+    content: str | None = None
+    error: str | None = None
+    duration_ms: int | None = None
+    metadata: dict[str, Any] | None = None
+
+
+_ENDED: Final[dict[str, RequestState]] = {
+    Ending.COMPLETED: "completed",
+    Ending.FAILED: "failed",
+    Ending.REJECTED: "failed",
+    Ending.CANCELED: "canceled",
+}
+
+_encode = msgspec.json.Encoder().encode
+
+
+def shown(view: TaskView) -> RequestShown:
+    task, over = view.task, view.state.terminal
+    error = view.result.error_message if view.result is not None else None
+    return RequestShown(
+        request_id=task.id,
+        tenant_id=task.tenant or "",
+        agent_id=agent_of(task),
+        conversation_id=context_of(task),
+        origin=task.origin,
+        state=running_or(view.state),
+        a2a_state=view.state.value,
+        started_at_ms=view.created_at_ms,
+        updated_at_ms=view.updated_at_ms,
+        completed_at_ms=view.updated_at_ms if over else None,
+        error_message=error if isinstance(error, str) else None,
+        last_seq=view.generation,
+    )
+
+
+def running_or(state: str) -> RequestState:
+    return _ENDED.get(state, "running")
+
+
+class Telling:
+    """The events of one request: from its steps to frames of server-sent events."""
+
+    def __init__(self, task: Task, began_at_ms: int) -> None:
+        self._task = task
+        self._began_at_ms = began_at_ms
+
+    def received(self) -> bytes:
+        """The first step, which every view already has in it."""
+        return self.frame(Step(1, self._began_at_ms, Began(self._task)))
+
+    def frames(self, steps: Iterable[Step]) -> bytes:
+        return b"".join([self.frame(step) for step in steps])
+
+    def frame(self, step: Step) -> bytes:
+        name, fields = self._event(step)
+        event = RequestEvent(request_id=self._task.id, stream_id=0, depth=0, ts_ms=step.ts_ms, **fields)
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (step.generation, name.encode(), _encode(event))
+
+    def _event(self, step: Step) -> tuple[str, dict[str, Any]]:
+        what, task = step.what, self._task
+        match what:
+            case ArtifactUpdate():
+                return _made(task, what)
+            case Began():
+                named = {"tenant_id": task.tenant, "conversation_id": context_of(task)}
+                return "request_received", {"agent": agent_of(task), "text": task.intent_text, **named}
+            case Started():
+                return "stream_start", {"agent": agent_of(task)}
+            case StatusUpdate(state=state):
+                name = "status" if state == TaskState.WORKING else state.replace("-", "_")
+                said = what.text or _text(what.parts)
+                return name, {"state": state, "text": said, "metadata": what.metadata}
+            case MessageUpdate():
+                return "message", {"role": what.role, "text": _text(what.parts)}
+            case Continued(message):
+                return "message", {"role": message.role, "text": _text(message.parts)}
+            case Ended():
+                return "done", self._done(what, step.ts_ms)
+            case _:
+                assert_never(what)
+
+    def _done(self, ended: Ended, ts_ms: int) -> dict[str, Any]:
+        task, result, ok = self._task, ended.result, ended.ending is Ending.COMPLETED
+        said = final_message(result, ended.ending)
+        return {
+            "ok": ok,
+            "state": ended.ending.value,
+            "content": _text(said.parts) if said is not None and ok else "",
+            "error": None if ok or said is None else _text(said.parts),
+            "agent": agent_of(task),
+            "tenant_id": task.tenant,
+            "conversation_id": context_of(task),
+            "duration_ms": max(0, ts_ms - self._began_at_ms),
+            "metadata": usage_of(result),
+        }
+
+
+def _made(task: Task, update: ArtifactUpdate) -> tuple[str, dict[str, Any]]:
+    """Which kind of thing it is stands in its id, after the task's."""
+    kind = update.artifact_id.removeprefix(f"{task.id}-").partition("-")[0]
+    named: dict[str, Any] = {"artifact_id": update.artifact_id, "append": update.append, "last": update.last_chunk}
+    part = update.parts[0] if update.parts else None
+    if kind == "text":
+        text = _text(update.parts)
+        return ("text", {**named, "text": text}) if text or not update.last_chunk else ("stream_end", named)
+    if kind == "tool" and isinstance(part, Json) and isinstance(part.value, dict):
+        return "tool_call", {**named, "tool": _string(part.value.get("tool")), "ok": part.value.get("ok") is True}
+    if kind == "sub" and isinstance(part, Json) and isinstance(part.value, dict):
+        said = part.value
+        who = {"agent": _string(said.get("agent")), "content": _string(said.get("content"))}
+        return "sub_agent_response", {**named, **who, "value": said}
+    about = {**named, "name": update.name, "metadata": update.metadata, **_carried(part)}
+    return "file" if kind == "file" else "artifact", about
+
+
+def _carried(part: Content | None) -> dict[str, Any]:
+    match part:
+        case None:
+            return {}
+        case Text():
+            return {"text": part.text, "mime_type": part.mimeType}
+        case Json():
+            return {"value": part.value, "mime_type": part.mimeType}
+        case ResourceLink():
+            return {"url": part.uri, "mime_type": part.mimeType}
+        case Resource():
+            inner = part.resource
+            return {"text": inner.text, "data": inner.blob, "mime_type": inner.mimeType}
+        case _:
+            return {"data": part.data, "mime_type": part.mimeType}
+
+
+def _string(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _text(parts: tuple[Content, ...]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Text))

@@ -1,0 +1,211 @@
+"""The doors of tenants on a real socket, over a real ledger in a folder, with agents that a test brings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import uvicorn
+from starlette.routing import Router
+
+from covenant.agents.authoring import Agent
+from covenant.agents.crew import Crew
+from covenant.agents.discovery import played
+from covenant.agents.process import ProcessBody
+from covenant.daemon.operator import admit_operator
+from covenant.daemon.settings import A2aSettings
+from covenant.daemon.tenant_doors import Built, tenant_routes
+from covenant.doors.http.tenant import TenantGate
+from covenant.doors.metrics import Meter
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import ConversationLimits, Conversations
+from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.limiter import Limiter
+from covenant.exchange.principal import Principal
+from covenant.exchange.registry import operator_agent
+from covenant.exchange.tenancy import Tenancy
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.log.uuids import Uuids
+from covenant.ledger.machine.commands import Sweep, Swept
+from covenant.model.constitution import Constitution
+from covenant.model.ids import TaskId
+from covenant.model.tenant import DEFAULT
+from covenant.model.tools import Tool
+from covenant.seal.keys import new_private_key, new_token
+from covenant.testing.clock import FakeClock
+
+BOUND_S: Final = 20.0
+KEY: Final = new_private_key()
+TOKEN: Final = new_token()
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    ledger: LogLedger
+    crew: Crew
+    catalogue: Catalogue
+    conversations: Conversations
+    tenancy: Tenancy
+    operator: Principal
+    clock: FakeClock
+    port: int
+    http: httpx2.AsyncClient
+
+    async def ask(self, method: str, path: str, *, token: str | None = TOKEN, **more: Any) -> httpx2.Response:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        headers |= more.pop("headers", {})
+        return await self.http.request(method, f"http://127.0.0.1:{self.port}{path}", headers=headers, **more)
+
+    async def send(self, body: Any, **more: Any) -> httpx2.Response:
+        return await self.ask("POST", "/a2a/tasks/send", json=body, **more)
+
+    async def sent(self, message: str = "Hello", **more: Any) -> dict[str, Any]:
+        response = await self.send({"message": message, **more})
+        assert response.status_code == 200, response.text
+        task: dict[str, Any] = response.json()
+        return task
+
+    async def get(self, task_id: str, **more: Any) -> httpx2.Response:
+        return await self.ask("GET", f"/a2a/tasks/{task_id}", **more)
+
+    async def ended(self, task_id: str) -> dict[str, Any]:
+        """The task, when it has ended."""
+        assert await self.ledger.finished(TaskId(task_id), int(BOUND_S * 1000))
+        task: dict[str, Any] = (await self.get(task_id)).json()
+        return task
+
+    async def later(self, ms: int) -> Swept:
+        """So much time passes, and the ledger looks at what is due."""
+        self.clock.advance(ms)
+        return await self.ledger.commit(Sweep())
+
+    async def tenant(self, name: str) -> str:
+        """A new tenant's token."""
+        return (await self.tenancy.add(self.operator, name)).token
+
+    def resident(self, agent: Agent | Constitution, tenant: str = DEFAULT) -> None:
+        constitution, body = played(agent) if isinstance(agent, Agent) else (agent, None)
+        self.catalogue.add_resident(tenant, constitution, "code")
+        if body is None and constitution.kind == "process":
+            body = ProcessBody(constitution.command, environment={})
+        if body is not None:
+            self.crew.employ(self.catalogue.identity(tenant, constitution.id), body)
+
+    @asynccontextmanager
+    async def frames(self, request_id: str, query: str = "", **more: Any) -> AsyncIterator[AsyncIterator[Frame]]:
+        url = f"http://127.0.0.1:{self.port}/v1/requests/{request_id}/events{query}"
+        headers = {"authorization": f"Bearer {TOKEN}", **more}
+        async with asyncio.timeout(BOUND_S), self.http.stream("GET", url, headers=headers) as response:
+            assert response.headers["content-type"].startswith("text/event-stream"), await response.aread()
+            yield frames_of(response)
+
+    async def events(self, request_id: str, query: str = "", **more: Any) -> list[Frame]:
+        async with self.frames(request_id, query, **more) as frames:
+            return [frame async for frame in frames]
+
+
+Frame = tuple[int, str, dict[str, Any]]
+
+
+async def frames_of(response: httpx2.Response) -> AsyncIterator[Frame]:
+    number, event = 0, ""
+    async for line in response.aiter_lines():
+        name, _, value = line.partition(": ")
+        if name == "id":
+            number = int(value)
+        elif name == "event":
+            event = value
+        elif name == "data":
+            yield number, event, json.loads(value)
+
+
+def text_of(task: dict[str, Any]) -> str:
+    """What the agent said last."""
+    said = [message for message in task["messages"] if message["role"] == "agent"]
+    return "".join(part["text"] for part in said[-1]["parts"])
+
+
+@asynccontextmanager
+async def stage(
+    home: Path,
+    *agents: Agent | Constitution,
+    settings: A2aSettings | None = None,
+    tools: Sequence[Tool] = (),
+    clock: FakeClock | None = None,
+) -> AsyncIterator[Stage]:
+    clock = clock or FakeClock()
+    ledger = await open_ledger(home, clock=clock)
+    operator = operator_agent("operator@test", KEY)
+    principal = await admit_operator(ledger, operator, TOKEN, lambda _: None)
+    doorkeeper = Doorkeeper(ledger, operator)
+    catalogue, tenancy, crew = Catalogue(ledger, KEY), Tenancy(ledger, operator, doorkeeper), Crew(ledger)
+    await tenancy.open()
+    conversations = Conversations(ledger, catalogue, crew, Uuids(), ConversationLimits())
+    built = Built(ledger, catalogue, conversations, TenantGate(tenancy, Limiter(clock)), Meter())
+    router = Router(tenant_routes(settings or A2aSettings(inbound_rate_per_min=0), built, tools))
+    config = uvicorn.Config(router, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    working = asyncio.create_task(crew.run())
+    sockets = [config.bind_socket()]
+    serving = asyncio.create_task(server.serve(sockets))
+    try:
+        async with httpx2.AsyncClient(timeout=BOUND_S) as http:
+            made = Stage(
+                ledger=ledger,
+                crew=crew,
+                catalogue=catalogue,
+                conversations=conversations,
+                tenancy=tenancy,
+                operator=principal,
+                clock=clock,
+                port=sockets[0].getsockname()[1],
+                http=http,
+            )
+            for agent in agents:
+                made.resident(agent)
+            yield made
+    finally:
+        server.should_exit = True
+        await serving
+        crew.stop()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await ledger.close()
+
+
+def echo(name: str = "echo", *, project: str = "work", **declared: Any) -> Agent:
+    agent = Agent(name, default_project=project, **declared)
+
+    @agent
+    async def answer(turn: Any) -> str:
+        return f"{name}: {turn.text}"
+
+    return agent
+
+
+class Patient:
+    """An agent that says something, and then waits until a test lets it go on."""
+
+    def __init__(self, name: str = "patient", *, project: str = "work") -> None:
+        self.spoke = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.stopped = asyncio.Event()
+        self.agent = Agent(name, default_project=project)
+
+        @self.agent
+        async def answer(turn: Any) -> AsyncIterator[Any]:
+            yield f"{turn.text}: first, "
+            self.spoke.set()
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                self.stopped.set()
+                raise
+            yield "second"
