@@ -1,0 +1,221 @@
+"""The simple exchange as a library: a text for the first agent that has a project, and what became of it.
+
+    async with A2ATaskDeps.open("home", agent) as deps:         # or A2ATaskDeps.memory(agent)
+        task = await handle_task_send(deps, {"message": "Hello"})
+        task = await handle_task_get(task.id)
+
+The same engine as the daemon's simple door, and the same promises: a task is on disk when `handle_task_send` returns,
+its states only go forward, a timeout fails it and stops its agent. The process is trusted: nothing is authorised, and
+how often it sends is not limited. Cards are made as the settings of the home say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from covenant.agents.authoring import Agent
+from covenant.agents.crew import Crew
+from covenant.agents.discovery import played
+from covenant.agents.job import Body
+from covenant.agents.process import ProcessBody
+from covenant.daemon.cards import mcp_servers, offer_of
+from covenant.daemon.environment import environment, monotonic_ms, now_ms, program_environment
+from covenant.daemon.home import make_home, make_key, read_key
+from covenant.daemon.loading import load
+from covenant.daemon.logs import Log
+from covenant.daemon.schedulers import Sweeper
+from covenant.doors.http.hosts import as_host
+from covenant.doors.simple import asked_for
+from covenant.exchange.cards import Offer, agent_card
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import ConversationLimits, Conversations
+from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.registry import operator_agent
+from covenant.exchange.simple import SimpleLimits, SimpleTasks
+from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.homes import memory_ledger, open_ledger
+from covenant.ledger.log.uuids import Uuids
+from covenant.model.constitution import INDEX_CONSTITUTION, CatalogueAgent, Constitution
+from covenant.model.errors import Invalid, NotFound
+from covenant.model.tenant import DEFAULT, Tenant
+from covenant.model.tools import Tool
+from covenant.seal.keys import new_private_key
+from covenant.wire.card import CombinedCard as A2AAgentCard
+from covenant.wire.card import combined
+from covenant.wire.simple import (
+    A2AMessage,
+    A2APart,
+    A2ATask,
+    A2ATaskParams,
+    A2ATaskSendRequest,
+    A2ATaskState,
+    decode_send,
+    task_of,
+)
+
+__all__ = [
+    "A2AAgentCard",
+    "A2AMessage",
+    "A2APart",
+    "A2ATask",
+    "A2ATaskDeps",
+    "A2ATaskParams",
+    "A2ATaskSendRequest",
+    "A2ATaskState",
+    "build_agent_card",
+    "build_agent_card_for_agent",
+    "clear_task_store",
+    "handle_task_get",
+    "handle_task_send",
+]
+
+SWEEP_MS: Final = 250
+_PROCESS: Final = "process"
+_UNLIMITED: Final = SimpleLimits(rate_per_min=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class A2ATaskDeps:
+    """What tasks are sent through. Made by `open` or `memory`, or of parts that are there already."""
+
+    tasks: SimpleTasks
+    tenant: str = DEFAULT
+    ledger: LogLedger | None = field(default=None)
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(Tenant(name=self.tenant), _PROCESS, operator=True, name=f"{_PROCESS}@{self.tenant}")
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(
+        home: str | Path,
+        *agents: Agent | Constitution,
+        limits: SimpleLimits = _UNLIMITED,
+        clock: Callable[[], int] = now_ms,
+    ) -> AsyncIterator[A2ATaskDeps]:
+        """Kept in a folder, which is made if it is not there. A constitution is a process agent's."""
+        folder = Path(home)
+        make_home(folder)
+        key = read_key(folder) or make_key(folder, new_private_key)
+        ledger = await open_ledger(folder, clock=clock)
+        async with _working(ledger, key, agents, limits) as deps:
+            yield deps
+
+    @staticmethod
+    @asynccontextmanager
+    async def memory(
+        *agents: Agent | Constitution, limits: SimpleLimits = _UNLIMITED, clock: Callable[[], int] = now_ms
+    ) -> AsyncIterator[A2ATaskDeps]:
+        """Ends with the process: for tests and try-outs."""
+        ledger = await memory_ledger(clock=clock)
+        async with _working(ledger, new_private_key(), agents, limits) as deps:
+            yield deps
+
+
+@asynccontextmanager
+async def _working(
+    ledger: LogLedger, key: bytes, agents: tuple[Agent | Constitution, ...], limits: SimpleLimits
+) -> AsyncIterator[A2ATaskDeps]:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(ledger.close)
+        operator = operator_agent("operator@local", key)
+        await Tenancy(ledger, operator, Doorkeeper(ledger, operator)).open()
+        catalogue, crew = Catalogue(ledger, key), Crew(ledger)
+        for agent in agents:
+            constitution, body = played(agent) if isinstance(agent, Agent) else (agent, _program(agent))
+            catalogue.add_resident(DEFAULT, constitution, "code")
+            crew.employ(catalogue.identity(DEFAULT, constitution.id), body, concurrency=constitution.concurrency)
+        conversations = Conversations(ledger, catalogue, crew, Uuids(), ConversationLimits())
+        sweeper = Sweeper(ledger, operator, monotonic_ms=monotonic_ms, log=Log(), interval_ms=SWEEP_MS)
+        deps = A2ATaskDeps(SimpleTasks(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)
+        running = [asyncio.create_task(crew.run()), asyncio.create_task(sweeper.run())]
+        await asyncio.sleep(0)  # so that the crew is at its place before the first task
+        _stores[deps] = None
+        try:
+            yield deps
+        finally:
+            _stores.pop(deps, None)
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+
+def _program(constitution: Constitution) -> Body:
+    return ProcessBody(constitution.command, environment=program_environment())
+
+
+_stores: dict[A2ATaskDeps, None] = {}
+"""Where `handle_task_get` looks, since it is given an id and nothing else: what is open, and what was sent through."""
+
+
+async def handle_task_send(deps: A2ATaskDeps, body: Mapping[str, Any] | A2ATaskSendRequest | bytes) -> A2ATask:
+    """Send a text to the first agent that has a project.
+
+    Raises `Invalid` if it cannot be read or has come through too many hands, `NotFound` if no agent has a project.
+    """
+    if isinstance(body, A2ATaskSendRequest):
+        request = body
+    elif isinstance(body, bytes):
+        request = decode_send(body)
+    else:
+        request = _converted(body)
+    task = task_of(await deps.tasks.send(deps.caller, asked_for(request)))
+    _stores[deps] = None
+    return task
+
+
+def _converted(body: Mapping[str, Any]) -> A2ATaskSendRequest:
+    try:
+        return msgspec.convert(body, A2ATaskSendRequest)
+    except msgspec.ValidationError as wrong:
+        raise Invalid("invalid_request", str(wrong)) from None
+
+
+async def handle_task_get(task_id: str) -> A2ATask | None:
+    """The task as it is now; None if it is not known, or no longer shown."""
+    for deps in tuple(_stores):
+        try:
+            return task_of(await deps.tasks.get(deps.caller, task_id))
+        except NotFound:
+            continue
+    return None
+
+
+def clear_task_store() -> None:
+    """Show none of the tasks any more that were sent so far. They are still in their ledgers, and go on."""
+    for deps in _stores:
+        deps.tasks.clear(deps.tenant)
+
+
+def build_agent_card(base_url: str | None = None, *, home: str | Path | None = None) -> A2AAgentCard:
+    """The card of this instance: it talks, and has every registered MCP tool as a skill."""
+    return build_agent_card_for_agent(INDEX_CONSTITUTION, base_url, home=home)
+
+
+def build_agent_card_for_agent(
+    agent: CatalogueAgent | Constitution,
+    base_url: str | None = None,
+    *,
+    home: str | Path | None = None,
+    tools: tuple[Tool, ...] | None = None,
+) -> A2AAgentCard:
+    """The card of one agent. The tools are those that are registered in the home, unless they are given."""
+    if isinstance(agent, Constitution):
+        agent = CatalogueAgent(tenant=DEFAULT, constitution=agent, source="code")
+    settings = load({}, environment(), home=home).settings
+    offer: Offer = offer_of(settings, mcp_servers(settings.home))
+    if tools is not None:
+        offer = msgspec.structs.replace(offer, tools=tools)
+    base = (
+        base_url or settings.http.public_base_url or f"http://{as_host(settings.http.bind_addr)}:{settings.http.port}"
+    )
+    return combined(agent_card(agent, base.rstrip("/"), offer))
