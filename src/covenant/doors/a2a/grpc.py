@@ -1,0 +1,237 @@
+"""A2A 1.0 over gRPC: the third binding of the one table of operations, on a port of its own. Needs the extra `grpc`.
+
+Each method of the service finds its row by its name; requests become the params of that row, and its answer becomes
+the response. The field `tenant` names the agent; without it, the agent that is published is meant. Service parameters
+are metadata, under the names that they have as headers. The order of checks is as over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, Final, NoReturn, TypeVar
+from urllib.parse import unquote
+
+import grpc  # type: ignore[import-untyped]
+from a2a.types import a2a_pb2
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from starlette.types import Scope
+
+from covenant.doors.a2a.calling import Gate, Headers
+from covenant.doors.a2a.departure import NOTICE_S
+from covenant.doors.a2a.grpc_pouring import Pouring, stopping
+from covenant.doors.a2a.grpc_status import refuse
+from covenant.doors.a2a.operations import BY_NAME, Asked, Office, Operation
+from covenant.doors.a2a.protobuf import Asking, Telling
+from covenant.doors.http.hosts import as_host
+from covenant.doors.http.tenant import TenantGate, address, bearer
+from covenant.doors.metrics import Timer
+from covenant.exchange.streams import Stream
+from covenant.exchange.tenancy import Caller
+from covenant.model.errors import Invalid, NotFound, Refusal
+from covenant.model.tenant import DEFAULT
+from covenant.wire import a2a_v1
+from covenant.wire.a2a_errors import Dialect
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TRANSPORT: Final = "grpc"
+SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
+
+_PING_MS: Final = 60_000
+_IDLE_MS: Final = 15 * 60_000
+_OPTIONS: Final = (
+    # Or two daemons could share a port, and each would get half of the calls.
+    ("grpc.so_reuseport", 0),
+    # A few bytes can unfold to gigabytes, and the library looks at the size when they have: no compressed requests.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    # Finds callers that are gone without a word. Theirs are welcome, streams may be silent for long.
+    ("grpc.keepalive_time_ms", _PING_MS),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A method: its operation, and its messages in protocol buffers."""
+
+    operation: Operation
+    asking: Asking
+    telling: Telling[Message]
+    timer: Timer
+
+
+class GrpcTenants(TenantGate):
+    """As over HTTP, by its own name in the audit."""
+
+    async def caller(self, scope: Scope) -> Caller:
+        return await self.tenancy.authenticate(bearer(scope), transport=TRANSPORT, address=address(scope))
+
+
+class Calls:
+    """Every method of the service. `published` is the agent that is meant where none is named."""
+
+    def __init__(self, gate: Gate, office: Office, *, published: str = "") -> None:
+        self.http_at: tuple[str, int] | None = None
+        """Where HTTP listens: what a card names, unless a setting says otherwise."""
+        self._gate = gate
+        self._office = office
+        self._published = published
+        self._open: set[Pouring] = set()
+        self._left: set[asyncio.Future[Any]] = set()
+        self._stopping = False
+
+    def methods(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for method in SERVICE.methods:
+            operation = BY_NAME[method.name]
+            row = _Row(
+                operation,
+                Asking(GetMessageClass(method.input_type)),
+                Telling(GetMessageClass(method.output_type)),
+                self._gate.meter.timer(TRANSPORT, operation.name),
+            )
+            kind = grpc.unary_stream_rpc_method_handler if operation.streams else grpc.unary_unary_rpc_method_handler
+            found[method.name] = kind(partial(self._call, row))
+        return found
+
+    def stop(self) -> None:
+        """Streams end, now and from now on; who waits for one answer still gets it."""
+        self._stopping = True
+        for pouring in tuple(self._open):
+            pouring.end(stopping())
+
+    async def settled(self) -> None:
+        """Until nothing is under way for callers that have left."""
+        await asyncio.gather(*self._left, return_exceptions=True)
+
+    async def _call(self, row: _Row, request: bytes, context: Any) -> bytes | None:
+        started_s = perf_counter()
+        try:
+            asked = await self._asked(row, request, context)
+            with self._gate.working(asked.ask.caller, works=row.operation.works):
+                answer = await self._unbroken(row.operation.run(self._office, asked))
+                if row.operation.streams:
+                    await self._run(Pouring(answer, asked, context))
+                    return None
+            told = row.operation.encode(a2a_v1, answer, asked.request)
+            return row.telling.message(told).SerializeToString()
+        except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
+            wrong = error
+        finally:
+            row.timer.observe(perf_counter() - started_s)
+        return await self._refuse(row, wrong, context)
+
+    async def _run(self, pouring: Pouring) -> None:
+        self._open.add(pouring)
+        if self._stopping:
+            pouring.end(stopping())
+        try:
+            await pouring.run(self._gate.tenants.tenancy)
+        finally:
+            self._open.discard(pouring)
+
+    async def _asked(self, row: _Row, request: bytes, context: Any) -> Asked:
+        scope = self._scope(context)
+        headers = Headers(scope)
+        try:
+            message = row.asking.read(request)
+        except Invalid:
+            # Who may call at all comes first, also where nothing can be read.
+            await self._gate.enter(scope, headers, "")
+            raise
+        named: str = getattr(message, "tenant", "")
+        visit = await self._gate.enter(scope, headers, named or self._published)
+        if not named and not (self._published and visit.caller.tenant.name == DEFAULT):
+            raise NotFound("unknown_agent", "no agent is published for you; name one in the field `tenant`")
+        params = row.asking.params(message)
+        decode = partial(row.operation.decode, a2a_v1, params)
+        return self._gate.asked(visit, row.operation, Dialect.V1, decode)
+
+    def _scope(self, context: Any) -> Scope:
+        """The call as if it had come over HTTP: metadata are headers, and what is said twice is a list."""
+        headers: dict[str, bytes] = {}
+        for name, value in context.invocation_metadata() or ():
+            if not name.endswith("-bin"):
+                said = value if isinstance(value, bytes) else value.encode()
+                headers[name] = b"%b, %b" % (headers[name], said) if name in headers else said
+        return {
+            "type": "http",
+            "headers": [(name.encode(), value) for name, value in headers.items()],
+            "query_string": b"",
+            "client": peer_of(context.peer()),
+            "server": self.http_at,
+        }
+
+    async def _unbroken(self, work: Awaitable[T]) -> T:
+        """A caller may leave at any moment: what it asked for is still not broken off while it is made durable."""
+        running = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._left.add(running)
+            running.add_done_callback(self._let_go)
+            asyncio.get_running_loop().call_later(NOTICE_S, running.cancel)
+            raise
+
+    def _let_go(self, done: asyncio.Future[Any]) -> None:
+        self._left.discard(done)
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            if isinstance(done.result(), Stream):
+                done.result().__exit__(None, None, None)
+        elif not isinstance(error, Refusal):
+            log.error("a2a.failed", exc_info=error)
+
+    async def _refuse(self, row: _Row, error: Exception, context: Any) -> NoReturn:
+        if not isinstance(error, Refusal):
+            log.error("a2a.failed", extra={"operation": row.operation.name}, exc_info=error)
+        self._gate.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
+        await refuse(context, error)
+
+
+class GrpcServer:
+    """Bound when it is made, and on the running loop. `calls_max` is how many may be under way at once."""
+
+    def __init__(self, calls: Calls, *, bind_addr: str, port: int, message_bytes_max: int, calls_max: int) -> None:
+        """Raises OSError if the address cannot be listened on."""
+        self._calls = calls
+        self._server = grpc.aio.server(
+            options=(*_OPTIONS, ("grpc.max_receive_message_length", message_bytes_max)),
+            maximum_concurrent_rpcs=calls_max,
+        )
+        self._server.add_registered_method_handlers(SERVICE.full_name, calls.methods())
+        try:
+            self.port: int = self._server.add_insecure_port(f"{as_host(bind_addr)}:{port}")
+        except RuntimeError as error:
+            raise OSError(str(error)) from None
+
+    async def start(self, http_at: tuple[str, int] | None = None) -> None:
+        self._calls.http_at = http_at
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more calls and ends streams; who waits for one answer has the grace time. May be repeated."""
+        self._calls.stop()
+        await self._server.stop(grace_s)
+        await self._calls.settled()
+
+
+def peer_of(peer: str) -> tuple[str, int] | None:
+    """The address in what gRPC says of a caller: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`; None if it is another kind."""
+    kind, _, address = unquote(peer).partition(":")
+    host, _, port = address.rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdigit():
+        return None
+    return host.strip("[]"), int(port)
