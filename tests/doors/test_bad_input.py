@@ -65,9 +65,7 @@ async def test_a_bad_task_is_refused_and_costs_no_audit_row(
     alice, bob = await world.pair()
     task = {**new_task(bob), **change}
     await refused(speaker, alice, "send_a2a_task", code, 400, task=task)
-    rows = await world.ledger.audit_recent(alice.agent.pubkey, 100, None)
-    # Whether a deadline has passed is only known once the task is decided on.
-    assert not rows or code == "deadline_past"
+    assert not await world.ledger.audit_recent(alice.agent.pubkey, 100, None)
     assert (await speaker.ask(bob, "try_recv_a2a_task"))["task"] is None
 
 
@@ -127,6 +125,8 @@ async def test_what_is_not_the_live_lease_is_stale(world: World, speaker: Speake
     await refused(speaker, bob, kind, "stale_lease", 409, lease_id=UNKNOWN, **named)
     await refused(speaker, bob, kind, "invalid_id", 400, lease_id="1", **named)
     await refused(speaker, alice, kind, "not_lessee", 403, lease_id=lease["lease_id"], **named)
+    (row,) = await world.audit("a2a_access_refused")
+    assert (row["issuer"], row["kind"]["task_id"]) == (alice.wire, task["id"])
     stranger = await world.enroll("carol@test")
     await refused(speaker, stranger, kind, "unknown_task", 404, lease_id=lease["lease_id"], **named)
 
@@ -147,6 +147,19 @@ async def test_results_are_refused_from_the_wrong_hands_and_in_the_wrong_state(w
     await speaker.ask(bob, post, result={**result, "lease_id": lease["lease_id"]})
     await refused(speaker, bob, post, "already_settled", 409, result=result_of(task, "other"))
     assert (await speaker.ask(alice, "try_recv_a2a_result", max=5))["results"] == [result]
+
+
+async def test_a_result_of_the_sender_and_a_cancel_of_the_holder_are_refused_and_audited(
+    world: World, speaker: Speaker
+) -> None:
+    alice, bob = await world.pair()
+    await world.grant("a2a.respond.alice@test", alice)
+    task, lease = await leased_task(speaker, alice, bob)
+    named = {**result_of(task), "lease_id": lease["lease_id"]}
+    await refused(speaker, alice, "post_a2a_result", "not_lessee", 403, result=named)
+    await refused(speaker, bob, "cancel_a2a_task", "not_sender", 403, task_id=task["id"], reason="r")
+    rows = await world.audit("a2a_access_refused")
+    assert {row["kind"]["reason"]: row["issuer"] for row in rows} == {"not_lessee": alice.wire, "not_sender": bob.wire}
 
 
 async def test_answering_without_the_capability_is_refused_and_audited(world: World, speaker: Speaker) -> None:

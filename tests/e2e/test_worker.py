@@ -171,3 +171,28 @@ async def test_the_worker_in_plain_shell_does_its_tasks_and_ends(site: Site) -> 
     finally:
         shell.kill()
         shell.communicate()
+
+
+async def test_a_task_put_into_the_mailbox_is_an_agents_task_like_any_other(site: Site) -> None:
+    worker = site.worker()
+
+    @worker
+    async def shout(job: Job) -> str:
+        return job.text.upper()
+
+    site.daemon.json("capabilities", "grant", "a2a.send.helper@default")
+    site.daemon.json("capabilities", "grant", "a2a.respond.operator@local", "--to", "helper@default")
+    async with site.working(worker):
+        sent = await asyncio.to_thread(site.daemon.json, "a2a", "send", "--to", "helper@default", "--wait", "hello")
+    assert "HELLO" in json.dumps(sent)
+    (task_id,) = _ids(sent)
+    seen = await site.rpc("GetTask", {"id": task_id})
+    assert (seen["status"]["state"], text_of(seen)) == ("TASK_STATE_COMPLETED", "HELLO")
+
+
+def _ids(told: Any) -> set[str]:
+    """Every task id in what was told."""
+    if isinstance(told, dict):
+        own = {told["task_id"]} if "task_id" in told else set()
+        return own.union(*(_ids(value) for value in told.values()))
+    return set().union(*map(_ids, told)) if isinstance(told, list) else set()

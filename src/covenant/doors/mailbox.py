@@ -57,7 +57,7 @@ GONE: Final = "the caller had left before it was told of this lease"
 
 
 async def send(office: Office, caller: Principal, request: SendTask) -> TaskQueued:
-    accepted = await office.exchange.accept(caller, request.task(caller.agent, office.ledger.enrolled))
+    accepted = await office.exchange.accept(caller, request.task(caller.agent, office.catalogue.named))
     return TaskQueued(
         task_id=accepted.task_id,
         duplicate=accepted.duplicate,

@@ -79,6 +79,14 @@ class Catalogue:
             self._identities[key] = known
         return known
 
+    def named(self, agent: AgentId) -> AgentId | None:
+        """Who is meant by a display or a key: whoever is enrolled so, or an agent of the catalogue by its display."""
+        known = self._ledger.enrolled(agent)
+        if known is not None:
+            return known
+        agent_id, _, tenant = agent.display.partition("@")
+        return self.identity(tenant, agent_id) if self.agent(tenant, agent_id) is not None else None
+
     def client(self, tenant: str) -> AgentId:
         """As whom a tenant's callers send."""
         return self.identity(tenant, CLIENT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from typing import Any
 
 import msgspec
@@ -42,6 +43,14 @@ class Result(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         """Done. A string is a block of text."""
         blocks = tuple(Text(block) if isinstance(block, str) else block for block in content)
         return cls(task_id=task_id, status=ResultStatus.OK, content=blocks)
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def result_digest(result: Result) -> str:
+    """SHA-256 of a result: equal digests mean that the same was said again."""
+    return hashlib.sha256(_encode(result)).hexdigest()
 
 
 def error_result(task_id: TaskId, message: str) -> Result:

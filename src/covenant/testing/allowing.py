@@ -16,8 +16,9 @@ from covenant.ledger.machine.commands import (
     RevokeIdentity,
     RotateToken,
 )
+from covenant.ledger.machine.view import Limits
 from covenant.model.grant import REQUEUE_ACTION, Scope, recv_actions, send_actions
-from covenant.model.ids import AgentId
+from covenant.model.ids import AgentId, LeaseId
 from covenant.testing.cast import (
     ALICE,
     BOB,
@@ -30,6 +31,7 @@ from covenant.testing.cast import (
     task_id,
 )
 from covenant.testing.desk import Desk, refused
+from covenant.testing.engine import Engine
 from covenant.testing.grants import give, responding, sending
 from covenant.testing.suite import Suite
 
@@ -125,6 +127,30 @@ class AllowingSuite(Suite):
         await desk.send(make_task(7), access=sending(make_task(7)))
         with refused("capability_missing", 403):
             await desk.send(make_task(7, intent_text="other"), access=sending(make_task(7)))
+
+    async def test_a_call_refused_for_whatever_reason_spends_no_use(self, engine: Engine) -> None:
+        desk = Desk(await engine.open(Limits(queued_per_recipient_max=1)), engine.clock)
+        await give(desk, make_grant(ALICE, SEND_TO_BOB, max_uses=1))
+        await give(desk, make_grant(OPERATOR, REQUEUE_ACTION, max_uses=1))
+        await desk.taken(make_task(1))
+        await desk.send(make_task(2))
+        unwanted = Access(caller=BOB, actions=recv_actions(ALICE), scope_id="a2a-recv-gate:bob", what="send")
+        for task, admission, code in (
+            (make_task(3, deadline_ms=1), None, "deadline_past"),
+            (make_task(1, intent_text="other"), None, "duplicate_task_id"),
+            (make_task(4), unwanted, "capability_missing"),
+            (make_task(5), None, "queue_full"),
+        ):
+            with refused(code):
+                await desk.send(task, access=sending(task), admission=admission)
+        repair = Access(caller=OPERATOR, actions=(REQUEUE_ACTION,), scope_id="a2a-repair", what="repair")
+        with refused("lease_mismatch", 409):
+            await desk.requeue(task_id(1), lease_id=LeaseId("99999999-9999-4999-8999-999999999999"), access=repair)
+        assert [grant.used for grant in await desk.ledger.grants()] == [0, 0]
+        await desk.requeue(task_id(1), access=repair)
+        await desk.take(count=2)
+        await desk.send(make_task(5), access=sending(make_task(5)))
+        assert [grant.used for grant in await desk.ledger.grants()] == [1, 1]
 
     async def test_a_repeated_send_or_result_is_answered_as_the_first_was_and_spends_no_second_use(
         self, desk: Desk

@@ -163,6 +163,23 @@ class WatchingSuite(Suite):
         assert (await desk.finish(leased, ok(task_id(1)))).duplicate
         assert (await desk.entry(task_id(1))).turn == 2
 
+    async def test_another_result_for_a_turn_that_ended_is_not_taken_for_the_same(self, desk: Desk) -> None:
+        leased = await desk.taken(make_task())
+        await desk.say(task_id(1), "and then?")
+        assert (await desk.finish(leased, ok(task_id(1), "first"))).goes_on
+        assert (await desk.settle(ok(task_id(1), "first"))).duplicate, "without naming the lease, as the first may be"
+        with refused("not_leased", 409):
+            await desk.finish(leased, ok(task_id(1), "second"))
+        with refused("not_leased", 409):
+            await desk.settle(ok(task_id(1), "first"), holder=CAROL, lease_id=leased.lease.lease_id)
+
+    async def test_a_result_after_a_question_is_refused_and_not_lost_in_silence(self, desk: Desk) -> None:
+        leased = await desk.taken(make_task())
+        await desk.say(task_id(1), "the red one")
+        await desk.park(leased)
+        with refused("not_leased", 409):
+            await desk.finish(leased, ok(task_id(1)))
+
     async def test_a_failure_ends_the_task_whatever_was_said_meanwhile(self, desk: Desk) -> None:
         leased = await desk.taken(make_task())
         await desk.say(task_id(1), "and then?")

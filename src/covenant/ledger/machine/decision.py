@@ -19,12 +19,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Refused(Exception):
-    """A refusal, and the events (audit rows) that must be durable before it is told."""
+    """A refusal, and the audit rows that must be durable before it is told. Nothing else: no use is spent."""
 
     def __init__(self, refusal: Refusal, events: list[AnyEvent]) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
-        self.events = events
+        self.events: list[AnyEvent] = [event for event in events if isinstance(event, Audited)]
 
 
 class Decide:

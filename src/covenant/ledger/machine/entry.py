@@ -27,13 +27,19 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import FINISHED, TRANSITIONS, Cause, State
-from covenant.model.ids import LeaseId
+from covenant.model.ids import LeaseId, PublicKey
 from covenant.model.lease import Lease
 from covenant.model.result import Ending, Result
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate
 
 replace = msgspec.structs.replace
+
+
+class EndedTurn(msgspec.Struct, frozen=True, gc=False):
+    lease_id: LeaseId
+    holder: PublicKey
+    digest: str
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -66,8 +72,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What this turn is about; none for the first one, which is about the task itself."""
     kept: tuple[MessageUpdate, ...] = ()
     """What the next turn will be about."""
-    ended_lease_id: LeaseId | None = None
-    """The lease whose result ended the last turn: the same result again changes nothing."""
+    ended_turn: EndedTurn | None = None
+    """The result that ended the last turn, if one did: the same again changes nothing."""
     events: int = 1
     """How many have happened to it: what compaction drops once it is resolved."""
 
@@ -226,8 +232,15 @@ def _turned(entry: Entry, event: TurnEnded, after: State, ts_ms: int) -> Entry:
         interruption=None,
         messages=entry.kept,
         kept=(),
-        ended_lease_id=event.lease_id,
+        ended_turn=_ended_turn(entry, event),
     )
+
+
+def _ended_turn(entry: Entry, event: TurnEnded) -> EndedTurn | None:
+    lease = entry.lease
+    if event.digest is None or lease is None:
+        return None
+    return EndedTurn(event.lease_id, lease.leased_to.pubkey, event.digest)
 
 
 def _settled(entry: Entry, event: TaskSettled, after: State, ts_ms: int) -> Entry:

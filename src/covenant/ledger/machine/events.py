@@ -106,6 +106,8 @@ class TurnEnded(TaskEvent, frozen=True, gc=False, tag="turn_ended"):
     reply: MessageUpdate | None = None
     generation: int = 0
     """Set if there is a reply: what the turn came to."""
+    digest: str | None = None
+    """Of the result that ended it; none if a question did."""
 
 
 class TaskRequeued(TaskEvent, frozen=True, gc=False, tag="task_requeued"):

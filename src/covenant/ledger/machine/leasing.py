@@ -245,11 +245,11 @@ def held(decide: Decide, command: HolderCommand[Any]) -> Entry:
         raise decide.refuse(unknown(command.task_id))
     if isinstance(entry, Archived):
         if entry.leased_to not in (None, command.holder.pubkey):
-            raise decide.refuse(not_lessee(command.task_id, command.holder))
+            raise not_lessee(decide, command.task_id, command.holder)
         raise decide.refuse(over(command.task_id, entry.ending))
     lease = entry.lease
     if lease is not None and lease.leased_to.pubkey != command.holder.pubkey:
-        raise decide.refuse(not_lessee(command.task_id, command.holder))
+        raise not_lessee(decide, command.task_id, command.holder)
     if entry.finished:
         assert entry.ending is not None
         raise decide.refuse(over(command.task_id, entry.ending))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from covenant.ledger.machine.commands import TaskCommand
-from covenant.ledger.machine.decision import Decide
+from covenant.ledger.machine.decision import Decide, Refused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Forbidden, NotFound, Refusal
@@ -34,8 +34,19 @@ def unknown(task_id: TaskId) -> Refusal:
     return NotFound("unknown_task", f"task {task_id} is not known here")
 
 
-def not_lessee(task_id: TaskId, caller: AgentId) -> Refusal:
-    return Forbidden("not_lessee", f"task {task_id} is not leased to {caller.display}")
+def not_lessee(decide: Decide, task_id: TaskId, caller: AgentId) -> Refused:
+    return _denied(
+        decide, task_id, caller, Forbidden("not_lessee", f"task {task_id} is not leased to {caller.display}")
+    )
+
+
+def not_sender(decide: Decide, task_id: TaskId, caller: AgentId) -> Refused:
+    return _denied(decide, task_id, caller, Forbidden("not_sender", f"only the sender of task {task_id} may cancel it"))
+
+
+def _denied(decide: Decide, task_id: TaskId, caller: AgentId, refusal: Forbidden) -> Refused:
+    decide.audit(caller, {"type": "a2a_access_refused", "task_id": task_id, "reason": refusal.code})
+    return decide.refuse(refusal)
 
 
 def stale(task_id: TaskId) -> Refusal:

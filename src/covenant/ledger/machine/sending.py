@@ -26,6 +26,8 @@ def accept(decide: Decide, command: Accept) -> Accepted:
         # The digest covers the sender, so this is who sent it first. The answer is the same as then: it asks for no
         # capability and spends no use, or a lost reply to the last use of a grant could never be made good.
         return _again(decide, task.id, known)
+    if task.deadline_ms is not None and task.deadline_ms <= decide.now_ms:
+        raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
     authorize(decide, command.access)
     authorize(decide, command.admission)
     if known is not None:
@@ -35,8 +37,6 @@ def accept(decide: Decide, command: Accept) -> Accepted:
                 f"task {task.id} is known with other content; send new work under a new id",
             )
         )
-    if task.deadline_ms is not None and task.deadline_ms <= decide.now_ms:
-        raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
     key = cache_key(task)
     if key is not None:
         cached = view.cached(key)

@@ -31,14 +31,14 @@ from covenant.ledger.machine.events import (
     TaskPromoted,
     TurnEnded,
 )
-from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
+from covenant.ledger.machine.refusals import find, not_lessee, not_sender, over, stale, unknown
 from covenant.ledger.machine.sending import ended, ending_of
 from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived
-from covenant.model.errors import Conflict, Forbidden
+from covenant.model.errors import Conflict
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
-from covenant.model.result import Ending, Result, ResultStatus, error_result
+from covenant.model.result import Ending, Result, ResultStatus, error_result, result_digest
 from covenant.model.task import cache_key
 from covenant.model.update import MessageUpdate
 
@@ -77,11 +77,12 @@ def conclude(
     if not entry.kept or ending is not Ending.COMPLETED:
         end(decide, entry, result, ending=ending, cause=Cause.RESULT, lease_id=lease_id, generation=generation)
         return False
+    digest = result_digest(result)
     if result.content:
         reply = MessageUpdate(parts=result.content, message_id=f"{entry.task.id}-r{entry.turn}")
-        decide.add(TurnEnded(entry.task.id, lease_id, reply, generation + 1))
+        decide.add(TurnEnded(entry.task.id, lease_id, reply, generation + 1, digest))
     else:
-        decide.add(TurnEnded(entry.task.id, lease_id))
+        decide.add(TurnEnded(entry.task.id, lease_id, digest=digest))
     return True
 
 
@@ -108,12 +109,24 @@ def _answerable(decide: Decide, command: Settle, entry: Entry) -> Lease:
 
 def _said_before(command: Settle, entry: Entry | Archived) -> bool:
     """The same result again, from whom it came: as for a task sent again, nothing is asked and nothing is spent."""
-    if isinstance(entry, Entry) and entry.ended_lease_id is not None and entry.ended_lease_id == command.lease_id:
+    if isinstance(entry, Entry) and _ended_a_turn(command, entry):
         return True
     if entry.cause is not Cause.RESULT or entry.result != command.result:
         return False
     lessee = entry.leased_to if isinstance(entry, Archived) else _lessee(entry)
     return command.holder is None or command.holder.pubkey == lessee
+
+
+def _ended_a_turn(command: Settle, entry: Entry) -> bool:
+    """Whether it is the result that ended the last turn."""
+    turn = entry.ended_turn
+    return (
+        turn is not None
+        and command.lease_id in (None, turn.lease_id)
+        and command.holder is not None
+        and command.holder.pubkey == turn.holder
+        and result_digest(command.result) == turn.digest
+    )
 
 
 def _lessee(entry: Entry) -> PublicKey | None:
@@ -127,7 +140,7 @@ def _too_late(decide: Decide, command: Settle, lessee: PublicKey | None, ending:
 
 def _check_holder(decide: Decide, command: Settle, lessee: PublicKey | None) -> None:
     if command.holder is not None and command.holder.pubkey != lessee:
-        raise decide.refuse(not_lessee(command.task_id, command.holder))
+        raise not_lessee(decide, command.task_id, command.holder)
 
 
 def end(
@@ -187,7 +200,7 @@ def cancel(decide: Decide, command: Cancel) -> Canceled:
     if isinstance(entry, Archived):
         return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED, before=True)
     if command.viewer is not None and command.viewer != entry.task.sender.pubkey:
-        raise decide.refuse(Forbidden("not_sender", f"only the sender of task {task_id} may cancel it"))
+        raise not_sender(decide, task_id, command.by)
     if entry.finished:
         assert entry.ending is not None
         assert entry.result is not None
