@@ -13,6 +13,7 @@ import ipaddress
 import math
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files:
         log.warning("settings.unread", variable=name)
     found = load_agents(files)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    _allow_files(settings.http.connections_max + settings.ipc.connections_max + FILES_BESIDES)
+    calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
+    _allow_files(settings.http.connections_max + settings.ipc.connections_max + calls_max + FILES_BESIDES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_live(loaded, announce, log, found, demo=demo))
 
@@ -117,6 +119,7 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
             workers: list[Worker] = [node.crew, *([await _demo_agent(node, log)] if demo else [])]
             await node.ipc.start()
             try:
+                await _start_grpc(node, listener, log)
                 served = tuple(agent.constitution.id for agent in found)
                 listening = Listening(url_of(listener), settings.home / SOCKET_NAME, served)
                 schedulers = [*_schedulers(node, log), staff]
@@ -171,8 +174,21 @@ async def _close(
     *working, serving = under_way
     await asyncio.gather(*working)
     server.should_exit = True
-    await node.ipc.stop(node.settings.daemon.grace_ms / 1000)
+    grace_s = node.settings.daemon.grace_ms / 1000
+    stops = [node.ipc.stop(grace_s), *([node.grpc.stop(grace_s)] if node.grpc is not None else [])]
+    await asyncio.gather(*stops)
     await asyncio.wait((serving,))
+
+
+async def _start_grpc(node: Node, http: socket.socket, log: Log) -> None:
+    if node.grpc is None:
+        return
+    bind_addr = node.settings.grpc.bind_addr
+    if not ipaddress.ip_address(bind_addr).is_loopback:
+        log.warning("grpc.exposed", bind_addr=bind_addr, why="tokens travel in the clear")
+    host, port = http.getsockname()[:2]
+    await node.grpc.start((host, port))
+    log.info("grpc.listening", bind_addr=bind_addr, port=node.grpc.port)
 
 
 def _schedulers(node: Node, log: Log) -> list[Scheduler]:

@@ -63,6 +63,19 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcSettings:
+    """A2A over gRPC, on a port of its own. Needs the extra `grpc`."""
+
+    enabled: bool = setting(False, switch, "Whether agents can be called over gRPC; their cards then say so.")
+    bind_addr: str = setting("127.0.0.1", address, "Address that gRPC listens on.")
+    port: int = setting(8422, whole(0, 65_535), "Port that gRPC listens on; 0 lets the system choose one.")
+    message_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request (RESOURCE_EXHAUSTED above it).")
+    calls_max: int = setting(
+        4_096, whole(1, 1_000_000), "Calls under way at once, streams among them (RESOURCE_EXHAUSTED above)."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IpcSettings:
     """The socket in the home."""
 
@@ -247,6 +260,7 @@ class LogSettings:
 class Settings:
     home: Path
     http: HttpSettings = field(default_factory=HttpSettings)
+    grpc: GrpcSettings = field(default_factory=GrpcSettings)
     ipc: IpcSettings = field(default_factory=IpcSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import covenant
 from covenant.agents.crew import Crew
@@ -18,6 +18,7 @@ from covenant.daemon.a2a import make_conversations, make_crew, make_door, make_g
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.cards import card_pages, make_cards, mcp_servers
 from covenant.daemon.environment import machine_name, now_ms
+from covenant.daemon.grpc import open_grpc
 from covenant.daemon.home import (
     KEY_NAME,
     SOCKET_NAME,
@@ -65,6 +66,9 @@ from covenant.outbound.pushing import PushRunner
 from covenant.seal.grants import verify_grant
 from covenant.seal.keys import new_private_key, new_token
 
+if TYPE_CHECKING:
+    from covenant.doors.a2a.grpc import GrpcServer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
@@ -87,6 +91,8 @@ class Node:
     agent_files: AgentFiles
     waits: Waits
     http: HttpDoor
+    grpc: GrpcServer | None
+    """None: switched off."""
     ipc: IpcServer
 
 
@@ -132,7 +138,11 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
             node = _assemble(settings, ledger, principal, key, fetcher=fetcher, log=log)
             await node.tenancy.open()
             node.agent_files.refresh()
-            yield node
+            try:
+                yield node
+            finally:
+                if node.grpc is not None:
+                    await node.grpc.stop(0)
     finally:
         await ledger.close()
         log.info("ledger.closed")
@@ -224,6 +234,7 @@ def _assemble(
         agent_files=AgentFiles(home, catalogue, log),
         waits=waits,
         http=http,
+        grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
         ipc=ipc,
     )
 
