@@ -91,6 +91,8 @@ class PushRunner:
         self._limits = limits
         self._chance = chance
         self._tally = tally
+        self.saved = asyncio.Event()
+        """Set each time that cursors were written down, for whoever waits for that."""
         self._begin()
 
     def _begin(self) -> None:
@@ -319,6 +321,7 @@ class PushRunner:
             for key, move in moves.items():
                 if self._ahead.get(key) is move:
                     del self._ahead[key]
+            self.saved.set()
 
 
 def _same(ours: Push, now: Push | None) -> bool:

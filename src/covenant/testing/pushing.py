@@ -66,6 +66,13 @@ class PushingSuite(Suite):
         push = await sent_with(desk, make_task())
         assert await sent_with(desk, make_task()) == push
 
+    async def test_one_of_a_task_that_nobody_drains_ends_with_it_too(self, desk: Desk) -> None:
+        push = await sent_with(desk, make_task(1, origin="a2a"))
+        await desk.finish(await desk.take_one(), ok(task_id(1)))
+        (ended,) = desk.ledger.pushes(task_id(1))
+        assert ended.ended == 3
+        assert await move(desk, push, delivered=3) is None
+
     async def test_one_for_work_that_is_done_already_knows_its_end(self, desk: Desk) -> None:
         await desk.finish(await desk.taken(same_work(1)), ok(task_id(1)))
         push = await sent_with(desk, same_work(2))

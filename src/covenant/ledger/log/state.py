@@ -85,7 +85,7 @@ class LedgerState(Registers, Outbox):
         if before is not None:
             self._leave(before, new)
         self._enter(after, new, seq)
-        if after is SETTLED and task_id in self.pushes_by_task:
+        if task_id in self.pushes_by_task and isinstance(event, TaskSettled):
             self.end_pushes(task_id, new.generation)
         if new.task.idempotency is not None:
             self._share(event, new, ts_ms)
