@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import httpx2
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.agents.authoring import Agent
 from covenant.agents.crew import Crew
 from covenant.agents.function import FunctionBody
+from covenant.agents.job import JobLimits
 from covenant.daemon.environment import now_ms
 from covenant.daemon.operator import admit_operator
+from covenant.daemon.pushing import check_push
 from covenant.doors.a2a.calling import Gate
+from covenant.doors.a2a.cards import CardPages, Publishing, extended_cards
 from covenant.doors.a2a.door import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import Office
-from covenant.doors.http.reply import reply_not_found
+from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
+from covenant.exchange.cards import Cards, Offer
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import ConversationLimits, Conversations
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.limiter import Limiter
 from covenant.exchange.principal import Principal
+from covenant.exchange.pushes import Pushes
 from covenant.exchange.registry import operator_agent
 from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.log.engine import LogLedger
@@ -37,6 +45,7 @@ from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.uuids import Uuids
 from covenant.model.constitution import Constitution
 from covenant.model.tenant import DEFAULT
+from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token
 
 BOUND_S: Final = 20.0
@@ -52,6 +61,11 @@ class Stage:
     port: int
     token: str
     http: httpx2.AsyncClient
+    tokens: dict[str, str]
+    """Of the tenants besides the first."""
+    gate: Gate
+    office: Office
+    cards: Cards
 
     def url(self, agent: str) -> str:
         return f"http://127.0.0.1:{self.port}{PREFIX}{agent}"
@@ -108,30 +122,48 @@ async def frames_of(response: httpx2.Response) -> AsyncIterator[tuple[int, dict[
             yield number, payload.get("result", payload)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Front:
-    """What listens; the door is put behind it once the port is known."""
+    """What listens: the door, and the cards."""
 
-    door: A2ADoor | None = field(default=None)
+    door: A2ADoor
+    pages: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.door is not None and scope["type"] == "http" and scope["path"].startswith(PREFIX):
-            await self.door(scope, receive, send)
-        else:
-            await reply_not_found(send)
+        await (self.door if scope["path"].startswith(PREFIX) else self.pages)(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenery:
+    """What a stage may have besides its agents. The same key and token find a home as it was left."""
+
+    key: bytes = field(default_factory=new_private_key)
+    token: str = field(default_factory=new_token)
+    tenants: Sequence[str] = ()
+    """Besides the first: each has the same agents."""
+    open_agent: str = ""
+    """Published, and may be called without a token."""
+    push_notifications: bool = False
+    jobs: JobLimits | None = None
+    concurrency: int = 64
+    port: int = 0
 
 
 @asynccontextmanager
-async def stage(home: Path, *agents: Agent, limits: ConversationLimits | None = None) -> AsyncIterator[Stage]:
+async def stage(
+    home: Path, *agents: Agent, limits: ConversationLimits | None = None, scenery: Scenery | None = None
+) -> AsyncIterator[Stage]:
+    scenery = scenery or Scenery()
     ledger = await open_ledger(home, clock=now_ms)
-    key, token = new_private_key(), new_token()
+    key, token = scenery.key, scenery.token
     operator = operator_agent("operator@test", key)
     principal = await admit_operator(ledger, operator, token, lambda _: None)
     doorkeeper = Doorkeeper(ledger, operator)
     catalogue, tenancy, meter = Catalogue(ledger, key), Tenancy(ledger, operator, doorkeeper), Meter()
     await tenancy.open()
-    crew = Crew(ledger)
-    for agent in agents:
+    tokens = {name: (await tenancy.add(principal, name)).token for name in scenery.tenants}
+    crew = Crew(ledger, limits=scenery.jobs, concurrency=scenery.concurrency)
+    for tenant, agent in product((DEFAULT, *tokens), agents):
         constitution = Constitution(
             id=agent.name,
             kind="function",
@@ -140,20 +172,28 @@ async def stage(home: Path, *agents: Agent, limits: ConversationLimits | None = 
             extensions=agent.extensions,
             timeout_ms=agent.timeout_ms,
         )
-        catalogue.add_resident(DEFAULT, constitution, "code")
-        crew.employ(catalogue.identity(DEFAULT, agent.name), FunctionBody(agent))
-    conversations = Conversations(ledger, catalogue, crew, Uuids(), limits or ConversationLimits())
-    gate = Gate(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, lambda _: "http://test", lambda _, __: False)
-    front = Front()
-
-    async def no_cards(_: Scope, __: Receive, send: Send) -> None:
-        await reply_not_found(send)
-
-    front.door = A2ADoor(gate, Office(conversations), no_cards, body_bytes_max=1 << 20)
-    config = uvicorn.Config(front, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        catalogue.add_resident(tenant, constitution, "code")
+        crew.employ(catalogue.identity(tenant, agent.name), FunctionBody(agent), concurrency=agent.concurrency)
+    check = check_push if scenery.push_notifications else None
+    conversations = Conversations(ledger, catalogue, crew, Uuids(), limits or ConversationLimits(), check_push=check)
+    pushes = Pushes(ledger, conversations.scope, check_push) if scenery.push_notifications else None
+    base_url, publishing = BaseUrl(), Publishing(scenery.open_agent, "loopback" if scenery.open_agent else "never")
+    gate = Gate(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, base_url.of, publishing.admits)
+    cards = Cards(Offer(), CardSigner(key))
+    pages = CardPages(
+        cards, catalogue, gate.tenants, meter, base_url=base_url, publishing=publishing, started_ms=now_ms()
+    )
+    office = Office(conversations, extended_cards(cards), pushes)
+    door = A2ADoor(gate, office, pages.agent_page(), body_bytes_max=1 << 20)
+    front = Front(door, Router(pages.routes(), redirect_slashes=False))
+    config = uvicorn.Config(front, port=scenery.port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     working = asyncio.create_task(crew.run())
     sockets = [config.bind_socket()]
+    # asyncio sets this only on sockets that name their protocol; without it every answer waits 40 ms.
+    sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # So that nobody who comes before the server does is turned away.
+    sockets[0].listen()
     serving = asyncio.create_task(server.serve(sockets))
     try:
         async with httpx2.AsyncClient(timeout=BOUND_S) as http:
@@ -166,6 +206,10 @@ async def stage(home: Path, *agents: Agent, limits: ConversationLimits | None = 
                 port=sockets[0].getsockname()[1],
                 token=token,
                 http=http,
+                tokens=tokens,
+                gate=gate,
+                office=office,
+                cards=cards,
             )
     finally:
         server.should_exit = True
