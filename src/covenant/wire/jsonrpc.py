@@ -64,10 +64,8 @@ def decode(body: bytes) -> Call:
         envelope = _strict(body)
     except msgspec.ValidationError:
         raise _misfit(body) from None
-    except RecursionError:
-        raise Unreadable("invalid_json", "the request is nested too deeply") from None
-    except ValueError as wrong:
-        raise Unreadable("invalid_json", f"the request is not JSON: {wrong}") from None
+    except (ValueError, RecursionError) as wrong:
+        raise _unreadable(wrong) from None
     call_id = _echo(envelope.id)
     if envelope.jsonrpc != "2.0":
         raise Unreadable("invalid_envelope", 'jsonrpc must be the string "2.0"', call_id)
@@ -75,11 +73,20 @@ def decode(body: bytes) -> Call:
     return Call(call_id, envelope.method, _NO_PARAMS if bytes(params) == NULL else params)
 
 
+def _unreadable(wrong: ValueError | RecursionError) -> Unreadable:
+    if isinstance(wrong, RecursionError):
+        return Unreadable("invalid_json", "the request is nested too deeply")
+    return Unreadable("invalid_json", f"the request is not JSON: {wrong}")
+
+
 def _misfit(body: bytes) -> Unreadable:
     try:
         loose = _loose(body)
     except msgspec.ValidationError:
         return Unreadable("invalid_envelope", "the request must be one JSON object; batches are not taken")
+    except (ValueError, RecursionError) as wrong:
+        # What is wrong with its shape was seen before the rest was read.
+        return _unreadable(wrong)
     try:
         call_id = _echo(loose.id)
     except Unreadable as wrong:
