@@ -71,6 +71,7 @@ VERSION_NOT_SUPPORTED: Final = _fault(-32009, 400, _PRECONDITION, "VERSION_NOT_S
 INVALID_JSON: Final = _fault(PARSE_ERROR, 400, "INVALID_ARGUMENT", "INVALID_JSON")
 INVALID_REQUEST: Final = _fault(-32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST")
 METHOD_NOT_FOUND: Final = _fault(-32601, 404, "NOT_FOUND", "METHOD_NOT_FOUND")
+METHOD_NOT_ALLOWED: Final = _fault(-32601, 405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED")
 INVALID_PARAMS: Final = _fault(-32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS")
 INTERNAL: Final = _fault(-32603, 500, "INTERNAL", "INTERNAL_ERROR")
 
@@ -94,6 +95,7 @@ BY_CODE: Final[dict[str, Fault]] = {
     "invalid_json": INVALID_JSON,
     "invalid_envelope": INVALID_REQUEST,
     "unknown_method": METHOD_NOT_FOUND,
+    "method_not_allowed": METHOD_NOT_ALLOWED,
     "invalid_params": INVALID_PARAMS,
     "idempotency_key_reused": IDEMPOTENCY_KEY_REUSED,
 }

@@ -109,9 +109,8 @@ class Rest:
                 await _not_allowed(send, kind, tuple(by_method))
                 return
             name = found.operation.name
-            body = await read_body(scope, receive, self._body_bytes_max) if scope["method"] == "POST" else b""
-            # What needs nothing may come without a body.
-            at = Place(task_id, config_id, scope["query_string"], body if body.strip() else b"{}")
+            body = await self._body(scope, receive)
+            at = Place(task_id, config_id, scope["query_string"], body)
             decode = partial(found.decode, at)
             asked = self._gate.asked(visit, found.operation, Dialect.V1, decode)
             await self._run(found.operation, asked, kind, receive, send)
@@ -121,6 +120,17 @@ class Rest:
             await self._refuse(send, error, kind, name)
         finally:
             self._gate.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """What needs nothing may come without one."""
+        body = await read_body(scope, receive, self._body_bytes_max) if scope["method"] == "POST" else b""
+        if not body.isascii():
+            try:
+                # The decoder does not look into what it skips.
+                body.decode()
+            except UnicodeDecodeError as wrong:
+                raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
+        return body if body.strip() else b"{}"
 
     async def _run(self, operation: Operation, asked: Asked, kind: Header, receive: Receive, send: Send) -> None:
         with self._gate.working(asked.ask.caller, works=operation.works):
@@ -144,5 +154,5 @@ class Rest:
 
 async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...]) -> None:
     allowed = ", ".join(methods)
-    _, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"))
-    await reply_json(send, body, status=405, kind=kind, headers=[(b"allow", allowed.encode())])
+    status, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"))
+    await reply_json(send, body, status=status, kind=kind, headers=[(b"allow", allowed.encode())])
