@@ -6,6 +6,7 @@ first: a task of another is not found. A caller that goes away ends nothing; a t
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.hands import Hands
+from covenant.exchange.hands import Hands, Slot
 from covenant.exchange.messages import (
     Declared,
     check_message,
@@ -22,14 +23,16 @@ from covenant.exchange.messages import (
     declared,
     first_task,
     id_of_key,
+    key_reused,
     next_message,
 )
 from covenant.exchange.streams import KEEP_ALIVE_S, Stream
 from covenant.exchange.tenancy import Caller
 from covenant.exchange.views import Views, known_id
 from covenant.ledger.contract import Ledger, ListQuery, Watch
-from covenant.ledger.machine.commands import Accept, Cancel, Continue
+from covenant.ledger.machine.commands import Accept, Cancel, Continue, LeasedTask
 from covenant.ledger.machine.push_commands import PutPush
+from covenant.ledger.machine.states import State
 from covenant.model.asking import (
     PAGE_SIZE_MAX,
     CancelTask,
@@ -46,6 +49,7 @@ from covenant.model.folding import Folder, TaskState, TaskView, fold
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.step import Began, Ended, Started, Step
 from covenant.model.task import Task, fingerprint
+from covenant.model.update import MessageUpdate
 
 ANONYMOUS: Final = "anonymous"
 """As whom callers without a token send, at an agent that is published for everybody."""
@@ -99,6 +103,7 @@ class Conversations:
         self._hands = hands
         self._new_id = new_id
         self._views = Views(ledger)
+        self._starting: set[asyncio.Future[None]] = set()
         self._check_push = check_push
         self.limits = limits
 
@@ -243,15 +248,30 @@ class Conversations:
             if slot is not None and accepted.leased is not None:
                 slot.start(accepted.leased)
                 started = True
+        except asyncio.CancelledError:
+            # The caller has left, and what was decided stands: whoever was to start must hear of it all the same.
+            if slot is not None:
+                started = True
+                self._starting.add(starting := asyncio.ensure_future(self._start_later(task, slot)))
+                starting.add_done_callback(self._starting.discard)
+            raise
         except Refusal as refusal:
             if refusal.code == "duplicate_task_id":
-                message = "this Idempotency-Key was used for another message; use a new key for new work"
-                raise Conflict("idempotency_key_reused", message) from None
+                raise key_reused() from None
             raise
         finally:
             if slot is not None and not started:
                 slot.give_back()
         return accepted.duplicate
+
+    async def _start_later(self, task: Task, slot: Slot) -> None:
+        entry = await self._ledger.entry(task.id)
+        lease = entry.lease if entry is not None and entry.state is State.LEASED else None
+        starter = slot.starter
+        if lease is not None and (lease.leased_to, lease.boot, lease.attempt) == (starter.holder, starter.boot, 1):
+            slot.start(LeasedTask(task, lease))
+        else:
+            slot.give_back()
 
     async def _continue(self, stack: ExitStack, ask: Ask, sent: SendMessage, said: Declared | None) -> _Said:
         message = sent.message
@@ -266,17 +286,28 @@ class Conversations:
         if sent.push is not None and not view.state.terminal:
             # Before the message, so that its step is told too; once, since many clients say it with every message.
             await self._ledger.commit(PutPush(task_id=task_id, recipient=me.pubkey, config=sent.push, once=True))
+        if said is not None and view.state.terminal and update in view.history:
+            return _Said(watch, task_id, through=view.generation)
         reported = await self._ledger.commit(
             Continue(
                 task_id=task_id,
                 viewer=self._viewer(ask),
                 recipient=me.pubkey,
                 message=update,
-                message_id=self._new_id() if said is None else said.key,
+                message_id=self._new_id() if said is None else await self._named(ask, task_id, update, said),
             )
         )
         # What was true before this message is no answer to it, and what came after it is.
         return _Said(watch, task_id, through=reported.generation)
+
+    async def _named(self, ask: Ask, task_id: TaskId, update: MessageUpdate, said: Declared) -> str:
+        """The id of this saying of a message: what its caller calls it, and what it says."""
+        key = id_of_key(ask.caller, ask.agent.id, said.key)
+        entry = await self._ledger.entry(task_id)
+        named = f"{key}.{hashlib.sha256(_encode(update)).hexdigest()}"
+        if entry is not None and entry.message_id != named and (entry.message_id or "").startswith(f"{key}."):
+            raise key_reused()
+        return named
 
     async def _settled(self, watch: Watch, folder: Folder) -> TaskView:
         """Wait until the task has ended or waits for its sender, within bounds."""
