@@ -31,7 +31,8 @@ class Ran:
 
 def environment(**more: str) -> dict[str, str]:
     """What the tests were started with, without any setting of ours."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("COVENANT_")}
+    ours = ("COVENANT_", "A2A_", "PORT", "BIND_HOST")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {**kept, "COLUMNS": "200", **more}
 
 
