@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.contract import LeaseRecord, QueueQuery, TreeNode, UpdateRecord
+from covenant.ledger.contract import LeaseRecord, QueueQuery, TreeNode
 from covenant.ledger.log import history as sql
 from covenant.ledger.log.archive import apply_lines, archived_seq_of, open_writer
 from covenant.ledger.log.history import TREE_DEPTH_MAX, History
@@ -31,6 +31,7 @@ from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
 from covenant.model.repair import Posture
 from covenant.model.result import Ending
+from covenant.model.step import Ended, Step
 from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
 from tests.ledger.log.recorded import (
     ALICE,
@@ -297,22 +298,22 @@ async def test_a_shown_task_tells_its_whole_story(story: Past) -> None:
     ]
 
 
-async def test_updates_go_on_after_any_generation(story: Past) -> None:
-    everything = await story.history.updates(task_id(1), 0, 100)
-    assert [update.generation for update in everything] == [1, 2, 3, 4, 5, 6]
-    assert everything[2] == UpdateRecord(
-        generation=3, kind="status", ts_ms=START_MS + 5, body={"type": "status", "text": "half"}
-    )
-    assert everything[5].body == {
-        "state": "failed",
-        "result": {"task_id": task_id(1), "status": "error", "content": [], "error_message": "too hard"},
-    }
+async def test_steps_go_on_after_any_generation(story: Past) -> None:
+    everything = await story.history.steps(task_id(1), 0, 100)
+    assert [step.generation for step in everything] == [1, 2, 3, 4, 5, 6]
+    assert everything[2] == Step(3, START_MS + 5, StatusUpdate("half"))
+    ended = everything[5].what
+    assert isinstance(ended, Ended)
+    assert (ended.ending, ended.result.error_message) == (Ending.FAILED, "too hard")
     for after in range(7):
-        assert await story.history.updates(task_id(1), after, 100) == everything[after:]
-    assert await story.history.updates(task_id(1), 1, 2) == everything[1:3]
+        assert await story.history.steps(task_id(1), after, 100) == everything[after:]
+    assert await story.history.steps(task_id(1), 1, 2) == everything[1:3]
+
+
+async def test_of_the_updates_the_newest_are_shown(story: Past) -> None:
     shown = await story.history.show(task_id(1), None, 2)
     assert shown is not None
-    assert shown.updates == everything[4:]
+    assert [update.generation for update in shown.updates] == [5, 6]
 
 
 async def test_a_live_lease_has_no_end_yet(past: Past) -> None:
@@ -607,7 +608,7 @@ STATEMENTS = {
     "recent results of a viewer": sql.RECENT_RESULTS[True],
     "show": sql.SHOW,
     "lookup": sql.LOOKUP,
-    "updates": sql.UPDATES,
+    "steps": sql.STEPS,
     "tree": sql.TREE,
     "finished": sql.FINISHED,
     "audit of an issuer": sql.AUDIT_RECENT[True],

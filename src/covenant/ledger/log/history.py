@@ -26,7 +26,6 @@ from covenant.ledger.contract import (
     Shown,
     TaskRow,
     TreeNode,
-    UpdateRecord,
 )
 from covenant.ledger.log.listing import list_tasks
 from covenant.ledger.log.sql import statement
@@ -73,7 +72,6 @@ _results: Final = _decode(tuple[Result, ...])
 _rows: Final = _decode(tuple[TaskRow, ...])
 _shown: Final = _decode(Shown)
 _archived: Final = _decode(Archived)
-_updates: Final = _decode(tuple[UpdateRecord, ...])
 _tree_rows: Final = _decode(tuple[TreeRow, ...])
 _finished: Final = _decode(tuple[tuple[TaskId, ...], int])
 _audit: Final = _decode(tuple[AuditRecord, ...])
@@ -127,7 +125,6 @@ OF_TENANT: Final = {
 }
 SHOW: Final = statement("show")
 LOOKUP: Final = statement("lookup")
-UPDATES: Final = statement("updates")
 STEPS: Final = statement("steps")
 TREE: Final = statement("tree")
 FINISHED: Final = statement("finished")
@@ -180,9 +177,6 @@ class History:
     async def lookup(self, task_id: TaskId) -> Archived | None:
         """The task, if it is finished."""
         return await self._find(_archived, LOOKUP, task_id=task_id)
-
-    async def updates(self, task_id: TaskId, after_generation: int, limit: int) -> Sequence[UpdateRecord]:
-        return await self._ask(_updates, UPDATES, task_id=task_id, after=after_generation, limit=limit)
 
     async def steps(self, task_id: TaskId, after_generation: int, limit: int) -> Sequence[Step]:
         return await self._ask(decode_steps, STEPS, task_id=task_id, after=after_generation, limit=limit)

@@ -15,7 +15,10 @@ SELECT
         )
     )
 FROM (
-    SELECT u.task_no, u.generation, u.kind, u.ts_ms, u.body, t.ending, t.result
+    -- The result may be large, and belongs to one row.
+    SELECT
+        u.task_no, u.generation, u.kind, u.ts_ms, u.body, t.ending,
+        CASE u.kind WHEN 'settled' THEN t.result END AS result
     FROM a2a_tasks AS t CROSS JOIN updates AS u ON u.task_no = t.task_no
     WHERE t.task_id = :task_id AND u.generation > :after
     ORDER BY u.generation
