@@ -37,7 +37,7 @@ from covenant.ledger.log.segments import Cursor, Lines, sync_dir
 from covenant.ledger.log.sql import statement
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 SQLITE_OLDEST: Final = (3, 34, 0)
 """Generated columns, UPDATE … FROM, iif, JSON."""
 
@@ -345,9 +345,12 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
     db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     db.execute(f"PRAGMA journal_size_limit = {4 * WAL_PAGES * 4_096}")
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version == 0:
-        db.executescript(f"BEGIN;\n{statement('schema')}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
-    elif version != SCHEMA_VERSION:
+    layouts = {0: ("schema", "listing_schema"), 1: ("listing_schema",), SCHEMA_VERSION: ()}
+    if version in layouts:
+        # Layout 1 had no listings. What is added is made from what is there.
+        made = "\n".join(statement(name) for name in layouts[version])
+        db.executescript(f"BEGIN;\n{made}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
+    else:
         raise Damaged(str(path), 0, f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}")
     db.executescript(statement("apply"))
 
