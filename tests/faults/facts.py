@@ -100,6 +100,7 @@ async def check_reads(desk: Desk, told: Told) -> dict[TaskId, Shown]:
         assert open_ or shown[which].state == STATE_AFTER[verb], f"{which} is {shown[which].state} after {verb}"
     _check_details(told, shown)
     await _check_registers(desk, told)
+    await _check_pushes(desk, told)
     entries = (await desk.queue(limit=1_000)) if told.facts else ()
     assert {entry.task.id for entry in entries} <= told.tried(), "a task that nobody sent"
     return shown
@@ -132,6 +133,18 @@ async def _check_registers(desk: Desk, told: Told) -> None:
         assert desk.ledger.identity(fact.said["token"]) is not None, "an enrolled identity is lost"
     granted = {grant.signature_b58 for grant in await desk.ledger.grants()}
     assert {fact.said["grant"] for fact in told.of("granted")} <= granted, "a grant is lost"
+
+
+async def _check_pushes(desk: Desk, told: Told) -> None:
+    """A cursor may be ahead of what was acknowledged, never behind it; what was deleted stays so."""
+    known = {push.id: push for push in await desk.ledger.outbox()}
+    deleting = {fact.said["push"] for fact in told.facts if fact.verb == "unpushed" and "push" in fact.said}
+    for fact in [*told.of("pushed"), *told.of("delivered")]:
+        name = fact.said["push"]
+        if name not in deleting:
+            assert name in known, f"push configuration {name} is lost"
+            assert known[name].delivered >= fact.said["delivered"], "a cursor went back"
+    assert not {fact.said["push"] for fact in told.of("unpushed")} & set(known), "a deleted configuration is back"
 
 
 async def check_all(desk: Desk, told: Told, tasks: dict[TaskId, Any]) -> None:

@@ -17,9 +17,12 @@ from covenant.ledger.contract import Ledger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.storage import CompactionFailed
 from covenant.ledger.machine.commands import Enroll, LeasedTask
+from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush
+from covenant.model.asking import PushConfig
 from covenant.model.errors import Forbidden, Unavailable
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId
+from covenant.model.push import Push, move_of
 from covenant.model.result import Result
 from covenant.model.task import Task
 from covenant.testing.cast import (
@@ -60,6 +63,7 @@ class Life:
         self.fd = fd
         self.clock = FakeClock()
         self.leases: dict[TaskId, LeasedTask] = {}
+        self.pushes: dict[str, Push] = {}
         self.facts: list[Fact] = []
         self.failed = False
 
@@ -164,6 +168,28 @@ class Life:
             lambda results: {"tasks": tuple(result.task_id for result in results), "request": request},
         )
 
+    async def push(self, desk: Desk, number: int, name: str) -> None:
+        config = PushConfig(url="https://hooks.example/", id=name)
+        made = await self.act(
+            "pushed",
+            (),
+            desk.ledger.commit(PutPush(task_id=n(number), config=config)),
+            lambda push: {"push": name, "delivered": push.delivered},
+        )
+        if made is not None:
+            self.pushes[name] = made
+
+    async def deliver(self, desk: Desk, name: str, delivered: int) -> None:
+        if name in self.pushes:
+            move = msgspec.structs.replace(move_of(self.pushes[name]), delivered=delivered)
+            moved = desk.ledger.commit(MovePushes(moves=(move,)))
+            await self.act("delivered", (), moved, lambda _: {"push": name, "delivered": delivered})
+
+    async def unpush(self, desk: Desk, number: int, name: str) -> None:
+        self.tell("tried", "unpushed", push=name)
+        dropped = desk.ledger.commit(DropPush(task_id=n(number), id=name))
+        await self.act("unpushed", (), dropped, lambda _: {"push": name})
+
     async def denied(self, desk: Desk) -> None:
         """A refusal is told only when its audit row is durable."""
         task = make_task(99, sender=CAROL)
@@ -191,8 +217,12 @@ async def first_half(life: Life, desk: Desk) -> None:
     await life.send(desk, 11, 12, verb="followed")
     await life.take(desk, 6, "t1")
     await life.take(desk, 3, "t2")
+    await life.push(desk, 1, "kept")
+    await life.push(desk, 8, "gone")
     await life.report(desk, 1, "one")
     await life.report(desk, 1, "two")
+    await life.deliver(desk, "kept", 3)
+    await life.unpush(desk, 8, "gone")
     await life.park(desk, 2)
     await life.denied(desk)
     await life.settle(desk, 1, ok(n(1), "done"))
@@ -208,6 +238,7 @@ async def first_half(life: Life, desk: Desk) -> None:
 async def second_half(life: Life, desk: Desk) -> None:
     await life.act("compacted", (), desk.ledger.compact())
     await life.settle(desk, 4, ok(n(4), "late, and in time"))
+    await life.deliver(desk, "kept", 4)
     await life.send(desk, 20, 21, 22, 23)
     await life.take(desk, 3, "t3")
     for number in (20, 21, 22):
