@@ -80,6 +80,7 @@ __all__ = [
 SWEEP_MS: Final = 250
 _PROCESS: Final = "process"
 _UNLIMITED: Final = SimpleLimits(rate_per_min=0)
+_INSTANCE: Final = msgspec.structs.replace(INDEX_CONSTITUTION, name="covenant")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +199,7 @@ def clear_task_store() -> None:
 
 def build_agent_card(base_url: str | None = None, *, home: str | Path | None = None) -> A2AAgentCard:
     """The card of this instance: it talks, and has every registered MCP tool as a skill."""
-    return build_agent_card_for_agent(INDEX_CONSTITUTION, base_url, home=home)
+    return build_agent_card_for_agent(_INSTANCE, base_url, home=home)
 
 
 def build_agent_card_for_agent(
