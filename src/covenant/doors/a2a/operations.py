@@ -14,6 +14,7 @@ import msgspec
 
 from covenant.exchange.conversation import Ask, Conversations
 from covenant.exchange.streams import Stream
+from covenant.exchange.tenancy import unauthenticated
 from covenant.model.asking import TaskPage
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.folding import TaskView
@@ -108,6 +109,9 @@ async def _push(office: Office, asked: Asked) -> Any:
 async def _extended_card(office: Office, asked: Asked) -> bytes:
     if office.extended_card is None:
         raise Conflict("extended_card_not_configured", "there is no extended card")
+    if asked.ask.caller.anonymous:
+        # What it says beyond the public card is for those who say who they are, also where an agent is open.
+        raise unauthenticated()
     return office.extended_card(asked.ask, asked.dialect, asked.base_url)
 
 

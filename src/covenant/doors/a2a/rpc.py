@@ -20,7 +20,7 @@ from covenant.doors.a2a.replies import reply_json
 from covenant.doors.http.body import read_body
 from covenant.doors.http.reply import reply_problem
 from covenant.doors.waiting import CallerGoneError
-from covenant.model.errors import OverLimit, Refusal
+from covenant.model.errors import OverLimit, Refusal, Unauthenticated
 from covenant.wire import jsonrpc
 from covenant.wire.a2a_errors import Dialect
 from covenant.wire.sse import Framing
@@ -57,7 +57,7 @@ class Rpc:
             wire = WIRES[dialect]
             asked = self._gate.asked(visit, operation, dialect, partial(operation.decode, wire, call.params))
             await self._run(operation, asked, call.id, receive, send)
-        except OverLimit as refusal:
+        except (OverLimit, Unauthenticated) as refusal:
             self._gate.meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal)
         except Refusal as refusal:
