@@ -220,6 +220,9 @@ class Ledger(Protocol):
     async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
         """Wait until the task is settled."""
 
+    async def orphaned(self, timeout_ms: int) -> bool:
+        """Wait until a task may have ended that others were delegated by; `CancelOrphans` ends those."""
+
     async def entry(self, task_id: TaskId) -> Entry | None:
         """A live task, as it is on disk."""
 

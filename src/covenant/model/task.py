@@ -15,6 +15,8 @@ MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
 SIMPLE: Final = "simple"
 """The origin of tasks that came by the simple door."""
+DELEGATION: Final = "delegation"
+"""The origin of tasks that an agent at work on another task, their parent, has given to somebody. They end with it."""
 
 
 class DuplicateSafety(enum.StrEnum):
@@ -56,6 +58,8 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """The media types that the sender can take; none named means any."""
     request_metadata: dict[str, Any] | None = None
     """What was said about the request, and not about its message."""
+    chain: tuple[str, ...] = ()
+    """The keys of the agents that this is done for, the first caller first: whoever is in it is not called again."""
 
 
 class CacheKey(msgspec.Struct, frozen=True, gc=False):

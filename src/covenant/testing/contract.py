@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from covenant.testing.allowing import AllowingSuite
 from covenant.testing.compacting import CompactingSuite
+from covenant.testing.delegating import DelegatingSuite, DelegationKeepingSuite
 from covenant.testing.expiring import ExpiringSuite
 from covenant.testing.leasing import LeasingSuite
 from covenant.testing.pushing import PushingSuite, PushKeepingSuite
@@ -39,9 +40,12 @@ class LedgerContract(
     ViewingSuite,
     WatchingSuite,
     PushingSuite,
+    DelegatingSuite,
 ):
     """What every engine promises, in memory too."""
 
 
-class DurableLedgerContract(SurvivingSuite, CompactingSuite, TenantKeepingSuite, PushKeepingSuite, LedgerContract):
+class DurableLedgerContract(
+    SurvivingSuite, CompactingSuite, TenantKeepingSuite, PushKeepingSuite, DelegationKeepingSuite, LedgerContract
+):
     """What an engine promises besides when its facts outlive the process."""

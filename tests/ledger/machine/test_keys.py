@@ -12,18 +12,21 @@ import pytest
 
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine import commands as c
+from covenant.ledger.machine import push_commands as p
 from covenant.ledger.machine import tenant_commands as t
 from covenant.ledger.machine.decide import _DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered, View
+from covenant.model.asking import PushConfig
 from covenant.model.audit import AuditHead
 from covenant.model.constitution import CatalogueAgent, Constitution
 from covenant.model.errors import Refusal
 from covenant.model.grant import COMPACT_ACTION, REQUEUE_ACTION, Grant, Identity, send_actions
 from covenant.model.ids import PublicKey, TaskId
+from covenant.model.push import Push, PushMove
 from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
-from covenant.model.task import CacheKey, Task, cache_key, fingerprint
+from covenant.model.task import DELEGATION, CacheKey, Task, cache_key, fingerprint
 from covenant.model.tenant import Tenant, TenantLimits
 from covenant.model.update import MessageUpdate, StatusUpdate
 from covenant.testing.cast import (
@@ -114,6 +117,26 @@ class Recording:
     def forgettable(self, before_ms: int, count: int) -> Sequence[Entry]:
         self._need(("due",))
         return list(self._found(self._state.forgettable(before_ms, count)))
+
+    def orphans(self, count: int) -> Sequence[Entry]:
+        self._need(("orphans",))
+        return list(self._found(self._state.orphans(count)))
+
+    def pushes(self, task_id: TaskId) -> Sequence[Push]:
+        assert task_id in self.tasks, f"reads the pushes of {task_id}"
+        return self._state.pushes(task_id)
+
+    def push(self, task_id: TaskId, push_id: str) -> Push | None:
+        assert task_id in self.tasks, f"reads a push of {task_id}"
+        return self._state.push(task_id, push_id)
+
+    def push_count(self) -> int:
+        self._need(("pushes",))
+        return self._state.push_count()
+
+    def pushes_idle(self, now_ms: int, count: int) -> Sequence[Push]:
+        self._need(("due",))
+        return self._state.pushes_idle(now_ms, count)
 
     def cached(self, key: CacheKey) -> Cached | None:
         assert key in self._groups, f"reads the cache at {key}"
@@ -266,6 +289,8 @@ def task_commands() -> list[c.Command[Any]]:
         accept(same_work(9)),
         accept(same_work(1, intent_text="other")),
         accept(make_task(8), access=sending(make_task(8))),
+        accept(make_task(7, origin=DELEGATION, parent=task_id(1))),
+        c.CancelOrphans(),
         c.Take(holder=BOB, recipient=BOB.pubkey, count=5, request_id="r1"),
         c.Take(holder=OPERATOR, recipient=None, count=5),
         c.Drain(by=ALICE, sender=ALICE.pubkey, count=2, request_id="r1"),
@@ -316,6 +341,17 @@ def register_commands() -> list[c.Command[Any]]:
     ]
 
 
+def push_commands() -> list[c.Command[Any]]:
+    which, config = task_id(1), PushConfig(url="https://example.com/hook", id="hook")
+    move = PushMove(task_id=which, id="hook", key="key", revision=1, delivered=1)
+    return [
+        p.PutPush(task_id=which, config=config),
+        p.MovePushes(moves=(move,)),
+        p.RetryPush(task_id=which, by=OPERATOR, id="hook"),
+        p.DropPush(task_id=which, id="hook"),
+    ]
+
+
 def tenant_commands() -> list[c.Command[Any]]:
     constitution = Constitution(id="bob")
     return [
@@ -332,7 +368,7 @@ def tenant_commands() -> list[c.Command[Any]]:
 @pytest.mark.parametrize(("place", "pure"), everywhere(), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_decision_about_tasks_reads_and_changes_only_what_its_command_names(place: str, pure: Watched) -> None:
     state = msgspec.json.encode(list(pure.state.entries.values()))
-    for command in task_commands():
+    for command in [*task_commands(), *push_commands()]:
         fresh = dict(everywhere())[place]
         assert msgspec.json.encode(list(fresh.state.entries.values())) == state
         fresh.attempt(command)
@@ -348,7 +384,7 @@ def test_a_decision_about_identities_grants_and_tenants_reads_only_what_its_comm
 
 def test_every_command_there_is_was_tried() -> None:
     pure = Watched()
-    for command in [*task_commands(), *register_commands(), *tenant_commands()]:
+    for command in [*task_commands(), *push_commands(), *register_commands(), *tenant_commands()]:
         pure.attempt(command)
     assert pure.tried == set(_DECISIONS)
 

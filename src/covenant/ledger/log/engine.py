@@ -143,6 +143,8 @@ class LogLedger:
                 self._bell.ring(("queue",))
             elif entry.finished:
                 self._bell.ring(("task", event.task_id))
+                if self._state.orphaned:
+                    self._bell.ring(("orphans",))
                 if entry.state is SETTLED:
                     self._bell.ring(("results", entry.task.sender.pubkey))
                     self._bell.ring(("results",))
@@ -227,6 +229,9 @@ class LogLedger:
         if entry is None or entry.finished:
             return True
         return await self._bell.wait(("task", task_id), timeout_ms)
+
+    async def orphaned(self, timeout_ms: int) -> bool:
+        return bool(self._state.orphaned) or await self._bell.wait(("orphans",), timeout_ms)
 
     async def entry(self, task_id: TaskId) -> Entry | None:
         await self.durable()

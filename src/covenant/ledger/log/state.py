@@ -30,7 +30,7 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import DRAINED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered
 from covenant.model.ids import LeaseId, PublicKey, TaskId
-from covenant.model.task import CacheKey, cache_key
+from covenant.model.task import DELEGATION, CacheKey, cache_key
 
 _WAITING = frozenset({QUEUED, PARKED, FOLLOWING})
 
@@ -54,6 +54,10 @@ class LedgerState(Registers, Outbox):
         self.groups: dict[CacheKey, dict[TaskId, None]] = {}
         self.requests: OrderedDict[tuple[str, PublicKey, str], Remembered] = OrderedDict()
         """By verb, caller and request id."""
+        self.children: dict[TaskId, dict[TaskId, None]] = {}
+        """The delegated tasks that have not ended, by their parent."""
+        self.orphaned: dict[TaskId, None] = {}
+        """Those whose parent may have ended."""
         self.recalled: dict[TaskId, Archived] = {}
         """Finished tasks fetched from the archive for the command that is about to be decided."""
         self.resolved_events = 0
@@ -89,6 +93,13 @@ class LedgerState(Registers, Outbox):
             self.end_pushes(task_id, new.generation)
         if new.task.idempotency is not None:
             self._share(event, new, ts_ms)
+        if new.task.origin == DELEGATION:
+            if before is None:
+                self._attach(new)
+            elif new.finished:
+                self._detach(new)
+        if new.finished and task_id in self.children:
+            self.orphaned.update(self.children.pop(task_id))
         if isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
             self._remember(event, new)
 
@@ -126,6 +137,21 @@ class LedgerState(Registers, Outbox):
             self.following += 1
         if task.deadline_ms is not None and state is not LEASED:
             heapq.heappush(self._due, (task.deadline_ms, task.id))
+
+    def _attach(self, entry: Entry) -> None:
+        task = entry.task
+        assert task.parent is not None
+        self.children.setdefault(task.parent, {})[task.id] = None
+
+    def _detach(self, entry: Entry) -> None:
+        task = entry.task
+        assert task.parent is not None
+        self.orphaned.pop(task.id, None)
+        siblings = self.children.get(task.parent)
+        if siblings is not None:
+            siblings.pop(task.id, None)
+            if not siblings:
+                del self.children[task.parent]
 
     def _share(self, event: TaskEvent, entry: Entry, ts_ms: int) -> None:
         """Who leads and who follows in the work that a cache key names, and what was found out."""
@@ -179,6 +205,9 @@ class LedgerState(Registers, Outbox):
         if times_out_at_ms is not None and entry.state is QUEUED:
             # Its turn began with a lease that is over; entering the queue does not say so.
             heapq.heappush(self._due, (times_out_at_ms, task.id))
+        if task.origin == DELEGATION and not entry.finished:
+            self._attach(entry)
+            self.orphaned[task.id] = None
         key = cache_key(task)
         if key is None or entry.finished:
             return
@@ -248,6 +277,23 @@ class LedgerState(Registers, Outbox):
         for item in back:
             heapq.heappush(self._due, item)
         return list(found.values())
+
+    def orphans(self, count: int) -> Sequence[Entry]:
+        found: list[Entry] = []
+        cared_for: list[TaskId] = []
+        for task_id in self.orphaned:
+            entry = self.entries[task_id]
+            assert entry.task.parent is not None
+            parent = self.entries.get(entry.task.parent)
+            if parent is not None and not parent.finished:
+                cared_for.append(task_id)
+            elif len(found) < count:
+                found.append(entry)
+            else:
+                break
+        for task_id in cared_for:
+            del self.orphaned[task_id]
+        return found
 
     def forgettable(self, before_ms: int, count: int) -> Sequence[Entry]:
         found: list[Entry] = []

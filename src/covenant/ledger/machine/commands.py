@@ -18,7 +18,7 @@ from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.repair import RepairCommand, RepairOutcome, RetryPolicy, RetryReport
 from covenant.model.result import Ending, Result
-from covenant.model.task import Task, cache_key
+from covenant.model.task import DELEGATION, Task, cache_key
 from covenant.model.update import MessageUpdate, Update
 
 A = TypeVar("A")
@@ -96,8 +96,10 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
     def keys(self) -> tuple[Key, ...]:
         task, key = self.task, cache_key(self.task)
         cache: tuple[Key, ...] = (("cache", *msgspec.structs.astuple(key)),) if key else ()
+        parent: tuple[Key, ...] = (("task", task.parent),) if task.origin == DELEGATION and task.parent else ()
         return (
             ("task", task.id),
+            *parent,
             ("queue", task.recipient.pubkey),
             ("results", task.sender.pubkey),
             *cache,
@@ -300,6 +302,20 @@ class Sweep(Command[Swept], frozen=True, gc=False, kw_only=True):
 
     def keys(self) -> tuple[Key, ...]:
         return (("due",),)
+
+
+class Orphaned(msgspec.Struct, frozen=True, gc=False):
+    task_ids: tuple[TaskId, ...] = ()
+    more: bool = False
+
+
+class CancelOrphans(Command[Orphaned], frozen=True, gc=False, kw_only=True):
+    """Cancel what was delegated by tasks that have ended since. What that orphans in turn is for the next one."""
+
+    count: int = 100
+
+    def keys(self) -> tuple[Key, ...]:
+        return (("orphans",),)
 
 
 def _identity_keys(agent: AgentId) -> tuple[Key, ...]:

@@ -39,6 +39,7 @@ _DECISIONS: Final[dict[type[Any], Callable[[Decide, Any], Any]]] = {
     commands.Cancel: settling.cancel,
     commands.Drain: settling.drain,
     commands.Sweep: settling.sweep,
+    commands.CancelOrphans: settling.cancel_orphans,
     commands.Repair: repairing.repair,
     commands.RetryStale: repairing.retry_stale,
     commands.Enroll: registering.enroll,

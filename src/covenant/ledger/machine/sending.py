@@ -14,7 +14,7 @@ from covenant.model.errors import Conflict, Invalid, OverLimit
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.lease import Lease
 from covenant.model.result import Ending, Result, ResultStatus
-from covenant.model.task import MAILBOX, CacheKey, Task, cache_key
+from covenant.model.task import DELEGATION, MAILBOX, CacheKey, Task, cache_key
 
 BUSY_RETRY_MS = 1_000
 
@@ -37,6 +37,8 @@ def accept(decide: Decide, command: Accept) -> Accepted:
                 f"task {task.id} is known with other content; send new work under a new id",
             )
         )
+    if task.origin == DELEGATION:
+        _check_parent(decide, task)
     key = cache_key(task)
     if key is not None:
         cached = view.cached(key)
@@ -60,6 +62,13 @@ def accept(decide: Decide, command: Accept) -> Accepted:
     if starter is None or waiting:
         return Accepted(task_id=task.id)
     return Accepted(task_id=task.id, leased=_start(decide, task, starter))
+
+
+def _check_parent(decide: Decide, task: Task) -> None:
+    """What is delegated ends with its parent, so it cannot begin after it."""
+    parent = decide.view.entry(task.parent) if task.parent is not None else None
+    if parent is None or parent.finished:
+        raise decide.refuse(Conflict("parent_ended", f"task {task.parent}, which this would be part of, has ended"))
 
 
 def _begin(decide: Decide, command: Accept, event: TaskSent | TaskFollowed) -> None:

@@ -15,8 +15,10 @@ from covenant.ledger.machine.batches import Room
 from covenant.ledger.machine.commands import (
     Cancel,
     Canceled,
+    CancelOrphans,
     Drain,
     Drained,
+    Orphaned,
     Settle,
     Settled,
     Sweep,
@@ -208,6 +210,15 @@ def cancel(decide: Decide, command: Cancel) -> Canceled:
     result = error_result(task_id, f"canceled: {command.reason}")
     end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=command.reason)
     return Canceled(task_id, Ending.CANCELED, result, True)
+
+
+def cancel_orphans(decide: Decide, command: CancelOrphans) -> Orphaned:
+    orphans = decide.view.orphans(command.count)
+    for entry in orphans:
+        reason = f"task {entry.task.parent}, which asked for this, has ended"
+        result = error_result(entry.task.id, f"canceled: {reason}")
+        end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=reason)
+    return Orphaned(tuple(entry.task.id for entry in orphans), more=bool(orphans))
 
 
 def expire(decide: Decide, entry: Entry) -> None:

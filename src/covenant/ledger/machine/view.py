@@ -94,6 +94,9 @@ class View(Protocol):
     def due(self, now_ms: int, count: int) -> Sequence[Entry]:
         """Tasks whose deadline or timeout has passed."""
 
+    def orphans(self, count: int) -> Sequence[Entry]:
+        """Delegated tasks that have not ended, although the task that they are part of has."""
+
     def forgettable(self, before_ms: int, count: int) -> Sequence[Entry]:
         """Undrained results settled before then."""
 
