@@ -13,17 +13,22 @@ if TYPE_CHECKING:
     from covenant.agents.authoring import Agent as Agent
     from covenant.agents.authoring import Turn as Turn
     from covenant.client import Client as Client
+    from covenant.daemon.connecting import connect as connect
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
     from covenant.model.constitution import Skill as Skill
     from covenant.model.content import Json as Json
     from covenant.model.content import Text as Text
+    from covenant.model.hop import Hop as Hop
     from covenant.model.ids import AgentId as AgentId
     from covenant.model.repair import ForceError as ForceError
     from covenant.model.repair import Requeue as Requeue
     from covenant.model.result import Result as Result
     from covenant.model.task import Idempotency as Idempotency
     from covenant.model.task import Task as Task
+    from covenant.outbound.remote import Remote as Remote
+    from covenant.outbound.remote_errors import RemoteError as RemoteError
+    from covenant.outbound.reply import Reply as Reply
     from covenant.worker import Worker as Worker
 
 __version__ = "0.1.0"
@@ -33,9 +38,13 @@ _HOMES = {
     "AgentId": "covenant.model.ids",
     "Client": "covenant.client",
     "ForceError": "covenant.model.repair",
+    "Hop": "covenant.model.hop",
     "Idempotency": "covenant.model.task",
     "Json": "covenant.model.content",
     "Mailbox": "covenant.mailbox",
+    "Remote": "covenant.outbound.remote",
+    "RemoteError": "covenant.outbound.remote_errors",
+    "Reply": "covenant.outbound.reply",
     "Requeue": "covenant.model.repair",
     "Result": "covenant.model.result",
     "Skill": "covenant.model.constitution",
@@ -43,6 +52,7 @@ _HOMES = {
     "Text": "covenant.model.content",
     "Turn": "covenant.agents.authoring",
     "Worker": "covenant.worker",
+    "connect": "covenant.daemon.connecting",
     "local_agent": "covenant.mailbox",
 }
 

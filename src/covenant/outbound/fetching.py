@@ -115,13 +115,19 @@ class Fetcher:
         self._transport: GuardedTransport | None = None
 
     async def fetch(
-        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, content: bytes = b""
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes = b"",
+        total_ms: int | None = None,
     ) -> Fetched:
-        """The whole answer, or none of it."""
-        bytes_max = self._limits.body_bytes_max
+        """The whole answer, or none of it. `total_ms`: where the other side may think longer, also in one pause."""
+        bytes_max, idle_ms = self._limits.body_bytes_max, max(self._limits.idle_ms, total_ms or 0)
         call = self._begin(method, url, headers or {}, COMPRESSED, content)
-        async with self._in_time():
-            call, response = await self._follow(call, idle_ms=self._limits.idle_ms, bytes_max=bytes_max)
+        async with self._in_time(total_ms):
+            call, response = await self._follow(call, idle_ms=idle_ms, bytes_max=bytes_max)
             async with aclosing(response):
                 body = b"".join([piece async for piece in _bounded(response, bytes_max)])
         return Fetched(status=response.status_code, headers=_plain(response), body=body, url=call.location.url)
@@ -165,8 +171,8 @@ class Fetcher:
         return _Call(method=method.upper(), location=self._guard.read(url), headers=sent, content=content)
 
     @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        total_s = self._limits.total_ms / 1000
+    async def _in_time(self, total_ms: int | None = None) -> AsyncIterator[None]:
+        total_s = (total_ms or self._limits.total_ms) / 1000
         try:
             async with asyncio.timeout(total_s):
                 yield

@@ -1,0 +1,199 @@
+"""`covenant.connect`: from a URL, or a name in the home's `a2a_agents.json`, to a remote agent that can be spoken to.
+
+    async with covenant.connect("https://agent.example/a2a") as remote:
+        reply = await remote.send("Hello")
+
+It finds the card, reads it, and picks a way to call. The environment, the clock and chance come in here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import covenant
+from covenant.daemon.environment import environment, find_home, now_ms
+from covenant.model.errors import Invalid
+from covenant.model.remote_card import RemoteCard
+from covenant.outbound.credentials import Credentials
+from covenant.outbound.fetching import Fetcher, FetchLimits
+from covenant.outbound.finding import find_card, verified
+from covenant.outbound.guard import AddressGuard
+from covenant.outbound.registry import Entry, Remotes
+from covenant.outbound.remote import TIMEOUT_S, Manners, Remote
+from covenant.outbound.remote_errors import NoCard
+from covenant.outbound.resolving import SystemResolver
+from covenant.outbound.ways import ways_of
+
+PRIVATE: Final = (
+    "127.0.0.0/8",
+    "::1/128",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "fc00::/7",
+)
+"""What `allow_private=True` stands for. A cloud's metadata is not among it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `connect` was told. `repr` shows no secret."""
+
+    token: str | None = None
+    token_env: str | None = None
+    headers: Mapping[str, str] | None = None
+    timeout_s: float | None = None
+    poll_s: float = 3.0
+    stream: bool | None = None
+    verify: bool = False
+    allow_private: bool | Sequence[str] = False
+    trusted_origins: Sequence[str] = ()
+    fetcher: Fetcher | None = None
+    home: str | Path | None = None
+
+    def __repr__(self) -> str:
+        return "Options(…)"
+
+
+class Connecting:
+    """To be awaited for a `Remote` that the caller closes, or entered for one that closes itself."""
+
+    def __init__(self, make: Callable[[], Awaitable[Remote]]) -> None:
+        self._make = make
+        self._remote: Remote | None = None
+
+    def __await__(self) -> Generator[Any, None, Remote]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> Remote:
+        self._remote = await self._make()
+        return self._remote
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._remote is not None:
+            await self._remote.close()
+
+
+def connect(
+    url_or_name: str,
+    *,
+    token: str | None = None,
+    token_env: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+    poll_s: float = 3.0,
+    stream: bool | None = None,
+    verify: bool = False,
+    allow_private: bool | Sequence[str] = False,
+    trusted_origins: Sequence[str] = (),
+    fetcher: Fetcher | None = None,
+    home: str | Path | None = None,
+) -> Connecting:
+    """A remote agent by its URL, its card's URL, or its name in `a2a_agents.json`.
+
+    `token` (or the variable `token_env`) is a bearer, or the API key that the card asks for; it and `headers` go to the
+    origin of the URL and to `trusted_origins`, never to where only a card or a redirect leads. `verify` demands a card
+    that is signed by a key from its own origin. `allow_private` lets private and loopback addresses be called: all of
+    them, or those that are listed as in the setting `outbound.allow`; hosts in `a2a_agents.json` need no such word.
+    A `fetcher` of one's own brings its own guard and limits.
+    """
+    options = Options(
+        token=token,
+        token_env=token_env,
+        headers=headers,
+        timeout_s=timeout_s,
+        poll_s=poll_s,
+        stream=stream,
+        verify=verify,
+        allow_private=allow_private,
+        trusted_origins=trusted_origins,
+        fetcher=fetcher,
+        home=home,
+    )
+    return Connecting(lambda: open_remote(url_or_name, options))
+
+
+async def open_remote(url_or_name: str, options: Options) -> Remote:
+    named = "://" not in url_or_name
+    entry = find_entry(url_or_name, options.home)
+    fetcher, close = open_fetcher(options, (entry.place,) if named else ())
+    try:
+        credentials = Credentials(
+            entry.url,
+            token=find_token(entry, options),
+            headers={**entry.headers, **(options.headers or {})},
+            trusted=options.trusted_origins,
+        )
+        card = await look_up(fetcher, entry.url, credentials, verify=options.verify)
+        ways = ways_of(card, entry.url, credentials.covers)
+    except BaseException:
+        if close is not None:
+            await close()
+        raise
+    manners = Manners(
+        timeout_s=options.timeout_s or entry.timeout or TIMEOUT_S,
+        poll_s=options.poll_s,
+        stream=options.stream,
+        chance=random.random,
+        now_ms=now_ms,
+    )
+    return Remote(ways, fetcher, credentials, card=card, manners=manners, close=close)
+
+
+def find_entry(url_or_name: str, home: str | Path | None) -> Entry:
+    if "://" in url_or_name:
+        return Entry(url=url_or_name)
+    folder, _ = find_home(home, environment())
+    return Remotes(folder).entry(url_or_name)
+
+
+def find_token(entry: Entry, options: Options) -> str | None:
+    variables = environment()
+    if options.token is not None:
+        return options.token
+    if options.token_env is None:
+        return entry.token(variables)
+    token = variables.get(options.token_env)
+    if not token:
+        raise Invalid("no_token", f"the environment has no token in {options.token_env}")
+    return token
+
+
+def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher, Callable[[], Awaitable[None]] | None]:
+    """The caller's own, or a new one and what closes it. `places` may be called wherever they are."""
+    if options.fetcher is not None:
+        return options.fetcher, None
+    allow = options.allow_private
+    allowed = [*(PRIVATE if allow is True else allow or ()), *places]
+    resolver = SystemResolver()
+    try:
+        guard = AddressGuard(allowed, resolver=resolver)
+    except ValueError as error:
+        resolver.close()
+        raise Invalid("bad_allow_list", str(error)) from error
+    fetcher = Fetcher(guard, FetchLimits(), user_agent=f"covenant/{covenant.__version__}")
+
+    async def close() -> None:
+        await fetcher.close()
+        resolver.close()
+
+    return fetcher, close
+
+
+async def look_up(fetcher: Fetcher, url: str, credentials: Credentials, *, verify: bool = False) -> RemoteCard | None:
+    """The card; None if there is none, and the URL itself is all there is to call."""
+    try:
+        card = await find_card(fetcher, url, credentials)
+    except NoCard as missing:
+        if verify or missing.status is None or url.partition("?")[0].endswith(".json"):
+            raise
+        return None
+    return await verified(fetcher, card) if verify else card

@@ -1,0 +1,196 @@
+"""A remote task as it becomes known: frames and snapshots in, the task out, and what each of them said that was new.
+
+Pure. A snapshot (the first frame of a stream that was resumed, or the answer of a poll) says again what is known
+already: only what is beyond that is news, so that nobody who follows reads a text twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from covenant.model.content import Content, Text
+from covenant.model.folding import Artifact, TaskState
+from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
+from covenant.model.update import ArtifactUpdate, MessageUpdate
+
+replace = msgspec.structs.replace
+
+
+class Assembly:
+    def __init__(self) -> None:
+        self.task_id: str | None = None
+        self.context_id: str | None = None
+        self.state = TaskState.SUBMITTED
+        self.message: MessageUpdate | None = None
+        self.history: tuple[MessageUpdate, ...] = ()
+        self.metadata: dict[str, Any] = {}
+        self.answered = False
+        """A bare message came: there is no task to follow."""
+        self._drafts: dict[str, _Draft] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was heard at all: then the message was taken."""
+        return self.answered or self.task_id is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing more comes before the caller says something, if then."""
+        return self.answered or self.state.terminal or self.state.waits
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        return tuple(draft.artifact() for draft in self._drafts.values())
+
+    def take(self, heard: Heard) -> Iterator[Heard]:
+        """What is new in it."""
+        match heard:
+            case RemoteMessage():
+                self.answered, self.message = True, heard.message
+                self.context_id = heard.context_id or self.context_id
+                self.state = TaskState.COMPLETED
+                yield heard
+            case RemoteTask():
+                yield from self._snapshot(heard)
+            case RemoteStatus():
+                yield from self._status(heard)
+            case RemoteArtifact():
+                self._name(heard.task_id, heard.context_id)
+                self._write(heard.update)
+                yield heard
+
+    def _name(self, task_id: str, context_id: str | None) -> None:
+        self.task_id = self.task_id or task_id or None
+        self.context_id = self.context_id or context_id
+
+    def _snapshot(self, task: RemoteTask) -> Iterator[Heard]:
+        first = self.task_id is None
+        changed = (self.state, self.message) != (task.state, task.message)
+        self._name(task.task_id, task.context_id)
+        self.history = task.history or self.history
+        self.metadata |= task.metadata or {}
+        if first:
+            yield replace(task, artifacts=(), history=())
+        for artifact in task.artifacts:
+            draft = self._drafts.get(artifact.artifact_id)
+            update = news_of(draft.artifact() if draft is not None else None, artifact)
+            if update is not None:
+                self._write(update)
+                yield RemoteArtifact(task_id=task.task_id, context_id=task.context_id, update=update)
+        # What ends a task is said after what it made.
+        if not self.state.terminal:
+            self.state, self.message = task.state, task.message
+            if changed and not first:
+                yield RemoteStatus(
+                    task_id=task.task_id,
+                    context_id=task.context_id,
+                    state=task.state,
+                    message=task.message,
+                    metadata=task.metadata,
+                )
+
+    def _status(self, news: RemoteStatus) -> Iterator[Heard]:
+        if self.state.terminal:
+            return
+        self._name(news.task_id, news.context_id)
+        self.state, self.message = news.state, news.message
+        self.metadata |= news.metadata or {}
+        yield news
+
+    def _write(self, update: ArtifactUpdate) -> None:
+        draft = self._drafts.get(update.artifact_id)
+        if draft is None or not update.append:
+            # A replaced artifact keeps its place among the others.
+            self._drafts[update.artifact_id] = draft = _Draft(update)
+        draft.add(update)
+
+
+class _Draft:
+    """An artifact in the making: adding to it costs nothing that grows with it."""
+
+    __slots__ = ("_first", "_metadata", "_parts")
+
+    def __init__(self, first: ArtifactUpdate) -> None:
+        self._first = first
+        self._parts: list[Content] = []
+        self._metadata: dict[str, Any] = {}
+
+    def add(self, update: ArtifactUpdate) -> None:
+        self._parts += update.parts
+        if update.metadata:
+            self._metadata |= update.metadata
+
+    def artifact(self) -> Artifact:
+        first = self._first
+        return Artifact(
+            artifact_id=first.artifact_id,
+            parts=joined(self._parts),
+            name=first.name,
+            description=first.description,
+            metadata=self._metadata or None,
+            extensions=first.extensions,
+        )
+
+
+def news_of(before: Artifact | None, now: Artifact) -> ArtifactUpdate | None:
+    """What turns the artifact as it was known into the artifact as it is; None if nothing does."""
+    parts = joined(now.parts)
+    if before is None:
+        return _update(now, parts, append=False)
+    old = before.parts
+    if parts == old:
+        return None
+    more = _beyond(old, parts)
+    return _update(now, parts if more is None else more, append=more is not None)
+
+
+def _beyond(old: tuple[Content, ...], new: tuple[Content, ...]) -> tuple[Content, ...] | None:
+    """What follows `old` in `new`; None if `new` does not begin with it."""
+    if new[: len(old)] == old:
+        return new[len(old) :]
+    if not old or len(new) < len(old) or new[: len(old) - 1] != old[:-1]:
+        return None
+    last, grown = old[-1], new[len(old) - 1]
+    if not (_plain(last) and _plain(grown)):
+        return None
+    assert isinstance(last, Text)
+    assert isinstance(grown, Text)
+    if not grown.text.startswith(last.text):
+        return None
+    return (Text(grown.text[len(last.text) :]), *new[len(old) :])
+
+
+def _update(artifact: Artifact, parts: tuple[Content, ...], *, append: bool) -> ArtifactUpdate:
+    return ArtifactUpdate(
+        artifact_id=artifact.artifact_id,
+        parts=parts,
+        name=artifact.name,
+        description=artifact.description,
+        append=append,
+        metadata=artifact.metadata,
+        extensions=artifact.extensions,
+    )
+
+
+def joined(content: Sequence[Content]) -> tuple[Content, ...]:
+    """Consecutive plain texts as one: chunks are how a text came, not what it is."""
+    parts: list[Content] = []
+    texts: list[str] = []
+    for part in content:
+        if isinstance(part, Text) and _plain(part):
+            texts.append(part.text)
+            continue
+        if any(texts):
+            parts.append(Text("".join(texts)))
+        texts = []
+        parts.append(part)
+    if any(texts):
+        parts.append(Text("".join(texts)))
+    return tuple(parts)
+
+
+def _plain(part: Content) -> bool:
+    return isinstance(part, Text) and part.mimeType is None and part.filename is None and part.metadata is None

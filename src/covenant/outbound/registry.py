@@ -1,0 +1,135 @@
+"""The remote agents that an operator has named: `a2a_agents.json` in the home.
+
+    {"agents": {"weather": {"url": "https://weather.example/a2a",
+                            "auth": {"type": "bearer", "token_env": "WEATHER_TOKEN"},
+                            "timeout": 60, "headers": {"X-Team": "blue"}, "enabled": true}}}
+
+Only `url` is required: the agent's address, or its card's. A token stands in the file (`token`, which wins) or in a
+variable of the environment (`token_env`). An entry that cannot be used is refused by its name, and does not take the
+others with it. The file is read again when it has changed; without a file there are no remote agents.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from covenant.model.errors import Invalid, NotFound
+from covenant.outbound.location import Unreadable, host_text, read_url
+from covenant.wire.decoding import decode
+
+FILE: Final = "a2a_agents.json"
+FILE_BYTES_MAX: Final = 1024 * 1024
+
+
+class Auth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["bearer"] = "bearer"
+    token: str | None = None
+    token_env: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+
+    def __repr__(self) -> str:
+        """Without the secret, wherever it ends up."""
+        return f"Auth(token_env={self.token_env!r})"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: Annotated[str, msgspec.Meta(min_length=1)]
+    auth: Auth | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+    """In seconds."""
+    headers: dict[str, str] = {}
+    enabled: bool = True
+
+    def __repr__(self) -> str:
+        return f"Entry(url={self.url!r})"
+
+    def token(self, environment: Mapping[str, str]) -> str | None:
+        if self.auth is None:
+            return None
+        if self.auth.token:
+            return self.auth.token
+        return (environment.get(self.auth.token_env) or None) if self.auth.token_env else None
+
+    @property
+    def place(self) -> str:
+        """Host and port, as an entry of `outbound.allow` has them: whoever wrote the entry means it to be called."""
+        location = read_url(self.url)
+        return f"{host_text(location.host)}:{location.port}"
+
+
+class _File(msgspec.Struct, frozen=True):
+    agents: dict[str, Any] = {}
+
+
+_file: Final = msgspec.json.Decoder(_File)
+
+
+class Remotes:
+    """The entries, as the file has them now."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / FILE
+        self._stamp: tuple[int, int, int] | None = None
+        self._entries: dict[str, Entry] = {}
+        self._wrong: dict[str, str] = {}
+        self._unreadable: str | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of those that may be called."""
+        self._refresh()
+        return iter([name for name, entry in self._entries.items() if entry.enabled])
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """By the entry's name (or the file's), why it cannot be used."""
+        self._refresh()
+        return {self.path.name: self._unreadable} if self._unreadable is not None else dict(self._wrong)
+
+    def entry(self, name: str) -> Entry:
+        """Raises NotFound for a name that nobody has, Invalid for one that cannot be used."""
+        self._refresh()
+        if self._unreadable is not None:
+            raise Invalid("bad_registry", self._unreadable)
+        if name in self._wrong:
+            raise Invalid("bad_registry", self._wrong[name])
+        entry = self._entries.get(name)
+        if entry is None:
+            known = ", ".join(sorted(self._entries)) or "none"
+            raise NotFound("unknown_remote", f"there is no remote agent {name!r} in {self.path}; it has {known}")
+        if not entry.enabled:
+            raise Invalid("remote_disabled", f"the remote agent {name!r} is disabled in {self.path}")
+        return entry
+
+    def _refresh(self) -> None:
+        try:
+            found = os.stat(self.path)  # noqa: PTH116  (one system call, on the way of every call)
+        except FileNotFoundError:
+            self._stamp, self._entries, self._wrong, self._unreadable = None, {}, {}, None
+            return
+        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if stamp != self._stamp:
+            self._read()
+            self._stamp = stamp
+
+    def _read(self) -> None:
+        self._entries, self._wrong, self._unreadable = {}, {}, None
+        try:
+            data = self.path.read_bytes()
+            if len(data) > FILE_BYTES_MAX:
+                raise Invalid("too_large", f"has more than {FILE_BYTES_MAX} bytes")
+            agents = decode(_file, data).agents
+        except (OSError, Invalid) as error:
+            self._unreadable = f"{self.path} cannot be read: {error}"
+            return
+        for name, said in agents.items():
+            try:
+                entry = msgspec.convert(said, Entry)
+                read_url(entry.url)
+            except (msgspec.ValidationError, Unreadable) as error:
+                self._wrong[name] = f"{self.path}: the entry {name!r} cannot be used: {error}"
+            else:
+                self._entries[name] = entry
