@@ -79,7 +79,6 @@ CREATE INDEX pending_by_sender ON a2a_tasks (sender_pubkey, settled_place)
 WHERE ledger_state = 'result_pending';
 CREATE INDEX finished ON a2a_tasks (settled_place) WHERE settled_place IS NOT NULL;
 CREATE INDEX children ON a2a_tasks (parent) WHERE parent IS NOT NULL;
-CREATE INDEX by_update ON a2a_tasks (updated_at);
 
 CREATE TABLE requests (
     task_no INTEGER PRIMARY KEY,
