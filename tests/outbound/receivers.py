@@ -102,7 +102,7 @@ async def pushing(
     async with fetcher(*allow) as calls:
         webhooks = Webhooks(calls, WebhookSigner(KEY), now_ms)
         told = tally if tally is not None else []
-        runner = PushRunner(ledger, webhooks, limits, chance=lambda: 0.5, tally=told.append)
+        runner = PushRunner(ledger, webhooks, limits, chance=lambda: 0.5, tally=told.append, held_ms=10)
         running = asyncio.create_task(runner.run())
         try:
             yield runner

@@ -1,6 +1,7 @@
 """What webhooks are owed: delivered in order, signed, repeated until taken, given up visibly; nobody else waits."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from covenant.daemon.environment import now_ms
+from covenant.ledger.log import faults
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.push_commands import DropPush, PutPush, RetryPush
+from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant
 from covenant.model.asking import PushAuthentication, PushConfig
 from covenant.model.step import Step
+from covenant.model.tenant import Tenant, TenantLimits
 from covenant.outbound.pushing import BURST_MAX, STEPS_AT_ONCE, PushLimits
 from covenant.seal.keys import public_key
 from covenant.seal.webhooks import verify_webhook
@@ -370,3 +374,72 @@ async def test_a_configuration_that_cannot_be_sent_is_given_up_and_harms_nobody(
         push, *_ = await owed(runner, ledger, lambda found: bool(found[0].dead_at_ms))
         assert push.failure is not None
     assert all("x-a2a-notification-token" not in request.headers for request in hook.served.requests)
+
+
+async def test_a_disabled_tenant_hears_nothing_until_it_is_enabled_again(ledger: LogLedger, hook: Receiver) -> None:
+    tenant = Tenant(name="default", token_sha256="", token_prefix="", limits=TenantLimits())
+    await ledger.commit(AddTenant(by=OPERATOR, tenant=tenant))
+    await ledger.commit(ChangeTenant(by=OPERATOR, name="default", disabled=True))
+    async with receiver() as other, pushing(ledger):
+        await advance(ledger, await begin(ledger, 1, PushConfig(url=hook.url())), end=True)
+        elsewhere = await begin(ledger, 2, PushConfig(url=other.url()), recipient=agent("bob@other"))
+        await advance(ledger, elsewhere, end=True)
+        await other.got(3)
+        assert not hook.served.connections
+        await ledger.commit(ChangeTenant(by=OPERATOR, name="default", disabled=False))
+        await hook.got(3)
+        assert hook.generations == [1, 2, 3]
+
+
+class Heard(logging.Handler):
+    """Says when a line was logged."""
+
+    def __init__(self, event: str) -> None:
+        super().__init__()
+        self.event = event
+        self.came = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() == self.event:
+            self.came.set()
+
+
+async def test_when_nothing_can_be_written_down_nothing_is_sent_again_and_again(
+    ledger: LogLedger, hook: Receiver
+) -> None:
+    heard = Heard("push.stopped")
+    logging.getLogger("covenant.outbound.pushing").addHandler(heard)
+    leased = await begin(ledger, 1, PushConfig(url=hook.url()))
+    await advance(ledger, leased, *(chunk(str(number)) for number in range(100)))
+    plan = faults.Plan("journal.sync", faults.fail(errno.EIO))
+    with faults.armed(plan):
+        async with pushing(ledger):
+            await hook.got(1)
+            await asyncio.wait_for(heard.came.wait(), BOUND_S)
+            sent = len(hook.served.requests)
+            await ledger.outbox()
+            assert len(hook.served.requests) == sent
+    logging.getLogger("covenant.outbound.pushing").removeHandler(heard)
+    assert plan.fired
+    assert hook.generations == sorted(set(hook.generations))
+
+
+async def test_flaky_receivers_and_restarts_of_the_outbox_leave_no_gap_and_no_disorder(ledger: LogLedger) -> None:
+    count, ups_and_downs = 20, 4
+    script = [reply(200), reply(500), reply(200), reply(429, retry_after="0"), reply(200), reply(200)] * 1_000
+    limits = PushLimits(attempts_max=100, pause_ms=1, pause_ms_max=5)
+    async with receiver(*script) as hook:
+        leases = [await begin(ledger, number, PushConfig(url=hook.url(f"/{number}"))) for number in range(count)]
+        for _ in range(ups_and_downs):
+            async with pushing(ledger, limits):
+                before = len(hook.taken)
+                for leased in leases:
+                    await advance(ledger, leased, chunk("a"), chunk("b"))
+                await hook.got(before + count)
+        async with pushing(ledger, limits) as runner:
+            for leased in leases:
+                await advance(ledger, leased, end=True)
+            await owed(runner, ledger, lambda found: not found)
+    for number in range(count):
+        heard = [g for request, g in zip(hook.taken, hook.generations, strict=True) if request.target == f"/{number}"]
+        assert heard == list(range(1, 2 + 2 * ups_and_downs + 2)), "a clean stop repeats nothing either"

@@ -3,7 +3,7 @@
 Promises: at least once, in order for each configuration, never a step skipped. What was taken is written down in the
 ledger soon after, many cursors at a time; a crash in between repeats it. A configuration that fails sleeps, longer each
 time, and costs a place in a heap while it does; given up, it waits for the operator. None waits for another's host
-(see `turns`). Deleting or replacing one stops the delivery that is under way.
+(see `turns`). Deleting or replacing one stops the delivery that is under way; those of a disabled tenant wait.
 
 `run` may be canceled and called again: it begins with what the ledger knows.
 """
@@ -42,6 +42,8 @@ PAUSE_FACTOR: Final = 3
 JITTER: Final = 0.2
 LOOK_AGAIN_MS: Final = 60_000
 """No sleep is longer than this without a look at the clock, which may have been set."""
+HELD_MS: Final = 60_000
+"""How soon a tenant that was disabled and enabled again hears what it missed."""
 HICCUP_MS: Final = 1_000
 """When we could not read what is owed: not the receiver's fault, and not counted."""
 LEAVE_S: Final = 2.0
@@ -85,12 +87,14 @@ class PushRunner:
         *,
         chance: Callable[[], float],
         tally: Callable[[str], None] = lambda _: None,
+        held_ms: int = HELD_MS,
     ) -> None:
         self._ledger = ledger
         self._webhooks = webhooks
         self._limits = limits
         self._chance = chance
         self._tally = tally
+        self._held_ms = held_ms
         self.saved = asyncio.Event()
         """Set each time that cursors were written down, for whoever waits for that."""
         self._begin()
@@ -193,8 +197,12 @@ class PushRunner:
                 # A clock that was set back must not make it sleep for longer than any pause is.
                 self._sleep(key, min(move.next_ms, now_ms + self._limits.pause_ms_max))
             return
-        self._sleeping.pop(key, None)
         tenant, host = push.recipient.display.rpartition("@")[2], _host(push)
+        if self._disabled(tenant):
+            if key not in self._sleeping:
+                self._sleep(key, now_ms + self._held_ms)
+            return
+        self._sleeping.pop(key, None)
         self._errands[key] = errand = _Errand(push, tenant, host)
         self._turns.wait(tenant, host, errand)
         self._changed.set()
@@ -214,6 +222,10 @@ class PushRunner:
                 push = self._find(key)
                 if push is not None:
                     self._consider(push)
+
+    def _disabled(self, tenant: str) -> bool:
+        known = self._ledger.tenant(tenant)
+        return known is not None and known.disabled_at_ms is not None
 
     def _find(self, key: Key) -> Push | None:
         return next((push for push in self._ledger.pushes(key[0]) if push.id == key[1]), None)
@@ -252,7 +264,7 @@ class PushRunner:
     async def _deliver(self, errand: _Errand) -> None:
         push, count = errand.push, 0
         standing, task = self._standing(push), None
-        while count < BURST_MAX and not standing.dead:
+        while count < BURST_MAX and not (standing.dead or self._disabled(errand.tenant)):
             errand.again = False
             # What is read here is durable, and so is the configuration that was found before.
             steps = await self._ledger.steps(push.task_id, standing.delivered, STEPS_AT_ONCE)
