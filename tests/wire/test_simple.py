@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.model.content import Audio, Json, ResourceLink, Text
-from covenant.model.errors import Invalid
+from covenant.model.errors import Invalid, Refusal
 from covenant.model.folding import TaskState, fold
 from covenant.model.result import Ending, Result, error_result
 from covenant.model.step import Began, Continued, Ended, Happening, Started, Step
 from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
 from covenant.testing.cast import make_task, task_id
-from covenant.wire.simple import A2ATask, A2ATaskSendRequest, decode_send, task_of
+from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest, decode_send, task_of
 
 ID = task_id(1)
 TASK = make_task(1, intent_text="ask", context_id="c")
@@ -82,6 +82,10 @@ def test_only_text_is_told_and_what_is_no_text_as_text_where_it_can_be() -> None
 def test_a_task_whose_deadline_passed_has_timed_out_and_an_agent_may_still_say_that_word() -> None:
     assert said(Ended(Ending.FAILED, error_result(ID, "deadline_exceeded")))[-1] == ("agent", "Task timed out")
     assert said(MessageUpdate(parts=(Text("deadline_exceeded"),)))[-1] == ("agent", "deadline_exceeded")
+
+
+def test_every_refusal_has_a_code_here() -> None:
+    assert {Refusal.status, *(kind.status for kind in Refusal.__subclasses__())} <= CODES.keys()
 
 
 @given(st.binary(max_size=200))

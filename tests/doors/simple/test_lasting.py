@@ -10,10 +10,12 @@ import pytest
 
 from covenant.agents.authoring import Agent
 from covenant.exchange.conversation import Ask
+from covenant.ledger.machine.commands import Settle, Take
 from covenant.model.asking import Message, SendMessage
 from covenant.model.constitution import Constitution
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
+from covenant.model.result import Result
 from tests.doors.simple.stage import BOUND_S, TOKEN, Patient, Stage, echo, stage, text_of
 
 
@@ -89,6 +91,19 @@ async def test_a_task_that_nobody_begins_fails_when_its_time_is_over(tmp_path: P
         await s.later(5_000)
         failed = await s.ended(task["id"])
         assert (failed["state"], text_of(failed)) == ("failed", "Task timed out")
+
+
+async def test_a_worker_from_outside_takes_the_task_and_its_result_is_the_answer(tmp_path: Path) -> None:
+    async with stage(tmp_path, Constitution(id="outside", kind="worker", default_project="work")) as s:
+        task = await s.sent("Hello")
+        worker = s.catalogue.identity("default", "outside")
+        (leased,) = (await s.ledger.commit(Take(holder=worker, recipient=worker.pubkey))).tasks
+        assert (leased.task.id, leased.task.intent_text) == (task["id"], "Hello")
+        assert (await s.get(task["id"])).json()["state"] == "working"
+        result = Result.ok(leased.task.id, "Hi there")
+        await s.ledger.commit(Settle(task_id=leased.task.id, holder=worker, result=result))
+        done = await s.ended(task["id"])
+        assert (done["state"], text_of(done)) == ("completed", "Hi there")
 
 
 @pytest.mark.parametrize(
