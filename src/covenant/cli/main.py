@@ -21,6 +21,7 @@ MODULES: Final = {
     "identities": "covenant.cli.identities",
     "tenants": "covenant.cli.tenants",
     "agents": "covenant.cli.agents",
+    "mcp": "covenant.cli.mcp",
     "settings": "covenant.cli.settings",
     "doctor": "covenant.cli.doctor",
     "version": "covenant.cli.version",

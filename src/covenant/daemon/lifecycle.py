@@ -32,6 +32,7 @@ from covenant.daemon.loading import Loaded
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import Maintenance, RetryScheduler, Scheduler, Sweeper
 from covenant.daemon.staff import Staff
+from covenant.daemon.whereabouts import left_in
 from covenant.daemon.wiring import Node, open_node
 from covenant.model.repair import RetryPolicy
 
@@ -124,7 +125,8 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
                 listening = Listening(url_of(listener), settings.home / SOCKET_NAME, served)
                 schedulers = [*_schedulers(node, log), staff]
                 telling = partial(announce, listening)
-                await _serve(node, server, workers, schedulers, stops, log=log, announce=telling)
+                with left_in(settings.home, listening.url):
+                    await _serve(node, server, workers, schedulers, stops, log=log, announce=telling)
             finally:
                 await node.ipc.stop(0)
     log.info("daemon.stopped")
@@ -199,6 +201,7 @@ def _schedulers(node: Node, log: Log) -> list[Scheduler]:
         ),
         Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
         node.agent_files,
+        node.mcp,
     ]
     if node.push_runner is not None:
         found.append(node.push_runner)

@@ -30,6 +30,7 @@ from covenant.daemon.home import (
     save_token,
 )
 from covenant.daemon.logs import Log
+from covenant.daemon.mcp import make_mcp
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
 from covenant.daemon.pushing import make_pushes
@@ -44,6 +45,7 @@ from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.http.hosts import as_host
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.ipc.server import IpcServer
+from covenant.doors.mcp.http import McpDoor
 from covenant.doors.metrics import Meter
 from covenant.doors.waiting import Waits
 from covenant.exchange.catalogue import Catalogue
@@ -94,6 +96,7 @@ class Node:
     grpc: GrpcServer | None
     """None: switched off."""
     ipc: IpcServer
+    mcp: McpDoor
 
 
 class _Behind(TypedDict):
@@ -190,6 +193,7 @@ def _assemble(
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
     built = Built(ledger, catalogue, conversations, gate, meter)
+    mcp = make_mcp(settings, built, operator)
     behind = _Behind(
         exchange=exchange,
         registry=registry,
@@ -207,7 +211,7 @@ def _assemble(
         allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
         origins=settings.http.origins,
         body_bytes_max=settings.http.body_bytes_max,
-        more_routes=[*tenant_routes(settings.a2a, built, cards.offer.tools), *pages.routes()],
+        more_routes=[*tenant_routes(settings.a2a, built, cards.offer.tools), *pages.routes(), *mcp.routes()],
         under=[(PREFIX, make_door(settings, a2a_gate, a2a_office, pages))],
         described=(*TENANT_DESCRIBED, *CARDS_DESCRIBED),
     )
@@ -236,6 +240,7 @@ def _assemble(
         http=http,
         grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
         ipc=ipc,
+        mcp=mcp,
     )
 
 

@@ -1,0 +1,35 @@
+"""Where a daemon listens for HTTP, left in its home for the commands that call it there.
+
+The port may be any that was free. What is left behind by a daemon that was killed is old, and a call there fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+URL_NAME: Final = "http.url"
+LENGTH_MAX: Final = 300
+
+
+@contextmanager
+def left_in(home: Path, url: str) -> Iterator[None]:
+    path = home / URL_NAME
+    aside = path.with_suffix(".new")
+    aside.write_text(url + "\n", encoding="ascii")
+    aside.replace(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def url_in(home: Path) -> str | None:
+    """None if no daemon has left its address here."""
+    with suppress(OSError, UnicodeDecodeError):
+        url = (home / URL_NAME).read_text(encoding="ascii").strip()
+        if url.startswith("http://") and len(url) <= LENGTH_MAX:
+            return url
+    return None

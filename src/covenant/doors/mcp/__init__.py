@@ -1,0 +1,1 @@
+"""MCP: the exchange as tools that any MCP client can call."""

@@ -1,0 +1,157 @@
+"""What each tool does, for whoever is calling: a tenant with its own agents and tasks, the operator with everybody's.
+
+A call that begins a task tells the task's id first, and only then waits. Whoever goes away meanwhile ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Protocol, assert_never
+
+import msgspec
+
+from covenant.doors.mcp import tools
+from covenant.doors.mcp.telling import Told, agent_name, told_agents, told_queue, told_step, told_task
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import Ask, Conversations
+from covenant.exchange.limiter import Limiter
+from covenant.exchange.oversight import Oversight
+from covenant.exchange.streams import Stream
+from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.ledger.machine.tenanting import unknown_agent
+from covenant.model.asking import Message, SendMessage
+from covenant.model.constitution import CatalogueAgent
+from covenant.model.content import Text
+from covenant.model.errors import Conflict
+from covenant.model.folding import TaskView
+from covenant.model.ids import AgentId
+from covenant.model.tenant import DEFAULT
+
+Tell = Callable[[str], Awaitable[None]]
+"""Reports progress to the caller. Does nothing for one that did not ask."""
+
+
+class Abroad(Protocol):
+    """Agents elsewhere."""
+
+    async def discover(self, caller: Caller, url: str) -> Told: ...
+
+    async def invoke(self, caller: Caller, asked: tools.InvokeRemoteAgent) -> Stream:
+        """The task that calls it. Refused if less is known of the agent than was asked for."""
+
+    def name_of(self, agent: AgentId) -> str | None:
+        """Of the agent that a task calls; None if it is no task of this kind."""
+
+
+class Desk:
+    def __init__(
+        self,
+        conversations: Conversations,
+        oversight: Oversight,
+        catalogue: Catalogue,
+        tenancy: Tenancy,
+        *,
+        limiter: Limiter,
+        new_id: Callable[[], str],
+        abroad: Abroad | None = None,
+    ) -> None:
+        self._conversations = conversations
+        self._oversight = oversight
+        self._catalogue = catalogue
+        self._tenancy = tenancy
+        self._limiter = limiter
+        self._new_id = new_id
+        self._abroad = abroad
+
+    async def call(self, caller: Caller, name: str, given: Mapping[str, Any] | None, tell: Tell) -> Told:
+        """Raises Refusal."""
+        asked = tools.read_arguments(name, given)
+        match asked:
+            case tools.DiscoverAgent():
+                return await self._elsewhere().discover(caller, asked.url)
+            case tools.InvokeRemoteAgent():
+                with self._limiter.running(caller):
+                    return await self._heard_out(caller, await self._elsewhere().invoke(caller, asked), tell)
+            case tools.ListAgents():
+                return await self._list_agents(caller)
+            case tools.SendTask():
+                return await self._send(caller, asked, tell)
+            case tools.GetTask():
+                return await self._get(caller, asked, tell)
+            case tools.CancelTask():
+                return self._told(caller, await self._oversight.cancel(caller, asked.task_id))
+            case tools.QueueStatus():
+                return told_queue(await self._oversight.queue(caller, asked.limit))
+            case _:
+                assert_never(asked)
+
+    async def _list_agents(self, caller: Caller) -> Told:
+        found = await self._oversight.agents(caller)
+        return told_agents([(agent_name(agent) if caller.operator else agent.id, agent) for agent in found])
+
+    async def _send(self, caller: Caller, asked: tools.SendTask, tell: Tell) -> Told:
+        agent, caller = self._meant(caller, asked.agent)
+        ask = Ask(caller=caller, agent=agent, idempotency_key=asked.idempotency_key)
+        # With a key the message is the same when it is said again, so its id must be too.
+        message_id = asked.idempotency_key or self._new_id()
+        message = Message(message_id=message_id, parts=(Text(asked.message),), task_id=asked.task_id)
+        with self._limiter.running(caller) if asked.wait else nullcontext():
+            stream = await self._conversations.stream(ask, SendMessage(message=message, blocking=asked.wait))
+            if asked.wait:
+                return await self._heard_out(caller, stream, tell)
+        with stream:
+            return self._told(caller, stream.first)
+
+    async def _get(self, caller: Caller, asked: tools.GetTask, tell: Tell) -> Told:
+        if not asked.wait_seconds:
+            return self._told(caller, await self._oversight.get(caller, asked.task_id))
+        stream = await self._oversight.follow(caller, asked.task_id)
+        return await self._heard_out(caller, stream, tell, within_s=asked.wait_seconds)
+
+    async def _heard_out(self, caller: Caller, stream: Stream, tell: Tell, *, within_s: float | None = None) -> Told:
+        """The task when it has ended or waits for its sender, or as it stands when the time for waiting is over."""
+        task = stream.first.task
+        with stream:
+            await tell(f"task {task.id}: {stream.first.state}")
+            if within_s is None:
+                within_s = self._conversations.limits.blocking_ms_max / 1000
+            try:
+                async with asyncio.timeout(within_s):
+                    async for steps in stream:
+                        for step in steps:
+                            if said := told_step(step):
+                                await tell(said)
+            except TimeoutError:
+                pass
+        return self._told(caller, await self._oversight.get(caller, task.id))
+
+    def _meant(self, caller: Caller, name: str) -> tuple[CatalogueAgent, Caller]:
+        """The agent of this name, and who is calling it: the operator may name another tenant's as `agent@tenant`."""
+        agent_id, _, tenant = name.partition("@")
+        if caller.operator and tenant not in ("", DEFAULT):
+            known = self._tenancy.tenant(tenant)
+            if known is None:
+                raise unknown_agent(name)
+            caller = msgspec.structs.replace(caller, tenant=known)
+        elif tenant not in ("", caller.tenant.name):
+            raise unknown_agent(name)
+        agent = self._catalogue.agent(caller.tenant.name, agent_id)
+        if agent is None:
+            raise unknown_agent(name)
+        return agent, caller
+
+    def _told(self, caller: Caller, view: TaskView) -> Told:
+        recipient = view.task.recipient
+        name = self._abroad.name_of(recipient) if self._abroad is not None else None
+        if name is None:
+            agent_id, _, tenant = recipient.display.partition("@")
+            short = tenant == (DEFAULT if caller.operator else caller.tenant.name)
+            name = agent_id if short else recipient.display
+        return told_task(view, agent=name)
+
+    def _elsewhere(self) -> Abroad:
+        if self._abroad is None:
+            raise Conflict("not_available", "this daemon calls no agents elsewhere")
+        return self._abroad
