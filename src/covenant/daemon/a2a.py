@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from covenant.agents.crew import Crew
 from covenant.agents.job import JobLimits
 from covenant.daemon.cards import base_url_of, publishing_of
 from covenant.daemon.pushing import check_push
-from covenant.daemon.settings import A2aSettings, Settings
+from covenant.daemon.settings import Settings
 from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.cards import CardPages, extended_cards
 from covenant.doors.a2a.door import A2ADoor
@@ -21,8 +19,6 @@ from covenant.exchange.conversation import ConversationLimits, Conversations
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.uuids import Uuids
 
-_LIMITS: Final = ConversationLimits.__struct_fields__
-
 
 def make_crew(settings: Settings, ledger: Ledger) -> Crew:
     a2a = settings.a2a
@@ -33,9 +29,14 @@ def make_crew(settings: Settings, ledger: Ledger) -> Crew:
     )
 
 
-def make_conversations(settings: A2aSettings, ledger: Ledger, catalogue: Catalogue, crew: Crew) -> Conversations:
-    limits = ConversationLimits(**{name: getattr(settings, name) for name in _LIMITS})
-    check = check_push if settings.push_notifications else None
+def make_conversations(settings: Settings, ledger: Ledger, catalogue: Catalogue, crew: Crew) -> Conversations:
+    a2a = settings.a2a
+    limits = ConversationLimits(
+        message_bytes_max=a2a.message_bytes_max,
+        blocking_ms_max=a2a.blocking_ms_max,
+        depth_max=settings.delegation.depth_max,
+    )
+    check = check_push if a2a.push_notifications else None
     return Conversations(ledger, catalogue, crew, Uuids(), limits, check_push=check)
 
 

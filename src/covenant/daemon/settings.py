@@ -182,6 +182,35 @@ class A2aSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationSettings:
+    """What an agent may give to other agents while it works on a task."""
+
+    depth_max: int = setting(
+        3,
+        whole(0, 64),
+        "How deep a chain of calls from agent to agent may be; a call that is deeper is refused where it arrives.",
+        also="MAX_A2A_DEPTH",
+    )
+    calls_max: int = setting(
+        10,
+        whole(0, 1_000),
+        "Calls to agents elsewhere that one task may make.",
+        also="MAX_REMOTE_INVOCATIONS_PER_SESSION",
+    )
+    agents_max: int = setting(
+        3, whole(0, 1_000), "Different agents elsewhere that one task may call.", also="MAX_UNIQUE_AGENTS_PER_SESSION"
+    )
+    cooldown_ms: int = setting(
+        5_000,
+        whole(0, HOUR_MS),
+        "Pause between two calls of one task to agents elsewhere; calls made at once count as one. 0: none.",
+        also="A2A_INVOCATION_COOLDOWN_MS",
+    )
+    children_max: int = setting(100, whole(0, 10_000), "Calls that one task may make, of either kind.")
+    remote_concurrency: int = setting(256, whole(1, 100_000), "Calls to addresses elsewhere at once, of one tenant.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSettings:
     """Limits of tenants that have none of their own. 0: no limit."""
 
@@ -268,6 +297,7 @@ class Settings:
     access: AccessSettings = field(default_factory=AccessSettings)
     tenants: TenantSettings = field(default_factory=TenantSettings)
     a2a: A2aSettings = field(default_factory=A2aSettings)
+    delegation: DelegationSettings = field(default_factory=DelegationSettings)
     doors: DoorSettings = field(default_factory=DoorSettings)
     outbound: OutboundSettings = field(default_factory=OutboundSettings)
     push: PushSettings = field(default_factory=PushSettings)

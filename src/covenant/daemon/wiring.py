@@ -189,7 +189,7 @@ def _assemble(
     cards = make_cards(settings, key, mcp_servers(home))
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     crew = make_crew(settings, ledger)
-    conversations = make_conversations(settings.a2a, ledger, catalogue, crew)
+    conversations = make_conversations(settings, ledger, catalogue, crew)
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
     built = Built(ledger, catalogue, conversations, gate, meter)

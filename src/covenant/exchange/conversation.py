@@ -6,7 +6,6 @@ first: a task of another is not found. A caller that goes away ends nothing; a t
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -14,9 +13,12 @@ from typing import Final
 
 import msgspec
 
+from covenant.exchange.beginning import Beginnings
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.hands import Hands, Slot
+from covenant.exchange.chains import DEPTH_MAX, check_hop
+from covenant.exchange.hands import Hands
 from covenant.exchange.messages import (
+    ORIGIN,
     Declared,
     check_message,
     check_size,
@@ -25,14 +27,15 @@ from covenant.exchange.messages import (
     id_of_key,
     key_reused,
     next_message,
+    within_chain,
+    within_deadline,
 )
 from covenant.exchange.streams import KEEP_ALIVE_S, Stream
 from covenant.exchange.tenancy import Caller
 from covenant.exchange.views import Views, known_id
 from covenant.ledger.contract import Ledger, ListQuery, Watch
-from covenant.ledger.machine.commands import Accept, Cancel, Continue, LeasedTask
+from covenant.ledger.machine.commands import Cancel, Continue
 from covenant.ledger.machine.push_commands import PutPush
-from covenant.ledger.machine.states import State
 from covenant.model.asking import (
     PAGE_SIZE_MAX,
     CancelTask,
@@ -46,6 +49,7 @@ from covenant.model.asking import (
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.folding import Folder, TaskState, TaskView, fold
+from covenant.model.hop import Hop
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.step import Began, Ended, Started, Step
 from covenant.model.task import Task, fingerprint
@@ -63,6 +67,8 @@ class ConversationLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     message_bytes_max: int = 1024 * 1024
     blocking_ms_max: int = 10 * 60_000
     """After this long a blocking send answers with the task as it is; the task goes on."""
+    depth_max: int = DEPTH_MAX
+    """How deep in a chain of calls a message may come."""
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -72,6 +78,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     agent: CatalogueAgent
     extensions: tuple[str, ...] = ()
     idempotency_key: str | None = None
+    hop: Hop | None = None
+    """What the caller says of the calls before this one."""
 
 
 class _Said(msgspec.Struct, frozen=True, gc=False):
@@ -100,10 +108,9 @@ class Conversations:
         """`check_push` refuses a push configuration that is no good. None: there are no push notifications here."""
         self._ledger = ledger
         self._catalogue = catalogue
-        self._hands = hands
+        self._beginnings = Beginnings(ledger, hands)
         self._new_id = new_id
         self._views = Views(ledger)
-        self._starting: set[asyncio.Future[None]] = set()
         self._check_push = check_push
         self.limits = limits
 
@@ -219,6 +226,7 @@ class Conversations:
 
     async def _say(self, stack: ExitStack, ask: Ask, sent: SendMessage) -> _Said:
         """Make it durable, and watch what follows."""
+        check_hop(ask.hop, self._identity(ask), self.limits.depth_max)
         check_message(sent.message, ask.agent, ask.extensions)
         if sent.push is not None:
             if self._check_push is None:
@@ -229,6 +237,8 @@ class Conversations:
             return await self._continue(stack, ask, sent, said)
         task_id = TaskId(self._new_id()) if said is None else id_of_key(ask.caller, ask.agent.id, said.key)
         task = first_task(sent, ask.agent, task_id, sender=self._client(ask), recipient=self._identity(ask), said=said)
+        if ask.hop is not None:
+            task = within_chain(task, ask.hop)
         watch = stack.enter_context(self._ledger.watch(task_id))
         return _Said(watch, task_id, from_watch=not await self._accept(task, sent.push))
 
@@ -239,39 +249,15 @@ class Conversations:
             # The same key with another webhook is another request, as with another message.
             digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
         check_size(size, self.limits.message_bytes_max)
-        slot = self._hands.reserve(task.recipient.pubkey)
-        started = False
+        if task.deadline_ms is not None and task.origin == ORIGIN:
+            task = within_deadline(task, self._ledger.now_ms())
         try:
-            accepted = await self._ledger.commit(
-                Accept(task=task, digest=digest, starter=None if slot is None else slot.starter, push=push)
-            )
-            if slot is not None and accepted.leased is not None:
-                slot.start(accepted.leased)
-                started = True
-        except asyncio.CancelledError:
-            # The caller has left, and what was decided stands: whoever was to start must hear of it all the same.
-            if slot is not None:
-                started = True
-                self._starting.add(starting := asyncio.ensure_future(self._start_later(task, slot)))
-                starting.add_done_callback(self._starting.discard)
-            raise
+            accepted = await self._beginnings.accept(task, digest, push)
         except Refusal as refusal:
             if refusal.code == "duplicate_task_id":
                 raise key_reused() from None
             raise
-        finally:
-            if slot is not None and not started:
-                slot.give_back()
         return accepted.duplicate
-
-    async def _start_later(self, task: Task, slot: Slot) -> None:
-        entry = await self._ledger.entry(task.id)
-        lease = entry.lease if entry is not None and entry.state is State.LEASED else None
-        starter = slot.starter
-        if lease is not None and (lease.leased_to, lease.boot, lease.attempt) == (starter.holder, starter.boot, 1):
-            slot.start(LeasedTask(task, lease))
-        else:
-            slot.give_back()
 
     async def _continue(self, stack: ExitStack, ask: Ask, sent: SendMessage, said: Declared | None) -> _Said:
         message = sent.message

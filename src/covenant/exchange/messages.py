@@ -17,6 +17,7 @@ from covenant.model.asking import Message, SendMessage
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Conflict, Invalid, TooLarge
+from covenant.model.hop import Hop
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.model.update import MessageUpdate
@@ -112,6 +113,22 @@ def first_task(
         output_modes=ask.output_modes,
         request_metadata=ask.metadata,
     )
+
+
+def within_chain(task: Task, hop: Hop) -> Task:
+    """What begins as part of a chain of calls is as deep in it as its caller says, and ends when it says."""
+    return msgspec.structs.replace(task, depth=hop.depth, chain=hop.chain, deadline_ms=hop.deadline_ms)
+
+
+def within_deadline(task: Task, now_ms: int) -> Task:
+    """A deadline ends what waits. What is at work is ended by a timeout, so that is no longer than what is left.
+
+    Not part of the request: said again later, it is still the same.
+    """
+    if task.deadline_ms is None:
+        return task
+    left_ms = max(1, task.deadline_ms - now_ms)
+    return msgspec.structs.replace(task, timeout_ms=min(task.timeout_ms or left_ms, left_ms))
 
 
 def next_message(message: Message) -> MessageUpdate:

@@ -17,15 +17,21 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import ANONYMOUS, Ask
 from covenant.exchange.tenancy import Caller
 from covenant.ledger.machine.tenanting import unknown_agent
+from covenant.model.asking import SendMessage
 from covenant.model.constitution import CatalogueAgent
+from covenant.model.hop import Hop
 from covenant.model.tenant import DEFAULT
 from covenant.wire.a2a_errors import Dialect
+from covenant.wire.hops import CHAIN_HEADER, DEADLINE_HEADER, DEPTH_HEADER, read_hop
 from covenant.wire.sse import last_event_id
 
 TRANSPORT: Final = "a2a"
 EXTENSIONS_MAX: Final = 50
 
-_WANTED: Final = frozenset((b"a2a-version", b"a2a-extensions", b"idempotency-key", b"last-event-id", b"content-type"))
+_HOP: Final = (DEPTH_HEADER.encode(), CHAIN_HEADER.encode(), DEADLINE_HEADER.encode())
+_WANTED: Final = frozenset(
+    (b"a2a-version", b"a2a-extensions", b"idempotency-key", b"last-event-id", b"content-type", *_HOP)
+)
 
 
 class Headers:
@@ -46,6 +52,10 @@ class Headers:
         if not value:
             return ()
         return tuple(name for each in value.split(",")[:EXTENSIONS_MAX] if (name := each.strip()))
+
+    @property
+    def of_hop(self) -> dict[str, str]:
+        return {name.decode(): value for name in _HOP if (value := self.get(name)) is not None}
 
     def version(self, scope: Scope) -> str:
         """Said in a header or in the query."""
@@ -102,13 +112,15 @@ class Gate:
         if agent is None:
             raise unknown_agent(visit.agent_id)
         cursor = last_event_id(headers.get(b"last-event-id")) if operation.streams else None
+        request = decode(cursor)
         ask = Ask(
             caller=caller,
             agent=agent,
             extensions=headers.extensions,
             idempotency_key=headers.get(b"idempotency-key"),
+            hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
         )
-        return Asked(ask, decode(cursor), dialect, self.base_url(scope))
+        return Asked(ask, request, dialect, self.base_url(scope))
 
     @contextmanager
     def working(self, caller: Caller, *, works: bool) -> Iterator[None]:
@@ -118,3 +130,12 @@ class Gate:
                 yield
         else:
             yield
+
+
+def hop_of(request: SendMessage, headers: Headers) -> Hop | None:
+    """What the caller says of the calls before this one, in headers, or in the metadata of request or message."""
+    said, inner, outer = headers.of_hop, request.message.metadata, request.metadata
+    if not (said or inner or outer):
+        return None
+    hop = read_hop({**(outer or {}), **(inner or {})}, said)
+    return hop if hop.depth or hop.chain or hop.deadline_ms is not None else None

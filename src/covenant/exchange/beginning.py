@@ -1,0 +1,50 @@
+"""Beginning a task: accepted, and handed in the same record to whoever can start on it in this process."""
+
+from __future__ import annotations
+
+import asyncio
+
+from covenant.exchange.hands import Hands, Slot
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask
+from covenant.ledger.machine.states import State
+from covenant.model.asking import PushConfig
+from covenant.model.task import Task
+
+
+class Beginnings:
+    def __init__(self, ledger: Ledger, hands: Hands) -> None:
+        self._ledger = ledger
+        self._hands = hands
+        self._starting: set[asyncio.Future[None]] = set()
+
+    async def accept(self, task: Task, digest: str, push: PushConfig | None = None) -> Accepted:
+        slot = self._hands.reserve(task.recipient.pubkey)
+        started = False
+        try:
+            accepted = await self._ledger.commit(
+                Accept(task=task, digest=digest, starter=None if slot is None else slot.starter, push=push)
+            )
+            if slot is not None and accepted.leased is not None:
+                slot.start(accepted.leased)
+                started = True
+        except asyncio.CancelledError:
+            # The caller has left, and what was decided stands: whoever was to start must hear of it all the same.
+            if slot is not None:
+                started = True
+                self._starting.add(starting := asyncio.ensure_future(self._start_later(task, slot)))
+                starting.add_done_callback(self._starting.discard)
+            raise
+        finally:
+            if slot is not None and not started:
+                slot.give_back()
+        return accepted
+
+    async def _start_later(self, task: Task, slot: Slot) -> None:
+        entry = await self._ledger.entry(task.id)
+        lease = entry.lease if entry is not None and entry.state is State.LEASED else None
+        starter = slot.starter
+        if lease is not None and (lease.leased_to, lease.boot, lease.attempt) == (starter.holder, starter.boot, 1):
+            slot.start(LeasedTask(task, lease))
+        else:
+            slot.give_back()

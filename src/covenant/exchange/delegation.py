@@ -1,0 +1,286 @@
+"""Delegating: an agent at work on a task gives part of it to another, here or elsewhere, and waits for the answer.
+
+What is delegated is a task of its own, the child of the task it is part of: queued, leased, worked on and settled like
+any other, by whoever serves the callee. Its id follows from its parent and from what is asked, so whoever asks the same
+again (after a crash, in the next attempt) is given the task that is there already. It is one deeper than its parent, is
+over when its parent is, and has no more time than that has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from covenant.exchange.beginning import Beginnings
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.chains import DEPTH_MAX, check_chain
+from covenant.exchange.hands import Hands
+from covenant.exchange.messages import PROCESS_TIMEOUT_MS, check_message, check_size, text_of
+from covenant.exchange.streams import KEEP_ALIVE_S
+from covenant.exchange.views import Views
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.commands import Cancel, CancelOrphans, Continue
+from covenant.ledger.machine.tenanting import unknown_agent
+from covenant.model.asking import Message
+from covenant.model.constitution import CatalogueAgent
+from covenant.model.content import Content, Text
+from covenant.model.errors import Conflict, Invalid, Refusal
+from covenant.model.folding import Folder, TaskView
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.task import DELEGATION, DuplicateSafety, Idempotency, Task, fingerprint
+from covenant.model.update import MessageUpdate
+
+ELSEWHERE: Final = "remote.url"
+"""As whom agents are known that are called by their address. No agent of a catalogue can have this name."""
+REMOTE: Final = "covenant.remote"
+"""In a task's request metadata: at which address, or under which name of the registry, it is done elsewhere."""
+ORPHANS_WAIT_MS: Final = 60_000
+
+_encode = msgspec.json.Encoder().encode
+
+
+class DelegationLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What one task may delegate. The first three are for calls to agents elsewhere."""
+
+    calls_max: int = 10
+    agents_max: int = 3
+    cooldown_ms: int = 5_000
+    """Between two such calls; several that are made at once count as one. 0: none."""
+    children_max: int = 100
+    """Calls of either kind."""
+    depth_max: int = DEPTH_MAX
+    message_bytes_max: int = 1024 * 1024
+
+
+class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Who is called. `remote`: where it is, or what the registry calls it; None if it is an agent of this catalogue."""
+
+    identity: AgentId
+    agent: CatalogueAgent | None = None
+    remote: dict[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        """What tells it from other callees."""
+        return self.identity.pubkey + "".join((self.remote or {}).values())
+
+    @property
+    def elsewhere(self) -> bool:
+        return self.remote is not None or (self.agent is not None and self.agent.constitution.kind == "remote")
+
+
+class Delegated(msgspec.Struct, frozen=True, gc=False):
+    """A child to be: the task, and what the same request has in common whenever it is made."""
+
+    task: Task
+    digest: str
+    until_ms: int | None
+
+
+class Delegations:
+    def __init__(
+        self,
+        ledger: Ledger,
+        catalogue: Catalogue,
+        hands: Hands,
+        limits: DelegationLimits | None = None,
+        *,
+        registered: Callable[[str, str], bool] = lambda _tenant, _name: False,
+    ) -> None:
+        """`registered`: whether a tenant knows a remote agent by this name, besides those of its catalogue."""
+        self.limits = limits or DelegationLimits()
+        self.ledger = ledger
+        self._catalogue = catalogue
+        self._beginnings = Beginnings(ledger, hands)
+        self._views = Views(ledger)
+        self._registered = registered
+
+    def callee(self, caller: AgentId, named: str) -> Callee:
+        """An agent of the caller's own tenant, or one elsewhere, by its URL or its name in the registry."""
+        tenant = tenant_of(caller)
+        if named.startswith(("http://", "https://")):
+            return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote={"url": named})
+        agent = self._catalogue.agent(tenant, named)
+        if agent is not None:
+            return Callee(identity=self._catalogue.identity(tenant, named), agent=agent)
+        if self._registered(tenant, named):
+            return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote={"name": named})
+        raise unknown_agent(named)
+
+    def delegated(
+        self,
+        parent: Task,
+        caller: AgentId,
+        callee: Callee,
+        parts: tuple[Content, ...],
+        *,
+        task_id: TaskId,
+        until_ms: int | None,
+        idempotent: bool | None = None,
+    ) -> Delegated:
+        """Refuses what cannot be asked of this callee, or not from where the caller is."""
+        constitution = callee.agent.constitution if callee.agent is not None else None
+        depth, chain = parent.depth + 1, (*parent.chain, caller.pubkey)
+        check_chain(depth, chain, callee.identity, self.limits.depth_max)
+        if callee.agent is not None:
+            check_message(Message(message_id=task_id, parts=parts), callee.agent, callee.agent.constitution.extensions)
+        if callee.elsewhere and not all(isinstance(part, Text) for part in parts):
+            raise Invalid("text_only", "an agent elsewhere is sent text, and nothing else")
+        if idempotent is None:
+            idempotent = constitution is not None and constitution.idempotent
+        plain = len(parts) == 1 and type(parts[0]) is Text and parts[0] == Text(parts[0].text)
+        task = Task(
+            id=task_id,
+            sender=caller,
+            recipient=callee.identity,
+            intent_text=text_of(parts),
+            parent=parent.id,
+            idempotency=Idempotency(DuplicateSafety.IDEMPOTENT, task_id) if idempotent else None,
+            parts=() if plain else parts,
+            context_id=parent.context_id or parent.id,
+            tenant=tenant_of(caller),
+            origin=DELEGATION,
+            depth=depth,
+            request_metadata={REMOTE: callee.remote} if callee.remote is not None else None,
+            chain=chain,
+        )
+        digest, size = fingerprint(task)
+        check_size(size, self.limits.message_bytes_max)
+        own_ms = constitution.timeout_ms if constitution is not None else None
+        if own_ms is None and constitution is not None and constitution.kind == "process":
+            own_ms = PROCESS_TIMEOUT_MS
+        left_ms = max(1, until_ms - self.ledger.now_ms()) if until_ms is not None else None
+        bounds = [bound for bound in (own_ms, left_ms) if bound is not None]
+        timed = msgspec.structs.replace(task, deadline_ms=until_ms, timeout_ms=min(bounds) if bounds else None)
+        return Delegated(timed, digest, until_ms)
+
+    async def perform(self, asked: Delegated) -> TaskView:
+        """Begin it, or find it begun; the task when it has ended or waits for more.
+
+        When its time is over it is canceled.
+        """
+        task = asked.task
+        with self.ledger.watch(task.id) as watch:
+            try:
+                known = (await self._beginnings.accept(task, asked.digest)).duplicate
+            except Refusal as refusal:
+                if refusal.code == "duplicate_task_id":
+                    raise Conflict("key_reused", "this key was used for another call of this task") from None
+                raise
+            folder = await self._views.past(task.id) if known else Folder()
+            while not (folder.state.terminal or folder.state.waits):
+                left_s = KEEP_ALIVE_S
+                if asked.until_ms is not None:
+                    left_s = min(left_s, (asked.until_ms - self.ledger.now_ms()) / 1000)
+                    if left_s <= 0:
+                        await self.cancel(task, "its caller's time is over")
+                        folder = await self._views.past(task.id)
+                        break
+                if watch.cut:
+                    # Too much was said to keep: it is read again when there is something to be read.
+                    return await self._read_on(task.id, asked.until_ms)
+                for step in await watch.next(left_s):
+                    if step.generation > folder.generation:
+                        folder.add(step)
+        view = folder.view()
+        assert view is not None, "what was accepted has a first step"
+        return view
+
+    async def _read_on(self, task_id: TaskId, until_ms: int | None) -> TaskView:
+        while True:
+            left_ms = ORPHANS_WAIT_MS
+            if until_ms is not None:
+                left_ms = min(left_ms, max(0, until_ms - self.ledger.now_ms()))
+            ended = await self.ledger.finished(task_id, left_ms)
+            view = (await self._views.past(task_id)).view()
+            assert view is not None
+            if ended or view.state.waits:
+                return view
+            if until_ms is not None and self.ledger.now_ms() >= until_ms:
+                await self.cancel(view.task, "its caller's time is over")
+
+    async def answer(self, child: TaskId, parent: Task, parts: tuple[Content, ...], message_id: str) -> TaskView:
+        """The next message to a child that waits for one; then as `perform`."""
+        view = (await self._views.past(child)).view()
+        if view is None or view.task.parent != parent.id or view.task.origin != DELEGATION:
+            raise Invalid("unknown_call", f"task {child} is no call of this task")
+        update = MessageUpdate(role="user", parts=parts, message_id=message_id)
+        with self.ledger.watch(child) as watch:
+            said = await self.ledger.commit(Continue(task_id=child, message=update, message_id=message_id))
+            folder = await self._views.past(child)
+            if folder.generation < said.generation or not folder.state.terminal:
+                while folder.generation <= said.generation or not (folder.state.terminal or folder.state.waits):
+                    for step in await watch.next(KEEP_ALIVE_S):
+                        if step.generation > folder.generation:
+                            folder.add(step)
+                    if watch.cut:
+                        return await self._read_on(child, None)
+        found = folder.view()
+        assert found is not None
+        return found
+
+    async def cancel(self, task: Task, reason: str) -> None:
+        """It may have ended meanwhile, and then stays as it is."""
+        await self.ledger.commit(Cancel(task_id=task.id, by=task.sender, reason=reason))
+
+    async def until_ms(self, parent: Task, timeout_ms: int | None, left_ms: float | None) -> int | None:
+        """When the answer is of no use any more. `left_ms`: what the parent's holder has, if it was told."""
+        now_ms = self.ledger.now_ms()
+        entry = await self.ledger.entry(parent.id)
+        moments = [
+            parent.deadline_ms,
+            entry.times_out_at_ms if entry is not None else None,
+            now_ms + timeout_ms if timeout_ms is not None else None,
+            now_ms + int(left_ms) if left_ms is not None else None,
+        ]
+        known = [moment for moment in moments if moment is not None]
+        if known and min(known) <= now_ms:
+            raise Conflict("deadline_exceeded", "there is no time left for another call")
+        return min(known) if known else None
+
+    async def known(self, task_id: TaskId) -> bool:
+        return await self.ledger.sender(task_id) is not None
+
+
+def call_id(parent: TaskId, *what: str) -> TaskId:
+    """The task that is meant by this part of its parent, whenever it is asked for. Shaped as a UUID (version 8)."""
+    h = hashlib.sha256("\0".join((parent, *what)).encode()).hexdigest()
+    return TaskId(f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}")
+
+
+def digest_of(parts: Sequence[Content]) -> str:
+    return hashlib.sha256(_encode(parts)).hexdigest()
+
+
+def tenant_of(agent: AgentId) -> str:
+    return agent.display.partition("@")[2]
+
+
+def target_of(task: Task) -> dict[str, Any] | None:
+    """Where a task that was delegated to an agent elsewhere is to be done."""
+    target = (task.request_metadata or {}).get(REMOTE)
+    return target if isinstance(target, dict) else None
+
+
+class Orphans:
+    """Ends what was delegated by tasks that have ended: as soon as they do, and what a crash has left."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def step(self) -> int:
+        """How many were ended, with those that they had delegated in turn."""
+        count = 0
+        while (orphaned := await self._ledger.commit(CancelOrphans())).more:
+            count += len(orphaned.task_ids)
+        return count
+
+    async def run(self) -> None:
+        while True:
+            if await self._ledger.orphaned(ORPHANS_WAIT_MS):
+                await self.step()
+                await asyncio.sleep(0)
