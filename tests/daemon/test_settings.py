@@ -213,7 +213,7 @@ def test_rows_tell_value_source_and_meaning_of_every_setting(tmp_path: Path) -> 
 def test_a_second_name_in_the_environment_counts_where_the_first_is_not_set(tmp_path: Path, entry: Entry) -> None:
     also = entry.setting.also
     assert also is not None
-    given, stronger = ("9001", "9002") if isinstance(entry.default, int) else ("http://one", "http://two")
+    given, stronger = ("61", "62") if isinstance(entry.default, int) else ("http://one", "http://two")
     if isinstance(entry.default, str) and entry.setting.kind is address:
         given, stronger = "127.0.0.2", "127.0.0.3"
     loaded = load({}, {also: given}, home=tmp_path)
