@@ -1,0 +1,33 @@
+"""`binding` is what a test speaks: each of those that its requirements name. `me` is a client in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.conformance.a2a.bindings import BINDINGS, Binding
+from tests.conformance.a2a.table import HERE, ROOT, bindings_of
+from tests.conformance.a2a.world import World, a_world
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    path = metafunc.definition.path
+    if path.is_relative_to(HERE) and "binding" in metafunc.fixturenames:
+        test = f"{path.relative_to(ROOT).as_posix()}::{metafunc.definition.originalname}"
+        named = bindings_of(test)
+        assert named, f"{test} speaks, and no requirement says what"
+        metafunc.parametrize("binding", [BINDINGS[name] for name in named], ids=named)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with a_world(Path(tmp_path_factory.mktemp("world"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def me(world: World, binding: type[Binding]) -> Binding:
+    return world.client(binding)

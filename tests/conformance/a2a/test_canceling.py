@@ -1,0 +1,120 @@
+"""CancelTask: one winner, whoever else was about to end the task, and everybody hears of it."""
+
+import asyncio
+
+import pytest
+
+from covenant.model.step import Ended
+from tests.conformance.a2a.bindings import BINDINGS, Binding, Refused, words
+from tests.conformance.a2a.world import BOUND_S, World, unique
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_a_running_task_is_canceled_and_its_blocked_sender_gets_the_canceled_task(
+    me: Binding, world: World
+) -> None:
+    context, gate = unique(), unique()
+    async with asyncio.timeout(BOUND_S):
+        blocked = asyncio.create_task(me.task(words(f"gate {gate}", context=context)))
+        await world.gates.reached(gate)
+        (running,) = (await me.page(contextId=context)).tasks
+        async with me.subscribe(running.id, after=1) as frames:
+            canceled = await me.cancel(running.id)
+            assert canceled.state == "canceled"
+            assert [frame.state async for frame in frames][-1] == "canceled"
+        got = await blocked
+    assert (got.id, got.state) == (running.id, "canceled")
+    assert (await me.get(running.id)).state == "canceled"
+
+
+@pytest.mark.parametrize("verb", ["echo", "refuse", "raise"])
+async def test_what_has_ended_cannot_be_canceled_and_the_refusal_says_how_it_ended(me: Binding, verb: str) -> None:
+    done = await me.task(verb)
+    with pytest.raises(Refused, match="TASK_NOT_CANCELABLE") as refused:
+        await me.cancel(done.id)
+    assert done.state in refused.value.message
+    assert (await me.get(done.id)) == done
+
+
+async def test_canceling_twice_is_refused_the_second_time_and_changes_nothing(me: Binding) -> None:
+    parked = await me.task("ask")
+    canceled = await me.cancel(parked.id)
+    assert canceled.state == "canceled"
+    with pytest.raises(Refused, match="TASK_NOT_CANCELABLE"):
+        await me.cancel(parked.id)
+    assert await me.get(parked.id) == canceled
+
+
+async def test_a_task_that_waits_in_the_queue_can_be_canceled(me: Binding, world: World) -> None:
+    busy, gate = me.with_(agent="busy"), unique()
+    first = await busy.task(f"gate {gate}", blocking=False)
+    await world.gates.reached(gate)
+    waiting = await busy.task("echo", blocking=False)
+    assert waiting.state == "submitted"
+    assert (await busy.cancel(waiting.id)).state == "canceled"
+    world.gates.open(gate)
+    assert (await busy.followed(first.id, after=1))[-1].state == "completed"
+
+
+async def test_what_an_agent_says_after_it_was_canceled_is_not_heard(me: Binding, world: World) -> None:
+    gate = unique()
+    task = await me.task(f"linger {gate}", blocking=False)
+    await world.gates.reached(gate)
+    canceled = await me.cancel(task.id)
+    world.gates.open(gate)
+    await me.task("echo")
+    assert await me.get(task.id) == canceled
+    assert "too late" not in repr(canceled)
+
+
+async def race(world: World, me: Binding, number: int) -> str:
+    """Cancel a task at the moment it completes: how it ended, in the words of everybody who was told."""
+    gate, context = unique(), unique()
+    blocked = asyncio.create_task(me.task(words(f"gate {gate}", context=context)))
+    await world.gates.reached(gate)
+    (running,) = (await me.page(contextId=context)).tasks
+
+    async def cancel() -> str:
+        try:
+            return (await me.cancel(running.id)).state
+        except Refused as refused:
+            return refused.name + refused.message.rpartition(" ")[2]
+
+    canceling = asyncio.create_task(cancel())
+    # Sooner or later in the life of the request, by turns: so that either may win.
+    for _ in range(number % 40):
+        await asyncio.sleep(0)
+    world.gates.open(gate)
+    said, got = await asyncio.gather(canceling, blocked)
+    steps = await world.steps(running.id)
+    (end,) = [step.what for step in steps if isinstance(step.what, Ended)]
+    assert end is steps[-1].what
+    ended = end.ending.value
+    assert said == (ended if ended == "canceled" else f"TASK_NOT_CANCELABLE{ended}")
+    assert got.state == ended == (await me.get(running.id)).state
+    return ended
+
+
+async def test_cancel_and_completion_race_to_one_end_that_both_callers_see(world: World) -> None:
+    ends = await races(world, 60)
+    assert ends == {"canceled", "completed"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_thousand_races_have_one_end_each(world: World) -> None:
+    assert await races(world, 1_000) == {"canceled", "completed"}
+
+
+async def races(world: World, count: int) -> set[str]:
+    clients = [world.client(kind) for kind in BINDINGS.values()]
+    ends: set[str] = set()
+    async with asyncio.timeout(BOUND_S * max(1, count / 50)):
+        for at in range(0, count, 10):
+            ends |= set(
+                await asyncio.gather(
+                    *(race(world, clients[number % len(clients)], number) for number in range(at, at + 10))
+                )
+            )
+    return ends

@@ -1,0 +1,113 @@
+"""A key makes a send the same send: one task, whoever repeats it, and nobody else's."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from covenant.model.ids import TaskId
+from covenant.model.task import DuplicateSafety
+from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.world import BOUND_S, World, unique
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_the_same_key_and_message_many_times_at_once_is_one_task(me: Binding, world: World) -> None:
+    key, gate, context = unique(), unique(), unique()
+    keyed, message = me.saying(idempotency_key=key), words(f"gate {gate}", context=context)
+    async with asyncio.timeout(BOUND_S):
+        sending = [asyncio.create_task(keyed.task(message)) for _ in range(20)]
+        await world.gates.reached(gate)
+        world.gates.open(gate)
+        tasks = await asyncio.gather(*sending)
+    assert len({task.id for task in tasks}) == 1
+    assert {task.state for task in tasks} == {"completed"}
+    assert {task.text for task in tasks} == {"before after"}
+    assert (await me.page(contextId=context)).total == 1
+    again = await keyed.task(message)
+    assert again == tasks[0]
+    frames = await keyed.streamed(message)
+    assert frames[-1].task is not None or frames[-1].ends
+    assert (await me.page(contextId=context)).total == 1
+
+
+@pytest.mark.parametrize("changed", ["text", "context", "message_id", "metadata"])
+async def test_the_same_key_for_another_message_is_refused(me: Binding, changed: str) -> None:
+    keyed = me.saying(idempotency_key=unique())
+    first = await keyed.task(words("echo", context="c"))
+    other: dict[str, Any] = {
+        "text": words("echo!", context="c"),
+        "context": words("echo", context="d"),
+        "message_id": words("echo", context="c", message_id="m-9"),
+        "metadata": words("echo", context="c", metadata={"k": 1}),
+    }
+    for attempt in (keyed.send(other[changed]), keyed.streamed(other[changed])):
+        with pytest.raises(Refused, match="IDEMPOTENCY_KEY_REUSED"):
+            await attempt
+    assert (await keyed.task(words("echo", context="c"))).id == first.id
+
+
+async def test_a_key_is_its_callers_and_its_agents_own(me: Binding, world: World) -> None:
+    key = unique()
+    stage = world.stage
+    rotated = await stage.tenancy.rotate(stage.operator, "default")
+    callers = [me, me.with_(token=rotated.token), me.with_(token=world.neighbour)]
+    ids = []
+    for client in (*callers, me.with_(agent="other")):
+        keyed = client.saying(idempotency_key=key)
+        task = await keyed.task("echo")
+        assert (await keyed.task("echo")).id == task.id
+        ids.append(task.id)
+    assert len(set(ids)) == 4
+
+
+async def test_a_key_may_stand_in_metadata_and_may_declare_the_work_idempotent(me: Binding, world: World) -> None:
+    key = unique()
+    plain, declared = {"key": key}, {"key": unique(), "duplicate_safety": "idempotent"}
+    first = await me.task("echo", metadata={"covenant.idempotency": plain})
+    assert (await me.saying(idempotency_key=key).task("echo", metadata={"covenant.idempotency": plain})).id == first.id
+    second = await me.task(words("echo", metadata={"covenant.idempotency": declared}))
+    third = await me.task(words("echo", metadata={"covenant.idempotency": declared}))
+    assert second.id == third.id != first.id
+    shown = [await world.stage.ledger.show(TaskId(task.id), None, 1) for task in (first, second)]
+    safety = [task.task.idempotency for task in shown if task is not None]
+    # A key alone says that the request is the same, and nothing about the work.
+    assert safety[0] is None
+    assert safety[1] is not None
+    assert safety[1].duplicate_safety is DuplicateSafety.IDEMPOTENT
+
+
+async def test_a_message_to_a_task_that_is_repeated_under_its_key_is_said_once(me: Binding) -> None:
+    parked = await me.task("ask")
+    keyed, message = me.saying(idempotency_key=unique()), words("French", task=parked.id, message_id="m-2")
+    tasks = [await keyed.task(message) for _ in range(3)]
+    assert [task == tasks[0] for task in tasks] == [True] * 3
+    assert [said.message_id for said in tasks[0].history or () if said.role == "user"] == ["m-1", "m-2"]
+    with pytest.raises(Refused, match="UNSUPPORTED_OPERATION"):
+        await me.task(message)
+    with pytest.raises(Refused, match="UNSUPPORTED_OPERATION"):
+        await keyed.task(words("German", task=parked.id, message_id="m-2"))
+
+
+async def test_a_key_that_was_used_for_another_message_to_a_task_is_refused(me: Binding, world: World) -> None:
+    gate, key = unique(), unique()
+    task = await me.task(f"gate {gate}", blocking=False)
+    await world.gates.reached(gate)
+    keyed = me.saying(idempotency_key=key)
+
+    def say(client: Binding, text: str) -> Any:
+        return client.task(words(text, task=task.id, message_id="m-2"), blocking=False)
+
+    for _ in range(2):
+        assert (await say(keyed, "French")).id == task.id
+    with pytest.raises(Refused, match="IDEMPOTENCY_KEY_REUSED"):
+        await say(keyed, "German")
+    # Another caller's key is another key.
+    rotated = await world.stage.tenancy.rotate(world.stage.operator, "default")
+    await say(keyed.with_(token=rotated.token), "Dutch")
+    world.gates.open(gate)
+    done = (await me.followed(task.id, after=1))[-1]
+    assert done.state == "completed"
+    told = await me.get(task.id)
+    assert [said.text for said in told.history or () if said.role == "user"][1:] == ["French", "Dutch"]

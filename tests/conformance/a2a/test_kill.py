@@ -1,0 +1,266 @@
+"""A real daemon, killed while clients of every binding read its streams; then started again on the same home.
+
+What a client has read before and after is one story without a gap or a repeat, and ends as the stored task does.
+"""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+
+from tests.cli.daemons import Daemon
+from tests.conformance.a2a.bindings import BINDINGS, Binding, NewRpc, Refused
+from tests.conformance.a2a.gatekeeping import BOUND_S, Gatekeeper, gatekeeping
+from tests.conformance.a2a.served_agents import CHUNKS, FLOW
+from tests.conformance.a2a.table import HERE, ROOT
+from tests.conformance.a2a.telling import Frame, Told, folded, known
+
+MOMENTS: Final = ("0", "3", "end")
+"""Before the first word; in the middle; with everything said but that it is done."""
+
+
+@dataclass
+class Reading:
+    """One client and the stream it reads, over however many connections."""
+
+    name: str
+    binding: type[Binding]
+    frames: list[Frame] = field(default_factory=list)
+    wanted: int = 0
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def task_id(self) -> str:
+        assert self.frames[0].task is not None
+        return self.frames[0].task.id
+
+    async def read(self, frames: AsyncIterator[Frame]) -> None:
+        """Until the stream ends or breaks; `enough` is set as soon as it has read what is wanted."""
+        with suppress(httpx2.HTTPError):
+            async for frame in frames:
+                self.frames.append(frame)
+                if len(self.frames) >= self.wanted:
+                    self.enough.set()
+
+    def want(self, more: int) -> None:
+        self.wanted = len(self.frames) + more
+        self.enough.clear()
+
+
+@dataclass
+class World:
+    home: Path
+    gates: Path
+    keeper: Gatekeeper
+    http: httpx2.AsyncClient
+    daemon: Daemon = field(init=False)
+
+    async def start(self) -> None:
+        agents = str(HERE / "served_agents.py")
+        env = {"GATES": str(self.gates), "PYTHONPATH": str(ROOT)}
+        self.daemon = await asyncio.to_thread(Daemon, self.home, agents, "--daemon-grace-ms", "500", env=env)
+
+    async def end(self, number: int = signal.SIGTERM) -> None:
+        await asyncio.to_thread(self.daemon.stop, number)
+
+    def client(self, kind: type[Binding], agent: str = "held") -> Binding:
+        token = (self.home / "operator.token").read_text().strip()
+        return kind(base_url=self.daemon.url, http=self.http, agent=agent, token=token)
+
+    async def operator(self, method: str, path: str, body: Any = None) -> Any:
+        said = {"authorization": f"Bearer {self.client(NewRpc).token}"}
+        reply = await self.http.request(method, self.daemon.url + path, json=body, headers=said)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    async def requeue(self, task_id: str) -> None:
+        command = {"action": "requeue", "duplicate_risk": "operator_accepted"}
+        await self.operator("POST", "/a2a/repair", {"task_id": task_id, "command": command, "reason": "it was killed"})
+
+    async def until(self, client: Binding, task_id: str, *states: str) -> Told:
+        async with asyncio.timeout(BOUND_S):
+            while (task := await client.get(task_id)).state not in states:
+                pass
+        return task
+
+
+@asynccontextmanager
+async def a_daemon(folder: Path) -> AsyncIterator[World]:
+    gates = folder / "gates"
+    async with gatekeeping(gates) as keeper, httpx2.AsyncClient(timeout=BOUND_S) as http:
+        world = World(folder / "home", gates, keeper, http)
+        await world.start()
+        try:
+            await asyncio.to_thread(world.daemon.json, "capabilities", "grant", "a2a.repair.requeue")
+            yield world
+        finally:
+            await world.end()
+
+
+def is_one_story(frames: list[Frame]) -> bool:
+    """Each number after the other. A resumed stream begins with the task at the number that was read last."""
+    numbers = [frame.number for frame in frames]
+    return all(
+        later == before + 1 or (later == before and frame.kind == "task")
+        for (before, later), frame in zip(pairwise(numbers), frames[1:], strict=True)
+    )
+
+
+@pytest.mark.timeout(120)
+async def test_streams_go_on_after_a_kill_at_any_moment_and_repair_runs_the_next_attempt(short_path: Path) -> None:
+    async with a_daemon(short_path) as world:
+        readings = [Reading(f"{name}@{at}", kind) for name, kind in BINDINGS.items() for at in MOMENTS]
+        queued = await held_and_killed(world, readings)
+        await world.start()
+        await still_there(world, readings)
+        await queued_work_runs(world, queued)
+        resumed = [resume(world, reading) for reading in readings]
+        for reading in readings:
+            await world.requeue(reading.task_id)
+        await world.keeper.open(None)
+        async with asyncio.timeout(BOUND_S):
+            await asyncio.gather(*resumed)
+        for reading in readings:
+            task = await world.client(reading.binding).get(reading.task_id)
+            assert is_one_story(reading.frames)
+            assert folded(reading.frames) == known(task)
+            # What the first attempt had said of it is replaced.
+            assert (task.state, task.text) == ("completed", "".join(f"2.{number} " for number in range(CHUNKS)))
+            whole = await world.client(reading.binding).followed(reading.task_id, after=0)
+            assert [frame.number for frame in whole] == list(range(1, task.generation + 1))
+            assert folded(whole) == known(task)
+            assert "covenant.holder_lost" not in task.notes
+
+
+async def held_and_killed(world: World, readings: list[Reading]) -> list[str]:
+    """Everybody reads until its agent has come to its gate; the ids of tasks that nobody had begun."""
+
+    async def stream(reading: Reading) -> None:
+        async with world.client(reading.binding).stream(reading.name) as frames:
+            await reading.read(frames)
+
+    reading_tasks = [asyncio.create_task(stream(reading)) for reading in readings]
+    for reading in readings:
+        stop = reading.name.partition("@")[2]
+        passed = range(CHUNKS if stop == "end" else int(stop))
+        await world.keeper.open(*(f"{reading.name} 1.{number}" for number in passed))
+        await world.keeper.reached(f"{reading.name} 1.{stop}")
+    single = world.client(NewRpc, "single")
+    await single.task("first", blocking=False)
+    await world.keeper.reached("first 1.0")
+    queued = [(await single.task(f"later-{number}", blocking=False)).id for number in range(2)]
+    await world.end(signal.SIGKILL)
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*reading_tasks)
+    return queued
+
+
+async def still_there(world: World, readings: list[Reading]) -> None:
+    """What was begun waits for an operator, and says so to the operator, to readers, and to who would cancel."""
+    tasks = (await world.operator("GET", "/a2a/queue?limit=100"))["tasks"]
+    lost = {row["task"]["id"] for row in tasks[: len(readings) + 1] if row.get("holder_lost")}
+    assert {reading.task_id for reading in readings} <= lost
+    for reading in readings:
+        client = world.client(reading.binding)
+        task = await client.get(reading.task_id)
+        assert task.state == "working"
+        assert "repair" in task.notes["covenant.holder_lost"]
+        assert task.history is not None
+        assert task.history[0].text == reading.name
+        at = reading.name.partition("@")[2]
+        said = "".join(f"1.{number} " for number in range(CHUNKS if at == "end" else int(at)))
+        assert task.text == said
+
+
+async def queued_work_runs(world: World, queued: list[str]) -> None:
+    single = world.client(NewRpc, "single")
+    for number, task_id in enumerate(queued):
+        await world.keeper.open(*(f"later-{number} 1.{at}" for at in (*range(CHUNKS), "end")))
+        task = await world.until(single, task_id, "completed")
+        assert task.text == "".join(f"1.{at} " for at in range(CHUNKS))
+
+
+def resume(world: World, reading: Reading) -> asyncio.Task[None]:
+    async def follow() -> None:
+        client = world.client(reading.binding)
+        async with client.subscribe(reading.task_id, after=reading.frames[-1].number) as frames:
+            await reading.read(frames)
+
+    return asyncio.create_task(follow())
+
+
+@pytest.mark.timeout(120)
+async def test_a_stream_that_flows_when_it_is_killed_loses_and_repeats_nothing(short_path: Path) -> None:
+    async with a_daemon(short_path) as world:
+        await flow(world, kills=(30, 200))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_stream_that_is_killed_again_and_again_is_one_story(short_path: Path) -> None:
+    async with a_daemon(short_path) as world:
+        await flow(world, kills=(2, 5, 17, 60, 111, 150, 222, 280, 333, 390))
+
+
+async def flow(world: World, kills: tuple[int, ...]) -> None:
+    """Kill the daemon in each attempt when a client has read so much of it; then let one attempt come to its end."""
+    readings = [Reading(name, kind) for name, kind in BINDINGS.items()]
+    for attempt, enough in enumerate(kills, start=1):
+        async with asyncio.timeout(BOUND_S):
+            readings[0].want(enough)
+            reading_tasks = [asyncio.create_task(begin_or_go_on(world, reading)) for reading in readings]
+            if attempt > 1:
+                await asyncio.gather(*(world.requeue(reading.task_id) for reading in readings))
+            await readings[0].enough.wait()
+            await world.end(signal.SIGKILL)
+            await asyncio.gather(*reading_tasks)
+        await world.start()
+    ends = [asyncio.create_task(begin_or_go_on(world, reading)) for reading in readings]
+    for reading in readings:
+        await world.requeue(reading.task_id)
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*ends)
+    for reading in readings:
+        task = await world.client(reading.binding, "flowing").get(reading.task_id)
+        assert is_one_story(reading.frames)
+        assert folded(reading.frames) == known(task)
+        assert task.text == "".join(f"{len(kills) + 1}.{number} " for number in range(FLOW))
+
+
+async def begin_or_go_on(world: World, reading: Reading) -> None:
+    client = world.client(reading.binding, "flowing")
+    if not reading.frames:
+        async with client.stream("go") as frames:
+            await reading.read(frames)
+    else:
+        async with client.subscribe(reading.task_id, after=reading.frames[-1].number) as frames:
+            await reading.read(frames)
+
+
+@pytest.mark.timeout(120)
+async def test_what_waits_for_repair_can_be_canceled_and_what_has_ended_is_read_whole(short_path: Path) -> None:
+    async with a_daemon(short_path) as world:
+        client = world.client(NewRpc)
+        task = await client.task("lost", blocking=False)
+        await world.keeper.open(*(f"done 1.{at}" for at in (*range(CHUNKS), "end")))
+        done = await client.task("done")
+        await world.keeper.reached("lost 1.0")
+        await world.end(signal.SIGKILL)
+        await world.start()
+        client = world.client(NewRpc)
+        assert await client.get(done.id) == done
+        assert (await client.get(done.id, 1)).history == (done.history or ())[-1:]
+        canceled = await client.cancel(task.id)
+        assert canceled.state == "canceled"
+        with pytest.raises(Refused, match=r"TASK_NOT_CANCELABLE.*canceled"):
+            await client.cancel(task.id)
+        assert [each.state for each in (await client.page()).tasks] == ["canceled", "completed"]
+        assert json.dumps(await world.operator("GET", "/a2a/queue?limit=10")).count(task.id) == 0

@@ -1,0 +1,109 @@
+"""A stage with every agent of this suite, two tenants, and clients for whatever is to be spoken.
+
+When it is taken down, every task that any test made is looked at: its story has no gap, and at most one end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+from uuid import uuid4
+
+from covenant.agents.job import JobLimits
+from covenant.ledger.contract import ListQuery
+from covenant.ledger.machine.commands import Sweep
+from covenant.model.folding import fold
+from covenant.model.ids import TaskId
+from covenant.model.step import Ended, Step
+from covenant.model.tenant import DEFAULT
+from tests.conformance.a2a.agents import Gates, cast
+from tests.conformance.a2a.bindings import Binding
+from tests.doors.a2a.stage import Scenery, Stage, stage
+
+NEIGHBOUR: Final = "neighbour"
+BOUND_S: Final = 20.0
+SWEEP_S: Final = 0.05
+
+B = TypeVar("B", bound=Binding)
+
+
+@dataclass(frozen=True)
+class World:
+    stage: Stage
+    gates: Gates
+
+    def client(self, kind: type[B], agent: str = "actor", token: str | None = "") -> B:
+        """As the operator, who speaks for the first tenant, unless another token is given."""
+        url = f"http://127.0.0.1:{self.stage.port}"
+        said = self.stage.token if token == "" else token
+        return kind(base_url=url, http=self.stage.http, agent=agent, token=said)
+
+    @property
+    def neighbour(self) -> str:
+        """Another tenant's token."""
+        return self.stage.tokens[NEIGHBOUR]
+
+    async def steps(self, task_id: str) -> list[Step]:
+        return list(await self.stage.ledger.steps(TaskId(task_id), 0, 1_000_000))
+
+    async def whole(self, task_id: str) -> None:
+        """The story of a task: every number once, one beginning, at most one end, and that last."""
+        steps = await self.steps(task_id)
+        assert [step.generation for step in steps] == list(range(1, len(steps) + 1)), steps
+        ends = [step for step in steps if isinstance(step.what, Ended)]
+        assert len(ends) <= 1
+        assert not ends or ends[0] is steps[-1]
+        assert fold(steps) is not None
+
+    async def all_whole(self) -> int:
+        """How many tasks there are; each of them is whole."""
+        seen = 0
+        for tenant in (DEFAULT, NEIGHBOUR):
+            for agent in self.stage.catalogue.agents(tenant):
+                recipient, after = self.stage.catalogue.identity(tenant, agent.id).pubkey, ""
+                while True:
+                    listing = await self.stage.ledger.listing(ListQuery(recipient=recipient, after=after, limit=100))
+                    for steps in listing.tasks:
+                        view = fold(steps)
+                        assert view is not None
+                        await self.whole(view.task.id)
+                        seen += 1
+                    after = listing.next
+                    if not after:
+                        break
+        return seen
+
+
+def unique(word: str = "x") -> str:
+    return f"{word}-{uuid4()}"
+
+
+@asynccontextmanager
+async def a_world(home: Path, *, push_notifications: bool = False) -> AsyncIterator[World]:
+    gates = Gates()
+    scenery = Scenery(
+        tenants=(NEIGHBOUR,),
+        open_agent="open",
+        jobs=JobLimits(updates_max=300, bytes_max=1 << 20),
+        push_notifications=push_notifications,
+    )
+    async with stage(home, *cast(gates), scenery=scenery) as opened:
+        world = World(opened, gates)
+        sweeping = asyncio.create_task(_sweep(world))
+        try:
+            yield world
+            await world.all_whole()
+        finally:
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
+
+
+async def _sweep(world: World) -> None:
+    """As the daemon does, only more often."""
+    while True:
+        await world.stage.ledger.commit(Sweep())
+        await asyncio.sleep(SWEEP_S)
