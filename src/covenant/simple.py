@@ -47,6 +47,15 @@ from covenant.model.constitution import INDEX_CONSTITUTION, CatalogueAgent, Cons
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.tenant import DEFAULT, Tenant
 from covenant.model.tools import Tool
+from covenant.outbound.simple import (
+    ExternalServiceError,
+    RemoteInvocationResult,
+    ValidationError,
+    clear_agent_card_cache,
+    discover_agent,
+    fetch_agent_card,
+    invoke_remote_agent,
+)
 from covenant.seal.keys import new_private_key
 from covenant.wire.card import CombinedCard as A2AAgentCard
 from covenant.wire.card import combined
@@ -70,11 +79,18 @@ __all__ = [
     "A2ATaskParams",
     "A2ATaskSendRequest",
     "A2ATaskState",
+    "ExternalServiceError",
+    "RemoteInvocationResult",
+    "ValidationError",
     "build_agent_card",
     "build_agent_card_for_agent",
+    "clear_agent_card_cache",
     "clear_task_store",
+    "discover_agent",
+    "fetch_agent_card",
     "handle_task_get",
     "handle_task_send",
+    "invoke_remote_agent",
 ]
 
 SWEEP_MS: Final = 250

@@ -148,6 +148,21 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
     return Remote(ways, fetcher, credentials, card=card, manners=manners, close=close)
 
 
+async def open_card(url_or_name: str, options: Options, *, verify: bool) -> RemoteCard:
+    """The card alone. Raises NoCard, and what fetching it raises."""
+    entry = find_entry(url_or_name, options.home)
+    fetcher, close = open_fetcher(options, (entry.place,) if "://" not in url_or_name else ())
+    try:
+        credentials = Credentials(
+            entry.url, token=find_token(entry, options), headers={**entry.headers, **(options.headers or {})}
+        )
+        card = await find_card(fetcher, entry.url, credentials)
+        return await verified(fetcher, card) if verify else card
+    finally:
+        if close is not None:
+            await close()
+
+
 def find_entry(url_or_name: str, home: str | Path | None) -> Entry:
     if "://" in url_or_name:
         return Entry(url=url_or_name)

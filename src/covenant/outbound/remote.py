@@ -201,8 +201,8 @@ class RemoteStream:
         except TimeoutError as error:
             await self._following.call_off()
             task_id = self.task_id
-            where = f" to task {task_id}, which was told to stop" if task_id is not None else ""
-            raise RemoteTimedOut(f"no answer{where} within {self._within_s:g} s", task_id=task_id) from error
+            where = f"; task {task_id} was told to stop" if task_id is not None else ""
+            raise RemoteTimedOut(f"no answer within {self._within_s:g} s{where}", task_id=task_id) from error
         except asyncio.CancelledError:
             await self._following.call_off()
             raise

@@ -1,0 +1,112 @@
+"""What the commands that call other agents share: whom they call, with which token, and what becomes of a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from covenant.cli.calling import said_before
+from covenant.cli.failures import Failure, Refused, Unreachable
+from covenant.daemon.environment import environment, find_home
+
+A = TypeVar("A")
+
+
+def calls_out(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the `Options` to call with as its first argument, and the options that make them."""
+
+    @click.option("--token-env", metavar="NAME", help="The variable of the environment that has the agent's token.")
+    @click.option("--token-file", metavar="FILE", help="The file that has it.")
+    @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="Sent along, to this host alone.")
+    @click.option(
+        "--home", metavar="FOLDER", help="Where a2a_agents.json is. Default: COVENANT_HOME, else ~/.covenant."
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object.")
+    @wraps(function)
+    def run(
+        *,
+        target: str,
+        token_env: str | None,
+        token_file: str | None,
+        headers: tuple[str, ...],
+        home: str | None,
+        as_json: bool,
+        **own: Any,
+    ) -> None:
+        from covenant.daemon.connecting import Options
+
+        folder, _ = find_home(said_before("home", home), environment())
+        options = Options(
+            token=_token(said_before("token_file", token_file)),
+            token_env=token_env,
+            headers=dict(_header(each) for each in headers),
+            allow_private=_allowed(target, folder),
+            home=folder,
+        )
+        function(options, target=target, as_json=as_json, **own)
+
+    return run
+
+
+def told(work: Callable[[], Coroutine[Any, Any, A]]) -> A:
+    """Runs it, and tells its failures as a command does."""
+    from covenant.model.errors import CovenantError, Refusal
+    from covenant.outbound.failures import CallFailed
+    from covenant.outbound.following import not_sent
+    from covenant.outbound.remote_errors import RemoteError
+
+    try:
+        return asyncio.run(work())
+    except KeyboardInterrupt:
+        raise Failure("canceled", "canceled; a task that had begun was told to stop") from None
+    except CallFailed as error:
+        kind = Unreachable if not_sent(error) else Failure
+        raise kind(
+            error.code, f"{error.message} ({error.detail})" if error.detail != error.message else error.message
+        ) from error
+    except (Refusal, RemoteError) as error:
+        detail = getattr(error, "detail", error.message)
+        raise Refused(error.code, detail) from error
+    except CovenantError as error:
+        raise Failure("failed", str(error)) from error
+
+
+def _allowed(target: str, home: Path) -> tuple[str, ...]:
+    """Whoever types a host means it: it may be called wherever it is. Where it sends us is another matter."""
+    from covenant.daemon.loading import load
+    from covenant.model.errors import SettingsError
+    from covenant.outbound.location import Unreadable, host_text, read_url
+
+    try:
+        allow = load({}, environment(), home=home).settings.outbound.allow
+    except SettingsError as error:
+        raise Failure("bad_settings", str(error)) from error
+    if "://" not in target:
+        return allow
+    try:
+        location = read_url(target)
+    except Unreadable as error:
+        raise click.UsageError(f"{target!r} cannot be called: {error}") from error
+    return (*allow, f"{host_text(location.host)}:{location.port}")
+
+
+def _token(token_file: str | None) -> str | None:
+    if token_file is None:
+        return None
+    path = Path(token_file).expanduser()
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure("no_token", f"the token in {path} cannot be read: {error}") from error
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise click.UsageError(f"--header takes NAME:VALUE, not {text!r}")
+    return name.strip(), value.strip()

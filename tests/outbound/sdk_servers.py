@@ -1,0 +1,120 @@
+"""The official SDK's own server, on a socket: an agent that echoes, asks, fails, works until it is told to stop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import uvicorn
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.events import EventQueue
+from a2a.server.request_handlers import DefaultRequestHandler
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
+from a2a.server.tasks import InMemoryTaskStore, TaskUpdater
+from a2a.types import (
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    Message,
+    Part,
+    Role,
+    Task,
+    TaskState,
+    TaskStatus,
+)
+from starlette.applications import Starlette
+
+JSONRPC_1 = ("JSONRPC", "1.0", "/rpc")
+JSONRPC_03 = ("JSONRPC", "0.3", "/rpc")
+REST_1 = ("HTTP+JSON", "1.0", "/rest")
+
+
+@dataclass
+class Sample(AgentExecutor):
+    """`words` streams, `ask` asks, `fail` fails, `bare` answers without a task, `stay` works until it is canceled."""
+
+    heard: list[str] = field(default_factory=list)
+    canceled: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
+        text = context.get_user_input()
+        self.heard.append(text)
+        assert context.task_id is not None
+        assert context.context_id is not None
+        assert context.message is not None
+        if text == "bare":
+            parts = [Part(text="just this")]
+            await event_queue.enqueue_event(Message(message_id="m", role=Role.ROLE_AGENT, parts=parts))
+            return
+        if context.current_task is None:
+            status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
+            await event_queue.enqueue_event(
+                Task(id=context.task_id, context_id=context.context_id, status=status, history=[context.message])
+            )
+        updater = TaskUpdater(event_queue, context.task_id, context.context_id)
+        await updater.start_work(updater.new_agent_message([Part(text="on it")]))
+        self.begun.set()
+        match text:
+            case "words":
+                for number in range(5):
+                    await updater.add_artifact([Part(text=f"word{number} ")], artifact_id="t", append=number > 0)
+                await updater.complete()
+            case "ask":
+                await updater.requires_input(updater.new_agent_message([Part(text="which one?")]))
+            case "fail":
+                await updater.failed(updater.new_agent_message([Part(text="it broke")]))
+            case "stay":
+                await self.canceled.wait()
+            case _:
+                await updater.add_artifact([Part(text=f"echo: {text}")], artifact_id="t")
+                await updater.complete()
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        self.canceled.set()
+        await TaskUpdater(event_queue, context.task_id or "", context.context_id or "").cancel()
+
+
+@dataclass
+class SdkServer:
+    port: int
+    agent: Sample
+
+    def url(self, path: str = "") -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+
+@asynccontextmanager
+async def sdk_server(
+    *interfaces: tuple[str, str, str], streaming: bool = True, compat: bool = True
+) -> AsyncIterator[SdkServer]:
+    agent = Sample()
+    config_socket = uvicorn.Config(Starlette(), port=0).bind_socket()
+    port = config_socket.getsockname()[1]
+    card = AgentCard(
+        name="Sample",
+        description="The official SDK's server",
+        version="1.2.3",
+        capabilities=AgentCapabilities(streaming=streaming),
+        supported_interfaces=[
+            AgentInterface(protocol_binding=binding, protocol_version=version, url=f"http://127.0.0.1:{port}{path}")
+            for binding, version, path in interfaces or (JSONRPC_1,)
+        ],
+    )
+    handler = DefaultRequestHandler(agent_executor=agent, task_store=InMemoryTaskStore(), agent_card=card)
+    routes = [
+        *create_agent_card_routes(card),
+        *create_jsonrpc_routes(handler, "/rpc", enable_v0_3_compat=compat),
+        *create_rest_routes(handler, path_prefix="/rest"),
+    ]
+    config = uvicorn.Config(
+        Starlette(routes=routes), log_level="critical", lifespan="off", timeout_graceful_shutdown=1, ws="none"
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve([config_socket]))
+    try:
+        yield SdkServer(port, agent)
+    finally:
+        agent.canceled.set()
+        server.should_exit = True
+        await serving
