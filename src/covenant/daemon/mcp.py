@@ -1,15 +1,23 @@
-"""MCP at a daemon: its tools over what the daemon is made of, at `/mcp`."""
+"""MCP at a daemon: its own tools at `/mcp`, and the tools of the servers that its home configures."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
 import covenant
+from covenant.agents.mcp_tools import Tools
+from covenant.daemon.environment import program_environment
 from covenant.daemon.settings import Settings
 from covenant.daemon.tenant_doors import Built
 from covenant.doors.mcp.desk import Desk
 from covenant.doors.mcp.http import McpDoor, installed
+from covenant.exchange.cards import Cards
 from covenant.exchange.oversight import Oversight
 from covenant.exchange.principal import Principal
 from covenant.ledger.log.uuids import Uuids
+from covenant.model.tools import McpServer, Tool
 
 
 def make_mcp(settings: Settings, built: Built, operator: Principal) -> McpDoor:
@@ -30,3 +38,12 @@ def make_mcp(settings: Settings, built: Built, operator: Principal) -> McpDoor:
         body_bytes_max=settings.http.body_bytes_max,
         present=installed(),
     )
+
+
+def make_tools(servers: Mapping[str, McpServer], cards: Cards) -> Tools:
+    """Cards name what the file declares, and what a server really has from when that is known."""
+
+    def known(tools: tuple[Tool, ...]) -> None:
+        cards.offer = msgspec.structs.replace(cards.offer, tools=tools)
+
+    return Tools(servers, program_environment(), known=known)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import covenant
 from covenant.agents.crew import Crew
+from covenant.agents.mcp_tools import Tools
 from covenant.daemon.a2a import make_conversations, make_crew, make_door, make_gate, make_office
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.cards import card_pages, make_cards, mcp_servers
@@ -30,7 +31,7 @@ from covenant.daemon.home import (
     save_token,
 )
 from covenant.daemon.logs import Log
-from covenant.daemon.mcp import make_mcp
+from covenant.daemon.mcp import make_mcp, make_tools
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
 from covenant.daemon.pushing import make_pushes
@@ -97,6 +98,8 @@ class Node:
     """None: switched off."""
     ipc: IpcServer
     mcp: McpDoor
+    tools: Tools
+    """Of the MCP servers that are configured, for the agents that may use them."""
 
 
 class _Behind(TypedDict):
@@ -144,6 +147,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
             try:
                 yield node
             finally:
+                await node.tools.close()
                 if node.grpc is not None:
                     await node.grpc.stop(0)
     finally:
@@ -186,7 +190,8 @@ def _assemble(
     limiter = Limiter(ledger.now_ms, _tenant_limits(settings))
     gate = TenantGate(tenancy, limiter)
     waits, meter = Waits(doorkeeper), Meter()
-    cards = make_cards(settings, key, mcp_servers(home))
+    servers = mcp_servers(home)
+    cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     crew = make_crew(settings, ledger)
     conversations = make_conversations(settings, ledger, catalogue, crew)
@@ -241,6 +246,7 @@ def _assemble(
         grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
         ipc=ipc,
         mcp=mcp,
+        tools=make_tools(servers, cards),
     )
 
 

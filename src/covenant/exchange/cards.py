@@ -200,6 +200,8 @@ class Cards:
         return self._signer.key_set() if self._signer is not None else {"keys": []}
 
     def _signed(self, key: _Key, made_of: object, make: Callable[[], AgentCard]) -> AgentCard:
+        # What the daemon offers may change while it runs: the tools of a server are known when it first starts.
+        made_of = (made_of, self.offer)
         known = self._kept.get(key)
         if known is not None and known[0] == made_of:
             return known[1]
