@@ -345,12 +345,12 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
     db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     db.execute(f"PRAGMA journal_size_limit = {4 * WAL_PAGES * 4_096}")
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    layouts = {0: ("schema", "listing_schema"), 1: ("listing_schema",), SCHEMA_VERSION: ()}
-    if version in layouts:
-        # Layout 1 had no listings. What is added is made from what is there.
-        made = "\n".join(statement(name) for name in layouts[version])
+    # Layout 1 had no listings. What is added is made from what is there.
+    missing = {0: ("schema", "listing_schema"), 1: ("listing_schema",), SCHEMA_VERSION: ()}.get(version)
+    if missing:
+        made = "\n".join(map(statement, missing))
         db.executescript(f"BEGIN;\n{made}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
-    else:
+    elif missing is None:
         raise Damaged(str(path), 0, f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}")
     db.executescript(statement("apply"))
 
