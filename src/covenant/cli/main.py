@@ -21,6 +21,8 @@ MODULES: Final = {
     "identities": "covenant.cli.identities",
     "tenants": "covenant.cli.tenants",
     "agents": "covenant.cli.agents",
+    "call": "covenant.cli.call",
+    "card": "covenant.cli.card",
     "mcp": "covenant.cli.mcp",
     "settings": "covenant.cli.settings",
     "doctor": "covenant.cli.doctor",
@@ -29,8 +31,9 @@ MODULES: Final = {
 
 MEANING: Final = """A durable agent-to-agent exchange.
 
-`covenant serve` runs the daemon; every other command talks to it over the socket in its home (--home, COVENANT_HOME,
-else ~/.covenant) with the operator's token (--token-file, COVENANT_TOKEN, else operator.token in the home).
+`covenant serve` runs the daemon, `call` and `card` talk to other agents, and every other command talks to the daemon
+over the socket in its home (--home, COVENANT_HOME, else ~/.covenant) with the operator's token (--token-file,
+COVENANT_TOKEN, else operator.token in the home).
 """
 
 command: Final = LazyGroup("covenant", MODULES, MEANING)
