@@ -21,11 +21,13 @@ from typing import Any, Final, overload
 import msgspec
 
 from covenant.agents import speech
+from covenant.agents.calls import Answer, Call, Calling
 from covenant.agents.job import Job
 from covenant.model.constitution import OnLost, Skill
 from covenant.model.content import Content, Text
 from covenant.model.task import Task
 from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.outbound.reply import Sendable
 
 
 class Rejection(msgspec.Struct, frozen=True, gc=False):
@@ -139,8 +141,46 @@ class Turn:
         """Yield it, and nothing else: the answer is a bare message, and its sender need not hear of a task."""
         return Reply(tuple(Text(block) if isinstance(block, str) else block for block in content))
 
+    async def call(
+        self,
+        agent: Agent | str,
+        what: Sendable,
+        *,
+        timeout_ms: int | None = None,
+        key: str | None = None,
+        idempotent: bool | None = None,
+    ) -> Answer:
+        """Ask another agent, and wait for its answer: one of this tenant by name, or one elsewhere by name or URL.
+
+        The call is a task of its own, part of this one. If this turn is begun again, the same call (the same words to
+        the same agent, or the same `key`) finds that task and its answer; it is not done twice. `key` holds for the
+        whole task. `timeout_ms` after which it is canceled; never more than this task has left. `idempotent`: doing it
+        twice does no harm, so that the operator's retry gate may; unless said, as the agent itself declares.
+
+        Raises a `Refusal` if it cannot be asked: `unknown_agent`, `loop_detected`, `depth_exceeded`, or `CallLimit`.
+        """
+        return await self._job.calls.one(
+            Call(agent=agent, what=what, timeout_ms=timeout_ms, key=key, idempotent=idempotent)
+        )
+
+    async def call_all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """Ask several at once, each a `Call` or a tuple of agent and words: all answers, in the order of the calls."""
+        return await self._job.calls.all(calls)
+
+    async def call_first(self, calls: Sequence[Calling]) -> Answer:
+        """The first answer that completes; the other calls are canceled. Raises `NotEnough` if none does."""
+        return (await self._job.calls.quorum(1, calls))[0]
+
+    async def call_quorum(self, count: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """The first `count` that complete, as they come; the others are canceled. Raises `NotEnough`."""
+        return await self._job.calls.quorum(count, calls)
+
+    async def answer(self, call: Answer | str, what: Sendable) -> Answer:
+        """Say what a call waits for (`answer.waits`), by its answer or its task's id, and wait for the next one."""
+        return await self._job.calls.answer(call, what)
+
     def spend(self, tokens: float = 0, **more: float) -> None:
-        """What this turn used up; told with its result, as `usage`."""
+        """What this turn used up; told with its result, as `usage`, to which what it called is added."""
         self._job.spend({"tokens": tokens, **more} if tokens else more)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from covenant.agents.job import TIMED_OUT, Body, Job, JobLimits
+from covenant.exchange.delegation import Delegations
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
 from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starter, Take
 from covenant.model.constitution import OnLost
@@ -96,6 +97,8 @@ class Crew:
         self._idle = asyncio.Event()
         self._idle.set()
         self._others: set[asyncio.Task[None]] = set()
+        self.delegations: Delegations | None = None
+        """By which jobs call other agents; it needs the crew itself, so it is set afterwards. None: they cannot."""
         ledger.on_lost(self._lost)
 
     def employ(
@@ -158,7 +161,14 @@ class Crew:
             self._beside(self._release(employment, leased))
 
     def _begin(self, employment: Employment, leased: LeasedTask) -> None:
-        job = Job(leased, employment.identity, ledger=self._ledger, limits=self._limits, done=self._done)
+        job = Job(
+            leased,
+            employment.identity,
+            ledger=self._ledger,
+            limits=self._limits,
+            done=self._done,
+            delegations=self.delegations,
+        )
         before = self._by_task.get(leased.task.id)
         if before is not None:
             before.lose("stale_lease")

@@ -17,11 +17,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from covenant.exchange.views import Views
+from covenant.agents.calls import DELEGATED, Calls
+from covenant.exchange.delegation import Delegations
+from covenant.exchange.views import PAGE, Views
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Advance, Interrupt, LeasedTask, Release
 from covenant.model.content import Content
-from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal
+from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.folding import TaskView, first_message
 from covenant.model.ids import AgentId
 from covenant.model.result import Ending, Result, ResultStatus, error_result
@@ -62,6 +64,8 @@ class Job:
 
     __slots__ = (
         "_bytes",
+        "_calls",
+        "_delegations",
         "_done",
         "_ending",
         "_flusher",
@@ -90,7 +94,14 @@ class Job:
     )
 
     def __init__(
-        self, leased: LeasedTask, holder: AgentId, *, ledger: Ledger, limits: JobLimits, done: Callable[[Job], None]
+        self,
+        leased: LeasedTask,
+        holder: AgentId,
+        *,
+        ledger: Ledger,
+        limits: JobLimits,
+        done: Callable[[Job], None],
+        delegations: Delegations | None = None,
     ) -> None:
         self.leased = leased
         self.task = leased.task
@@ -106,6 +117,8 @@ class Job:
         self._ledger = ledger
         self._limits = limits
         self._done = done
+        self._delegations = delegations
+        self._calls: Calls | None = None
         self._loop = asyncio.get_running_loop()
         self._mute = False
         self._pending: list[Update] = []
@@ -156,6 +169,28 @@ class Job:
         for name, amount in amounts.items():
             usage[name] = usage.get(name, 0) + amount
 
+    def charge(self, amounts: dict[str, float]) -> None:
+        """What others used that this task had asked for it."""
+        if amounts:
+            self.spend(amounts)
+            delegated: dict[str, float] = self.notes.setdefault(DELEGATED, {})
+            for name, amount in amounts.items():
+                delegated[name] = delegated.get(name, 0) + amount
+
+    @property
+    def calls(self) -> Calls:
+        """What it asks of other agents."""
+        if self._calls is None:
+            if self._delegations is None:
+                raise Unavailable("no_delegation", "nobody can be called from here")
+            self._calls = Calls(self, self._delegations)
+        return self._calls
+
+    @property
+    def left_ms(self) -> float | None:
+        """The time that is left to it, where it was given one beside its task's own."""
+        return None if self.deadline is None else max(0.0, (self.deadline.when() - self._loop.time()) * 1000)
+
     def complete(self, *content: Content, partial: bool = False, reply: bool = False) -> None:
         """`reply`: the content is a bare message, and whoever sent the task need not hear of a task at all."""
         status = ResultStatus.PARTIAL if partial else ResultStatus.OK
@@ -182,6 +217,17 @@ class Job:
     @property
     def ended(self) -> bool:
         return self._result is not None or self._parked is not None
+
+    async def noted(self, name: str) -> Any:
+        """What was last said under this name in the metadata of a status, in this turn or before it."""
+        found, after = None, 0
+        while steps := await self._ledger.steps(self.task.id, after, PAGE):
+            for step in steps:
+                if isinstance(step.what, StatusUpdate) and name in (step.what.metadata or {}):
+                    assert step.what.metadata is not None
+                    found = step.what.metadata[name]
+            after = steps[-1].generation
+        return found
 
     async def view(self) -> TaskView | None:
         """The task as it stands: what was said in earlier turns."""

@@ -57,7 +57,7 @@ class DelegationLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Who is called. `remote`: where it is, or what the registry calls it; None if it is an agent of this catalogue."""
+    """Who is called. `remote`: its `url`, and the `name` that the registry has for it; None if it works here."""
 
     identity: AgentId
     agent: CatalogueAgent | None = None
@@ -66,11 +66,12 @@ class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     @property
     def name(self) -> str:
         """What tells it from other callees."""
-        return self.identity.pubkey + "".join((self.remote or {}).values())
+        remote = self.remote or {}
+        return self.identity.pubkey + (remote.get("name") or remote.get("url") or "")
 
     @property
     def elsewhere(self) -> bool:
-        return self.remote is not None or (self.agent is not None and self.agent.constitution.kind == "remote")
+        return self.remote is not None
 
 
 class Delegated(msgspec.Struct, frozen=True, gc=False):
@@ -89,9 +90,9 @@ class Delegations:
         hands: Hands,
         limits: DelegationLimits | None = None,
         *,
-        registered: Callable[[str, str], bool] = lambda _tenant, _name: False,
+        registered: Callable[[str, str], str | None] = lambda _tenant, _name: None,
     ) -> None:
-        """`registered`: whether a tenant knows a remote agent by this name, besides those of its catalogue."""
+        """`registered`: the URL of a remote agent that a tenant knows by this name; the catalogue has the others'."""
         self.limits = limits or DelegationLimits()
         self.ledger = ledger
         self._catalogue = catalogue
@@ -106,10 +107,17 @@ class Delegations:
             return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote={"url": named})
         agent = self._catalogue.agent(tenant, named)
         if agent is not None:
-            return Callee(identity=self._catalogue.identity(tenant, named), agent=agent)
-        if self._registered(tenant, named):
-            return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote={"name": named})
-        raise unknown_agent(named)
+            identity = self._catalogue.identity(tenant, named)
+            if agent.constitution.kind != "remote":
+                return Callee(identity=identity, agent=agent)
+            if agent.constitution.url:
+                return Callee(identity=identity, agent=agent, remote={"url": agent.constitution.url})
+        else:
+            identity = self._catalogue.identity(tenant, ELSEWHERE)
+        url = self._registered(tenant, named)
+        if url is None:
+            raise unknown_agent(named)
+        return Callee(identity=identity, agent=agent, remote={"name": named, "url": url})
 
     def delegated(
         self,
@@ -145,18 +153,24 @@ class Delegations:
             tenant=tenant_of(caller),
             origin=DELEGATION,
             depth=depth,
-            request_metadata={REMOTE: callee.remote} if callee.remote is not None else None,
             chain=chain,
         )
         digest, size = fingerprint(task)
+        digest = hashlib.sha256(f"{digest}{callee.name}".encode()).hexdigest()
         check_size(size, self.limits.message_bytes_max)
         own_ms = constitution.timeout_ms if constitution is not None else None
         if own_ms is None and constitution is not None and constitution.kind == "process":
             own_ms = PROCESS_TIMEOUT_MS
         left_ms = max(1, until_ms - self.ledger.now_ms()) if until_ms is not None else None
         bounds = [bound for bound in (own_ms, left_ms) if bound is not None]
-        timed = msgspec.structs.replace(task, deadline_ms=until_ms, timeout_ms=min(bounds) if bounds else None)
-        return Delegated(timed, digest, until_ms)
+        # None of this is part of the request: whoever asks again later means the same.
+        task = msgspec.structs.replace(
+            task,
+            deadline_ms=until_ms,
+            timeout_ms=min(bounds) if bounds else None,
+            request_metadata={REMOTE: callee.remote} if callee.remote is not None else None,
+        )
+        return Delegated(task, digest, until_ms)
 
     async def perform(self, asked: Delegated) -> TaskView:
         """Begin it, or find it begun; the task when it has ended or waits for more.

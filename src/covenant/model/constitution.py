@@ -112,6 +112,8 @@ class Constitution(_Part, frozen=True, gc=False, kw_only=True):
     """Media types that it may answer with. Empty: whatever it makes."""
     command: Arguments = ()
     """The program of a process agent, and its arguments."""
+    url: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
+    """Where a remote agent is: its address, or its card's. Empty: where `a2a_agents.json` has it, under its id."""
     skills: Annotated[tuple[Skill, ...], msgspec.Meta(max_length=200)] = ()
     extensions: Lines = ()
     """A2A extensions that a caller must declare, by URI."""
@@ -181,6 +183,10 @@ def _check_whole(made: Constitution) -> None:
     if (made.kind == "process") != bool(made.command):
         needs = "a process agent needs a command" if made.kind == "process" else 'only a "process" agent has one'
         raise _wrong(f"/command: {needs}")
+    if made.url and not made.url.startswith(("https://", "http://")):
+        raise _wrong("/url: must be an http or https URL")
+    if made.url and made.kind != "remote":
+        raise _wrong('/url: only a "remote" agent has one')
     if len(msgspec.json.encode(made)) > CONSTITUTION_BYTES_MAX:
         raise _wrong(f"a constitution may have at most {CONSTITUTION_BYTES_MAX} bytes")
 

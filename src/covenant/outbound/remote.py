@@ -108,11 +108,13 @@ class Remote:
         output_modes: Sequence[str] = (),
         timeout_s: float | None = None,
         stream: bool | None = None,
+        stays: Callable[[], bool] | None = None,
     ) -> RemoteStream:
         """Say something, and hear what the agent does about it as it does it.
 
         `idempotency_key` makes it safe to post the message again if no answer comes, with agents that know the header
-        `Idempotency-Key`. `stream=False` polls. Leaving the stream early leaves the agent at work; `call_off` does not.
+        `Idempotency-Key`. `stream=False` polls. `stays` is asked when the caller is canceled: whether the agent is to
+        go on all the same. Leaving the stream early leaves the agent at work; `call_off` does not.
         """
         said = hop_metadata(hop) if hop is not None else {}
         ask = SendMessage(
@@ -139,7 +141,7 @@ class Remote:
         patience = Patience(
             poll_s=self._manners.poll_s, within_ms=max(1, int(within_s * 1000)), chance=self._manners.chance
         )
-        return RemoteStream(self, Following(self._lines, errand, patience), within_s)
+        return RemoteStream(self, Following(self._lines, errand, patience), within_s, stays)
 
     async def get(self, task_id: str) -> RemoteTask:
         """The task as it stands."""
@@ -178,7 +180,10 @@ class Remote:
 class RemoteStream:
     """News of one message, as it comes; then `reply`. To be read once."""
 
-    def __init__(self, remote: Remote, following: Following, within_s: float) -> None:
+    def __init__(
+        self, remote: Remote, following: Following, within_s: float, stays: Callable[[], bool] | None = None
+    ) -> None:
+        self._stays = stays
         self._remote = remote
         self._following = following
         self._within_s = within_s
@@ -204,7 +209,8 @@ class RemoteStream:
             where = f"; task {task_id} was told to stop" if task_id is not None else ""
             raise RemoteTimedOut(f"no answer within {self._within_s:g} s{where}", task_id=task_id) from error
         except asyncio.CancelledError:
-            await self._following.call_off()
+            if self._stays is None or not self._stays():
+                await self._following.call_off()
             raise
         self._learn()
         return heard

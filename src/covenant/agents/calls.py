@@ -1,0 +1,298 @@
+"""Calls: what an agent at work asks of other agents, and what they answer.
+
+Each call is a task of its own in the ledger, the child of the task at hand (see `exchange.delegation`). Which child is
+meant follows from what is asked: the same words to the same agent, as often as they were said in this turn before; or
+the author's own `key`. So an attempt that begins anew finds the children of the one before it, and nothing runs twice.
+A call that is canceled cancels its child, and so does one whose time is over. A daemon that stops leaves children be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from covenant.exchange.delegation import Callee, Delegated, Delegations, call_id, digest_of, target_of
+from covenant.model.content import Content
+from covenant.model.errors import Conflict, Invalid, OverLimit, Refusal
+from covenant.model.folding import Artifact, TaskState, TaskView
+from covenant.model.ids import TaskId
+from covenant.model.result import Result
+from covenant.model.task import DELEGATION, Task
+from covenant.outbound.reply import Sendable, answer_text, parts_of
+
+if TYPE_CHECKING:
+    from covenant.agents.job import Job
+
+INVOCATION_LIMIT: Final = "INVOCATION_LIMIT"
+UNIQUE_AGENT_LIMIT: Final = "UNIQUE_AGENT_LIMIT"
+COOLDOWN: Final = "COOLDOWN"
+
+DELEGATED: Final = "delegated"
+"""In a result's metadata, beside `usage`: how much of that was used by what the task had delegated."""
+
+
+class CallLimit(OverLimit):
+    """This task may not call (now). `reason` is INVOCATION_LIMIT, UNIQUE_AGENT_LIMIT or COOLDOWN."""
+
+    def __init__(self, reason: str, message: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(reason.lower(), f"{reason}: {message}", retry_after_ms=retry_after_ms)
+        self.reason = reason
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a call. `state` says how: `completed`, or `failed`, `canceled`, `rejected`, or `input-required`."""
+
+    text: str
+    """What was said: the message at the end, or what was made where that is the answer; or what went wrong."""
+    parts: tuple[Content, ...]
+    artifacts: tuple[Artifact, ...]
+    state: TaskState
+    task_id: TaskId
+    usage: dict[str, float]
+    """What it took, with all that it delegated in turn."""
+
+    @property
+    def ok(self) -> bool:
+        return self.state is TaskState.COMPLETED
+
+    @property
+    def waits(self) -> bool:
+        """It asks something: `turn.answer` it, or pass the question on with `turn.need_input`."""
+        return self.state.waits
+
+    @property
+    def tokens(self) -> float:
+        return tokens_of(self.usage)
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several calls. A tuple of agent and words is one too."""
+
+    agent: Any
+    what: Any
+    timeout_ms: int | None = None
+    key: str | None = None
+    idempotent: bool | None = None
+
+
+Calling = Call | tuple[Any, Sendable]
+
+
+class NotEnough(Conflict):
+    """Fewer have completed than were asked for. `answers` are those that came, of whatever kind."""
+
+    def __init__(self, wanted: int, answers: Sequence[Answer]) -> None:
+        done = sum(answer.ok for answer in answers)
+        why = "; ".join(f"{answer.state}: {answer.text[:200]}" for answer in answers if not answer.ok)
+        super().__init__("not_enough_answers", f"{wanted} were to complete, and {done} did ({why})")
+        self.answers = tuple(answers)
+
+
+class Calls:
+    """All calls of one job."""
+
+    def __init__(self, job: Job, delegations: Delegations) -> None:
+        self._job = job
+        self._delegations = delegations
+        self._said: Counter[TaskId] = Counter()
+        self._made: dict[TaskId, str | None] = {}
+        """The children of this task, and who it is elsewhere that they are for."""
+        self._last_ms: int | None = None
+        """When an agent elsewhere was called last."""
+        self._charged: set[TaskId] = set()
+        self._recalled: asyncio.Task[None] | None = None
+
+    async def one(self, call: Call) -> Answer:
+        (asked,) = await self._prepare((call,))
+        return await self._perform(asked)
+
+    async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """The answers, in the order of the calls."""
+        if not calls:
+            return ()
+        answers = await self._gather(await self._prepare(calls), None)
+        return tuple(answers[place] for place in range(len(calls)))
+
+    async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """The first `wanted` that complete, as they come; the others are canceled. Raises NotEnough."""
+        if not 1 <= wanted <= len(calls):
+            raise Invalid("invalid_quorum", f"a quorum of {wanted} needs as many calls, and there are {len(calls)}")
+        answers = tuple((await self._gather(await self._prepare(calls), wanted)).values())
+        done = tuple(answer for answer in answers if answer.ok)[:wanted]
+        if len(done) < wanted:
+            raise NotEnough(wanted, answers)
+        return done
+
+    async def answer(self, child: Answer | str, what: Sendable) -> Answer:
+        """The next message to a child that waits for one."""
+        child_id = TaskId(child.task_id if isinstance(child, Answer) else child)
+        parts, job = parts_of(what), self._job
+        base = call_id(job.task.id, str(job.leased.turn), "answer", child_id, digest_of(parts))
+        self._said[base] += 1
+        message_id = call_id(base, str(self._said[base]))
+        return self._answered(await self._delegations.answer(child_id, job.task, parts, message_id))
+
+    # Before a call
+
+    async def _prepare(self, calls: Sequence[Calling]) -> list[Delegated]:
+        """All of them, or none: what cannot be asked is refused before anybody is."""
+        if self._recalled is None:
+            self._recalled = asyncio.ensure_future(self._recall())
+        await asyncio.shield(self._recalled)
+        found: list[Delegated] = []
+        callees: dict[TaskId, Callee] = {}
+        for call in calls:
+            if isinstance(call, tuple):
+                agent, what = call
+                call = Call(agent=agent, what=what)  # noqa: PLW2901
+            asked, callee = await self._asked(call)
+            found.append(asked)
+            callees[asked.task.id] = callee
+        new = {task_id: callee for task_id, callee in callees.items() if task_id not in self._made}
+        self._admit(new)
+        return found
+
+    async def _asked(self, call: Call) -> tuple[Delegated, Callee]:
+        job, delegations = self._job, self._delegations
+        callee = delegations.callee(job.holder, getattr(call.agent, "name", call.agent))
+        parts = parts_of(call.what)
+        if call.key is not None:
+            task_id = call_id(job.task.id, "key", call.key)
+        else:
+            base = call_id(job.task.id, str(job.leased.turn), callee.name, digest_of(parts))
+            self._said[base] += 1
+            task_id = call_id(base, str(self._said[base]))
+        until_ms = await delegations.until_ms(job.task, call.timeout_ms, job.left_ms)
+        asked = delegations.delegated(
+            job.task, job.holder, callee, parts, task_id=task_id, until_ms=until_ms, idempotent=call.idempotent
+        )
+        return asked, callee
+
+    def _admit(self, new: dict[TaskId, Callee]) -> None:
+        limits, now_ms = self._delegations.limits, self._delegations.ledger.now_ms()
+        if len(self._made) + len(new) > limits.children_max:
+            raise CallLimit(INVOCATION_LIMIT, f"this task may make {limits.children_max} calls, and has made them")
+        elsewhere = {task_id: callee.name for task_id, callee in new.items() if callee.elsewhere}
+        if elsewhere:
+            called = [name for name in self._made.values() if name is not None]
+            if len(called) + len(elsewhere) > limits.calls_max:
+                raise CallLimit(INVOCATION_LIMIT, f"this task may call agents elsewhere {limits.calls_max} times")
+            if len({*called, *elsewhere.values()}) > limits.agents_max:
+                raise CallLimit(
+                    UNIQUE_AGENT_LIMIT, f"this task may call {limits.agents_max} different agents elsewhere"
+                )
+            wait_ms = (self._last_ms or 0) + limits.cooldown_ms - now_ms
+            if self._last_ms is not None and wait_ms > 0:
+                raise CallLimit(
+                    COOLDOWN,
+                    f"this task called an agent elsewhere just now; it may again in {wait_ms} ms",
+                    retry_after_ms=wait_ms,
+                )
+            self._last_ms = now_ms
+        for task_id in new:
+            self._made[task_id] = elsewhere.get(task_id)
+
+    async def _recall(self) -> None:
+        """What earlier turns and attempts have called: limits are a task's, and not an attempt's."""
+        job = self._job
+        if job.leased.turn == 1 and job.leased.lease.attempt == 1:
+            return
+        tree = await self._delegations.ledger.tree(job.task.id, None)
+        for child in tree.children:
+            if child.task is None or child.task.origin != DELEGATION:
+                continue
+            name = _elsewhere(child.task)
+            self._made[child.task_id] = name
+            if name is not None:
+                self._last_ms = max(self._last_ms or 0, child.created_at_ms or 0)
+
+    # A call
+
+    async def _perform(self, asked: Delegated) -> Answer:
+        try:
+            return self._answered(await self._delegations.perform(asked))
+        except asyncio.CancelledError:
+            if self._job.stopping is None and not self._job.over:
+                # The author does not wait for it any more. Whoever stops the whole job says what becomes of its calls.
+                await self._withdraw(asked.task)
+            raise
+
+    async def _withdraw(self, task: Task) -> None:
+        canceling = asyncio.ensure_future(self._delegations.cancel(task, "its caller does not wait for it any more"))
+        with suppress(Refusal):
+            while not canceling.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(canceling)
+            canceling.result()
+
+    async def _gather(self, asked: Sequence[Delegated], wanted: int | None) -> dict[int, Answer]:
+        """By their place, as they come; until so many have completed, or can not any more. The rest is withdrawn."""
+        places = {asyncio.ensure_future(self._perform(each)): place for place, each in enumerate(asked)}
+        pending, answers = set(places), dict[int, Answer]()
+        try:
+            while pending and not self._enough(answers, len(pending), wanted):
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for each in sorted(done, key=places.__getitem__):
+                    answers[places[each]] = each.result()
+            return answers
+        finally:
+            for each in pending:
+                each.cancel()
+            if pending:
+                await asyncio.gather(*pending, return_exceptions=True)
+
+    @staticmethod
+    def _enough(answers: dict[int, Answer], pending: int, wanted: int | None) -> bool:
+        if wanted is None:
+            return False
+        done = sum(answer.ok for answer in answers.values())
+        return done >= wanted or done + pending < wanted
+
+    def _answered(self, view: TaskView) -> Answer:
+        usage = usage_of(view.result)
+        if view.state.terminal and view.task.id not in self._charged:
+            self._charged.add(view.task.id)
+            self._job.charge(usage)
+        return Answer(
+            text=answer_text(view.state, view.message, view.artifacts, view.history),
+            parts=view.message.parts if view.message is not None else (),
+            artifacts=view.artifacts,
+            state=view.state,
+            task_id=view.task.id,
+            usage=usage,
+        )
+
+
+def usage_of(result: Result | None) -> dict[str, float]:
+    """What a task used, and what it had delegated."""
+    metadata = result.metadata if result is not None else msgspec.UNSET
+    usage = metadata.get("usage") if isinstance(metadata, dict) else None
+    return numbers(usage)
+
+
+def numbers(usage: Any) -> dict[str, float]:
+    """What can be added up of what somebody says."""
+    if not isinstance(usage, dict):
+        return {}
+    return {
+        name: amount
+        for name, amount in usage.items()
+        if isinstance(name, str) and isinstance(amount, int | float) and not isinstance(amount, bool)
+    }
+
+
+def tokens_of(usage: dict[str, float]) -> float:
+    if "tokens" in usage:
+        return usage["tokens"]
+    return usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
+
+
+def _elsewhere(task: Task) -> str | None:
+    """The callee's name, as `Callee.name` has it."""
+    target = target_of(task)
+    return None if target is None else task.recipient.pubkey + str(target.get("name") or target.get("url"))

@@ -1,0 +1,200 @@
+"""Remote agents: a body that has a task done elsewhere, by an agent that is called over A2A.
+
+What is told there is the words of the message, how deep the call is and until when it is wanted; nothing else of ours.
+What it says comes back as updates of the task at hand, and its answer as the result. If it asks for something, the task
+waits, and the next message goes to the same task there.
+
+The message goes under a key made from the task's id, the same in every attempt, so that an agent that knows such keys
+does it once. Its task there is noted as soon as it is known: an attempt that finds the note follows that task, and
+sends nothing. Whoever ends the task here ends it there. A daemon that stops leaves it at work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from covenant.agents.calls import numbers
+from covenant.agents.job import DAEMON_STOPS, Job
+from covenant.exchange.delegation import REMOTE, target_of
+from covenant.exchange.messages import IDEMPOTENCY, text_of
+from covenant.model.content import Content, Text
+from covenant.model.errors import CovenantError, Refusal
+from covenant.model.folding import TaskState
+from covenant.model.hop import Hop
+from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
+from covenant.model.task import DELEGATION, DuplicateSafety, Task
+from covenant.model.update import StatusUpdate
+from covenant.outbound.assembly import Assembly
+from covenant.outbound.failures import CallFailed
+from covenant.outbound.remote import Remote
+from covenant.outbound.remote_errors import RemoteError
+from covenant.outbound.reply import Reply, reply_of
+
+POLLS_S: Final = (0.25, 0.5, 1.0, 2.0, 3.0)
+FAILURES_MAX: Final = 20
+CANCEL_S: Final = 5.0
+NOT_LONGER_THAN_S: Final = 24 * 3600.0
+"""How long a call is followed that has no time of its own."""
+
+log = logging.getLogger(__name__)
+
+Open = Callable[[Mapping[str, str]], Awaitable[Remote]]
+"""A remote agent by its `url`, or by its `name` in the registry."""
+
+
+class RemoteBody:
+    def __init__(self, open_remote: Open, target: Mapping[str, str] | None = None, *, depth_max: int) -> None:
+        """`target`: where it is, for tasks that do not say so themselves."""
+        self._open = open_remote
+        self._target = target
+        self._depth_max = depth_max
+
+    async def run(self, job: Job) -> None:
+        target = target_of(job.task) or self._target
+        if not target or not (target.get("url") or target.get("name")):
+            job.fail("nobody knows where this agent is")
+            return
+        try:
+            await self._talk(job, target)
+        except Refusal as refusal:
+            _tell(job, refusal.message, refusal.code)
+        except (RemoteError, CallFailed) as failure:
+            _tell(job, failure.message, failure.code)
+
+    async def _talk(self, job: Job, target: Mapping[str, str]) -> None:
+        hop = hop_of(job.task)
+        if hop.depth > self._depth_max:
+            job.fail(f"depth_exceeded: at most {self._depth_max} calls may follow from one another")
+            return
+        leased = job.leased
+        again = leased.turn > 1 or leased.lease.attempt > 1
+        noted = await job.noted(REMOTE) if again else None
+        known = noted if isinstance(noted, dict) else {}
+        remote = await self._open(target)
+        try:
+            if known.get("task_id") and known.get("turn") == leased.turn:
+                reply = await _follow(job, remote, known["task_id"])
+            else:
+                reply = await self._send(job, remote, hop, known)
+        finally:
+            await remote.close()
+        _conclude(job, reply)
+
+    async def _send(self, job: Job, remote: Remote, hop: Hop, known: Mapping[str, Any]) -> Reply:
+        task, turn = job.task, job.leased.turn
+        key = task.id if turn == 1 else f"{task.id}.{turn}"
+        idempotent = task.idempotency is not None and task.idempotency.duplicate_safety is DuplicateSafety.IDEMPOTENT
+        safety = DuplicateSafety.IDEMPOTENT if idempotent else DuplicateSafety.UNSAFE
+        stream = remote.stream(
+            _words(job),
+            task_id=known.get("task_id"),
+            context_id=known.get("context_id"),
+            metadata={IDEMPOTENCY: {"key": key, "duplicate_safety": safety.value}},
+            message_id=key,
+            # Without it the message is posted once: an agent that does not know such keys might do it twice.
+            idempotency_key=key if idempotent else None,
+            hop=hop,
+            timeout_s=NOT_LONGER_THAN_S,
+            stays=lambda: job.stopping == DAEMON_STOPS,
+        )
+        note = _Note(job)
+        async for heard in stream:
+            note.take(stream.task_id, stream.reply.context_id)
+            await _say(job, heard)
+        return stream.reply
+
+
+class _Note:
+    """Which task it is there, said once."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._said = False
+
+    def take(self, task_id: str | None, context_id: str | None) -> None:
+        if task_id is not None and not self._said:
+            self._said = True
+            noted = {"task_id": task_id, "context_id": context_id, "turn": self._job.leased.turn}
+            self._job.say(StatusUpdate(metadata={REMOTE: noted}))
+
+
+async def _follow(job: Job, remote: Remote, task_id: str) -> Reply:
+    """A task there that an earlier attempt began: look at it until it is over."""
+    known, failures, looks = Assembly(), 0, 0
+    try:
+        while True:
+            try:
+                for heard in known.take(await remote.get(task_id)):
+                    await _say(job, heard)
+                failures = 0
+            except (RemoteError, CallFailed) as failure:
+                failures += 1
+                passing = failure.transient if isinstance(failure, CallFailed) else failure.code in _PASSING
+                if not passing or failures >= FAILURES_MAX:
+                    raise
+            if known.stopped:
+                return reply_of(known, remote)
+            await asyncio.sleep(POLLS_S[min(looks, len(POLLS_S) - 1)])
+            looks += 1
+    except asyncio.CancelledError:
+        if job.stopping != DAEMON_STOPS:
+            await stop_there(remote, task_id)
+        raise
+
+
+_PASSING: Final = frozenset({"over_limit", "unavailable"})
+
+
+async def stop_there(remote: Remote, task_id: str) -> None:
+    """Tell the remote that nobody waits any more. It may have ended, and need not answer."""
+    with suppress(CovenantError, TimeoutError):
+        async with asyncio.timeout(CANCEL_S):
+            await remote.cancel(task_id)
+
+
+async def _say(job: Job, heard: Heard) -> None:
+    match heard:
+        case RemoteArtifact(update=update):
+            job.say(update)
+        case RemoteStatus(state=TaskState.WORKING) | RemoteTask(state=TaskState.WORKING) if heard.text:
+            job.say(StatusUpdate(heard.text))
+        case RemoteStatus() | RemoteTask() | RemoteMessage():
+            pass
+    if job.full:
+        await job.room()
+
+
+def _conclude(job: Job, reply: Reply) -> None:
+    usage = reply.usage or {}
+    job.spend(numbers(usage.get("usage", usage)))
+    content: tuple[Content, ...] = reply.message.parts if reply.message is not None else ()
+    match reply.state:
+        case TaskState.COMPLETED:
+            job.complete(*(content or ((Text(reply.text),) if reply.text and not reply.artifacts else ())))
+        case TaskState.INPUT_REQUIRED | TaskState.AUTH_REQUIRED as state:
+            job.park(StatusUpdate(reply.text, state.value))
+        case TaskState.REJECTED:
+            job.reject(reply.text or "the remote agent rejected it", *content)
+        case TaskState.CANCELED:
+            job.give_up(reply.text or "it was canceled where it was done", *content)
+        case _:
+            job.fail(reply.text or "the remote agent failed", *content)
+
+
+def _tell(job: Job, message: str, code: str) -> None:
+    log.info("remote.failed", extra=job.fields(code=code, reason=message))
+    job.fail(f"the remote agent could not be asked: {message}" if code != "timed_out" else message)
+
+
+def _words(job: Job) -> str:
+    return "\n".join(text_of(message.parts) for message in job.messages)
+
+
+def hop_of(task: Task) -> Hop:
+    """What is said of the calls before this one. A task that was delegated is that call already."""
+    hop = Hop(depth=task.depth, chain=task.chain, deadline_ms=task.deadline_ms)
+    return hop if task.origin == DELEGATION else hop.next(task.recipient.pubkey)
