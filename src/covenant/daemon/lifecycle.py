@@ -34,6 +34,7 @@ from covenant.daemon.schedulers import Maintenance, RetryScheduler, Scheduler, S
 from covenant.daemon.staff import Staff
 from covenant.daemon.whereabouts import left_in
 from covenant.daemon.wiring import Node, open_node
+from covenant.exchange.delegation import Orphans
 from covenant.model.repair import RetryPolicy
 
 # The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
@@ -114,7 +115,8 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
             if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
                 log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
             server = HttpServer(node.http, listener, settings.http, grace_s=math.ceil(settings.daemon.grace_ms / 1000))
-            staff = Staff(node.ledger, node.catalogue, node.crew, log)
+            staff = Staff(node.ledger, node.catalogue, node.crew, log, elsewhere=node.elsewhere)
+            staff.remote_concurrency = settings.delegation.remote_concurrency
             staff.serve(found)
             await staff.step()
             workers: list[Worker] = [node.crew, *([await _demo_agent(node, log)] if demo else [])]
@@ -200,6 +202,7 @@ def _schedulers(node: Node, log: Log) -> list[Scheduler]:
             node.ledger, node.operator.agent, monotonic_ms=monotonic_ms, log=log, interval_ms=daemon.sweep_interval_ms
         ),
         Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+        Orphans(node.ledger),
         node.agent_files,
         node.mcp,
     ]

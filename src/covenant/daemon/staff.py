@@ -1,7 +1,8 @@
 """Staff: which agents of the catalogue this daemon works for itself, and keeping its crew in line with that.
 
-Agents from served Python files belong to the first tenant, and stay for as long as the daemon runs. Process agents come
-and go with the catalogue, of whichever tenant: a change of it is noticed within a second.
+Agents from served Python files belong to the first tenant, and stay for as long as the daemon runs. Process agents and
+remote ones come and go with the catalogue, of whichever tenant: a change of it is noticed within a second. Agents that
+are called by their address alone are one employment for each tenant.
 """
 
 from __future__ import annotations
@@ -14,24 +15,33 @@ from covenant.agents.crew import Crew
 from covenant.agents.discovery import Found
 from covenant.agents.job import Body
 from covenant.agents.process import TIMEOUT_MS, ProcessBody
+from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.logs import Log
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import ELSEWHERE
 from covenant.ledger.contract import Ledger
 from covenant.model.constitution import Constitution
 from covenant.model.tenant import DEFAULT
 
 INTERVAL_S: Final = 1.0
+_CALLED_BY_ADDRESS: Final = Constitution(id=ELSEWHERE, kind="remote")
 
 
 class Staff:
-    def __init__(self, ledger: Ledger, catalogue: Catalogue, crew: Crew, log: Log) -> None:
+    def __init__(
+        self, ledger: Ledger, catalogue: Catalogue, crew: Crew, log: Log, *, elsewhere: Elsewhere | None = None
+    ) -> None:
+        """`elsewhere`: how agents that are not here are called; None if nobody can be."""
         self._ledger = ledger
         self._catalogue = catalogue
         self._crew = crew
         self._log = log
         self._programs: dict[tuple[str, str], Constitution] = {}
-        self._seen = -1
+        self._elsewhere = elsewhere
+        self._seen = (-1, -1)
+        self.remote_concurrency = 0
+        """Calls elsewhere at once, of one agent that does not say how many; 0: as of any other agent."""
 
     def serve(self, found: Sequence[Found]) -> None:
         for agent in found:
@@ -41,22 +51,34 @@ class Staff:
 
     async def step(self) -> None:
         """One look at the catalogue, if it has changed since the last one."""
-        changes = self._catalogue.changes
-        if changes == self._seen:
+        tenants = await self._ledger.tenants()
+        seen = (self._catalogue.changes, len(tenants))
+        if seen == self._seen:
             return
         wanted: dict[tuple[str, str], Constitution] = {}
-        for tenant in await self._ledger.tenants():
+        for tenant in tenants:
+            if self._elsewhere is not None:
+                wanted[tenant.name, ELSEWHERE] = _CALLED_BY_ADDRESS
             for agent in self._catalogue.agents(tenant.name):
-                if agent.constitution.kind == "process":
+                if agent.constitution.kind in ("process", "remote"):
                     wanted[tenant.name, agent.id] = agent.constitution
         for key in self._programs.keys() - wanted.keys():
             self._dismiss(*key)
         for (tenant_name, agent_id), constitution in wanted.items():
-            if self._programs.get((tenant_name, agent_id)) != constitution:
-                body = ProcessBody(constitution.command, environment=program_environment())
+            body = self._body(constitution)
+            if body is not None and self._programs.get((tenant_name, agent_id)) != constitution:
                 self._employ(tenant_name, constitution, body)
                 self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
-        self._programs, self._seen = wanted, changes
+        self._programs, self._seen = wanted, seen
+
+    def _body(self, constitution: Constitution) -> Body | None:
+        if constitution.kind == "process":
+            return ProcessBody(constitution.command, environment=program_environment())
+        if self._elsewhere is None:
+            return None
+        if constitution is _CALLED_BY_ADDRESS:
+            return self._elsewhere.body()
+        return self._elsewhere.body({"url": constitution.url} if constitution.url else {"name": constitution.id})
 
     async def run(self) -> None:
         while True:
@@ -67,10 +89,11 @@ class Staff:
         timeout_ms = constitution.timeout_ms
         if timeout_ms is None and constitution.kind == "process":
             timeout_ms = TIMEOUT_MS
+        usual = self.remote_concurrency if constitution.kind == "remote" else 0
         self._crew.employ(
             self._catalogue.identity(tenant, constitution.id),
             body,
-            concurrency=constitution.concurrency,
+            concurrency=constitution.concurrency or usual,
             timeout_ms=timeout_ms,
             idempotent=constitution.idempotent,
             on_lost=constitution.on_lost,

@@ -18,6 +18,7 @@ from covenant.agents.mcp_tools import Tools
 from covenant.daemon.a2a import make_conversations, make_crew, make_door, make_gate, make_office
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.cards import card_pages, make_cards, mcp_servers
+from covenant.daemon.delegating import Elsewhere, make_delegations
 from covenant.daemon.environment import machine_name, now_ms
 from covenant.daemon.grpc import open_grpc
 from covenant.daemon.home import (
@@ -86,6 +87,7 @@ class Node:
     catalogue: Catalogue
     limiter: Limiter
     crew: Crew
+    elsewhere: Elsewhere
     conversations: Conversations
     a2a_gate: Gate
     a2a_office: Office
@@ -194,6 +196,8 @@ def _assemble(
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     crew = make_crew(settings, ledger)
+    elsewhere = Elsewhere(home, fetcher, depth_max=settings.delegation.depth_max)
+    crew.delegations = make_delegations(settings, ledger, catalogue, crew, elsewhere)
     conversations = make_conversations(settings, ledger, catalogue, crew)
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
@@ -236,6 +240,7 @@ def _assemble(
         catalogue=catalogue,
         limiter=limiter,
         crew=crew,
+        elsewhere=elsewhere,
         conversations=conversations,
         a2a_gate=a2a_gate,
         a2a_office=a2a_office,
