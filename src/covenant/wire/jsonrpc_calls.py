@@ -63,8 +63,8 @@ def result(body: bytes) -> bytes:
 
 def words(said: Any) -> str:
     """What a stranger wrote, in one line of a bounded length."""
-    line = " ".join(said.split()) if isinstance(said, str) else ""
-    kept = "".join(letter for letter in line if letter.isprintable())
+    shown = "".join(letter if letter.isprintable() else " " for letter in said) if isinstance(said, str) else ""
+    kept = " ".join(shown.split())
     return kept if len(kept) <= _TEXT_MAX else f"{kept[:_TEXT_MAX]}…"
 
 

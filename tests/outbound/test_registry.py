@@ -1,0 +1,102 @@
+"""`a2a_agents.json`: what an entry may say, how a wrong one is named, and that a change is noticed."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.daemon.connecting import connect
+from covenant.model.errors import Invalid, NotFound
+from covenant.outbound.registry import Remotes
+from tests.outbound.remotes import Called, hand_made
+
+
+def write(home: Path, agents: Any) -> None:
+    (home / "a2a_agents.json").write_text(agents if isinstance(agents, str) else json.dumps({"agents": agents}))
+
+
+def test_without_a_file_there_are_no_remotes(tmp_path: Path) -> None:
+    remotes = Remotes(tmp_path)
+    assert (list(remotes), remotes.problems) == ([], {})
+    with pytest.raises(NotFound, match="'weather'"):
+        remotes.entry("weather")
+
+
+def test_an_entry_is_read(tmp_path: Path) -> None:
+    auth = {"type": "bearer", "token_env": "W"}
+    write(tmp_path, {"weather": {"url": "https://w.example/a2a", "auth": auth, "timeout": 5, "headers": {"X": "y"}}})
+    entry = Remotes(tmp_path).entry("weather")
+    assert (entry.url, entry.timeout, entry.headers) == ("https://w.example/a2a", 5, {"X": "y"})
+    assert (entry.token({"W": "secret"}), entry.token({}), entry.place) == ("secret", None, "w.example:443")
+
+
+def test_a_token_in_the_file_wins_and_is_not_shown(tmp_path: Path) -> None:
+    write(tmp_path, {"w": {"url": "https://w.example", "auth": {"token": "in-file", "token_env": "W"}}})
+    entry = Remotes(tmp_path).entry("w")
+    assert entry.token({"W": "in-environment"}) == "in-file"
+    assert "in-file" not in repr(entry)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({}, "url"),
+        ({"url": 5}, "url"),
+        ({"url": "ftp://x"}, "http"),
+        ({"url": "https://x", "auth": {"type": "oauth2"}}, "oauth2"),
+        ({"url": "https://x", "timeout": 0}, "timeout"),
+        ({"url": "https://x", "enabeld": False}, "enabeld"),
+        ("https://x", "object"),
+    ],
+)
+def test_a_wrong_entry_is_named_and_does_not_take_the_others_with_it(tmp_path: Path, entry: Any, why: str) -> None:
+    write(tmp_path, {"wrong": entry, "right": {"url": "https://right.example"}})
+    remotes = Remotes(tmp_path)
+    assert remotes.entry("right").url == "https://right.example"
+    with pytest.raises(Invalid, match=f"(?s)'wrong'.*{why}"):
+        remotes.entry("wrong")
+    assert set(remotes.problems) == {"wrong"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"agents": []}'])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    write(tmp_path, text)
+    with pytest.raises(Invalid, match=r"a2a_agents\.json cannot be read"):
+        Remotes(tmp_path).entry("any")
+
+
+def test_a_disabled_one_is_known_and_not_called(tmp_path: Path) -> None:
+    write(tmp_path, {"off": {"url": "https://off.example", "enabled": False}})
+    remotes = Remotes(tmp_path)
+    assert list(remotes) == []
+    with pytest.raises(Invalid, match="disabled"):
+        remotes.entry("off")
+
+
+def test_a_change_is_noticed(tmp_path: Path) -> None:
+    remotes = Remotes(tmp_path)
+    write(tmp_path, {"a": {"url": "https://a.example"}})
+    assert list(remotes) == ["a"]
+    write(tmp_path, {"b": {"url": "https://b.example"}})
+    os.utime(remotes.path, ns=(1, 1))
+    assert list(remotes) == ["b"]
+    remotes.path.unlink()
+    assert list(remotes) == []
+
+
+async def test_a_name_is_connected_to_with_what_its_entry_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAND_TOKEN", "by-entry")
+
+    def behave(called: Called) -> None:
+        called.result({"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "hi"}]}})
+
+    async with hand_made(behave) as hand:
+        entry = {"url": hand.served.url(""), "auth": {"token_env": "HAND_TOKEN"}, "headers": {"X-Team": "blue"}}
+        write(tmp_path, {"hand": entry})
+        # Its host is private, and in the operator's own file: that is permission enough.
+        async with connect("hand", home=tmp_path) as remote:
+            assert (await remote.send("go")).text == "hi"
+        headers = hand.calls[0].headers
+        assert (headers["authorization"], headers["x-team"]) == ("Bearer by-entry", "blue")
