@@ -25,7 +25,7 @@ class FunctionBody:
         self._yields = inspect.isasyncgenfunction(agent.function)
 
     async def run(self, job: Job) -> None:
-        turn = Turn(job, await earlier(job) if job.leased.turn > 1 else ())
+        turn = Turn(job, await earlier(job))
         speech = Speech(job)
         if self._yields:
             await self._listen(self._function(turn), job, speech)
@@ -49,6 +49,8 @@ class FunctionBody:
 
 async def earlier(job: Job) -> tuple[MessageUpdate, ...]:
     """What was said before this turn. What it is about came in the meantime, and is not part of it."""
+    if job.leased.turn == 1:
+        return await job.thread()
     view = await job.view()
     return tuple(said for said in view.history if said not in job.messages) if view is not None else ()
 

@@ -19,6 +19,7 @@ import msgspec
 
 from covenant.agents.calls import DELEGATED, Calls
 from covenant.exchange.delegation import Delegations
+from covenant.exchange.threads import said_before
 from covenant.exchange.views import PAGE, Views
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Advance, Interrupt, LeasedTask, Release
@@ -27,6 +28,7 @@ from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLi
 from covenant.model.folding import TaskView, first_message
 from covenant.model.ids import AgentId
 from covenant.model.result import Ending, Result, ResultStatus, error_result
+from covenant.model.task import NATIVE
 from covenant.model.update import MessageUpdate, StatusUpdate, Update
 
 FAILED: Final = "the agent failed"
@@ -228,6 +230,10 @@ class Job:
                     found = step.what.metadata[name]
             after = steps[-1].generation
         return found
+
+    async def thread(self) -> tuple[MessageUpdate, ...]:
+        """What was said in its conversation before this task, if it is part of one."""
+        return await said_before(self._ledger, self.task) if self.task.origin == NATIVE else ()
 
     async def view(self) -> TaskView | None:
         """The task as it stands: what was said in earlier turns."""

@@ -154,7 +154,7 @@ async def _given(job: Job) -> bytes:
         message_id=message.message_id,
         text="\n".join(part.text for part in parts if isinstance(part, Text)),
         parts=parts,
-        history=await earlier(job) if job.leased.turn > 1 else (),
+        history=await earlier(job),
         turn=job.leased.turn,
         attempt=job.leased.lease.attempt,
         metadata=message.metadata or {},

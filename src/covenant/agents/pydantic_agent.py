@@ -1,18 +1,19 @@
 """Agents written with pydantic-ai: an `Agent` runs here as it is.
 
 The turn's text and files are its prompt, and earlier turns its message history; text is streamed as the model says it,
-and an output that is not text becomes data. What the run used is told with the result. Only this module imports
-pydantic-ai.
+and an output that is not text becomes data. What the run used is told with the result.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import AsyncIterable
 from typing import Any, Final
 
 from pydantic_ai import messages
 from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.run import AgentRunResult, AgentRunResultEvent
+from pydantic_ai.usage import RunUsage
 from pydantic_core import to_jsonable_python
 
 from covenant.agents import speech as saying
@@ -30,29 +31,42 @@ class PydanticBody:
         self._agent = agent
 
     async def run(self, job: Job) -> None:
-        prompt = [_prompt(part) for message in job.messages for part in message.parts]
-        before = await earlier(job) if job.leased.turn > 1 else ()
         speech = Speech(job)
-        async with self._agent.run_stream_events(prompt, message_history=_history(before)) as events:
-            async for event in events:
-                match event:
-                    case messages.PartStartEvent(part=messages.TextPart(content=text)):
-                        speech.say(text)
-                    case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
-                        speech.say(text)
-                    case AgentRunResultEvent(result=result):
-                        _result(result, job, speech)
-                    case _:
-                        pass
-                if job.full:
-                    await job.room()
+        before = history_of(await earlier(job))
+        async with self._agent.run_stream_events(prompt_of(job), message_history=before) as events:
+            result = await listen(events, job, speech)
+        if result is not None:
+            job.spend(used(result.usage))
         if not job.ended:
             job.complete(*speech.close())
 
 
+async def listen(events: AsyncIterable[Any], job: Job, speech: Speech) -> AgentRunResult[Any] | None:
+    """Say what a run says, and end the job with what it came to."""
+    ended: AgentRunResult[Any] | None = None
+    async for event in events:
+        match event:
+            case messages.PartStartEvent(part=messages.TextPart(content=text)):
+                speech.say(text)
+            case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
+                speech.say(text)
+            case AgentRunResultEvent(result=result):
+                ended = result
+                _result(result, job, speech)
+            case _:
+                pass
+        if job.full:
+            await job.room()
+    return ended
+
+
+def used(usage: RunUsage) -> dict[str, float]:
+    """What a run used, by name; `tokens` are all of them."""
+    found = {"tokens": usage.total_tokens, **{name: getattr(usage, name, 0) for name in USED}}
+    return {name: amount for name, amount in found.items() if amount}
+
+
 def _result(result: AgentRunResult[Any], job: Job, speech: Speech) -> None:
-    used = {name: getattr(result.usage, name, 0) for name in USED}
-    job.spend({name: amount for name, amount in used.items() if amount})
     if isinstance(result.output, str):
         if not speech.text:
             speech.say_at_once(result.output)
@@ -63,6 +77,10 @@ def _result(result: AgentRunResult[Any], job: Job, speech: Speech) -> None:
     speech.give(made)
     speech.close()
     job.complete(made)
+
+
+def prompt_of(job: Job) -> list[messages.UserContent]:
+    return [_prompt(part) for message in job.messages for part in message.parts]
 
 
 def _prompt(part: Content) -> messages.UserContent:
@@ -83,7 +101,7 @@ def _prompt(part: Content) -> messages.UserContent:
             return linked(uri, media_type=kind)
 
 
-def _history(said: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]:
+def history_of(said: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]:
     made: list[messages.ModelMessage] = []
     for message in said:
         if message.role == "user":

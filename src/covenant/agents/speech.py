@@ -3,6 +3,7 @@
 All text of a turn is one artifact, `<task>-text-<n>` (0 in the first turn), called "response": its first chunk begins
 it, the others add to it, and an empty last chunk closes it. Files are `<task>-file-<n>`, data `<task>-data-<n>`,
 counted from 0 in each turn; a later turn puts its own number before theirs, and so replaces nothing of an earlier one.
+So are the uses of tools, `<task>-tool-<n>`, and the answers of other agents, `<task>-sub-<n>`, told beside the answer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from covenant.model.update import ArtifactUpdate, StatusUpdate
 from covenant.wire.decoding import NESTING_MAX, deeper_than
 
 RESPONSE: Final = "response"
+TOOL_CALL: Final = "tool_call"
+SUB_AGENT: Final = "sub_agent_response"
+SUB_CHARACTERS_MAX: Final = 64 * 1024
 OVERHEAD: Final = 64
 """About what an update has besides its text."""
 _NO_TEXT: Final = (Text(""),)
@@ -27,7 +31,7 @@ _NO_TEXT: Final = (Text(""),)
 class Speech:
     """What a body says in one turn. `text` is everything that it said in words."""
 
-    __slots__ = ("_data", "_files", "_job", "_prefix", "_said", "_task_id", "_text_id")
+    __slots__ = ("_data", "_files", "_job", "_prefix", "_said", "_subs", "_task_id", "_text_id", "_tools")
 
     def __init__(self, job: Job) -> None:
         earlier = job.leased.turn - 1
@@ -38,6 +42,8 @@ class Speech:
         self._said: list[str] = []
         self._files = 0
         self._data = 0
+        self._tools = 0
+        self._subs = 0
 
     def say(self, chunk: str) -> None:
         if not chunk:
@@ -73,6 +79,19 @@ class Speech:
             artifact_id, name = f"{self._task_id}-file-{self._prefix}{self._files}", _name(content)
             self._files += 1
         self._job.say(ArtifactUpdate(artifact_id, (content,), name))
+
+    def tool(self, name: str, *, ok: bool) -> None:
+        """A tool was used, and did or did not do what it should."""
+        told = Json({"tool": name, "ok": ok}, metadata={f"x-arbiter.{TOOL_CALL}": True})
+        self._job.say(ArtifactUpdate(f"{self._task_id}-tool-{self._prefix}{self._tools}", (told,), TOOL_CALL))
+        self._tools += 1
+
+    def sub(self, agent: str, depth: int, content: str) -> None:
+        """Another agent answered: told whole, beside what is said here."""
+        said = {"agent": agent, "depth": depth, "content": content[:SUB_CHARACTERS_MAX]}
+        told = Json(said, metadata={f"x-arbiter.{SUB_AGENT}": True})
+        self._job.say(ArtifactUpdate(f"{self._task_id}-sub-{self._prefix}{self._subs}", (told,), SUB_AGENT))
+        self._subs += 1
 
     def status(self, update: StatusUpdate) -> None:
         self._job.say(update)

@@ -67,6 +67,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     push_notifications: bool = False
     grpc_port: int | None = None
     tools: tuple[Tool, ...] = ()
+    abilities: frozenset[str] | None = None
+    """The commands that agents played by a model can carry out here. None: as their constitutions say."""
 
 
 def agent_card(
@@ -92,7 +94,7 @@ def agent_card(
         security_requirements=_REQUIRED if token_needed else (),
         default_input_modes=constitution.input_modes or INPUT_MODES,
         default_output_modes=constitution.output_modes or OUTPUT_MODES,
-        skills=skills_of(constitution, offer.tools),
+        skills=skills_of(constitution, offer.tools, offer.abilities),
     )
 
 

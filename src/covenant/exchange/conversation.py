@@ -126,9 +126,10 @@ class Conversations:
             return await self._settled(said.watch, folder) if sent.blocking else _viewed(folder)
 
     async def begin(self, task: Task) -> TaskView:
-        """A task that another door has made, as soon as it is accepted."""
+        """A task that another door has made, as soon as it is accepted; as it stands, if it was before."""
         with self._ledger.watch(task.id) as watch:
-            await self._accept(task, None)
+            if await self._accept(task, None):
+                return _viewed(await self._views.past(task.id))
             folder = Folder()
             _add(folder, await watch.next(KEEP_ALIVE_S))
             return _viewed(folder)

@@ -31,8 +31,11 @@ class Requests:
     async def get(self, caller: Caller, request_id: str) -> TaskView:
         return await self._views.of_tenant(known_id(request_id), caller.tenant.name)
 
-    async def follow(self, caller: Caller, request_id: str, after: int) -> Stream:
-        """Everything after this generation, until the end. From 0 on, the first view is the first step itself."""
+    async def follow(self, caller: Caller, request_id: str, after: int, *, ends_when_parked: bool = False) -> Stream:
+        """Everything after this generation, until the end. From 0 on, the first view is the first step itself.
+
+        `ends_when_parked`: also until it waits for its sender.
+        """
         task_id = known_id(request_id)
         with ExitStack() as stack:
             watch = stack.enter_context(self._ledger.watch(task_id))
@@ -45,7 +48,7 @@ class Requests:
                 assert folded is not None, "a task that is known has a first step"
                 first = folded
             stack.pop_all()
-            return Stream(self._ledger, watch, first, ends_when_parked=False)
+            return Stream(self._ledger, watch, first, ends_when_parked=ends_when_parked)
 
     async def cancel(self, caller: Caller, request_id: str) -> bool:
         """Whether this ended it. One that is unknown, another's or over is told apart by nobody."""

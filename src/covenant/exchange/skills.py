@@ -11,7 +11,7 @@ from typing import Final
 
 from covenant.model import constitution as written
 from covenant.model.card import Skill
-from covenant.model.constitution import Constitution, Kind
+from covenant.model.constitution import INDEX, Constitution, Kind
 from covenant.model.tools import Tool
 
 SLASH_KINDS: Final[frozenset[Kind]] = frozenset({"model"})
@@ -23,6 +23,12 @@ A program may bring its own way to call tools; it has those that its constitutio
 """
 
 MCP: Final = "/mcp"
+ABILITIES: Final = ("/agent", "/parallel", "/a2a", MCP, "/fetch", "/mem", "/write")
+"""The commands that there are tools for. Others may stand in a constitution, and nobody can carry them out."""
+ROUTING: Final = frozenset({"/agent"})
+"""What the master does without a model, too."""
+BUNDLES: Final = {"web": ("/fetch",), "delegation": ("/agent", "/parallel")}
+"""Words for several commands at once. Any command may be written without its slash."""
 GENERAL: Final = ("general",)
 _JSON: Final = ("application/json",)
 _JSON_AND_TEXT: Final = ("application/json", "text/plain")
@@ -39,6 +45,7 @@ CAPABILITIES: Final = {
     "/list": ("list-files", "List files."),
     "/map": ("workspace-map", "Give an overview of a workspace."),
     MCP: ("mcp-tools", "Call tools of MCP servers."),
+    "/a2a": ("remote-agents", "Hand work to agents elsewhere, over A2A."),
     "/agent": ("delegate", "Hand work to another agent."),
     "/parallel": ("parallel-fanout", "Hand work to several agents at once."),
     "/advise": ("advisor-consult", "Ask an advisor before answering."),
@@ -81,7 +88,15 @@ GITHUB_TAGS: Final = (
 )
 
 
-def skills_of(constitution: Constitution, tools: Sequence[Tool] = ()) -> tuple[Skill, ...]:
+def skills_of(
+    constitution: Constitution, tools: Sequence[Tool] = (), abilities: frozenset[str] | None = None
+) -> tuple[Skill, ...]:
+    """`abilities`: the commands that models can carry out here; none of them where there is no model.
+
+    None: nobody says, and a card says what the constitution does.
+    """
+    if abilities is not None and constitution.kind in SLASH_KINDS:
+        return _model_skills(constitution, tools, abilities)
     return _distinct(
         (
             CHAT,
@@ -92,12 +107,42 @@ def skills_of(constitution: Constitution, tools: Sequence[Tool] = ()) -> tuple[S
     )
 
 
+def _model_skills(constitution: Constitution, tools: Sequence[Tool], abilities: frozenset[str]) -> tuple[Skill, ...]:
+    if not abilities and constitution.id != INDEX:
+        # Nobody plays it: a card that promised anything would not be true.
+        return ()
+    commands = usable(constitution, abilities or ROUTING)
+    named = ((command, CAPABILITIES[command]) for command in commands)
+    return _distinct(
+        (
+            CHAT,
+            *(Skill(id=name, name=name, description=about, tags=(command,)) for command, (name, about) in named),
+            *(_declared_skill(skill) for skill in constitution.skills),
+            *(_tool_skills(usable_tools(constitution, tools)) if MCP in commands else ()),
+        )
+    )
+
+
+def usable(constitution: Constitution, abilities: Iterable[str]) -> tuple[str, ...]:
+    """The commands that this agent may use, of those that there are: an allow-list, in the order of the table.
+
+    An empty list allows everything; one that has only unknown words, nothing.
+    """
+    there = [command for command in ABILITIES if command in set(abilities)]
+    if not constitution.capabilities:
+        return tuple(there)
+    allowed: set[str] = set()
+    for capability in constitution.capabilities:
+        word = (capability.split() or [""])[0].removeprefix("/").lower()
+        allowed.update(BUNDLES.get(word, (f"/{word}",)))
+    return tuple(command for command in there if command in allowed)
+
+
 def usable_tools(constitution: Constitution, tools: Sequence[Tool]) -> Sequence[Tool]:
     """The registered tools that this agent can and may call."""
     allowed = constitution.mcp_tool_permissions
     if constitution.kind in TOOL_KINDS:
-        commands = {capability.split(maxsplit=1)[0] for capability in constitution.capabilities if capability.strip()}
-        if constitution.capabilities and MCP not in commands:
+        if not usable(constitution, (MCP,)):
             return ()
         if allowed is None:
             return tools

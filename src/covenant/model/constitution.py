@@ -17,8 +17,8 @@ AGENT_ID_LENGTH_MAX: Final = 64
 CONSTITUTION_BYTES_MAX: Final = 256 * 1024
 INDEX: Final = "index"
 """The master agent of every tenant: built in, always there, never changed."""
-RESERVED: Final = frozenset({INDEX, "client", "anonymous"})
-"""`client@<tenant>` is who a tenant's callers appear as."""
+RESERVED: Final = frozenset({INDEX, "client", "anonymous", "conversations"})
+"""`client@<tenant>` is who a tenant's callers appear as, `conversations@<tenant>` who keeps their conversations."""
 
 Kind = Literal["function", "process", "worker", "model", "remote", "peer"]
 OnLost = Literal["hold", "fail", "requeue"]

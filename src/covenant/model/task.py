@@ -15,6 +15,8 @@ MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
 SIMPLE: Final = "simple"
 """The origin of tasks that came by the simple door."""
+NATIVE: Final = "native"
+"""The origin of tasks that came by Covenant's own routes, `/v1/orchestrate` and `/v1/conversations`."""
 DELEGATION: Final = "delegation"
 """The origin of tasks that an agent at work on another task, their parent, has given to somebody. They end with it."""
 

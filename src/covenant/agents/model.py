@@ -1,0 +1,126 @@
+"""Agents that a language model plays: a constitution becomes instructions, and what it may use becomes tools.
+
+The model talks, calls tools in at most six rounds, and answers. Its text is streamed as it comes. What it used, with
+what its sub-agents used, is told with the result, and a task that has used up its tokens fails. Of a provider's failure
+the sender hears one word out of a closed list; the log hears the rest.
+
+Only this module and `pydantic_agent` import pydantic-ai; both are loaded where a model is configured, and not before.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any, Final
+
+from pydantic_ai import Agent, RunContext, Tool
+from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError, UnexpectedModelBehavior, UsageLimitExceeded
+from pydantic_ai.models import Model
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RunUsage, UsageLimits
+
+from covenant.agents.function import earlier
+from covenant.agents.instructions import instructions
+from covenant.agents.job import Job
+from covenant.agents.pydantic_agent import history_of, listen, prompt_of, used
+from covenant.agents.speech import Speech
+from covenant.agents.toolbox import ROUNDS_MAX, Means, Toolbox
+from covenant.model.constitution import Constitution
+from covenant.model.errors import CovenantError
+
+REQUESTS_MAX: Final = ROUNDS_MAX + 2
+"""One round more is answered with why there are no more; one that still calls tools ends the turn."""
+TROUBLE: Final = {
+    400: "invalid_request",
+    401: "auth_failed",
+    403: "auth_failed",
+    404: "not_found",
+    413: "request_too_large",
+    422: "invalid_request",
+    429: "rate_limited",
+}
+
+log = logging.getLogger(__name__)
+
+
+class OutOfTokens(CovenantError):
+    """The task has used what it may."""
+
+
+class ModelBody:
+    def __init__(
+        self,
+        model: Model,
+        constitution: Constitution,
+        means: Means,
+        *,
+        tokens_max: int = 0,
+        remembers: bool = True,
+    ) -> None:
+        """`tokens_max`: of one task, with what it delegates; 0: no limit."""
+        self._model = model
+        self._constitution = constitution
+        self._means = means
+        self._tokens_max = tokens_max
+        self._remembers = remembers
+
+    async def run(self, job: Job) -> None:
+        speech = Speech(job)
+        toolbox = Toolbox(job, speech, self._constitution, self._means, remembers=self._remembers)
+        usage = RunUsage()
+        try:
+            await self._talk(job, speech, toolbox, usage)
+        except OutOfTokens as spent:
+            job.fail(str(spent))
+        except UsageLimitExceeded:
+            over = self._tokens_max and _tokens(job, usage) >= self._tokens_max
+            job.fail(self._spent() if over else "the model did not come to an answer")
+        except (ModelAPIError, UnexpectedModelBehavior) as error:
+            log.warning("model.failed", exc_info=True, extra=job.fields(model=self._model.model_name))
+            job.fail(f"the model failed: {trouble(error)}")
+        finally:
+            # Also of a turn that was stopped: what was used was used.
+            job.spend(used(usage))
+            job.notes.setdefault("model", self._model.model_name)
+        if not job.ended:
+            job.complete(*speech.close())
+
+    async def _talk(self, job: Job, speech: Speech, toolbox: Toolbox, usage: RunUsage) -> None:
+        constitution = self._constitution
+        agent: Agent[Any, str] = Agent(
+            self._model,
+            instructions=instructions(constitution, toolbox.roster, tools=bool(toolbox.wares)),
+            tools=[
+                Tool.from_schema(
+                    partial(self._use, job, toolbox, ware.name), ware.name, ware.about, ware.schema, takes_ctx=True
+                )
+                for ware in toolbox.wares
+            ],
+            model_settings=ModelSettings(max_tokens=constitution.max_tokens, temperature=constitution.temperature),
+            retries=0,
+        )
+        limits = UsageLimits(request_limit=REQUESTS_MAX, total_tokens_limit=self._tokens_max or None)
+        async with agent.run_stream_events(
+            prompt_of(job), message_history=history_of(await earlier(job)), usage_limits=limits, usage=usage
+        ) as events:
+            await listen(events, job, speech)
+
+    async def _use(self, job: Job, toolbox: Toolbox, name: str, context: RunContext[Any], **given: Any) -> str:
+        if self._tokens_max and _tokens(job, context.usage) >= self._tokens_max:
+            raise OutOfTokens(self._spent())
+        return await toolbox.use(name, given, context.run_step)
+
+    def _spent(self) -> str:
+        return f"the token budget of this task, {self._tokens_max}, is used up"
+
+
+def _tokens(job: Job, usage: RunUsage) -> float:
+    """With what sub-agents used, which is charged to the job when they have answered."""
+    charged: dict[str, float] = job.notes.get("usage", {})
+    return usage.total_tokens + charged.get("tokens", 0)
+
+
+def trouble(error: Exception) -> str:
+    if isinstance(error, ModelHTTPError):
+        return TROUBLE.get(error.status_code, "provider_error")
+    return "provider_error"

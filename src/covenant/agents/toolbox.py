@@ -1,0 +1,365 @@
+"""The tools of an agent that a model plays: other agents, agents elsewhere, MCP servers, pages, memory, files.
+
+What an agent may use is decided here, when a tool is called, and not by what the model was told: a tool that its
+constitution does not allow, or that is not configured, does nothing, whoever asks for it.
+
+Results are text between `[/command …]` and `[END …]`, each cut at 16,384 bytes; those of one round of the model share
+32,768. A result that begins with `ERR:` failed. Each use leaves an artifact `<task>-tool-<n>`, and each answer of
+another agent one `<task>-sub-<n>`. An agent elsewhere is sent the text of the message and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from covenant.agents import speech as saying
+from covenant.agents.calls import Answer, Call, CallLimit
+from covenant.agents.job import Job
+from covenant.agents.mcp_tools import Tools
+from covenant.agents.memory import Memories, Memory, Note
+from covenant.agents.pages import Pages
+from covenant.agents.roster import Roster
+from covenant.agents.speech import Speech
+from covenant.agents.wares import (
+    BY_NAME,
+    WARES,
+    AgentArgs,
+    Args,
+    ClearArgs,
+    FetchArgs,
+    McpArgs,
+    NoArgs,
+    NoteArgs,
+    NoteIdArgs,
+    ParallelArgs,
+    RemoteArgs,
+    RemoteCallArgs,
+    SearchArgs,
+    ServerArgs,
+    Ware,
+    WriteArgs,
+)
+from covenant.exchange.skills import MCP, usable
+from covenant.model.constitution import INDEX, Constitution
+from covenant.model.content import Text
+from covenant.model.errors import CovenantError
+from covenant.model.folding import Artifact
+from covenant.outbound.reply import Sendable
+
+RESULT_BYTES_MAX: Final = 16_384
+SHARED_BYTES_MAX: Final = 32_768
+TRUNCATED: Final = "\n[truncated]"
+ROUNDS_MAX: Final = 6
+PAGES_MAX: Final = 3
+FILE_BYTES_MAX: Final = 10 * 1024 * 1024
+"""Of all files of a turn."""
+FAILURES_MAX: Final = 2
+ERR: Final = "ERR: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What this daemon has for its agents to use. None: not configured."""
+
+    roster: Roster
+    pages: Pages | None = None
+    memories: Memories | None = None
+    mcp: Tools | None = None
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        """The commands that can be carried out."""
+        there = {
+            "/agent": True,
+            "/parallel": True,
+            "/a2a": bool(self.roster.abroad),
+            MCP: self.mcp is not None,
+            "/fetch": self.pages is not None,
+            "/mem": self.memories is not None,
+            "/write": True,
+        }
+        return frozenset(command for command, is_there in there.items() if is_there)
+
+
+class Failed(Exception):
+    """A tool did not do what it was asked to; says to the model why."""
+
+
+async def ask(job: Job, name: str, what: Sendable) -> Answer:
+    """Hand something to another agent, as part of this job. Waits where calls may not follow each other so fast."""
+    call = Call(agent=name, what=what)
+    try:
+        return await job.calls.one(call)
+    except CallLimit as limit:
+        if limit.retry_after_ms is None:
+            raise
+        await asyncio.sleep(limit.retry_after_ms / 1000)
+        return await job.calls.one(call)
+
+
+def made_by(answer: Answer) -> list[Artifact]:
+    """What was made beside the text: its files and data, without the traces of how it came about."""
+    return [
+        artifact
+        for artifact in answer.artifacts
+        if artifact.name not in (saying.TOOL_CALL, saying.SUB_AGENT)
+        and not all(type(part) is Text and part == Text(part.text) for part in artifact.parts)
+    ]
+
+
+class Toolbox:
+    """For one turn of one agent."""
+
+    def __init__(
+        self, job: Job, speech: Speech, constitution: Constitution, means: Means, *, remembers: bool = True
+    ) -> None:
+        """`remembers`: it has a memory of its own. An agent that exists for one request has none."""
+        self._job = job
+        self._speech = speech
+        self._constitution = constitution
+        self._means = means
+        self._tenant = job.holder.display.partition("@")[2]
+        there = means.abilities if remembers else means.abilities - {"/mem"}
+        self.commands = usable(constitution, there)
+        self._round = 0
+        self._room = SHARED_BYTES_MAX
+        self._pages_left = PAGES_MAX
+        self._files_room = FILE_BYTES_MAX
+        self._failures: dict[tuple[str, bytes], int] = {}
+        self._uses: dict[str, Callable[[Any], Awaitable[str]]] = {
+            "agent": self._agent,
+            "parallel": self._parallel,
+            "a2a_list": self._a2a_list,
+            "a2a_card": self._a2a_card,
+            "a2a_call": self._a2a_call,
+            "mcp_tools": self._mcp_tools,
+            "mcp_call": self._mcp_call,
+            "fetch": self._fetch,
+            "mem_write": self._mem_write,
+            "mem_read": self._mem_read,
+            "mem_show": self._mem_show,
+            "mem_search": self._mem_search,
+            "mem_clear": self._mem_clear,
+            "write": self._write,
+        }
+
+    @property
+    def wares(self) -> list[Ware]:
+        """What the model is told of."""
+        return [ware for ware in WARES if ware.command in self.commands]
+
+    @property
+    def roster(self) -> str:
+        local, remote = "/agent" in self.commands or "/parallel" in self.commands, "/a2a" in self.commands
+        return self._means.roster.text(self._tenant, without=self._constitution.id, local=local, remote=remote)
+
+    async def use(self, name: str, given: Mapping[str, Any], round_: int) -> str:
+        """What the tool says, framed. `round_` counts the model's answers in this turn, from 1."""
+        if round_ != self._round:
+            self._round, self._room, self._pages_left = round_, SHARED_BYTES_MAX, PAGES_MAX
+        ware = BY_NAME.get(name)
+        key = (name, msgspec.json.encode(given))
+        try:
+            if ware is None or ware.command not in self.commands:
+                raise Failed(f"{name} is not among the tools of this agent")
+            if round_ > ROUNDS_MAX:
+                raise Failed(f"tools were used in {ROUNDS_MAX} rounds, which is as often as they may be; answer now")
+            if self._failures.get(key, 0) >= FAILURES_MAX:
+                raise Failed("this failed before, with the same arguments; do something else")
+            body, ok = await self._uses[name](_read(ware, given)), True
+        except (Failed, CovenantError) as error:
+            body, ok = f"{ERR}{error}", False
+            self._failures[key] = self._failures.get(key, 0) + 1
+        self._speech.tool(_label(name, given), ok=ok)
+        return self._framed(ware, name, given, body)
+
+    def _framed(self, ware: Ware | None, name: str, given: Mapping[str, Any], body: str) -> str:
+        command = ware.command.removeprefix("/") if ware is not None else name
+        sub = name.partition("_")[2]
+        rest = " ".join(_plain(value) for value in given.values())
+        head = " ".join(filter(None, (f"/{command}", sub, rest)))
+        # Nothing that others wrote can look like the end of it.
+        safe = body.replace("[END ", "[end ")
+        cut = _cut(safe, max(0, min(RESULT_BYTES_MAX, self._room)))
+        self._room -= min(self._room, len(cut.encode()))
+        return f"[{head[:200]}]\n{cut}\n[END {command.upper()}]"
+
+    # Other agents, here and elsewhere
+
+    async def _agent(self, args: AgentArgs) -> str:
+        known = {listed.name for listed in self._means.roster.local(self._tenant)}
+        if args.agent not in known or args.agent in (INDEX, self._constitution.id):
+            raise Failed(f"there is no agent {args.agent!r} to call; there are: {', '.join(sorted(known)) or 'none'}")
+        return await self._asked(args.agent, args.message)
+
+    async def _asked(self, name: str, message: str) -> str:
+        answer = await ask(self._job, name, message)
+        self._speech.sub(name, self._job.task.depth + 1, answer.text)
+        if answer.waits:
+            raise Failed(f"{name} asks for more: {answer.text}")
+        if not answer.ok:
+            raise Failed(answer.text or f"{name} failed")
+        names = [artifact.name for artifact in made_by(answer) if artifact.name]
+        return f"{answer.text}\n(it also made: {', '.join(map(_plain, names))})" if names else answer.text
+
+    async def _parallel(self, args: ParallelArgs) -> str:
+        async def one(call: AgentArgs) -> str:
+            try:
+                return await self._agent(call)
+            except (Failed, CovenantError) as error:
+                return f"{ERR}{error}"
+
+        answers = await asyncio.gather(*(one(call) for call in args.calls))
+        share = RESULT_BYTES_MAX // len(answers) - 100
+        pairs = zip(args.calls, answers, strict=True)
+        return "\n".join(f"[{call.agent}]\n{_cut(answer, share)}" for call, answer in pairs)
+
+    async def _a2a_list(self, args: NoArgs) -> str:  # noqa: ARG002
+        abroad = self._means.roster.abroad
+        if abroad is None or not abroad.known:
+            return "no remote agents configured"
+        lines = [f"configured remote agents ({len(abroad.known)}):"]
+        found = {listed.name: listed for listed in self._means.roster.remote(self._tenant)}
+        for name, kept in abroad.known.items():
+            listed = found.get(name)
+            if listed is None:
+                lines.append(f"  {name} (card unavailable: {_plain(kept.trouble)})")
+                continue
+            lines.append(f"  {name} — {_plain(listed.description)}")
+            if listed.skills:
+                lines.append(f"    skills: {', '.join(_plain(skill.id) for skill in listed.skills)}")
+        return "\n".join(lines)
+
+    async def _a2a_card(self, args: RemoteArgs) -> str:
+        kept = self._remote(args.name)
+        if kept.card is None:
+            raise Failed(f"card fetch failed: {kept.trouble}")
+        card = kept.card
+        ways = [f"{way.binding} {way.version}" for way in card.ways]
+        lines = [
+            f"name: {_plain(card.name)}",
+            f"url: {card.ways[0].url if card.ways else card.url}",
+            f"protocol: {', '.join(ways) or 'unknown'}; version: {_plain(card.version)}",
+            f"description: {_plain(card.description)}",
+            *(f"- {_plain(skill.id)}: {_plain(skill.description or skill.name)}" for skill in card.skills),
+        ]
+        return "\n".join(lines)
+
+    async def _a2a_call(self, args: RemoteCallArgs) -> str:
+        self._remote(args.name)
+        return await self._asked(args.name, args.message)
+
+    def _remote(self, name: str) -> Any:
+        abroad = self._means.roster.abroad
+        if abroad is None:
+            raise Failed("A2A unavailable in this context")
+        kept = abroad.known.get(name)
+        if kept is None:
+            raise Failed(f"unknown remote agent {name!r}; see /a2a list")
+        return kept
+
+    # MCP servers
+
+    async def _mcp_tools(self, args: ServerArgs) -> str:
+        assert self._means.mcp is not None
+        offered = await self._means.mcp.list(self._constitution)
+        lines = [
+            f"{tool.full_name} — {_plain(tool.description)}\n  takes: {_plain(schema)}"
+            for tool, schema in offered
+            if args.server in (None, "", tool.server)
+        ]
+        return "\n".join(lines) or "no tools"
+
+    async def _mcp_call(self, args: McpArgs) -> str:
+        assert self._means.mcp is not None
+        answer = await self._means.mcp.call(self._constitution, args.server, args.tool, args.arguments)
+        if answer.failed:
+            raise Failed(answer.text or "the tool failed")
+        return f"{answer.text}{TRUNCATED}" if answer.cut else answer.text
+
+    # Pages
+
+    async def _fetch(self, args: FetchArgs) -> str:
+        assert self._means.pages is not None
+        if self._pages_left <= 0:
+            raise Failed(f"{PAGES_MAX} pages were read in this round, which is as many as may be")
+        self._pages_left -= 1
+        return await self._means.pages.read(args.url)
+
+    # Memory
+
+    @property
+    def _memory(self) -> Memory:
+        assert self._means.memories is not None
+        return self._means.memories.of(self._tenant, self._constitution.id)
+
+    async def _mem_write(self, args: NoteArgs) -> str:
+        note = await self._memory.write(args.text, args.title)
+        return f"OK: note {note.id}"
+
+    async def _mem_read(self, args: NoteIdArgs) -> str:
+        note = await self._memory.note(args.id)
+        return f"{_headline(note)}\n{note.text}"
+
+    async def _mem_show(self, args: NoArgs) -> str:  # noqa: ARG002
+        return "\n".join(map(_headline, await self._memory.notes())) or "no notes"
+
+    async def _mem_search(self, args: SearchArgs) -> str:
+        found = await self._memory.search(args.query)
+        return "\n".join(f"{_headline(note)}\n{note.text}" for note in found) or "no notes match"
+
+    async def _mem_clear(self, args: ClearArgs) -> str:
+        return f"OK: {await self._memory.clear(args.id)} forgotten"
+
+    # Files
+
+    async def _write(self, args: WriteArgs) -> str:
+        data = args.content.encode()
+        if len(data) > self._files_room:
+            raise Failed(f"the files of one turn may have {FILE_BYTES_MAX} bytes together")
+        self._files_room -= len(data)
+        self._speech.give(saying.file(args.path, data, media_type="text/plain"))
+        note = "; it is part of the answer and kept nowhere else" if args.persist else ""
+        return f"OK: wrote {args.path}, {len(data)} bytes{note}"
+
+
+def _read(ware: Ware, given: Mapping[str, Any]) -> Args:
+    try:
+        return msgspec.convert(dict(given), ware.takes)
+    except msgspec.ValidationError as wrong:
+        raise Failed(f"usage: {wrong}") from None
+
+
+def _headline(note: Note) -> str:
+    return f"{note.id}: {note.title}"
+
+
+def _label(name: str, given: Mapping[str, Any]) -> str:
+    """Of a use, as its artifact has it: `a2a:weatherbot`, `mcp:server.tool`, `parallel`."""
+    match name:
+        case "agent":
+            return f"agent:{_plain(given.get('agent', ''))}"[:200]
+        case "a2a_card" | "a2a_call":
+            return f"a2a:{_plain(given.get('name', ''))}"[:200]
+        case "mcp_call":
+            return f"mcp:{_plain(given.get('server', ''))}.{_plain(given.get('tool', ''))}"[:200]
+        case _:
+            return name.replace("_", ":", 1)
+
+
+def _plain(value: object) -> str:
+    """On one line."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return " ".join(text.split())[:400]
+
+
+def _cut(text: str, most: int) -> str:
+    data = text.encode()
+    if len(data) <= most:
+        return text
+    return data[: max(0, most - len(TRUNCATED))].decode(errors="ignore") + TRUNCATED
