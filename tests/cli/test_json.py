@@ -74,6 +74,14 @@ def agent(daemon: Daemon) -> str:
     return agent_id
 
 
+def answering(daemon: Daemon) -> str:
+    """The URL of an agent that has an answer to everything."""
+    agent_id = new_agent_id()
+    said = json.dumps({"type": "assistant", "text": "yes"})
+    daemon.json("agents", "add", agent_id, "--command", f"printf '%s\\n' '{said}'")
+    return f"{daemon.url}/v1/a2a/agents/{agent_id}"
+
+
 def settled(daemon: Daemon) -> str:
     task_id, lease_id = lease(daemon)
     daemon.json("a2a", "respond", task_id, "--lease-id", lease_id, "done", *as_bob(daemon))
@@ -140,6 +148,8 @@ RUNS: dict[str, list[Words]] = {
     "agents list": [lambda _: [], lambda d: ["--tenant", tenant(d)]],
     "agents show": [lambda d: [agent(d)], lambda _: ["index"]],
     "agents remove": [lambda d: [agent(d)]],
+    "call": [lambda d: [answering(d), "go", "--token-file", str(d.home / "operator.token")]],
+    "card get": [lambda d: [answering(d), "--token-file", str(d.home / "operator.token")]],
     "settings show": [lambda _: []],
     "version": [lambda _: []],
     "doctor": [lambda _: []],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
@@ -55,6 +54,8 @@ def calls_out(function: Callable[..., None]) -> Callable[..., None]:
 
 def told(work: Callable[[], Coroutine[Any, Any, A]]) -> A:
     """Runs it, and tells its failures as a command does."""
+    import asyncio
+
     from covenant.model.errors import CovenantError, Refusal
     from covenant.outbound.failures import CallFailed
     from covenant.outbound.following import not_sent

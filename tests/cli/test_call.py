@@ -1,0 +1,128 @@
+"""`covenant call` and `covenant card get`, against a real daemon: answers, questions, Ctrl-C, and exit codes."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.cli.daemons import BOUND_S, COVENANT, Daemon, Ran, covenant, environment, said_until
+
+SAYS = """printf '%s\\n' '{"type":"status","text":"looking"}' '{"type":"assistant","text":"hello "}' \
+'{"type":"assistant","text":"there"}'"""
+ASKS = """printf '%s\\n' '{"type":"approval_request","text":"may I?"}'"""
+FAILS = """printf '%s\\n' '{"type":"error","message":"no luck"}'"""
+STAYS = """printf '%s\\n' '{"type":"assistant","text":"begun\\n"}'; exec sleep 600"""
+
+
+def agent(daemon: Daemon, script: str) -> str:
+    """The URL of an agent that runs this script for each turn."""
+    path = daemon.home / f"{uuid4().hex}.sh"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+    agent_id = f"a-{uuid4().hex[:8]}"
+    daemon.json("agents", "add", agent_id, "--command", str(path))
+    return f"{daemon.url}/v1/a2a/agents/{agent_id}"
+
+
+def call(daemon: Daemon, url: str, *words: str, env: dict[str, str] | None = None) -> Ran:
+    token = str(daemon.home / "operator.token")
+    return covenant("call", url, "go", "--home", str(daemon.home), "--token-file", token, *words, env=env)
+
+
+@pytest.mark.parametrize("how", [[], ["--stream"], ["--poll"]], ids=" ".join)
+def test_the_answer_is_written_and_nothing_else(daemon: Daemon, how: list[str]) -> None:
+    ran = call(daemon, agent(daemon, SAYS), *how)
+    assert (ran.code, ran.out, ran.err) == (0, "hello there\n", "")
+
+
+def test_json_is_one_object_with_the_answer_and_what_was_made(daemon: Daemon) -> None:
+    answer = call(daemon, agent(daemon, SAYS), "--json").json
+    assert (answer["kind"], answer["state"], answer["text"]) == ("remote_reply", "completed", "hello there")
+    assert answer["way"] == "JSONRPC 1.0"
+    assert answer["artifacts"][0]["parts"] == [{"type": "text", "text": "hello there"}]
+
+
+def test_a_task_that_failed_exits_with_1_and_says_why(daemon: Daemon) -> None:
+    ran = call(daemon, agent(daemon, FAILS))
+    assert (ran.code, ran.err) == (1, "covenant: the task was not completed: failed\n")
+    assert "no luck" in ran.out
+
+
+def test_a_question_is_written_with_how_to_answer_it(daemon: Daemon) -> None:
+    ran = call(daemon, agent(daemon, ASKS))
+    assert (ran.code, ran.out) == (1, "may I?\n")
+    assert "input-required" in ran.err
+    assert "--task " in ran.err
+
+
+def test_nobody_there_exits_with_3(daemon: Daemon) -> None:
+    ran = call(daemon, "http://127.0.0.1:9/agent", "--json")
+    assert (ran.code, ran.json["code"]) == (3, "connect_failed")
+
+
+@pytest.mark.parametrize("words", [["call", "ftp://x", "go"], ["call", "http://x"], ["card", "get"]], ids=" ".join)
+def test_wrong_usage_exits_with_2(daemon: Daemon, words: list[str]) -> None:
+    assert daemon.run(*words).code == 2
+
+
+def test_without_its_token_an_agent_refuses(daemon: Daemon) -> None:
+    ran = covenant("call", agent(daemon, SAYS), "go", "--home", str(daemon.home), "--json")
+    assert (ran.code, ran.json["code"]) == (1, "unauthenticated")
+
+
+def test_a_timeout_ends_it_at_both_ends(daemon: Daemon) -> None:
+    ran = call(daemon, agent(daemon, STAYS), "--timeout", "2s", "--json")
+    assert (ran.code, ran.json["code"]) == (1, "timed_out")
+    assert in_flight(daemon) == 0
+
+
+def test_ctrl_c_ends_it_at_both_ends(daemon: Daemon) -> None:
+    words = ["call", agent(daemon, STAYS), "go", "--stream", "--home", str(daemon.home)]
+    process = subprocess.Popen(
+        [str(COVENANT), *words, "--token-file", str(daemon.home / "operator.token")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(PYTHONUNBUFFERED="1"),
+    )
+    assert said_until(process, b"begun\n") == "begun\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=BOUND_S)
+    assert (process.returncode, err.decode()) == (1, "covenant: canceled; a task that had begun was told to stop\n")
+    assert in_flight(daemon) == 0
+
+
+def in_flight(daemon: Daemon) -> int:
+    count = daemon.json("a2a", "status", "--counts")["counts"]["in_flight"]
+    assert isinstance(count, int)
+    return count
+
+
+def test_a_name_in_the_home_is_as_good_as_a_url(daemon: Daemon) -> None:
+    entry = {"url": agent(daemon, SAYS), "auth": {"token_env": "ECHO_TOKEN"}}
+    (daemon.home / "a2a_agents.json").write_text(json.dumps({"agents": {"echo": entry, "bad": {}}}))
+    token = (daemon.home / "operator.token").read_text().strip()
+    assert daemon.run("call", "echo", "go", env={"ECHO_TOKEN": token}).out == "hello there\n"
+    assert daemon.run("card", "get", "echo", env={"ECHO_TOKEN": token}).code == 0
+    for name, said in (("bad", "the entry 'bad' cannot be used"), ("nobody", "there is no remote agent 'nobody'")):
+        ran = daemon.run("call", name, "go")
+        assert (ran.code, said in ran.err) == (1, True)
+
+
+def test_a_card_is_shown_and_its_signature_checked(daemon: Daemon) -> None:
+    url, token = agent(daemon, SAYS), str(daemon.home / "operator.token")
+    shown = covenant("card", "get", url, "--token-file", token, "--verify", "--home", str(daemon.home))
+    assert shown.code == 0
+    assert f"called by: JSONRPC 1.0 at {url}" in shown.out
+    assert "signed by: " in shown.out
+    answer = covenant("card", "get", url, "--token-file", token, "--json", "--home", str(daemon.home)).json
+    assert (answer["signed_by"], answer["ways"][0]["url"]) == (None, url)
+
+
+def test_a_message_can_come_by_standard_input(daemon: Daemon, tmp_path: Path) -> None:
+    url = agent(daemon, "cat >/dev/null; " + SAYS)
+    token = str(daemon.home / "operator.token")
+    ran = covenant("call", url, "-", "--token-file", token, "--home", str(daemon.home), stdin="a long text\n")
+    assert (ran.code, ran.out) == (0, "hello there\n")
