@@ -6,6 +6,7 @@ fails the calls made meanwhile, and is found again by the next one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import httpx2
@@ -14,7 +15,6 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
-from mcp.shared.exceptions import MCPError
 
 from covenant.doors.mcp.server import INSTRUCTIONS, NAME, progress_of
 
@@ -30,16 +30,17 @@ async def bridge(url: str, token: str, version: str) -> None:
     # Not through a proxy from the environment: the token is for the daemon alone.
     async with (
         httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as http,
-        Client(streamable_http_client(url, http_client=http)) as daemon,
         stdio_server() as (reading, writing),
     ):
-        server = _server(daemon, version)
+        # A client for each call: the SDK's does not survive a daemon that is away for a moment, and one costs little.
+        server = _server(lambda: Client(streamable_http_client(url, http_client=http)), version)
         await server.run(reading, writing, server.create_initialization_options())
 
 
-def _server(daemon: Client, version: str) -> Server[Any]:
+def _server(daemon: Callable[[], Client], version: str) -> Server[Any]:
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return await daemon.list_tools()
+        async with daemon() as client:
+            return await client.list_tools()
 
     async def call_tool(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
         tell = progress_of(context)
@@ -48,9 +49,10 @@ def _server(daemon: Client, version: str) -> Server[Any]:
             await tell(message or "")
 
         try:
-            return await daemon.call_tool(asked.name, asked.arguments, progress_callback=told)
-        except (MCPError, httpx2.HTTPError, OSError) as error:
-            said = f"unavailable: the daemon did not answer ({error}); a task whose id was told goes on, see get_task"
+            async with daemon() as client:
+                return await client.call_tool(asked.name, asked.arguments, progress_callback=told)
+        except Exception as error:  # noqa: BLE001  (whatever stands between us and the daemon, the client hears of it)
+            said = f"unavailable: the daemon did not answer ({_cause(error)}); tasks go on, see get_task"
             return types.CallToolResult(content=[types.TextContent(type="text", text=said)], is_error=True)
 
     return Server(
@@ -61,3 +63,9 @@ def _server(daemon: Client, version: str) -> Server[Any]:
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
+
+
+def _cause(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
