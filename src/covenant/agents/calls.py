@@ -23,6 +23,7 @@ from covenant.model.folding import Artifact, TaskState, TaskView
 from covenant.model.ids import TaskId
 from covenant.model.result import Result
 from covenant.model.task import DELEGATION, Task
+from covenant.model.usage import numbers, tokens_of
 from covenant.outbound.reply import Sendable, answer_text, parts_of
 
 if TYPE_CHECKING:
@@ -273,23 +274,6 @@ def usage_of(result: Result | None) -> dict[str, float]:
     metadata = result.metadata if result is not None else msgspec.UNSET
     usage = metadata.get("usage") if isinstance(metadata, dict) else None
     return numbers(usage)
-
-
-def numbers(usage: Any) -> dict[str, float]:
-    """What can be added up of what somebody says."""
-    if not isinstance(usage, dict):
-        return {}
-    return {
-        name: amount
-        for name, amount in usage.items()
-        if isinstance(name, str) and isinstance(amount, int | float) and not isinstance(amount, bool)
-    }
-
-
-def tokens_of(usage: dict[str, float]) -> float:
-    if "tokens" in usage:
-        return usage["tokens"]
-    return usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
 
 
 def _elsewhere(task: Task) -> str | None:

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from covenant.agents.calls import numbers
 from covenant.agents.job import DAEMON_STOPS, Job
 from covenant.exchange.delegation import REMOTE, target_of
 from covenant.exchange.messages import IDEMPOTENCY, text_of
@@ -28,6 +27,7 @@ from covenant.model.hop import Hop
 from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
 from covenant.model.task import DELEGATION, DuplicateSafety, Task
 from covenant.model.update import StatusUpdate
+from covenant.model.usage import numbers
 from covenant.outbound.assembly import Assembly
 from covenant.outbound.failures import CallFailed
 from covenant.outbound.remote import Remote

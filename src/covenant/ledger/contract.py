@@ -151,6 +151,17 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int | None = None
     updated_at_ms: int | None = None
     result_status: str | None = None
+    a2a_state: str | msgspec.UnsetType = msgspec.UNSET
+    """What an A2A client is told."""
+    holder_lost: bool | msgspec.UnsetType = msgspec.UNSET
+    usage: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """What it used itself, as far as it said."""
+    usage_total: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """The same with all that is below it."""
+    remote: bool | msgspec.UnsetType = msgspec.UNSET
+    """True of a task that is done elsewhere: at this `url`, and what it is called there once that is known."""
+    url: str | msgspec.UnsetType | None = msgspec.UNSET
+    remote_task_id: str | msgspec.UnsetType | None = msgspec.UNSET
     children: tuple[TreeNode, ...] = ()
     truncated: bool | msgspec.UnsetType = msgspec.UNSET
     """True at the top of a tree that is larger than one answer: some of its nodes are left out."""

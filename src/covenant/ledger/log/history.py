@@ -38,6 +38,7 @@ from covenant.model.ids import PublicKey, TaskId
 from covenant.model.result import Result
 from covenant.model.step import Step
 from covenant.model.task import SIMPLE, Task
+from covenant.model.usage import numbers
 
 T = TypeVar("T")
 
@@ -60,6 +61,11 @@ class TreeRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int
     updated_at_ms: int
     result_status: str | None
+    a2a_state: str
+    holder_lost: bool
+    notes: dict[str, Any] | None
+    remote: dict[str, Any] | None
+    remote_note: dict[str, Any] | None
 
 
 def _decode(kind: type[T]) -> Callable[[bytes], T]:
@@ -197,6 +203,7 @@ class History:
             depth_max=TREE_DEPTH_MAX,
             nodes_max=TREE_NODES_MAX,
             bytes_max=TREE_BYTES_MAX,
+            **self._here,
         )
         tree = _grow(root, rows)
         return msgspec.structs.replace(tree, truncated=True) if len(rows) >= TREE_NODES_MAX else tree
@@ -310,8 +317,10 @@ def _grow(root: TaskId, rows: Sequence[TreeRow]) -> TreeNode:
 
 def _node(task_id: TaskId, row: TreeRow | None, below: dict[TaskId, list[TreeRow]]) -> TreeNode:
     children = tuple(_node(child.task_id, child, below) for child in below.get(task_id, ()))
+    own, total = _usage(row, children)
     if row is None:
-        return TreeNode(task_id=task_id, task=None, state=None, children=children)
+        return TreeNode(task_id=task_id, task=None, state=None, usage_total=total or msgspec.UNSET, children=children)
+    remote = row.remote
     return TreeNode(
         task_id=task_id,
         task=row.task,
@@ -320,5 +329,26 @@ def _node(task_id: TaskId, row: TreeRow | None, below: dict[TaskId, list[TreeRow
         created_at_ms=row.created_at_ms,
         updated_at_ms=row.updated_at_ms,
         result_status=row.result_status,
+        a2a_state=row.a2a_state,
+        holder_lost=row.holder_lost or msgspec.UNSET,
+        usage=own or msgspec.UNSET,
+        usage_total=total or msgspec.UNSET,
+        remote=True if remote is not None else msgspec.UNSET,
+        url=remote.get("url") if remote is not None else msgspec.UNSET,
+        remote_task_id=(row.remote_note or {}).get("task_id") if remote is not None else msgspec.UNSET,
         children=children,
     )
+
+
+def _usage(row: TreeRow | None, children: Sequence[TreeNode]) -> tuple[dict[str, float], dict[str, float]]:
+    """What a task used itself, and with all that is below it. What it says of those below is not counted again."""
+    notes = (row.notes or {}) if row is not None else {}
+    own = numbers(notes.get("usage"))
+    for name, amount in numbers(notes.get("delegated")).items():
+        own[name] = own.get(name, 0) - amount
+    own = {name: amount for name, amount in own.items() if amount > 0}
+    total = dict(own)
+    for child in children:
+        for name, amount in (child.usage_total or {}).items():
+            total[name] = total.get(name, 0) + amount
+    return own, total

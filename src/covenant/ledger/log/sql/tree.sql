@@ -26,11 +26,34 @@ SELECT
             'attempt', attempt,
             'created_at_ms', created_at,
             'updated_at_ms', updated_at,
-            'result_status', json_extract(result, '$.status')
+            'result_status', json_extract(result, '$.status'),
+            'a2a_state', state,
+            'holder_lost', json(iif(
+                ledger_state = 'in_flight'
+                AND (interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot)),
+                'true', 'false'
+            )),
+            'notes', json(json_extract(result, '$.metadata')),
+            'remote', json(remote),
+            -- Which task it is where it is done: noted when it was learned, and again in each turn.
+            'remote_note', json(CASE WHEN remote IS NOT NULL THEN (
+                SELECT json_extract(u.body, '$.metadata."covenant.remote"')
+                FROM updates AS u
+                WHERE
+                    u.task_no = no AND u.kind = 'status'
+                    AND json_extract(u.body, '$.metadata."covenant.remote"') IS NOT NULL
+                ORDER BY u.generation DESC
+                LIMIT 1
+            ) END)
         )
     )
 FROM (
-    SELECT t.*, r.task, sum(length(r.task)) OVER (ROWS UNBOUNDED PRECEDING) AS size
+    SELECT
+        t.*, r.task, t.task_no AS no,
+        CASE
+            WHEN t.origin = 'delegation' THEN json_extract(r.task, '$.request_metadata."covenant.remote"')
+        END AS remote,
+        sum(length(r.task)) OVER (ROWS UNBOUNDED PRECEDING) AS size
     FROM walk AS w
     CROSS JOIN a2a_tasks AS t ON t.task_id = w.task_id
     CROSS JOIN requests AS r ON r.task_no = t.task_no
