@@ -61,7 +61,7 @@ class RoutingBody:
 
     async def _hand_over(self, job: Job, speech: Speech, listed: Listed, parts: tuple[Content, ...]) -> None:
         # What is elsewhere is sent the words, and nothing else.
-        asked = text_of(parts) if listed.remote or all(type(part) is Text for part in parts) else parts
+        asked = text_of(parts) if listed.elsewhere or all(type(part) is Text for part in parts) else parts
         label = f"{'a2a' if listed.remote else 'agent'}:{listed.name}"
         try:
             answer = await ask(job, listed.name, asked)

@@ -55,13 +55,15 @@ class ModelBody:
         means: Means,
         *,
         tokens_max: int = 0,
+        request_s: float = 120.0,
         remembers: bool = True,
     ) -> None:
-        """`tokens_max`: of one task, with what it delegates; 0: no limit."""
+        """`tokens_max`: of one task, with what it delegates; 0: no limit. `request_s`: for one answer of the model."""
         self._model = model
         self._constitution = constitution
         self._means = means
         self._tokens_max = tokens_max
+        self._request_s = request_s
         self._remembers = remembers
 
     async def run(self, job: Job) -> None:
@@ -96,7 +98,9 @@ class ModelBody:
                 )
                 for ware in toolbox.wares
             ],
-            model_settings=ModelSettings(max_tokens=constitution.max_tokens, temperature=constitution.temperature),
+            model_settings=ModelSettings(
+                max_tokens=constitution.max_tokens, temperature=constitution.temperature, timeout=self._request_s
+            ),
             retries=0,
         )
         limits = UsageLimits(request_limit=REQUESTS_MAX, total_tokens_limit=self._tokens_max or None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -51,6 +51,9 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     skills: tuple[Offered, ...] = ()
     remote: bool = False
+    """One of the registry, and not of the catalogue."""
+    elsewhere: bool = False
+    """It is sent words, and nothing else."""
 
     @property
     def line(self) -> str:
@@ -91,14 +94,22 @@ class Kept(msgspec.Struct, frozen=True):
 class Abroad:
     """The cards of remote agents: fetched in the background, read at once."""
 
-    def __init__(self, directory: Directory, find_card: FindCard, clock: Callable[[], float]) -> None:
-        """`clock` counts seconds and is never set back."""
+    def __init__(
+        self,
+        directory: Directory,
+        find_card: FindCard,
+        clock: Callable[[], float],
+        *,
+        told: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`clock` counts seconds and is never set back. `told` hears of every change."""
         self._directory = directory
         self._find_card = find_card
         self._clock = clock
         self._kept: dict[str, Kept] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(FETCHES_MAX)
+        self._told = told
         self.changes = 0
         """Grows with every change of what is known."""
 
@@ -128,7 +139,7 @@ class Abroad:
                 continue
         for name in self._kept.keys() - entries.keys():
             del self._kept[name]
-            self.changes += 1
+            self._changed()
         now = self._clock()
         for name, entry in entries.items():
             kept = self._kept.get(name)
@@ -172,15 +183,27 @@ class Abroad:
         until = self._clock() + (FAILURE_S if card is None else CARD_S)
         self._kept[name] = Kept(entry, until, card, "" if card is not None else trouble)
         if before is None or (before.card, before.trouble) != (card, self._kept[name].trouble):
-            self.changes += 1
+            self._changed()
+
+    def _changed(self) -> None:
+        self.changes += 1
+        self._told()
 
 
 class Roster:
-    def __init__(self, catalogue: Catalogue, played: Callable[[Constitution], bool], abroad: Abroad | None) -> None:
-        """`played`: whether somebody does this agent's work. `abroad` is None where nothing remote is called."""
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        played: Callable[[Constitution], bool],
+        abroad: Abroad | None = None,
+        *,
+        remote_for: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """`played`: whether somebody does this agent's work. `remote_for`: which tenants may call what is abroad."""
         self._catalogue = catalogue
         self._played = played
-        self.abroad = abroad
+        self._abroad = abroad
+        self._remote_for = remote_for
         self._made: dict[str, tuple[tuple[int, int], tuple[Listed, ...]]] = {}
 
     def all(self, tenant: str) -> tuple[Listed, ...]:
@@ -188,14 +211,14 @@ class Roster:
 
         Equal (and the same object) until something changes.
         """
-        stamp = (self._catalogue.changes, self.abroad.changes if self.abroad is not None else 0)
+        stamp = (self._catalogue.changes, self._abroad.changes if self._abroad is not None else 0)
         known = self._made.get(tenant)
         if known is not None and known[0] == stamp:
             return known[1]
         local = [_local(agent) for agent in self._catalogue.agents(tenant) if self._calls(agent)]
         names = {listed.name for listed in local}
         # Whoever is called by a name that both have is the one here.
-        made = (*local, *(listed for listed in self._remote() if listed.name not in names))
+        made = (*local, *(listed for listed in self._remote(tenant) if listed.name not in names))
         if len(self._made) >= REMOTES_MAX:
             self._made.clear()
         self._made[tenant] = stamp, made
@@ -214,8 +237,8 @@ class Roster:
         if mine:
             blocks.append("\n".join((f"{LOCAL_TITLE} (call with the tool agent):", *_bulleted(mine))))
         theirs = [listed.line for listed in self.remote(tenant)] if remote else []
-        if theirs and self.abroad is not None:
-            dead = [f"{name} (card unavailable)" for name, kept in self.abroad.known.items() if kept.card is None]
+        if theirs:
+            dead = [f"{name} (card unavailable)" for name, kept in self.known(tenant).items() if kept.card is None]
             title = f"{REMOTE_TITLE} (call with the tool a2a_call):\n{REMOTE_CAVEAT}"
             blocks.append("\n".join((title, *_bulleted([*theirs, *dead]))))
         return "\n\n".join(blocks)
@@ -223,8 +246,17 @@ class Roster:
     def _calls(self, agent: CatalogueAgent) -> bool:
         return agent.id != INDEX and self._played(agent.constitution)
 
-    def _remote(self) -> Iterator[Listed]:
-        for name, kept in self.abroad.known.items() if self.abroad is not None else ():
+    def known(self, tenant: str) -> Mapping[str, Kept]:
+        """What is known of the remote agents that a tenant may call, by name."""
+        return self._abroad.known if self._abroad is not None and self._remote_for(tenant) else {}
+
+    @property
+    def reaches_out(self) -> bool:
+        """Whether any remote agent is configured."""
+        return bool(self._abroad)
+
+    def _remote(self, tenant: str) -> Iterator[Listed]:
+        for name, kept in self.known(tenant).items():
             card = kept.card
             if card is not None:
                 yield Listed(
@@ -233,6 +265,7 @@ class Roster:
                     description=card.description,
                     skills=card.skills,
                     remote=True,
+                    elsewhere=True,
                 )
 
 
@@ -254,6 +287,7 @@ def _local(agent: CatalogueAgent) -> Listed:
         role=constitution.role,
         description=" ".join(filter(None, (constitution.goal, constitution.description))),
         skills=skills,
+        elsewhere=constitution.kind == "remote",
     )
 
 

@@ -23,7 +23,7 @@ from covenant.agents.job import Job
 from covenant.agents.mcp_tools import Tools
 from covenant.agents.memory import Memories, Memory, Note
 from covenant.agents.pages import Pages
-from covenant.agents.roster import Roster
+from covenant.agents.roster import Kept, Roster
 from covenant.agents.speech import Speech
 from covenant.agents.wares import (
     BY_NAME,
@@ -77,7 +77,7 @@ class Means:
         there = {
             "/agent": True,
             "/parallel": True,
-            "/a2a": bool(self.roster.abroad),
+            "/a2a": self.roster.reaches_out,
             MCP: self.mcp is not None,
             "/fetch": self.pages is not None,
             "/mem": self.memories is not None,
@@ -124,7 +124,11 @@ class Toolbox:
         self._constitution = constitution
         self._means = means
         self._tenant = job.holder.display.partition("@")[2]
-        there = means.abilities if remembers else means.abilities - {"/mem"}
+        there = means.abilities
+        if not remembers:
+            there -= {"/mem"}
+        if not means.roster.known(self._tenant):
+            there -= {"/a2a"}
         self.commands = usable(constitution, there)
         self._round = 0
         self._room = SHARED_BYTES_MAX
@@ -220,12 +224,12 @@ class Toolbox:
         return "\n".join(f"[{call.agent}]\n{_cut(answer, share)}" for call, answer in pairs)
 
     async def _a2a_list(self, args: NoArgs) -> str:  # noqa: ARG002
-        abroad = self._means.roster.abroad
-        if abroad is None or not abroad.known:
+        known = self._means.roster.known(self._tenant)
+        if not known:
             return "no remote agents configured"
-        lines = [f"configured remote agents ({len(abroad.known)}):"]
+        lines = [f"configured remote agents ({len(known)}):"]
         found = {listed.name: listed for listed in self._means.roster.remote(self._tenant)}
-        for name, kept in abroad.known.items():
+        for name, kept in known.items():
             listed = found.get(name)
             if listed is None:
                 lines.append(f"  {name} (card unavailable: {_plain(kept.trouble)})")
@@ -254,11 +258,8 @@ class Toolbox:
         self._remote(args.name)
         return await self._asked(args.name, args.message)
 
-    def _remote(self, name: str) -> Any:
-        abroad = self._means.roster.abroad
-        if abroad is None:
-            raise Failed("A2A unavailable in this context")
-        kept = abroad.known.get(name)
+    def _remote(self, name: str) -> Kept:
+        kept = self._means.roster.known(self._tenant).get(name)
         if kept is None:
             raise Failed(f"unknown remote agent {name!r}; see /a2a list")
         return kept

@@ -115,7 +115,7 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
             if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
                 log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
             server = HttpServer(node.http, listener, settings.http, grace_s=math.ceil(settings.daemon.grace_ms / 1000))
-            staff = Staff(node.ledger, node.catalogue, node.crew, log, elsewhere=node.elsewhere)
+            staff = Staff(node.ledger, node.catalogue, node.crew, log, elsewhere=node.elsewhere, cast=node.cast)
             staff.remote_concurrency = settings.delegation.remote_concurrency
             staff.serve(found)
             await staff.step()
@@ -204,6 +204,7 @@ def _schedulers(node: Node, log: Log) -> list[Scheduler]:
         Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
         Orphans(node.ledger),
         node.agent_files,
+        node.reach,
         node.mcp,
     ]
     if node.push_runner is not None:

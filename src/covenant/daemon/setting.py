@@ -183,5 +183,12 @@ base_url: Final = Kind(
     lambda raw: _text(r"https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-\"$->@-~]*)?")(raw).rstrip("/"),
     "a URL such as https://agents.example.com, without query; empty for none",
 )
+_MODEL: Final = r"[A-Za-z0-9_.\-]{1,64}(:[!-~]{1,200})?"
+model_name: Final = Kind(_text(_MODEL), "a provider and a model, such as openai:gpt-5; empty for none")
+model_names: Final = Kind(
+    _several(lambda item: re.fullmatch(_MODEL, item) is not None),
+    "providers and models such as openai:gpt-5, separated by commas (a list in the file)",
+)
+variable: Final = Kind(_text(r"[A-Za-z_][A-Za-z0-9_]{0,127}"), "the name of a variable; empty for none")
 agent_id: Final = Kind(_text(r"[A-Za-z0-9_\-]{1,64}"), "letters, digits, `_` and `-`, at most 64; empty for none")
 line: Final = Kind(_text(r"[^\x00-\x1f\x7f]{1,200}"), "a line of text, at most 200 characters; empty for none")

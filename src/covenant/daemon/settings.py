@@ -17,6 +17,8 @@ from covenant.daemon.setting import (
     choice,
     hosts,
     line,
+    model_name,
+    model_names,
     name_servers,
     networks,
     node_name,
@@ -24,6 +26,7 @@ from covenant.daemon.setting import (
     setting,
     switch,
     url,
+    variable,
     whole,
 )
 
@@ -182,6 +185,24 @@ class A2aSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Agents that a language model plays. Providers read their keys from the environment, as their libraries do."""
+
+    name: str = setting(
+        "", model_name, "The model that plays agents, as provider:name; empty: none, and `index` goes by words alone."
+    )
+    others: tuple[str, ...] = setting(
+        (), model_names, "Models that a constitution may name instead. Any other one that it names is not used."
+    )
+    base_url: str = setting("", url, "Where an OpenAI-compatible server is; empty: where the provider's own is.")
+    api_key_env: str = setting("", variable, "The variable that has the key of that server; empty: it needs none.")
+    task_tokens_max: int = setting(
+        200_000, whole(0), "Tokens that one task may use, with what it delegates; 0: no limit."
+    )
+    request_ms: int = setting(120_000, whole(1, HOUR_MS), "Longest answer of a model.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationSettings:
     """What an agent may give to other agents while it works on a task."""
 
@@ -297,6 +318,7 @@ class Settings:
     access: AccessSettings = field(default_factory=AccessSettings)
     tenants: TenantSettings = field(default_factory=TenantSettings)
     a2a: A2aSettings = field(default_factory=A2aSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
     delegation: DelegationSettings = field(default_factory=DelegationSettings)
     doors: DoorSettings = field(default_factory=DoorSettings)
     outbound: OutboundSettings = field(default_factory=OutboundSettings)

@@ -1,8 +1,8 @@
 """Staff: which agents of the catalogue this daemon works for itself, and keeping its crew in line with that.
 
-Agents from served Python files belong to the first tenant, and stay for as long as the daemon runs. Process agents and
-remote ones come and go with the catalogue, of whichever tenant: a change of it is noticed within a second. Agents that
-are called by their address alone are one employment for each tenant.
+Agents from served Python files belong to the first tenant, and stay for as long as the daemon runs. Programs, models
+and remote ones come and go with the catalogue, of whichever tenant: a change of it is noticed within a second. Every
+tenant has its `index`, and one employment for agents that are called by their address alone.
 """
 
 from __future__ import annotations
@@ -18,27 +18,40 @@ from covenant.agents.process import TIMEOUT_MS, ProcessBody
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.logs import Log
+from covenant.daemon.models import Cast
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import ELSEWHERE
 from covenant.ledger.contract import Ledger
-from covenant.model.constitution import Constitution
+from covenant.model.constitution import INDEX, Constitution
 from covenant.model.tenant import DEFAULT
 
 INTERVAL_S: Final = 1.0
+PLAYED: Final = frozenset({"process", "remote", "model"})
 _CALLED_BY_ADDRESS: Final = Constitution(id=ELSEWHERE, kind="remote")
 
 
 class Staff:
     def __init__(
-        self, ledger: Ledger, catalogue: Catalogue, crew: Crew, log: Log, *, elsewhere: Elsewhere | None = None
+        self,
+        ledger: Ledger,
+        catalogue: Catalogue,
+        crew: Crew,
+        log: Log,
+        *,
+        elsewhere: Elsewhere | None = None,
+        cast: Cast | None = None,
     ) -> None:
-        """`elsewhere`: how agents that are not here are called; None if nobody can be."""
+        """`elsewhere`: how agents that are not here are called. `cast`: who plays those that a model plays.
+
+        Without them there are none.
+        """
         self._ledger = ledger
         self._catalogue = catalogue
         self._crew = crew
         self._log = log
         self._programs: dict[tuple[str, str], Constitution] = {}
         self._elsewhere = elsewhere
+        self._cast = cast
         self._seen = (-1, -1)
         self.remote_concurrency = 0
         """Calls elsewhere at once, of one agent that does not say how many; 0: as of any other agent."""
@@ -60,7 +73,7 @@ class Staff:
             if self._elsewhere is not None:
                 wanted[tenant.name, ELSEWHERE] = _CALLED_BY_ADDRESS
             for agent in self._catalogue.agents(tenant.name):
-                if agent.constitution.kind in ("process", "remote"):
+                if agent.constitution.kind in PLAYED:
                     wanted[tenant.name, agent.id] = agent.constitution
         for key in self._programs.keys() - wanted.keys():
             self._dismiss(*key)
@@ -68,12 +81,15 @@ class Staff:
             body = self._body(constitution)
             if body is not None and self._programs.get((tenant_name, agent_id)) != constitution:
                 self._employ(tenant_name, constitution, body)
-                self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
+                if agent_id not in (INDEX, ELSEWHERE):
+                    self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
         self._programs, self._seen = wanted, seen
 
     def _body(self, constitution: Constitution) -> Body | None:
         if constitution.kind == "process":
             return ProcessBody(constitution.command, environment=program_environment())
+        if constitution.kind == "model":
+            return self._cast.body(constitution) if self._cast is not None else None
         if self._elsewhere is None:
             return None
         if constitution is _CALLED_BY_ADDRESS:
@@ -89,7 +105,8 @@ class Staff:
         timeout_ms = constitution.timeout_ms
         if timeout_ms is None and constitution.kind == "process":
             timeout_ms = TIMEOUT_MS
-        usual = self.remote_concurrency if constitution.kind == "remote" else 0
+        # They wait for others most of the time.
+        usual = self.remote_concurrency if constitution.kind in ("remote", "model") else 0
         self._crew.employ(
             self._catalogue.identity(tenant, constitution.id),
             body,

@@ -33,6 +33,7 @@ from covenant.daemon.home import (
 )
 from covenant.daemon.logs import Log
 from covenant.daemon.mcp import make_mcp, make_tools
+from covenant.daemon.models import Cast, Reach, make_cast
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
 from covenant.daemon.pushing import make_pushes
@@ -50,6 +51,7 @@ from covenant.doors.ipc.server import IpcServer
 from covenant.doors.mcp.http import McpDoor
 from covenant.doors.metrics import Meter
 from covenant.doors.waiting import Waits
+from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import Conversations
 from covenant.exchange.doorkeeper import Doorkeeper
@@ -65,6 +67,7 @@ from covenant.ledger.machine.view import Limits
 from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
 from covenant.model.tenant import TenantLimits
+from covenant.model.tools import McpServer
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.pushing import PushRunner
 from covenant.seal.grants import verify_grant
@@ -88,6 +91,8 @@ class Node:
     limiter: Limiter
     crew: Crew
     elsewhere: Elsewhere
+    cast: Cast
+    reach: Reach
     conversations: Conversations
     a2a_gate: Gate
     a2a_office: Office
@@ -117,6 +122,16 @@ class _Behind(TypedDict):
     meter: Meter
     version: str
     legacy_kinds: bool
+
+
+class _Working(TypedDict):
+    """Who works inside the daemon, and what they can use."""
+
+    crew: Crew
+    elsewhere: Elsewhere
+    tools: Tools
+    cast: Cast
+    reach: Reach
 
 
 @asynccontextmanager
@@ -149,6 +164,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
             try:
                 yield node
             finally:
+                await node.reach.close()
                 await node.tools.close()
                 if node.grpc is not None:
                     await node.grpc.stop(0)
@@ -195,14 +211,12 @@ def _assemble(
     servers = mcp_servers(home)
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
-    crew = make_crew(settings, ledger)
-    elsewhere = Elsewhere(home, fetcher, depth_max=settings.delegation.depth_max)
-    crew.delegations = make_delegations(settings, ledger, catalogue, crew, elsewhere)
-    conversations = make_conversations(settings, ledger, catalogue, crew)
+    working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, log=log)
+    conversations = make_conversations(settings, ledger, catalogue, working["crew"])
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
     built = Built(ledger, catalogue, conversations, gate, meter)
-    mcp = make_mcp(settings, built, operator)
+    mcp = make_mcp(settings, built, operator, fetcher)
     behind = _Behind(
         exchange=exchange,
         registry=registry,
@@ -239,8 +253,6 @@ def _assemble(
         tenancy=tenancy,
         catalogue=catalogue,
         limiter=limiter,
-        crew=crew,
-        elsewhere=elsewhere,
         conversations=conversations,
         a2a_gate=a2a_gate,
         a2a_office=a2a_office,
@@ -251,8 +263,27 @@ def _assemble(
         grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
         ipc=ipc,
         mcp=mcp,
-        tools=make_tools(servers, cards),
+        **working,
     )
+
+
+def _workers(
+    settings: Settings,
+    ledger: LogLedger,
+    catalogue: Catalogue,
+    cards: Cards,
+    servers: dict[str, McpServer],
+    *,
+    fetcher: Fetcher,
+    log: Log,
+) -> _Working:
+    crew = make_crew(settings, ledger)
+    elsewhere = Elsewhere(settings.home, fetcher, depth_max=settings.delegation.depth_max)
+    crew.delegations = make_delegations(settings, ledger, catalogue, crew, elsewhere)
+    tools = make_tools(servers, cards)
+    usable = tools if servers else None
+    cast, reach = make_cast(settings, catalogue, cards, fetcher=fetcher, tools=usable, log=log)
+    return _Working(crew=crew, elsewhere=elsewhere, tools=tools, cast=cast, reach=reach)
 
 
 async def check_grants(ledger: Ledger, operator: PublicKey) -> None:

@@ -33,6 +33,7 @@ from covenant.model.card import (
     Skill,
 )
 from covenant.model.constitution import INDEX, CatalogueAgent, Constitution
+from covenant.model.tenant import DEFAULT
 from covenant.model.tools import Tool
 from covenant.seal.cards import CardSigner
 from covenant.wire.card import card_fields
@@ -94,7 +95,7 @@ def agent_card(
         security_requirements=_REQUIRED if token_needed else (),
         default_input_modes=constitution.input_modes or INPUT_MODES,
         default_output_modes=constitution.output_modes or OUTPUT_MODES,
-        skills=skills_of(constitution, offer.tools, offer.abilities),
+        skills=skills_of(constitution, offer.tools, _abilities(agent, offer)),
     )
 
 
@@ -117,6 +118,12 @@ def stub_card(base_url: str, offer: Offer | None = None) -> AgentCard:
         default_output_modes=OUTPUT_MODES,
         skills=(_DISCOVER,),
     )
+
+
+def _abilities(agent: CatalogueAgent, offer: Offer) -> frozenset[str] | None:
+    """Agents that are registered here are the first tenant's to call."""
+    abilities = offer.abilities
+    return abilities if abilities is None or agent.tenant == DEFAULT else abilities - {"/a2a"}
 
 
 def _provider(offer: Offer, base_url: str) -> Provider | None:

@@ -1,0 +1,39 @@
+"""Who plays the agents that a model is meant to play: a model where there is one, an honest answer where there is none.
+
+`index` is always played. An agent that came with a request, for that request alone, is played in its place.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from covenant.agents.job import Body, Job
+from covenant.agents.master import RoutingBody
+from covenant.agents.roster import Roster
+from covenant.exchange.runs import inline_of
+from covenant.model.constitution import INDEX_CONSTITUTION, Constitution
+
+NO_MODEL: Final = 'no model is configured: set model.name = "provider:name" and pip install "covenant[model]"'
+
+
+class Casting(Protocol):
+    def model(self, constitution: Constitution, *, remembers: bool = True) -> Body | None:
+        """A model in this role; None if there is no model."""
+
+
+class NoModelBody:
+    async def run(self, job: Job) -> None:
+        job.fail(NO_MODEL)
+
+
+class IndexBody:
+    def __init__(self, casting: Casting, roster: Roster) -> None:
+        self._casting = casting
+        self._master: Body = casting.model(INDEX_CONSTITUTION) or RoutingBody(roster)
+
+    async def run(self, job: Job) -> None:
+        inline = inline_of(job.task)
+        if inline is None:
+            await self._master.run(job)
+        else:
+            await (self._casting.model(inline, remembers=False) or NoModelBody()).run(job)

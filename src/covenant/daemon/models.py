@@ -1,0 +1,205 @@
+"""Models in a daemon: which one plays whom, what those it plays can use, and the cards of agents elsewhere.
+
+The library is loaded only if a model is configured. One that cannot be used is as good as none, and the log says why.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+import covenant
+from covenant.agents.job import Body
+from covenant.agents.mcp_tools import Tools
+from covenant.agents.memory import Memories
+from covenant.agents.pages import Pages
+from covenant.agents.playing import IndexBody, NoModelBody
+from covenant.agents.roster import Abroad, Roster
+from covenant.agents.toolbox import Means
+from covenant.daemon.environment import environment, now_ms
+from covenant.daemon.logs import Log
+from covenant.daemon.settings import ModelSettings, Settings
+from covenant.exchange.cards import Cards
+from covenant.exchange.catalogue import Catalogue
+from covenant.model.constitution import INDEX, Constitution
+from covenant.model.remote_card import RemoteCard
+from covenant.model.tenant import DEFAULT
+from covenant.outbound.credentials import Credentials
+from covenant.outbound.fetching import Fetcher, FetchLimits
+from covenant.outbound.finding import find_card
+from covenant.outbound.guard import AddressGuard
+from covenant.outbound.registry import Remotes
+from covenant.outbound.resolving import SystemResolver
+
+if TYPE_CHECKING:
+    from pydantic_ai.models import Model
+
+MEMORY_FOLDER: Final = "memory"
+LIBRARY: Final = "pydantic_ai"
+
+
+class Models:
+    """By `provider:name`. `trouble` says why there is none."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._settings = settings
+        self._made: dict[str, Model] = {}
+        self.trouble = ""
+        self.default = self._open(settings.name) if settings.name else None
+
+    def of(self, constitution: Constitution) -> Model | None:
+        """The daemon's, unless the constitution names another one that the operator allows."""
+        named = constitution.model.replace("/", ":", 1)
+        if self.default is None or named not in self._settings.others or named == self._settings.name:
+            return self.default
+        if named not in self._made:
+            other = self._open(named)
+            if other is None:
+                return self.default
+            self._made[named] = other
+        return self._made[named]
+
+    def _open(self, name: str) -> Model | None:
+        if find_spec(LIBRARY) is None:
+            self.trouble = 'the extra is not installed: pip install "covenant[model]"'
+            return None
+        try:
+            return self._infer(name)
+        except Exception as error:  # noqa: BLE001  (whatever a provider raises when a key or a package is missing)
+            self.trouble = f"the model {name} cannot be used: {error}"
+            return None
+
+    def _infer(self, name: str) -> Model:
+        from pydantic_ai.models import infer_model  # noqa: PLC0415  (see the module's contract)
+
+        if not self._settings.base_url:
+            return infer_model(name)
+        from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415
+        from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415
+
+        variable = self._settings.api_key_env
+        key = environment().get(variable) if variable else None
+        provider = OpenAIProvider(base_url=self._settings.base_url, api_key=key or "none")
+        return OpenAIChatModel(name.partition(":")[2] or name, provider=provider)
+
+
+class Cast:
+    """Who plays the agents of kind `model`."""
+
+    def __init__(self, settings: ModelSettings, models: Models, means: Means) -> None:
+        self._settings = settings
+        self._models = models
+        self._means = means
+        self._index = IndexBody(self, means.roster)
+
+    def body(self, constitution: Constitution) -> Body:
+        if constitution.id == INDEX:
+            return self._index
+        return self.model(constitution) or NoModelBody()
+
+    def model(self, constitution: Constitution, *, remembers: bool = True) -> Body | None:
+        model = self._models.of(constitution)
+        if model is None:
+            return None
+        from covenant.agents.model import ModelBody  # noqa: PLC0415  (needs an extra)
+
+        return ModelBody(
+            model,
+            constitution,
+            self._means,
+            tokens_max=self._settings.task_tokens_max,
+            request_s=self._settings.request_ms / 1000,
+            remembers=remembers,
+        )
+
+
+class Finder:
+    """Finds the cards of registered agents, which may be called where their entries say: who wrote them means that."""
+
+    def __init__(self, remotes: Remotes) -> None:
+        self._remotes = remotes
+        self._resolver = SystemResolver()
+        self._open: tuple[frozenset[str], Fetcher] | None = None
+
+    async def find(self, name: str) -> RemoteCard:
+        entry = self._remotes.entry(name)
+        credentials = Credentials(entry.url, token=entry.token(environment()), headers=entry.headers)
+        return await find_card(await self._fetcher(), entry.url, credentials)
+
+    async def _fetcher(self) -> Fetcher:
+        places = frozenset(self._remotes.entry(name).place for name in self._remotes)
+        if self._open is None or self._open[0] != places:
+            before = self._open
+            guard = AddressGuard(sorted(places), resolver=self._resolver)
+            fetcher = Fetcher(guard, FetchLimits(), user_agent=f"covenant/{covenant.__version__}")
+            self._open = places, fetcher
+            if before is not None:
+                await before[1].close()
+        return self._open[1]
+
+    async def close(self) -> None:
+        if self._open is not None:
+            await self._open[1].close()
+        self._resolver.close()
+
+
+class Reach:
+    """What agents can use here, kept in line with what is configured: a scheduler of the daemon."""
+
+    def __init__(self, abroad: Abroad, means: Means, models: Models, cards: Cards, finder: Finder) -> None:
+        self._abroad = abroad
+        self._means = means
+        self._models = models
+        self._cards = cards
+        self._finder = finder
+        self.tell()
+
+    def tell(self) -> None:
+        """Cards name what can be used, and nothing else."""
+        abilities = self._means.abilities if self._models.default is not None else frozenset[str]()
+        self._cards.offer = msgspec.structs.replace(self._cards.offer, abilities=abilities)
+
+    async def run(self) -> None:
+        await self._abroad.run()
+
+    async def close(self) -> None:
+        await self._finder.close()
+
+
+def make_cast(
+    settings: Settings, catalogue: Catalogue, cards: Cards, *, fetcher: Fetcher, tools: Tools | None, log: Log
+) -> tuple[Cast, Reach]:
+    """`tools` is None where no MCP server is configured."""
+    ours, home = settings.model, settings.home
+    models, remotes = Models(ours), Remotes(home)
+    if ours.name and models.default is None:
+        log.warning("model.unusable", model=ours.name, why=models.trouble)
+    told: list[Any] = []
+    finder = Finder(remotes)
+    abroad = Abroad(remotes, finder.find, time.monotonic, told=lambda: told[0].tell() if told else None)
+    roster = Roster(
+        catalogue,
+        lambda constitution: _played(constitution, models),
+        abroad,
+        # The tokens in the file were given for the first tenant, and for nobody else.
+        remote_for=lambda tenant: tenant == DEFAULT,
+    )
+    means = Means(
+        roster=roster,
+        pages=Pages(fetcher),
+        memories=Memories(home / MEMORY_FOLDER, now_ms),
+        mcp=tools,
+    )
+    reach = Reach(abroad, means, models, cards, finder)
+    told.append(reach)
+    return Cast(ours, models, means), reach
+
+
+def _played(constitution: Constitution, models: Models) -> bool:
+    """Whether somebody does the work of this agent, as far as we can know."""
+    if constitution.kind == "model":
+        return models.default is not None
+    return constitution.kind != "peer"
