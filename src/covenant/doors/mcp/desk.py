@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 import msgspec
 
 from covenant.doors.mcp import tools
+from covenant.doors.mcp.abroad import Abroad, told_answer
 from covenant.doors.mcp.telling import Told, agent_name, told_agents, told_queue, told_step, told_task
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import Ask, Conversations
+from covenant.exchange.delegation import target_of
 from covenant.exchange.limiter import Limiter
 from covenant.exchange.oversight import Oversight
 from covenant.exchange.streams import Stream
@@ -24,25 +26,11 @@ from covenant.ledger.machine.tenanting import unknown_agent
 from covenant.model.asking import Message, SendMessage
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.content import Text
-from covenant.model.errors import Conflict
 from covenant.model.folding import TaskView
-from covenant.model.ids import AgentId
 from covenant.model.tenant import DEFAULT
 
 Tell = Callable[[str], Awaitable[None]]
 """Reports progress to the caller. Does nothing for one that did not ask."""
-
-
-class Abroad(Protocol):
-    """Agents elsewhere."""
-
-    async def discover(self, caller: Caller, url: str) -> Told: ...
-
-    async def invoke(self, caller: Caller, asked: tools.InvokeRemoteAgent) -> Stream:
-        """The task that calls it. Refused if less is known of the agent than was asked for."""
-
-    def name_of(self, agent: AgentId) -> str | None:
-        """Of the agent that a task calls; None if it is no task of this kind."""
 
 
 class Desk:
@@ -55,7 +43,7 @@ class Desk:
         *,
         limiter: Limiter,
         new_id: Callable[[], str],
-        abroad: Abroad | None = None,
+        abroad: Abroad,
     ) -> None:
         self._conversations = conversations
         self._oversight = oversight
@@ -70,10 +58,12 @@ class Desk:
         asked = tools.read_arguments(name, given)
         match asked:
             case tools.DiscoverAgent():
-                return await self._elsewhere().discover(caller, asked.url)
+                return await self._abroad.discover(caller, asked.url)
             case tools.InvokeRemoteAgent():
                 with self._limiter.running(caller):
-                    return await self._heard_out(caller, await self._elsewhere().invoke(caller, asked), tell)
+                    stream = await self._abroad.invoke(caller, asked)
+                    view = await self._heard_out(caller, stream, tell)
+                return told_answer(view, self._told(caller, view))
             case tools.ListAgents():
                 return await self._list_agents(caller)
             case tools.SendTask():
@@ -100,7 +90,7 @@ class Desk:
         with self._limiter.running(caller) if asked.wait else nullcontext():
             stream = await self._conversations.stream(ask, SendMessage(message=message, blocking=asked.wait))
             if asked.wait:
-                return await self._heard_out(caller, stream, tell)
+                return self._told(caller, await self._heard_out(caller, stream, tell))
         with stream:
             return self._told(caller, stream.first)
 
@@ -108,9 +98,11 @@ class Desk:
         if not asked.wait_seconds:
             return self._told(caller, await self._oversight.get(caller, asked.task_id))
         stream = await self._oversight.follow(caller, asked.task_id)
-        return await self._heard_out(caller, stream, tell, within_s=asked.wait_seconds)
+        return self._told(caller, await self._heard_out(caller, stream, tell, within_s=asked.wait_seconds))
 
-    async def _heard_out(self, caller: Caller, stream: Stream, tell: Tell, *, within_s: float | None = None) -> Told:
+    async def _heard_out(
+        self, caller: Caller, stream: Stream, tell: Tell, *, within_s: float | None = None
+    ) -> TaskView:
         """The task when it has ended or waits for its sender, or as it stands when the time for waiting is over."""
         task = stream.first.task
         with stream:
@@ -125,7 +117,7 @@ class Desk:
                                 await tell(said)
             except TimeoutError:
                 pass
-        return self._told(caller, await self._oversight.get(caller, task.id))
+        return await self._oversight.get(caller, task.id)
 
     def _meant(self, caller: Caller, name: str) -> tuple[CatalogueAgent, Caller]:
         """The agent of this name, and who is calling it: the operator may name another tenant's as `agent@tenant`."""
@@ -144,14 +136,9 @@ class Desk:
 
     def _told(self, caller: Caller, view: TaskView) -> Told:
         recipient = view.task.recipient
-        name = self._abroad.name_of(recipient) if self._abroad is not None else None
-        if name is None:
-            agent_id, _, tenant = recipient.display.partition("@")
-            short = tenant == (DEFAULT if caller.operator else caller.tenant.name)
-            name = agent_id if short else recipient.display
-        return told_task(view, agent=name)
-
-    def _elsewhere(self) -> Abroad:
-        if self._abroad is None:
-            raise Conflict("not_available", "this daemon calls no agents elsewhere")
-        return self._abroad
+        remote = target_of(view.task)
+        if remote is not None:
+            return told_task(view, agent=str(remote.get("url") or remote.get("name") or recipient.display))
+        agent_id, _, tenant = recipient.display.partition("@")
+        short = tenant == (DEFAULT if caller.operator else caller.tenant.name)
+        return told_task(view, agent=agent_id if short else recipient.display)
