@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -406,3 +408,50 @@ async def test_the_host_s_card_is_not_taken_for_an_agent_that_it_does_not_name()
         "/my/agent/.well-known/agent-card.json",
         "/.well-known/agent-card.json",
     ]
+
+
+async def test_a_page_for_people_is_not_taken_for_a_card_that_is_elsewhere() -> None:
+    async def speak(request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.target == "/app/.well-known/agent-card.json":
+            writer.write(reply(200, json.dumps(card(server.url("/rpc"))).encode()))
+        else:
+            writer.write(reply(200, b"<html>"))
+
+    async with http_server(speak) as server, connect(server.url("/app"), allow_private=(HERE,)) as remote:
+        assert remote.way.url == server.url("/rpc")
+
+
+async def test_an_error_object_counts_whatever_status_it_comes_under() -> None:
+    def behave(called: Called) -> None:
+        called.answer({"id": 1, "error": {"code": -32001, "message": "what task?"}, "jsonrpc": "2.0"}, status=404)
+
+    async with hand_made(behave) as hand, hand.connect() as remote:
+        with pytest.raises(RemoteRefused) as raised:
+            await remote.get(TASK)
+        assert (raised.value.code, raised.value.rpc_code) == ("unknown_task", -32001)
+
+
+async def test_two_hundred_calls_at_once_are_held_and_answered() -> None:
+    everybody = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        called.open()
+        called.frame({"task": task()})
+        if len(hand.methods) == 200:
+            everybody.set()
+        await everybody.wait()
+        called.frame(status("COMPLETED", called.params["message"]["parts"][0]["text"]))
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect(timeout_s=60.0) as remote:
+        replies = await asyncio.gather(*(remote.send(str(number)) for number in range(200)))
+        assert {reply_.text for reply_ in replies} == {str(number) for number in range(200)}
+        assert hand.methods == ["SendStreamingMessage"] * 200
+
+
+def test_the_client_needs_neither_the_official_sdk_nor_grpc() -> None:
+    program = (
+        "import sys, covenant, covenant.outbound.remote, covenant.outbound.simple; covenant.connect; "
+        "sys.exit(bool({'a2a', 'grpc', 'google.protobuf', 'httpx2'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -7,12 +7,13 @@ import pytest
 from covenant.daemon.connecting import Connecting, connect
 from covenant.model.folding import TaskState
 from covenant.model.remote import RemoteArtifact, RemoteTask
+from covenant.outbound.failures import AddressRefused
 from covenant.outbound.remote import RemoteStream
 from covenant.outbound.remote_errors import RemoteTimedOut
-from tests.outbound.sdk_servers import JSONRPC_03, JSONRPC_1, REST_1, SdkServer, sdk_server
+from tests.outbound.sdk_servers import GRPC_1, JSONRPC_03, JSONRPC_1, REST_1, SdkServer, sdk_server
 
 LOCAL = ("127.0.0.1",)
-WAYS = [JSONRPC_1, REST_1, JSONRPC_03]
+WAYS = [JSONRPC_1, REST_1, JSONRPC_03, GRPC_1]
 every_way = pytest.mark.parametrize("way", WAYS, ids=[f"{binding} {version}" for binding, version, _ in WAYS])
 streams_and_polls = pytest.mark.parametrize("streams", [True, False], ids=["by stream", "by polls"])
 
@@ -116,3 +117,30 @@ async def test_an_address_without_a_card_is_called_as_it_is() -> None:
 async def test_an_agent_without_streams_is_polled() -> None:
     async with sdk_server(JSONRPC_1, streaming=False) as server, to(server) as remote:
         assert (await remote.send("words")).text == "word0 word1 word2 word3 word4 "
+
+
+async def test_grpc_is_taken_only_where_nothing_else_is_offered() -> None:
+    async with sdk_server(GRPC_1, JSONRPC_03) as server, to(server) as remote:
+        assert (remote.way.binding, remote.way.version) == ("JSONRPC", "0.3")
+
+
+async def test_an_address_that_may_not_be_called_is_not_called_by_grpc_either() -> None:
+    async with sdk_server(GRPC_1) as server:
+        card = server.url("/.well-known/agent-card.json")
+        async with connect(card, allow_private=(f"127.0.0.1:{server.port}",)) as remote:
+            assert remote.way.binding == "GRPC"
+            with pytest.raises(AddressRefused):
+                await remote.send("hello")
+            assert server.agent.heard == []
+
+
+async def test_a_token_does_not_follow_a_card_to_its_grpc_port() -> None:
+    async with sdk_server(GRPC_1) as server, to(server, token="canary") as remote:
+        await remote.send("hello")
+        assert "canary" not in repr(server.agent.told)
+    async with sdk_server(GRPC_1) as server:
+        async with connect(server.url(), allow_private=LOCAL) as seen:
+            place = f"http://{seen.way.url}"
+        async with to(server, token="canary", trusted_origins=[place]) as remote:
+            await remote.send("hello")
+        assert "Bearer canary" in repr(server.agent.told)

@@ -39,6 +39,8 @@ PRIVATE: Final = (
     "fc00::/7",
 )
 """What `allow_private=True` stands for. A cloud's metadata is not among it."""
+CONNECTIONS_MAX: Final = 1_000
+"""Each stream that is followed holds one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +196,9 @@ def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher,
     except ValueError as error:
         resolver.close()
         raise Invalid("bad_allow_list", str(error)) from error
-    fetcher = Fetcher(guard, FetchLimits(), user_agent=f"covenant/{covenant.__version__}")
+    fetcher = Fetcher(
+        guard, FetchLimits(connections_max=CONNECTIONS_MAX), user_agent=f"covenant/{covenant.__version__}"
+    )
 
     async def close() -> None:
         await fetcher.close()

@@ -158,6 +158,11 @@ class Fetcher:
                     status=response.status_code, headers=_plain(response), pieces=pieces, url=call.location.url
                 )
 
+    @property
+    def guard(self) -> AddressGuard:
+        """For calls that go by other means than HTTP."""
+        return self._guard
+
     async def close(self) -> None:
         if self._transport is not None:
             await self._transport.aclose()

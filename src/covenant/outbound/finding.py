@@ -23,7 +23,7 @@ from covenant.outbound.fetching import Fetched, Fetcher
 from covenant.outbound.location import Location, Unreadable, read_url
 from covenant.outbound.remote_errors import NoCard, RefusalCode, RemoteRefused
 from covenant.seal.card_checking import SIGNATURES_MAX, header_of, signer_of
-from covenant.wire.card_reading import newer_form, read_card
+from covenant.wire.card_reading import BadCard, newer_form, read_card
 
 WELL_KNOWN: Final = "/.well-known/agent-card.json"
 BESIDE: Final = "/agent-card.json"
@@ -49,15 +49,25 @@ async def find_card(fetcher: Fetcher, url: str, credentials: Credentials) -> Rem
     """Raises NoCard, RemoteRefused if it may not be seen, BadCard, AddressRefused and CallFailed."""
     places = card_places(url)
     status: int | None = None
+    no_json: BadCard | None = None
     for place in places:
         answer = await fetcher.fetch("GET", place, headers={**_ASKING, **credentials.headers(place)})
         status = answer.status
         if status in ABSENT:
             continue
-        card = _card(answer)
+        try:
+            card = _card(answer)
+        except BadCard as bad:
+            if bad.field != "card":
+                raise
+            # A page for people, as many servers have for every path.
+            no_json = no_json or bad
+            continue
         if len(places) == 3 and place == places[-1] and not _names(card, url):
             continue
         return card
+    if no_json is not None:
+        raise no_json
     raise NoCard(f"there is no agent card for {url}; looked at {', '.join(places)}", status=status)
 
 

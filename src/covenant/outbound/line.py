@@ -158,18 +158,28 @@ class HttpLine:
 
     def _result(self, status: int, headers: Mapping[str, str], body: bytes) -> bytes:
         if not self._rest:
-            if not 200 <= status < 300 and not body.lstrip().startswith(b'{"jsonrpc"'):
-                raise self._told(refused_by_status(status, headers, body))
-            try:
-                return jsonrpc_calls.result(body)
-            except jsonrpc_calls.RpcError as error:
-                raise refused_by_rpc(error) from error
-            except jsonrpc_calls.Unanswerable as error:
-                raise self._told(_unreadable(str(error), status)) from error
+            return self._rpc_result(status, headers, body)
         # A stream's last frame may be an error, on a response that began well.
         if not 200 <= status < 300 or body.startswith(b'{"error"'):
             raise self._told(refused_by_status(status, headers, body))
         return body
+
+    def _rpc_result(self, status: int, headers: Mapping[str, str], body: bytes) -> bytes:
+        fine = 200 <= status < 300
+        try:
+            result = jsonrpc_calls.result(body)
+        except jsonrpc_calls.RpcError as error:
+            # A status that says whose turn it is says more than the code beside it.
+            if status in (401, 403, 429, 503):
+                raise self._told(refused_by_status(status, headers, body)) from error
+            raise refused_by_rpc(error) from error
+        except jsonrpc_calls.Unanswerable as error:
+            if fine:
+                raise _unreadable(str(error), status) from error
+            raise self._told(refused_by_status(status, headers, body)) from error
+        if not fine:
+            raise self._told(refused_by_status(status, headers, body))
+        return result
 
     def _told(self, refusal: RemoteRefused) -> RemoteRefused:
         """With the reason, where it is that the credential was kept back."""

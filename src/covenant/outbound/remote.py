@@ -173,7 +173,11 @@ class Remote:
 
     def _line(self, way: Way) -> Line:
         if way.binding == GRPC:
-            raise RemoteError(f"{way.url} speaks gRPC alone, for which this client has no line")
+            try:
+                from covenant.outbound.grpc_line import GrpcLine  # noqa: PLC0415  (needs an extra)
+            except ImportError as error:
+                raise RemoteError(f"{way.url} speaks gRPC alone: install the extra `grpc`") from error
+            return GrpcLine(way, self._fetcher.guard, self._credentials, self.card)
         return HttpLine(way, self._fetcher, self._credentials, self.card)
 
 
