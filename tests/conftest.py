@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.places import short_folder
+# Before anything imports it, so that a failing suite explains itself.
+pytest.register_assert_rewrite("covenant.testing")
+
+from tests.places import short_folder  # noqa: E402
 
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

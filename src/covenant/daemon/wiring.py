@@ -64,6 +64,7 @@ from covenant.ledger.contract import Ledger
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.view import Limits
+from covenant.model.errors import Unavailable
 from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
 from covenant.model.tenant import TenantLimits
@@ -190,7 +191,12 @@ async def _report(ledger: LogLedger, log: Log) -> None:
         log.warning("journal.torn_tail_cut", file=torn.file, line=torn.line, length=torn.length, kept=torn.kept)
     if counts.holders_lost:
         log.warning("lease.holders_lost", count=counts.holders_lost, look="covenant a2a status")
-    audit = await ledger.audit_verify_new()
+    try:
+        audit = await ledger.audit_verify_new()
+    except Unavailable as refusal:
+        # A machine too busy to archive now is no reason not to serve; `covenant audit verify` can be asked later.
+        log.warning("audit.unverified", why=refusal.message, look="covenant audit verify")
+        return
     if not audit.valid:
         # Serving goes on: whoever can break the record of who did what should not be able to stop the work as well.
         log.warning("audit.invalid", failures="; ".join(audit.failures), look="covenant audit verify")
