@@ -16,14 +16,25 @@ TASK = make_task(1, tenant="acme", context_id="c")
 ID = task_id(1)
 
 
-def told(what: Happening, generation: int = 7) -> tuple[str, dict[str, Any]]:
-    frame = Telling(TASK, 1_000).frame(Step(generation, 1_500, what)).decode()
-    numbered, named, data, empty, end = frame.split("\n")
-    assert (numbered, empty, end) == (f"id: {generation}", "", "")
-    carried = json.loads(data.removeprefix("data: "))
-    for field, value in {"request_id": ID, "stream_id": 0, "depth": 0, "ts_ms": 1_500}.items():
-        assert carried.pop(field) == value
-    return named.removeprefix("event: "), carried
+def all_told(what: Happening, generation: int = 7) -> list[tuple[str, dict[str, Any]]]:
+    """The events of one step. Only the last one has its number."""
+    frames = Telling(TASK, 1_000).frame(Step(generation, 1_500, what)).decode().split("\n\n")
+    assert frames.pop() == ""
+    assert [frame.startswith("id: ") for frame in frames] == [False] * (len(frames) - 1) + [True]
+    events = []
+    for frame in frames:
+        *numbered, named, data = frame.split("\n")
+        assert numbered in ([], [f"id: {generation}"])
+        carried = json.loads(data.removeprefix("data: "))
+        assert (carried.pop("request_id"), carried.pop("ts_ms")) == (ID, 1_500)
+        events.append((named.removeprefix("event: "), carried))
+    return events
+
+
+def told(what: Happening) -> tuple[str, dict[str, Any]]:
+    (name, carried), *_ = all_told(what)
+    assert (carried.pop("stream_id"), carried.pop("depth")) == ((1, 1) if name == "sub_agent_response" else (0, 0))
+    return name, carried
 
 
 def made(kind: str, *parts: Any, **more: Any) -> ArtifactUpdate:
@@ -91,21 +102,35 @@ SUB = {"agent": "writer", "depth": 1, "content": "a poem"}
         (Continued(MessageUpdate(role="user", parts=(Text("more"),))), "message", {"role": "user", "text": "more"}),
     ],
 )
-def test_each_step_is_one_event_under_its_name(what: Happening, event: str, carried: dict[str, Any]) -> None:
+def test_each_step_is_an_event_under_its_name(what: Happening, event: str, carried: dict[str, Any]) -> None:
     assert told(what) == (event, carried)
 
 
 def test_the_end_says_how_it_went_and_what_it_took() -> None:
-    whose = {"agent": "bob", "tenant_id": "acme", "conversation_id": "c", "duration_ms": 500}
-    result = Result(task_id=ID, status=ResultStatus.OK, content=(Text("done"),), metadata={"usage": {"tokens": 3}})
-    assert told(Ended(Ending.COMPLETED, result)) == (
-        "done",
-        {"ok": True, "state": "completed", "content": "done", "metadata": {"usage": {"tokens": 3}}, **whose},
-    )
-    assert told(Ended(Ending.FAILED, error_result(ID, "no"))) == (
-        "done",
-        {"ok": False, "state": "failed", "content": "", "error": "no", **whose},
-    )
+    mine = {"stream_id": 0, "depth": 0}
+    whose = {"agent": "bob", "tenant_id": "acme", "conversation_id": "c", "duration_ms": 500, **mine}
+    usage = {"tokens": 3, "input_tokens": 2, "output_tokens": 1}
+    result = Result(task_id=ID, status=ResultStatus.OK, content=(Text("done"),), metadata={"usage": usage})
+    assert all_told(Ended(Ending.COMPLETED, result)) == [
+        ("token_usage", {"agent": "bob", **usage, **mine}),
+        ("done", {"ok": True, "state": "completed", "content": "done", "metadata": {"usage": usage}, **usage, **whose}),
+    ]
+    assert all_told(Ended(Ending.FAILED, error_result(ID, "no"))) == [
+        ("error", {"error": "no", "state": "failed", **mine}),
+        ("done", {"ok": False, "state": "failed", "content": "", "error": "no", **whose}),
+    ]
+
+
+def test_an_agent_that_begins_and_a_text_that_is_complete_are_told_with_a_second_event() -> None:
+    assert [name for name, _ in all_told(Started())] == ["stream_start", "agent_start"]
+    assert [name for name, _ in all_told(made("text", Text("d"), last_chunk=True))] == ["text", "stream_end"]
+    assert [name for name, _ in all_told(made("text", Text(""), append=True, last_chunk=True))] == ["stream_end"]
+
+
+def test_what_other_agents_answered_has_a_stream_of_its_own() -> None:
+    second = ArtifactUpdate(f"{ID}-sub-1", (Json({"agent": "poet", "depth": 2, "content": "x"}),))
+    ((_, carried),) = all_told(second)
+    assert (carried["stream_id"], carried["depth"]) == (2, 2)
 
 
 def test_what_was_received_is_the_first_step() -> None:

@@ -11,16 +11,18 @@ from covenant.daemon.settings import A2aSettings
 from covenant.doors import simple
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.doors.native import agents, requests
+from covenant.doors.native import agents, orchestrate, requests
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import Conversations
 from covenant.exchange.requests import Requests
+from covenant.exchange.runs import Runs
 from covenant.exchange.simple import SimpleLimits, SimpleTasks
+from covenant.exchange.threads import Threads
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.uuids import Uuids
 from covenant.model.tools import Tool
 
-DESCRIBED: Final = (*agents.DESCRIBED, *requests.DESCRIBED, *simple.DESCRIBED)
+DESCRIBED: Final = (*agents.DESCRIBED, *orchestrate.DESCRIBED, *requests.DESCRIBED, *simple.DESCRIBED)
 
 
 class Built(NamedTuple):
@@ -37,8 +39,12 @@ def tenant_routes(settings: A2aSettings, built: Built, tools: Sequence[Tool]) ->
     ledger, catalogue, conversations, gate, meter = built
     limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min)
     tasks = SimpleTasks(ledger, catalogue, conversations, Uuids(), tools=tools, limits=limits)
+    asked, new_id = Requests(ledger, catalogue), Uuids()
+    runs = Runs(catalogue, conversations, asked, new_id)
+    native = orchestrate.NativeDoor(runs, Threads(ledger, catalogue, new_id), conversations)
     return [
         *agents.agent_routes(catalogue, gate, meter),
-        *requests.request_routes(Requests(ledger, catalogue), gate, meter),
+        *requests.request_routes(asked, gate, meter),
+        *orchestrate.native_routes(native, gate, meter, body_bytes_max=2 * settings.message_bytes_max),
         *simple.simple_routes(tasks, gate, meter),
     ]

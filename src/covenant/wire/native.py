@@ -1,12 +1,16 @@
-"""Requests under `/v1`: how a task is shown, and its steps as named events. One step is one event, live and replayed.
+"""Requests under `/v1`: how a task is shown, and its steps as named events, the same live and replayed.
 
-request_received   the task was accepted            stream_start         its agent has begun
+request_received   the task was accepted            stream_start, agent_start  its agent has begun
 text               a piece of the answer            stream_end           the answer has been said
 tool_call          a tool was used                  file                 a file, by its bytes or its URL
 sub_agent_response another agent answered           artifact             anything else that was made
 status             a word on progress               message              something said beside the answer
+token_usage        what it took                     error                what went wrong
 input_required, auth_required                       it waits for its sender
 done               it has ended, in whichever way; nothing comes after it
+
+A step is one event, or a few of which the last one has its number: whoever is cut off between them gets all of them
+again. `stream_id` is 0 for what the agent itself says, and counts up for the others that answered it, at their `depth`.
 """
 
 from __future__ import annotations
@@ -18,10 +22,11 @@ import msgspec
 
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.folding import TaskState, TaskView, final_message
-from covenant.model.result import Ending
+from covenant.model.result import Ending, Result
 from covenant.model.step import Began, Continued, Ended, Started, Step
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.usage import numbers, tokens_of
 from covenant.wire.telling import agent_of, context_of, usage_of
 
 RequestState = Literal["running", "completed", "failed", "canceled"]
@@ -70,6 +75,9 @@ class RequestEvent(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     content: str | None = None
     error: str | None = None
     duration_ms: int | None = None
+    tokens: float | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -121,9 +129,32 @@ class Telling:
         return b"".join([self.frame(step) for step in steps])
 
     def frame(self, step: Step) -> bytes:
-        name, fields = self._event(step)
-        event = RequestEvent(request_id=self._task.id, stream_id=0, depth=0, ts_ms=step.ts_ms, **fields)
-        return b"id: %d\nevent: %b\ndata: %b\n\n" % (step.generation, name.encode(), _encode(event))
+        *before, last = self._events(step)
+        frames = [self._written(step, b"", name, fields) for name, fields in before]
+        frames.append(self._written(step, b"id: %d\n" % step.generation, *last))
+        return b"".join(frames)
+
+    def _written(self, step: Step, number: bytes, name: str, fields: dict[str, Any]) -> bytes:
+        whose = {"stream_id": 0, "depth": 0, **fields}
+        event = RequestEvent(request_id=self._task.id, ts_ms=step.ts_ms, **whose)
+        return b"%bevent: %b\ndata: %b\n\n" % (number, name.encode(), _encode(event))
+
+    def _events(self, step: Step) -> list[tuple[str, dict[str, Any]]]:
+        what, event = step.what, self._event(step)
+        match what:
+            case Started():
+                return [event, ("agent_start", event[1])]
+            case ArtifactUpdate(last_chunk=True) if event[0] == "text":
+                named = {name: value for name, value in event[1].items() if name != "text"}
+                return [event, ("stream_end", named)]
+            case Ended():
+                used = tokens_used(what.result)
+                told = [("token_usage", {**used, "agent": agent_of(self._task)})] if used else []
+                failed = event[1]["error"]
+                wrong = [("error", {"error": failed, "state": event[1]["state"]})] if failed else []
+                return [*told, *wrong, event]
+            case _:
+                return [event]
 
     def _event(self, step: Step) -> tuple[str, dict[str, Any]]:
         what, task = step.what, self._task
@@ -161,6 +192,7 @@ class Telling:
             "conversation_id": context_of(task),
             "duration_ms": max(0, ts_ms - self._began_at_ms),
             "metadata": usage_of(result),
+            **tokens_used(result),
         }
 
 
@@ -177,7 +209,8 @@ def _made(task: Task, update: ArtifactUpdate) -> tuple[str, dict[str, Any]]:
     if kind == "sub" and isinstance(part, Json) and isinstance(part.value, dict):
         said = part.value
         who = {"agent": _string(said.get("agent")), "content": _string(said.get("content"))}
-        return "sub_agent_response", {**named, **who, "value": said}
+        where = {"stream_id": _count(update.artifact_id) + 1, "depth": _whole(said.get("depth"))}
+        return "sub_agent_response", {**named, **who, **where, "value": said}
     about = {**named, "name": update.name, "metadata": update.metadata, **_carried(part)}
     return "file" if kind == "file" else "artifact", about
 
@@ -197,6 +230,23 @@ def _carried(part: Content | None) -> dict[str, Any]:
             return {"text": inner.text, "data": inner.blob, "mime_type": inner.mimeType}
         case _:
             return {"data": part.data, "mime_type": part.mimeType}
+
+
+def tokens_used(result: Result) -> dict[str, float]:
+    """What it took, in tokens, with what it had delegated; nothing if nobody said."""
+    said = numbers((usage_of(result) or {}).get("usage"))
+    used = {name: amount for name, amount in said.items() if name in ("input_tokens", "output_tokens")}
+    return {"tokens": tokens_of(said), **used} if used or "tokens" in said else {}
+
+
+def _count(artifact_id: str) -> int:
+    """Which one of its kind it is: what stands last in its id."""
+    number = artifact_id.rpartition("-")[2].rpartition(".")[2]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else 0
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 1
 
 
 def _string(value: object) -> str | None:

@@ -115,7 +115,9 @@ Frame = tuple[int, str, dict[str, Any]]
 
 
 async def frames_of(response: httpx2.Response) -> AsyncIterator[Frame]:
+    """An event without a number is part of the step of the next one that has one."""
     number, event = 0, ""
+    part_of_next: list[tuple[str, dict[str, Any]]] = []
     async for line in response.aiter_lines():
         name, _, value = line.partition(": ")
         if name == "id":
@@ -123,7 +125,11 @@ async def frames_of(response: httpx2.Response) -> AsyncIterator[Frame]:
         elif name == "event":
             event = value
         elif name == "data":
-            yield number, event, json.loads(value)
+            part_of_next.append((event, json.loads(value)))
+            if number:
+                for each, data in part_of_next:
+                    yield number, each, data
+                number, part_of_next = 0, []
 
 
 def text_of(task: dict[str, Any]) -> str:

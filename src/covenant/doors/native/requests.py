@@ -141,7 +141,7 @@ class Events:
             self._timer.observe(perf_counter() - started_s)
 
         async def write(to: Send) -> None:
-            await _tell(stream, to, from_start=after == 0)
+            await tell(stream, to, from_start=after == 0)
 
         await flow(stream, caller, write, tenancy=self._gate.tenancy, receive=receive, send=send)
 
@@ -156,7 +156,7 @@ def _cursor(scope: Scope) -> int:
     return asked.since if asked.since is not None else asked.since_seq or 0
 
 
-async def _tell(stream: Stream, send: Send, *, from_start: bool) -> None:
+async def tell(stream: Stream, send: Send, *, from_start: bool) -> None:
     telling = Telling(stream.first.task, stream.first.created_at_ms)
     if from_start:
         await send({"type": "http.response.body", "body": telling.received(), "more_body": True})

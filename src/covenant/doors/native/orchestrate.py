@@ -1,0 +1,298 @@
+"""`/v1/orchestrate` and `/v1/conversations`: native runs, as server-sent events from a task's first step on.
+
+A run is a task like all others: a client that is cut off finds it under `/v1/requests/{id}`, and leaving ends nothing.
+What is refused is refused before the stream opens, as JSON with a true status. `Idempotency-Key` names a run: the same
+again is told again from its beginning, and goes on if it has not ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import Annotated, Final
+
+import msgspec
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from covenant.doors.a2a.pouring import flow
+from covenant.doors.http.bearer import TRANSPORT
+from covenant.doors.http.body import BODY_TOO_LARGE, read_body
+from covenant.doors.http.openapi import Described
+from covenant.doors.http.reply import CLOSE, reply_internal, reply_problem
+from covenant.doors.http.routes import described_routes
+from covenant.doors.http.tenant import Asked, TenantCall, TenantGate
+from covenant.doors.metrics import Meter
+from covenant.doors.native.requests import tell
+from covenant.doors.waiting import CallerGoneError
+from covenant.exchange.conversation import Ask, Conversations
+from covenant.exchange.runs import Run, Runs
+from covenant.exchange.streams import Stream
+from covenant.exchange.tenancy import Caller
+from covenant.exchange.threads import Thread, Threads, context_of
+from covenant.model.asking import Message, SendMessage
+from covenant.model.content import Text
+from covenant.model.errors import Refusal
+from covenant.model.folding import TaskView
+from covenant.model.ids import TaskId
+from covenant.wire.decoding import decode_query
+from covenant.wire.native import RequestEvent
+from covenant.wire.native_requests import (
+    NewConversation,
+    NewMessage,
+    RunRequest,
+    content_of,
+    decode_conversation,
+    decode_message,
+    decode_run,
+)
+
+ORCHESTRATE: Final = "/v1/orchestrate"
+CONVERSATIONS: Final = "/v1/conversations"
+CONVERSATION: Final = "/v1/conversations/{conversation_id}"
+MESSAGES: Final = "/v1/conversations/{conversation_id}/messages"
+LIMIT: Final = 50
+LIMIT_MAX: Final = 100
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)]
+
+log = logging.getLogger(__name__)
+
+
+class ListConversations(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`after` is what the page before said is `next`."""
+
+    limit: Limit = LIMIT
+    after: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class ConversationPage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`next` is empty on the last page."""
+
+    count: int
+    conversations: tuple[Thread, ...]
+    next: str
+
+
+class ListMessages(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How many requests back."""
+
+    limit: Limit = LIMIT
+
+
+class MessageShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    role: str
+    content: str
+    request_id: str
+    state: str
+    """Of the request that it is part of, in A2A's words."""
+    created_at_ms: int
+
+
+class MessagePage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    count: int
+    messages: tuple[MessageShown, ...]
+
+
+class ConversationDeleted(msgspec.Struct, frozen=True, gc=False):
+    conversation_id: str
+    deleted: bool = True
+
+
+class NativeDoor:
+    def __init__(self, runs: Runs, threads: Threads, conversations: Conversations) -> None:
+        self._runs = runs
+        self._threads = threads
+        self._conversations = conversations
+
+    async def run(self, caller: Caller, path: dict[str, str], body: bytes, key: str | None) -> tuple[Stream, bool]:  # noqa: ARG002
+        asked = decode_run(body)
+        about = {"original_query": asked.original_query, "channel": asked.channel}
+        run = Run(
+            parts=content_of(asked.message),
+            agent=asked.agent,
+            definition=asked.agent_def,
+            about={name: said for name, said in about.items() if said is not None},
+        )
+        return await self._runs.start(caller, run, key), True
+
+    async def say(self, caller: Caller, path: dict[str, str], body: bytes, key: str | None) -> tuple[Stream, bool]:
+        """A new task of the conversation's agent, or the answer that its last one waits for."""
+        conversation_id = path["conversation_id"]
+        thread = await self._threads.get(caller, conversation_id)
+        parts = content_of(decode_message(body).message)
+        context_id = context_of(thread.conversation_id)
+        task = self._runs.task(
+            caller, Run(parts=parts, agent=thread.agent), key, parent=_task_id(thread), context_id=context_id
+        )
+        waiting = await self._threads.waiting(caller, conversation_id, task.id)
+        if waiting is None:
+            return await self._runs.follow(caller, task), True
+        message = Message(message_id=task.id, parts=parts, task_id=waiting.task.id, context_id=context_id)
+        ask = Ask(caller=caller, agent=self._runs.agent(caller, thread.agent), idempotency_key=key)
+        return await self._conversations.stream(ask, SendMessage(message=message)), False
+
+    async def create(self, asked: Asked) -> tuple[int, Thread]:
+        given = decode_conversation(asked.body)
+        agent = self._runs.agent(asked.caller, given.agent)
+        return 201, await self._threads.create(asked.caller, agent, given.title)
+
+    async def list(self, asked: Asked) -> tuple[int, ConversationPage]:
+        query = decode_query(ListConversations, asked.query)
+        found, after = await self._threads.list(asked.caller, query.limit, query.after)
+        return 200, ConversationPage(count=len(found), conversations=tuple(found), next=after)
+
+    async def show(self, asked: Asked) -> tuple[int, Thread]:
+        return 200, await self._threads.get(asked.caller, asked.path["conversation_id"])
+
+    async def delete(self, asked: Asked) -> tuple[int, ConversationDeleted]:
+        conversation_id = asked.path["conversation_id"]
+        await self._threads.delete(asked.caller, conversation_id)
+        return 200, ConversationDeleted(conversation_id)
+
+    async def messages(self, asked: Asked) -> tuple[int, MessagePage]:
+        limit = decode_query(ListMessages, asked.query).limit
+        found = await self._threads.said(asked.caller, asked.path["conversation_id"], limit)
+        shown = tuple(message for view in found for message in _shown(view))
+        return 200, MessagePage(count=len(shown), messages=shown)
+
+
+def _task_id(thread: Thread) -> TaskId:
+    return TaskId(thread.conversation_id)
+
+
+def _shown(view: TaskView) -> list[MessageShown]:
+    return [
+        MessageShown(
+            role=message.role,
+            content="".join(part.text for part in message.parts if isinstance(part, Text)),
+            request_id=view.task.id,
+            state=view.state.value,
+            created_at_ms=view.created_at_ms if message.role == "user" else view.updated_at_ms,
+        )
+        for message in view.history
+    ]
+
+
+Running = Callable[[Caller, dict[str, str], bytes, str | None], Awaitable[tuple[Stream, bool]]]
+"""What is told, and whether from its first step on."""
+
+
+class RunCall:
+    """A route that answers with a run's events, as an ASGI callable."""
+
+    def __init__(self, gate: TenantGate, meter: Meter, name: str, run: Running, *, body_bytes_max: int) -> None:
+        self._gate = gate
+        self._meter = meter
+        self._timer = meter.timer(TRANSPORT, name)
+        self._name = name
+        self._run = run
+        self._body_bytes_max = body_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            caller = await self._gate.enter(scope)
+            body = await read_body(scope, receive, self._body_bytes_max)
+            with self._gate.limiter.running(caller):
+                await self._answer(caller, scope, body, receive, send)
+        except Refusal as refusal:
+            self._meter.refused(TRANSPORT, refusal.code)
+            await reply_problem(send, refusal, (CLOSE,) if refusal.code == BODY_TOO_LARGE else ())
+        except CallerGoneError:
+            return
+
+    async def _answer(self, caller: Caller, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        started_s = perf_counter()
+        try:
+            stream, from_start = await self._run(caller, scope["path_params"], body, _key(scope))
+        except Refusal:
+            raise
+        except Exception:  # the last stand before the client: it hears nothing of what went wrong
+            log.exception("http.failed", extra={"operation": self._name})
+            self._meter.refused(TRANSPORT, "internal")
+            await reply_internal(send, plain=True)
+            return
+        finally:
+            self._timer.observe(perf_counter() - started_s)
+
+        async def write(to: Send) -> None:
+            await tell(stream, to, from_start=from_start)
+
+        await flow(stream, caller, write, tenancy=self._gate.tenancy, receive=receive, send=send)
+
+
+def _key(scope: Scope) -> str | None:
+    key = next((value for name, value in scope["headers"] if name == b"idempotency-key"), None)
+    return key.decode("latin-1") if key is not None else None
+
+
+DESCRIBED: Final = (
+    Described(
+        path=ORCHESTRATE,
+        method="POST",
+        name="orchestrate",
+        summary="Have an agent, or the master, do something; told as server-sent events. Idempotency-Key names the run",
+        request=RunRequest,
+        answer=RequestEvent,
+        media_type="text/event-stream",
+    ),
+    Described(
+        path=CONVERSATIONS,
+        method="POST",
+        name="create_conversation",
+        summary="Begin a conversation with an agent, the master unless said otherwise",
+        request=NewConversation,
+        answer=Thread,
+        status=201,
+    ),
+    Described(
+        path=CONVERSATIONS,
+        method="GET",
+        name="list_conversations",
+        summary="Your open conversations, the newest first",
+        query=ListConversations,
+        answer=ConversationPage,
+    ),
+    Described(path=CONVERSATION, method="GET", name="show_conversation", summary="One of them", answer=Thread),
+    Described(
+        path=CONVERSATION,
+        method="DELETE",
+        name="delete_conversation",
+        summary="End a conversation; what was said stays under /v1/requests",
+        answer=ConversationDeleted,
+    ),
+    Described(
+        path=MESSAGES,
+        method="POST",
+        name="say_in_conversation",
+        summary="The next message of a conversation; the answer comes as server-sent events",
+        request=NewMessage,
+        answer=RequestEvent,
+        media_type="text/event-stream",
+    ),
+    Described(
+        path=MESSAGES,
+        method="GET",
+        name="list_messages",
+        summary="What was said in a conversation, the oldest first",
+        query=ListMessages,
+        answer=MessagePage,
+    ),
+)
+
+
+def native_routes(door: NativeDoor, gate: TenantGate, meter: Meter, *, body_bytes_max: int) -> list[BaseRoute]:
+    runs = {"orchestrate": door.run, "say_in_conversation": door.say}
+    calls: dict[str, ASGIApp] = {
+        name: RunCall(gate, meter, name, run, body_bytes_max=body_bytes_max) for name, run in runs.items()
+    }
+    asked = {
+        "create_conversation": door.create,
+        "list_conversations": door.list,
+        "show_conversation": door.show,
+        "delete_conversation": door.delete,
+        "list_messages": door.messages,
+    }
+    calls |= {name: TenantCall(gate, meter, name, run, body_bytes_max=body_bytes_max) for name, run in asked.items()}
+    return described_routes(DESCRIBED, calls)
