@@ -18,7 +18,7 @@ def short_path() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def daemon(short_path: Path) -> Iterator[Daemon]:
     """Bob is enrolled and may answer; the operator may send to bob, and repair."""
-    started = Daemon(short_path / "home")
+    started = Daemon(short_path / "home", env={"COVENANT_A2A_PUSH_NOTIFICATIONS": "on"})
     token = started.json("identities", "enroll", "bob@host", "--grant", "a2a.respond.operator@local")["token_b58"]
     bob = started.home / "bob.token"
     bob.write_text(token)

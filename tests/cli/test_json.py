@@ -2,6 +2,7 @@
 
 import json
 import re
+import urllib.request
 from collections.abc import Callable
 from uuid import uuid4
 
@@ -82,6 +83,22 @@ def answering(daemon: Daemon) -> str:
     return f"{daemon.url}/v1/a2a/agents/{agent_id}"
 
 
+def pushed(daemon: Daemon) -> list[str]:
+    """A task with a webhook that nobody listens at: its id, and the configuration's."""
+    agent_id = agent(daemon)
+    token = (daemon.home / "operator.token").read_text().strip()
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "go"}]}
+    hook = {"id": "hook", "url": "https://example.com/hook"}
+    configuration = {"returnImmediately": True, "taskPushNotificationConfig": hook}
+    request = urllib.request.Request(
+        f"{daemon.url}/v1/a2a/agents/{agent_id}/message:send",
+        json.dumps({"message": message, "configuration": configuration}).encode(),
+        {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return [json.load(answer)["task"]["id"], "hook"]
+
+
 def settled(daemon: Daemon) -> str:
     task_id, lease_id = lease(daemon)
     daemon.json("a2a", "respond", task_id, "--lease-id", lease_id, "done", *as_bob(daemon))
@@ -137,6 +154,8 @@ RUNS: dict[str, list[Words]] = {
     "tenants add": [lambda _: [f"t-{uuid4().hex[:8]}", "--concurrency", "2", "--rate-per-min", "60", "--burst", "5"]],
     "tenants list": [lambda _: []],
     "tenants limit": [lambda d: [tenant(d), "--burst", "5"]],
+    "a2a push list": [lambda _: [], lambda _: ["--limit", "1"]],
+    "a2a push retry": [pushed],
     "tenants disable": [lambda d: [tenant(d)]],
     "tenants enable": [lambda d: [tenant(d)]],
     "tenants rotate": [lambda d: [tenant(d)], lambda _: ["default"]],
@@ -157,7 +176,7 @@ RUNS: dict[str, list[Words]] = {
 
 
 def test_every_command_is_run_here_but_the_daemon_itself() -> None:
-    assert COMMANDS.keys() - RUNS.keys() == {"serve"}
+    assert COMMANDS.keys() - RUNS.keys() == {"serve", "mcp"}
     assert RUNS.keys() <= COMMANDS.keys()
 
 
