@@ -13,10 +13,15 @@ from covenant.model.content import Json, Text
 from covenant.model.folding import TaskState
 from covenant.model.hop import Hop
 from covenant.model.remote import RemoteArtifact
+from covenant.model.remote_card import Way
+from covenant.outbound.credentials import Credentials
+from covenant.outbound.fetching import Fetcher
+from covenant.outbound.remote import Manners, Remote
 from covenant.outbound.remote_errors import NoCard, RemoteRefused, RemoteTimedOut
 from covenant.seal.keys import public_key
 from tests.doors.a2a.stage import Scenery, Stage, stage
-from tests.outbound.http_servers import HERE
+from tests.outbound.cutting import wire_to
+from tests.outbound.http_servers import HERE, fetcher
 from tests.outbound.remotes import card, hand_made
 
 heard: list[Turn] = []
@@ -49,6 +54,56 @@ async def sleep(turn: Turn) -> AsyncIterator[Any]:
 def to(scene: Stage, agent: str, **options: Any) -> Connecting:
     given = {"token": scene.token, "allow_private": (HERE,), "poll_s": 0.02, "timeout_s": 20.0, **options}
     return connect(scene.url(agent), **given)
+
+
+WAYS = [("JSONRPC", "1.0"), ("HTTP+JSON", "1.0"), ("JSONRPC", "0.3")]
+every_way = pytest.mark.parametrize("way", WAYS, ids=" ".join)
+
+
+def by(way: tuple[str, str], fetching: Fetcher, url: str, token: str) -> Remote:
+    """Called in this way, whatever its card prefers."""
+    binding, version = way
+    ways = [Way(url=url, binding=binding, version=version)]
+    return Remote(ways, fetching, Credentials(url, token=token), manners=Manners(poll_s=0.02, timeout_s=20.0))
+
+
+@every_way
+async def test_a_stream_that_is_cut_goes_on_where_it_was(tmp_path: Path, way: tuple[str, str]) -> None:
+    pauses = [asyncio.Event() for _ in range(3)]
+    counter = Agent("counter")
+
+    @counter
+    async def count(turn: Turn) -> AsyncIterator[str]:
+        for number, pause in enumerate(pauses):
+            yield f"{number} "
+            await pause.wait()
+
+    async with stage(tmp_path, counter) as scene, wire_to(scene.port) as wire, fetcher(HERE) as calls:
+        url = scene.url("counter").replace(str(scene.port), str(wire.port))
+        stream = by(way, calls, url, scene.token).stream("go")
+        told = ""
+        async for news in stream:
+            if isinstance(news, RemoteArtifact) and news.text:
+                told += news.text
+                wire.cut()
+                pauses[int(news.text) if news.text.strip().isdigit() else -1].set()
+        assert told == stream.reply.text == "0 1 2 "
+        assert wire.connections >= 4
+        tasks = await scene.result("counter", "ListTasks", {}, a2a_version="1.0")
+        assert tasks["totalSize"] == 1
+
+
+@every_way
+async def test_every_way_to_our_own_door_works(tmp_path: Path, way: tuple[str, str]) -> None:
+    async with stage(tmp_path, asker, sleeper) as scene, fetcher(HERE) as calls:
+        remote = by(way, calls, scene.url("asker"), scene.token)
+        asked = await remote.send("go")
+        assert (await asked.continue_("blue")).text == "so it is blue"
+        sleeping = by(way, calls, scene.url("sleeper"), scene.token)
+        with pytest.raises(RemoteTimedOut) as raised:
+            await sleeping.send("go", timeout_s=1.0, stream=False)
+        assert raised.value.task_id is not None
+        assert (await sleeping.get(raised.value.task_id)).state is TaskState.CANCELED
 
 
 @pytest.mark.parametrize("streams", [True, False])

@@ -455,3 +455,23 @@ def test_the_client_needs_neither_the_official_sdk_nor_grpc() -> None:
         "sys.exit(bool({'a2a', 'grpc', 'google.protobuf', 'httpx2'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+async def test_whoever_leaves_while_the_message_is_on_its_way_cancels_what_comes_of_it() -> None:
+    gate = asyncio.Event()
+
+    async def behave(called: Called) -> None:
+        await gate.wait()
+        called.result({"task": task()})
+
+    async with hand_made(behave, streaming=False) as hand, hand.connect() as remote:
+        calling = asyncio.create_task(remote.send("go"))
+        await asyncio.wait_for(hand.served.asked.wait(), BOUND_S)
+        while not hand.methods:
+            hand.served.asked.clear()
+            await asyncio.wait_for(hand.served.asked.wait(), BOUND_S)
+        calling.cancel()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        assert hand.methods == ["SendMessage", "CancelTask"]
