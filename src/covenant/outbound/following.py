@@ -101,9 +101,10 @@ class Following:
                     # It was on its way when its caller left: its answer says what there is to stop.
                     for _ in self.known.take(await self._sending):
                         pass
-                if self.line is not None and self.known.task_id is not None and not self.known.state.terminal:
-                    log.info("remote.called_off", extra={"remote_task": self.known.task_id})
-                    await self.line.cancel(self.known.task_id)
+                task_id = self.known.task_id or self._errand.ask.message.task_id
+                if self.line is not None and task_id is not None and not self.known.state.terminal:
+                    log.info("remote.called_off", extra={"remote_task": task_id})
+                    await self.line.cancel(task_id)
         if self._sending is not None:
             self._sending.cancel()
 
@@ -126,7 +127,9 @@ class Following:
 
     async def _post(self, line: Line) -> AsyncGenerator[Heard]:
         """Posts until it is known to be taken, as often as that is safe."""
-        for tries in range(1, RESENDS_MAX + 1):
+        tries = 0
+        while True:
+            tries += 1
             try:
                 attempt = self._streamed(line) if self._streaming else self._sent(line)
                 async with aclosing(attempt):
