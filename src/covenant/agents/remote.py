@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any, Final
 
 from covenant.agents.job import DAEMON_STOPS, Job
+from covenant.agents.withdrawing import Open, Withdrawals
 from covenant.exchange.delegation import REMOTE, target_of
 from covenant.exchange.messages import IDEMPOTENCY, text_of
 from covenant.model.content import Content, Text
-from covenant.model.errors import CovenantError, Refusal
+from covenant.model.errors import Refusal
 from covenant.model.folding import TaskState
 from covenant.model.hop import Hop
 from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
@@ -31,24 +31,28 @@ from covenant.model.usage import numbers
 from covenant.outbound.assembly import Assembly
 from covenant.outbound.failures import CallFailed
 from covenant.outbound.remote import Remote
-from covenant.outbound.remote_errors import RemoteError
+from covenant.outbound.remote_errors import PASSING, RemoteError
 from covenant.outbound.reply import Reply, reply_of
 
 POLLS_S: Final = (0.25, 0.5, 1.0, 2.0, 3.0)
 FAILURES_MAX: Final = 20
-CANCEL_S: Final = 5.0
 NOT_LONGER_THAN_S: Final = 24 * 3600.0
 """How long a call is followed that has no time of its own."""
 
 log = logging.getLogger(__name__)
 
-Open = Callable[[Mapping[str, str]], Awaitable[Remote]]
-"""A remote agent by its `url`, or by its `name` in the registry."""
-
 
 class RemoteBody:
-    def __init__(self, open_remote: Open, target: Mapping[str, str] | None = None, *, depth_max: int) -> None:
-        """`target`: where it is, for tasks that do not say so themselves."""
+    def __init__(
+        self,
+        open_remote: Open,
+        target: Mapping[str, str] | None = None,
+        *,
+        depth_max: int,
+        withdrawals: Withdrawals,
+    ) -> None:
+        """`target`: where it is, for tasks that do not say so. `withdrawals`: who ends there what has ended here."""
+        self._withdrawals = withdrawals
         self._open = open_remote
         self._target = target
         self._depth_max = depth_max
@@ -74,25 +78,33 @@ class RemoteBody:
         again = leased.turn > 1 or leased.lease.attempt > 1
         noted = await job.noted(REMOTE) if again else None
         known = noted if isinstance(noted, dict) else {}
+        note = _Note(job, known)
         remote = await self._open(target)
         try:
             if known.get("task_id") and known.get("turn") == leased.turn:
                 reply = await _follow(job, remote, known["task_id"])
             else:
-                reply = await self._send(job, remote, hop, known)
+                reply = await self._send(job, remote, hop, note)
+        except asyncio.CancelledError:
+            if job.stopping != DAEMON_STOPS and note.task_id is not None:
+                # It was told already, if it could be reached just now. Otherwise it is told until it can be.
+                self._withdrawals.tell(target, note.task_id)
+            raise
         finally:
             await remote.close()
         _conclude(job, reply)
+        if reply.waits and note.task_id is not None:
+            self._withdrawals.watch(job.task.id, target, note.task_id)
 
-    async def _send(self, job: Job, remote: Remote, hop: Hop, known: Mapping[str, Any]) -> Reply:
+    async def _send(self, job: Job, remote: Remote, hop: Hop, note: _Note) -> Reply:
         task, turn = job.task, job.leased.turn
         key = task.id if turn == 1 else f"{task.id}.{turn}"
         idempotent = task.idempotency is not None and task.idempotency.duplicate_safety is DuplicateSafety.IDEMPOTENT
         safety = DuplicateSafety.IDEMPOTENT if idempotent else DuplicateSafety.UNSAFE
         stream = remote.stream(
             _words(job),
-            task_id=known.get("task_id"),
-            context_id=known.get("context_id"),
+            task_id=note.task_id,
+            context_id=note.context_id,
             metadata={IDEMPOTENCY: {"key": key, "duplicate_safety": safety.value}},
             message_id=key,
             # Without it the message is posted once: an agent that does not know such keys might do it twice.
@@ -101,7 +113,6 @@ class RemoteBody:
             timeout_s=NOT_LONGER_THAN_S,
             stays=lambda: job.stopping == DAEMON_STOPS,
         )
-        note = _Note(job)
         async for heard in stream:
             note.take(stream.task_id, stream.reply.context_id)
             await _say(job, heard)
@@ -109,15 +120,18 @@ class RemoteBody:
 
 
 class _Note:
-    """Which task it is there, said once."""
+    """Which task it is there: as it was noted before, or as it is learned, and then said once in a turn."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, known: Mapping[str, Any]) -> None:
         self._job = job
         self._said = False
+        self.task_id: str | None = known.get("task_id")
+        self.context_id: str | None = known.get("context_id")
 
     def take(self, task_id: str | None, context_id: str | None) -> None:
         if task_id is not None and not self._said:
             self._said = True
+            self.task_id, self.context_id = task_id, context_id
             noted = {"task_id": task_id, "context_id": context_id, "turn": self._job.leased.turn}
             self._job.say(StatusUpdate(metadata={REMOTE: noted}))
 
@@ -125,35 +139,20 @@ class _Note:
 async def _follow(job: Job, remote: Remote, task_id: str) -> Reply:
     """A task there that an earlier attempt began: look at it until it is over."""
     known, failures, looks = Assembly(), 0, 0
-    try:
-        while True:
-            try:
-                for heard in known.take(await remote.get(task_id)):
-                    await _say(job, heard)
-                failures = 0
-            except (RemoteError, CallFailed) as failure:
-                failures += 1
-                passing = failure.transient if isinstance(failure, CallFailed) else failure.code in _PASSING
-                if not passing or failures >= FAILURES_MAX:
-                    raise
-            if known.stopped:
-                return reply_of(known, remote)
-            await asyncio.sleep(POLLS_S[min(looks, len(POLLS_S) - 1)])
-            looks += 1
-    except asyncio.CancelledError:
-        if job.stopping != DAEMON_STOPS:
-            await stop_there(remote, task_id)
-        raise
-
-
-_PASSING: Final = frozenset({"over_limit", "unavailable"})
-
-
-async def stop_there(remote: Remote, task_id: str) -> None:
-    """Tell the remote that nobody waits any more. It may have ended, and need not answer."""
-    with suppress(CovenantError, TimeoutError):
-        async with asyncio.timeout(CANCEL_S):
-            await remote.cancel(task_id)
+    while True:
+        try:
+            for heard in known.take(await remote.get(task_id)):
+                await _say(job, heard)
+            failures = 0
+        except (RemoteError, CallFailed) as failure:
+            failures += 1
+            passing = failure.transient if isinstance(failure, CallFailed) else failure.code in PASSING
+            if not passing or failures >= FAILURES_MAX:
+                raise
+        if known.stopped:
+            return reply_of(known, remote)
+        await asyncio.sleep(POLLS_S[min(looks, len(POLLS_S) - 1)])
+        looks += 1
 
 
 async def _say(job: Job, heard: Heard) -> None:

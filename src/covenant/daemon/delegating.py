@@ -11,6 +11,7 @@ from pathlib import Path
 
 from covenant.agents.crew import Crew
 from covenant.agents.remote import RemoteBody
+from covenant.agents.withdrawing import Withdrawals
 from covenant.daemon.connecting import Options, open_remote
 from covenant.daemon.settings import Settings
 from covenant.exchange.catalogue import Catalogue
@@ -18,6 +19,7 @@ from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.ledger.contract import Ledger
 from covenant.model.errors import Refusal
 from covenant.model.tenant import DEFAULT
+from covenant.model.tracing import OFF, Tracer
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.registry import Remotes
 from covenant.outbound.remote import Remote
@@ -26,7 +28,8 @@ from covenant.outbound.remote import Remote
 class Elsewhere:
     """Agents that are not here: known by the registry, or by their address alone."""
 
-    def __init__(self, home: Path, fetcher: Fetcher, *, depth_max: int) -> None:
+    def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int) -> None:
+        self.withdrawals = Withdrawals(ledger, self.open)
         self._home = home
         self._fetcher = fetcher
         self._depth_max = depth_max
@@ -49,11 +52,16 @@ class Elsewhere:
         return await open_remote(target["url"], Options(home=self._home, fetcher=self._fetcher))
 
     def body(self, target: Mapping[str, str] | None = None) -> RemoteBody:
-        return RemoteBody(self.open, target, depth_max=self._depth_max)
+        return RemoteBody(self.open, target, depth_max=self._depth_max, withdrawals=self.withdrawals)
 
 
 def make_delegations(
-    settings: Settings, ledger: Ledger, catalogue: Catalogue, crew: Crew, elsewhere: Elsewhere
+    settings: Settings,
+    ledger: Ledger,
+    catalogue: Catalogue,
+    crew: Crew,
+    elsewhere: Elsewhere,
+    tracer: Tracer = OFF,
 ) -> Delegations:
     ours = settings.delegation
     limits = DelegationLimits(
@@ -64,4 +72,4 @@ def make_delegations(
         depth_max=ours.depth_max,
         message_bytes_max=settings.a2a.message_bytes_max,
     )
-    return Delegations(ledger, catalogue, crew, limits, registered=elsewhere.registered)
+    return Delegations(ledger, catalogue, crew, limits, registered=elsewhere.registered, tracer=tracer)

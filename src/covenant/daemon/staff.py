@@ -81,6 +81,9 @@ class Staff:
             body = self._body(constitution)
             if body is not None and self._programs.get((tenant_name, agent_id)) != constitution:
                 self._employ(tenant_name, constitution, body)
+                if self._elsewhere is not None and constitution.kind == "remote":
+                    identity = self._catalogue.identity(tenant_name, agent_id)
+                    self._elsewhere.withdrawals.look_after(identity, _target(constitution))
                 if agent_id not in (INDEX, ELSEWHERE):
                     self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
         self._programs, self._seen = wanted, seen
@@ -92,9 +95,7 @@ class Staff:
             return self._cast.body(constitution) if self._cast is not None else None
         if self._elsewhere is None:
             return None
-        if constitution is _CALLED_BY_ADDRESS:
-            return self._elsewhere.body()
-        return self._elsewhere.body({"url": constitution.url} if constitution.url else {"name": constitution.id})
+        return self._elsewhere.body(_target(constitution))
 
     async def run(self) -> None:
         while True:
@@ -122,3 +123,10 @@ class Staff:
         if agent is None or agent.source != "code":
             self._crew.dismiss(self._catalogue.identity(tenant, agent_id))
             self._log.info("agents.dismissed", agent=agent_id, tenant=tenant)
+
+
+def _target(constitution: Constitution) -> dict[str, str] | None:
+    """Where a remote agent is; None where each task says so."""
+    if constitution is _CALLED_BY_ADDRESS:
+        return None
+    return {"url": constitution.url} if constitution.url else {"name": constitution.id}

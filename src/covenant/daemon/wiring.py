@@ -19,7 +19,7 @@ from covenant.daemon.a2a import make_conversations, make_crew, make_door, make_g
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.cards import card_pages, make_cards, mcp_servers
 from covenant.daemon.delegating import Elsewhere, make_delegations
-from covenant.daemon.environment import machine_name, now_ms
+from covenant.daemon.environment import environment, machine_name, now_ms
 from covenant.daemon.grpc import open_grpc
 from covenant.daemon.home import (
     KEY_NAME,
@@ -38,6 +38,7 @@ from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
 from covenant.daemon.pushing import make_pushes
 from covenant.daemon.settings import LimitSettings, Settings
+from covenant.daemon.telemetry import open_tracer
 from covenant.daemon.tenant_doors import DESCRIBED as TENANT_DESCRIBED
 from covenant.daemon.tenant_doors import Built, tenant_routes
 from covenant.doors.a2a.calling import Gate
@@ -69,6 +70,7 @@ from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
 from covenant.model.tenant import TenantLimits
 from covenant.model.tools import McpServer
+from covenant.model.tracing import Tracer
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.pushing import PushRunner
 from covenant.seal.grants import verify_grant
@@ -158,13 +160,17 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
         await check_grants(ledger, operator.pubkey)
         principal = await admit_operator(ledger, operator, token, partial(save_token, home))
         await _report(ledger, log)
-        async with open_outbound(settings.outbound) as (_, fetcher):
-            node = _assemble(settings, ledger, principal, key, fetcher=fetcher, log=log)
+        async with (
+            open_outbound(settings.outbound) as (_, fetcher),
+            open_tracer(settings.telemetry, environment(), log) as tracer,
+        ):
+            node = _assemble(settings, ledger, principal, key, fetcher=fetcher, tracer=tracer, log=log)
             await node.tenancy.open()
             node.agent_files.refresh()
             try:
                 yield node
             finally:
+                await node.elsewhere.withdrawals.stop()
                 await node.reach.close()
                 await node.tools.close()
                 if node.grpc is not None:
@@ -203,10 +209,17 @@ async def _report(ledger: LogLedger, log: Log) -> None:
 
 
 def _assemble(
-    settings: Settings, ledger: LogLedger, operator: Principal, key: bytes, *, fetcher: Fetcher, log: Log
+    settings: Settings,
+    ledger: LogLedger,
+    operator: Principal,
+    key: bytes,
+    *,
+    fetcher: Fetcher,
+    tracer: Tracer,
+    log: Log,
 ) -> Node:
     home = settings.home
-    exchange = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings))
+    exchange = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings), tracer)
     doorkeeper = Doorkeeper(ledger, operator.agent)
     catalogue = Catalogue(ledger, key)
     registry = Registry(ledger, doorkeeper, operator.agent, key, partial(save_token, home), seat=catalogue.seat)
@@ -217,8 +230,8 @@ def _assemble(
     servers = mcp_servers(home)
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
-    working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, log=log)
-    conversations = make_conversations(settings, ledger, catalogue, working["crew"])
+    working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, tracer=tracer, log=log)
+    conversations = make_conversations(settings, ledger, catalogue, working["crew"], tracer)
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
     built = Built(ledger, catalogue, conversations, gate, meter)
@@ -281,11 +294,12 @@ def _workers(
     servers: dict[str, McpServer],
     *,
     fetcher: Fetcher,
+    tracer: Tracer,
     log: Log,
 ) -> _Working:
-    crew = make_crew(settings, ledger)
-    elsewhere = Elsewhere(settings.home, fetcher, depth_max=settings.delegation.depth_max)
-    crew.delegations = make_delegations(settings, ledger, catalogue, crew, elsewhere)
+    crew = make_crew(settings, ledger, tracer)
+    elsewhere = Elsewhere(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max)
+    crew.delegations = make_delegations(settings, ledger, catalogue, crew, elsewhere, tracer)
     tools = make_tools(servers, cards)
     usable = tools if servers else None
     cast, reach = make_cast(settings, catalogue, cards, fetcher=fetcher, tools=usable, log=log)
