@@ -21,6 +21,7 @@ from covenant.model.hop import Hop
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.model.update import MessageUpdate
+from covenant.wire.hops import MEMBERS
 
 ORIGIN: Final = "a2a"
 KEY_LENGTH_MAX: Final = 256
@@ -118,6 +119,14 @@ def first_task(
 def within_chain(task: Task, hop: Hop) -> Task:
     """What begins as part of a chain of calls is as deep in it as its caller says, and ends when it says."""
     return msgspec.structs.replace(task, depth=hop.depth, chain=hop.chain, deadline_ms=hop.deadline_ms)
+
+
+def without_way(task: Task) -> Task:
+    """The task as it was asked for, whichever way it came: a trace is another one each time that it is said."""
+    if task.metadata is None or MEMBERS.isdisjoint(task.metadata):
+        return task
+    kept = {name: value for name, value in task.metadata.items() if name not in MEMBERS}
+    return msgspec.structs.replace(task, metadata=kept or None)
 
 
 def within_deadline(task: Task, now_ms: int) -> Task:

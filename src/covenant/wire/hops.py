@@ -25,6 +25,9 @@ DEADLINE: Final = "covenant.deadline_ms"
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 
+MEMBERS: Final = frozenset({DEPTH, CHAIN, DEADLINE, TRACEPARENT, TRACESTATE})
+"""In metadata: what is said of the way of a message, and not part of it."""
+
 DEPTH_HEADER: Final = "covenant-depth"
 CHAIN_HEADER: Final = "covenant-chain"
 DEADLINE_HEADER: Final = "covenant-deadline-ms"
