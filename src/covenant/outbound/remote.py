@@ -16,9 +16,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
+from weakref import WeakSet
 
 from covenant.model.asking import Message, SendMessage
 from covenant.model.card import GRPC
@@ -70,6 +72,7 @@ class Remote:
         self._credentials = credentials
         self._manners = manners or Manners()
         self._close = close
+        self._open: WeakSet[RemoteStream] = WeakSet()
 
     async def __aenter__(self) -> Self:
         return self
@@ -80,6 +83,10 @@ class Remote:
         await self.close()
 
     async def close(self) -> None:
+        """Streams that were left are closed; what they were about goes on."""
+        for stream in tuple(self._open):
+            with suppress(RuntimeError):  # somebody is reading it, and will hear that the connection is gone
+                await stream.aclose()
         if self._close is not None:
             await self._close()
 
@@ -141,7 +148,9 @@ class Remote:
         patience = Patience(
             poll_s=self._manners.poll_s, within_ms=max(1, int(within_s * 1000)), chance=self._manners.chance
         )
-        return RemoteStream(self, Following(self._lines, errand, patience), within_s, stays)
+        opened = RemoteStream(self, Following(self._lines, errand, patience), within_s, stays)
+        self._open.add(opened)
+        return opened
 
     async def get(self, task_id: str) -> RemoteTask:
         """The task as it stands."""
