@@ -14,9 +14,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from typing import Any, Final
 
 from covenant.agents.job import TIMED_OUT, Body, Job, JobLimits
+from covenant.agents.tracing import end_attempt, queued
 from covenant.exchange.delegation import Delegations
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
 from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starter, Take
@@ -24,6 +26,7 @@ from covenant.model.constitution import OnLost
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.repair import ForceError, Posture, RepairCommand, Requeue
+from covenant.model.tracing import OFF, Tracer
 
 CONCURRENCY: Final = 64
 ATTEMPTS_MAX: Final = 3
@@ -82,8 +85,10 @@ class Crew:
         limits: JobLimits | None = None,
         concurrency: int = CONCURRENCY,
         stop_s: float = STOP_S,
+        tracer: Tracer = OFF,
     ) -> None:
         self._ledger = ledger
+        self._tracer = tracer
         self._limits = limits or JobLimits()
         self._concurrency = concurrency
         self._stop_s = stop_s
@@ -168,6 +173,7 @@ class Crew:
             limits=self._limits,
             done=self._done,
             delegations=self.delegations,
+            tracer=self._tracer,
         )
         before = self._by_task.get(leased.task.id)
         if before is not None:
@@ -175,7 +181,9 @@ class Crew:
         self._by_task[leased.task.id] = job
         self._jobs[job] = employment
         self._idle.clear()
-        job.runner = asyncio.create_task(job.run(employment.body))
+        # Whatever spans the body begins by itself are below the attempt's.
+        with nullcontext() if job.span is None else job.span.current():
+            job.runner = asyncio.create_task(job.run(employment.body))
         if employment.timeout_ms is not None and leased.task.timeout_ms is None:
             loop = asyncio.get_running_loop()
             job.deadline = loop.call_later(employment.timeout_ms / 1000, self._time_out, job)
@@ -192,6 +200,8 @@ class Crew:
         employment = self._jobs.pop(job, None)
         if employment is None:
             return
+        if job.span is not None:
+            end_attempt(job.span, job)
         if job.deadline is not None:
             job.deadline.cancel()
         if self._by_task.get(job.task.id) is job:
@@ -312,6 +322,15 @@ class Crew:
                 self.give_back(employment)
         for leased in taken:
             self.start(employment, leased)
+        if self._tracer.on:
+            for leased in taken:
+                await self._trace_queue(leased)
+
+    async def _trace_queue(self, leased: LeasedTask) -> None:
+        """How long a first attempt waited. When a later one was queued again, nobody has noted."""
+        entry = await self._ledger.entry(leased.task.id)
+        if entry is not None and leased.turn == 1 and leased.lease.attempt == 1:
+            queued(self._tracer, leased, entry.accepted_at_ms)
 
     async def _release(self, employment: Employment, leased: LeasedTask) -> None:
         release = Release(

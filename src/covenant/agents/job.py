@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from covenant.agents.calls import DELEGATED, Calls
+from covenant.agents.tracing import begin_attempt
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.threads import said_before
 from covenant.exchange.views import PAGE, Views
@@ -29,6 +30,7 @@ from covenant.model.folding import TaskView, first_message
 from covenant.model.ids import AgentId
 from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.task import NATIVE
+from covenant.model.tracing import OFF, Span, Tracer
 from covenant.model.update import MessageUpdate, StatusUpdate, Update
 
 FAILED: Final = "the agent failed"
@@ -91,8 +93,10 @@ class Job:
         "notes",
         "over",
         "runner",
+        "span",
         "stopping",
         "task",
+        "tracer",
     )
 
     def __init__(
@@ -104,7 +108,12 @@ class Job:
         limits: JobLimits,
         done: Callable[[Job], None],
         delegations: Delegations | None = None,
+        tracer: Tracer = OFF,
     ) -> None:
+        self.tracer = tracer
+        self.span: Span | None = None
+        if tracer.on:
+            self.span, leased = begin_attempt(tracer, leased)
         self.leased = leased
         self.task = leased.task
         self.holder = holder
@@ -234,6 +243,20 @@ class Job:
     async def thread(self) -> tuple[MessageUpdate, ...]:
         """What was said in its conversation before this task, if it is part of one."""
         return await said_before(self._ledger, self.task) if self.task.origin == NATIVE else ()
+
+    @property
+    def said(self) -> tuple[Content, ...]:
+        """Its result's content, once it has one."""
+        return self._result.content if self._result is not None else ()
+
+    @property
+    def outcome(self) -> tuple[str, bool]:
+        """How it ended, in a word, and whether that is a failure."""
+        if self._parked is not None:
+            return self._parked.state, False
+        if self._ending is None:
+            return self.stopping or "stopped", True
+        return self._ending.value, self._ending in (Ending.FAILED, Ending.REJECTED)
 
     async def view(self) -> TaskView | None:
         """The task as it stands: what was said in earlier turns."""

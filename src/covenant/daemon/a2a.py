@@ -18,18 +18,22 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import ConversationLimits, Conversations
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.uuids import Uuids
+from covenant.model.tracing import OFF, Tracer
 
 
-def make_crew(settings: Settings, ledger: Ledger) -> Crew:
+def make_crew(settings: Settings, ledger: Ledger, tracer: Tracer = OFF) -> Crew:
     a2a = settings.a2a
     return Crew(
         ledger,
         limits=JobLimits(updates_max=a2a.turn_updates_max, bytes_max=a2a.turn_bytes_max),
         concurrency=a2a.agent_concurrency,
+        tracer=tracer,
     )
 
 
-def make_conversations(settings: Settings, ledger: Ledger, catalogue: Catalogue, crew: Crew) -> Conversations:
+def make_conversations(
+    settings: Settings, ledger: Ledger, catalogue: Catalogue, crew: Crew, tracer: Tracer = OFF
+) -> Conversations:
     a2a = settings.a2a
     limits = ConversationLimits(
         message_bytes_max=a2a.message_bytes_max,
@@ -37,7 +41,7 @@ def make_conversations(settings: Settings, ledger: Ledger, catalogue: Catalogue,
         depth_max=settings.delegation.depth_max,
     )
     check = check_push if a2a.push_notifications else None
-    return Conversations(ledger, catalogue, crew, Uuids(), limits, check_push=check)
+    return Conversations(ledger, catalogue, crew, Uuids(), limits, check_push=check, tracer=tracer)
 
 
 def make_office(conversations: Conversations, cards: Cards, pushes: Pushes | None = None) -> Office:

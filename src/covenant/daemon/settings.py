@@ -37,6 +37,7 @@ Durability = Literal["fsync", "os"]
 LogFormat = Literal["text", "json"]
 Anonymous = Literal["never", "loopback", "anywhere"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Traces = Literal["auto", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +308,20 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    """Spans, by OpenTelemetry. Where they go is said by its own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT."""
+
+    traces: Traces = setting(  # noqa: RUF009  (makes a dataclass field)
+        "auto",
+        choice("auto", "off"),
+        "Whether there are spans: if a variable of OpenTelemetry asks for them and its SDK is installed, or never.",
+    )
+    content: bool = setting(
+        False, switch, "Whether spans hold what was said. Off: only who, when, how often and how it ended."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     home: Path
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -325,3 +340,4 @@ class Settings:
     push: PushSettings = field(default_factory=PushSettings)
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     log: LogSettings = field(default_factory=LogSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

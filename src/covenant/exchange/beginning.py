@@ -5,20 +5,34 @@ from __future__ import annotations
 import asyncio
 
 from covenant.exchange.hands import Hands, Slot
+from covenant.exchange.tracing import accepting
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask
 from covenant.ledger.machine.states import State
 from covenant.model.asking import PushConfig
 from covenant.model.task import Task
+from covenant.model.tracing import DUPLICATE, OFF, Trace, Tracer, trace_of, traced
 
 
 class Beginnings:
-    def __init__(self, ledger: Ledger, hands: Hands) -> None:
+    def __init__(self, ledger: Ledger, hands: Hands, tracer: Tracer = OFF) -> None:
         self._ledger = ledger
         self._hands = hands
+        self._tracer = tracer
         self._starting: set[asyncio.Future[None]] = set()
 
-    async def accept(self, task: Task, digest: str, push: PushConfig | None = None) -> Accepted:
+    async def accept(
+        self, task: Task, digest: str, push: PushConfig | None = None, trace: Trace | None = None
+    ) -> Accepted:
+        """`trace`: whose it is, where the task does not say so itself."""
+        if not self._tracer.on:
+            return await self._accept(task if trace is None else traced(task, trace), digest, push)
+        with accepting(self._tracer, task, trace or trace_of(task)) as span:
+            accepted = await self._accept(traced(task, span.trace), digest, push)
+            span.note({DUPLICATE: accepted.duplicate})
+        return accepted
+
+    async def _accept(self, task: Task, digest: str, push: PushConfig | None) -> Accepted:
         slot = self._hands.reserve(task.recipient.pubkey)
         started = False
         try:

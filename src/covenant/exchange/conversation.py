@@ -53,6 +53,7 @@ from covenant.model.hop import Hop
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.step import Began, Ended, Started, Step
 from covenant.model.task import Task, fingerprint
+from covenant.model.tracing import OFF, Tracer, trace_of
 from covenant.model.update import MessageUpdate
 
 ANONYMOUS: Final = "anonymous"
@@ -104,11 +105,12 @@ class Conversations:
         limits: ConversationLimits,
         *,
         check_push: Callable[[PushConfig], None] | None = None,
+        tracer: Tracer = OFF,
     ) -> None:
         """`check_push` refuses a push configuration that is no good. None: there are no push notifications here."""
         self._ledger = ledger
         self._catalogue = catalogue
-        self._beginnings = Beginnings(ledger, hands)
+        self._beginnings = Beginnings(ledger, hands, tracer)
         self._new_id = new_id
         self._views = Views(ledger)
         self._check_push = check_push
@@ -241,9 +243,9 @@ class Conversations:
         if ask.hop is not None:
             task = within_chain(task, ask.hop)
         watch = stack.enter_context(self._ledger.watch(task_id))
-        return _Said(watch, task_id, from_watch=not await self._accept(task, sent.push))
+        return _Said(watch, task_id, from_watch=not await self._accept(task, sent.push, ask.hop))
 
-    async def _accept(self, task: Task, push: PushConfig | None = None) -> bool:
+    async def _accept(self, task: Task, push: PushConfig | None = None, hop: Hop | None = None) -> bool:
         """Whether it was known already."""
         digest, size = fingerprint(task)
         if push is not None:
@@ -253,7 +255,7 @@ class Conversations:
         if task.deadline_ms is not None and task.origin == ORIGIN:
             task = within_deadline(task, self._ledger.now_ms())
         try:
-            accepted = await self._beginnings.accept(task, digest, push)
+            accepted = await self._beginnings.accept(task, digest, push, None if hop is None else trace_of(hop))
         except Refusal as refusal:
             if refusal.code == "duplicate_task_id":
                 raise key_reused() from None

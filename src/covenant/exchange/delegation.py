@@ -32,6 +32,7 @@ from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.folding import Folder, TaskView
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.task import DELEGATION, DuplicateSafety, Idempotency, Task, fingerprint
+from covenant.model.tracing import OFF, Tracer, trace_of, traced
 from covenant.model.update import MessageUpdate
 
 ELSEWHERE: Final = "remote.url"
@@ -91,12 +92,13 @@ class Delegations:
         limits: DelegationLimits | None = None,
         *,
         registered: Callable[[str, str], str | None] = lambda _tenant, _name: None,
+        tracer: Tracer = OFF,
     ) -> None:
         """`registered`: the URL of a remote agent that a tenant knows by this name; the catalogue has the others'."""
         self.limits = limits or DelegationLimits()
         self.ledger = ledger
         self._catalogue = catalogue
-        self._beginnings = Beginnings(ledger, hands)
+        self._beginnings = Beginnings(ledger, hands, tracer)
         self._views = Views(ledger)
         self._registered = registered
 
@@ -170,7 +172,7 @@ class Delegations:
             timeout_ms=min(bounds) if bounds else None,
             request_metadata={REMOTE: callee.remote} if callee.remote is not None else None,
         )
-        return Delegated(task, digest, until_ms)
+        return Delegated(traced(task, trace_of(parent)), digest, until_ms)
 
     async def perform(self, asked: Delegated) -> TaskView:
         """Begin it, or find it begun; the task when it has ended or waits for more.

@@ -13,6 +13,7 @@ import msgspec
 
 from covenant.exchange.operators import require_operator
 from covenant.exchange.principal import Principal
+from covenant.exchange.tracing import accepting, tell_attempt
 from covenant.ledger.contract import Ledger, Queue, QueueQuery, Shown, TreeNode
 from covenant.ledger.machine.commands import (
     Accept,
@@ -56,6 +57,7 @@ from covenant.model.repair import (
 )
 from covenant.model.result import Result
 from covenant.model.task import Task, fingerprint
+from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
 from covenant.model.update import Update
 
 REASON_LENGTH_MAX: Final = 2_000
@@ -76,10 +78,11 @@ class MailboxLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class MailboxExchange:
-    def __init__(self, ledger: Ledger, operator: AgentId, limits: MailboxLimits) -> None:
+    def __init__(self, ledger: Ledger, operator: AgentId, limits: MailboxLimits, tracer: Tracer = OFF) -> None:
         self._ledger = ledger
         self._operator = operator
         self.limits = limits
+        self._tracer = tracer
         self.leasing = True
         """False while the daemon stops: no new work is handed out, everything else goes on."""
 
@@ -98,6 +101,14 @@ class MailboxExchange:
             peer=task.recipient.pubkey,
             task_id=task.id,
         )
+        if not self._tracer.on:
+            return await self._begin(task, digest, access)
+        with accepting(self._tracer, task, None) as span:
+            accepted = await self._begin(traced(task, span.trace), digest, access)
+            span.note({DUPLICATE: accepted.duplicate})
+        return accepted
+
+    async def _begin(self, task: Task, digest: str, access: Access) -> Accepted:
         return await self._ledger.commit(
             Accept(access=access, admission=self._admission(task), task=task, digest=digest)
         )
@@ -210,7 +221,8 @@ class MailboxExchange:
                 peer=sender.pubkey,
                 task_id=task_id,
             )
-        return await self._ledger.commit(
+        before = await self._ledger.entry(task_id) if self._tracer.on else None
+        settled = await self._ledger.commit(
             Settle(
                 access=access,
                 task_id=task_id,
@@ -220,6 +232,9 @@ class MailboxExchange:
                 lease_id=lease_id,
             )
         )
+        if before is not None and not settled.duplicate:
+            tell_attempt(self._tracer, before, result)
+        return settled
 
     async def drain(
         self,

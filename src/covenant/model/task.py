@@ -62,6 +62,9 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """What was said about the request, and not about its message."""
     chain: tuple[str, ...] = ()
     """The keys of the agents that this is done for, the first caller first: whoever is in it is not called again."""
+    traceparent: str | None = None
+    """Whose trace this is part of, as W3C has it. Not part of the request: set after the digest was taken."""
+    tracestate: str | None = None
 
 
 class CacheKey(msgspec.Struct, frozen=True, gc=False):

@@ -22,16 +22,19 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.hop import Hop
 from covenant.model.tenant import DEFAULT
 from covenant.wire.a2a_errors import Dialect
-from covenant.wire.hops import CHAIN_HEADER, DEADLINE_HEADER, DEPTH_HEADER, read_hop
+from covenant.wire.hops import CHAIN_HEADER, DEADLINE_HEADER, DEPTH_HEADER, TRACEPARENT, TRACESTATE, read_hop
 from covenant.wire.sse import last_event_id
 
 TRANSPORT: Final = "a2a"
 EXTENSIONS_MAX: Final = 50
 
-_HOP: Final = (DEPTH_HEADER.encode(), CHAIN_HEADER.encode(), DEADLINE_HEADER.encode())
+_HOP: Final = tuple(name.encode() for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE))
 _WANTED: Final = frozenset(
     (b"a2a-version", b"a2a-extensions", b"idempotency-key", b"last-event-id", b"content-type", *_HOP)
 )
+
+
+_NO_HOP: Final = Hop()
 
 
 class Headers:
@@ -138,4 +141,4 @@ def hop_of(request: SendMessage, headers: Headers) -> Hop | None:
     if not (said or inner or outer):
         return None
     hop = read_hop({**(outer or {}), **(inner or {})}, said)
-    return hop if hop.depth or hop.chain or hop.deadline_ms is not None else None
+    return hop if hop != _NO_HOP else None

@@ -1,0 +1,150 @@
+"""Traces: what a span is to the rest of the code, and whose trace a task is part of.
+
+A task carries the W3C trace context of its last span, and so does every call it makes: a trace is the tree of what was
+delegated. `OFF` is a tracer that does nothing; whoever uses one asks `tracer.on` first, so that nothing is paid for
+what nobody looks at. A span says who, when, how often and how it ended; what was said only if `content` is on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+from covenant.model.hop import Hop
+from covenant.model.task import Task
+
+Value = str | int | float | bool | Sequence[str]
+SpanKind = Literal["server", "client", "internal"]
+
+AGENT_NAME: Final = "gen_ai.agent.name"
+AGENT_ID: Final = "gen_ai.agent.id"
+CONVERSATION: Final = "gen_ai.conversation.id"
+OPERATION: Final = "gen_ai.operation.name"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+INVOKE_AGENT: Final = "invoke_agent"
+BINDING: Final = "a2a.protocol.binding"
+CARD_URL: Final = "a2a.agent.card.url"
+REFERENCES: Final = "a2a.message.referenced_task_ids"
+INPUT: Final = "gen_ai.input.messages"
+OUTPUT: Final = "gen_ai.output.messages"
+CONTENT_CHARS_MAX: Final = 8_000
+TASK: Final = "covenant.task.id"
+PARENT: Final = "covenant.task.parent"
+TENANT: Final = "covenant.tenant"
+ORIGIN: Final = "covenant.origin"
+DEPTH: Final = "covenant.depth"
+TURN: Final = "covenant.turn"
+ATTEMPT: Final = "covenant.attempt"
+LEASE: Final = "covenant.lease.id"
+ENDING: Final = "covenant.ending"
+DUPLICATE: Final = "covenant.duplicate"
+
+_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+
+
+class Trace(msgspec.Struct, frozen=True, gc=False):
+    """A span as others refer to it."""
+
+    traceparent: str
+    tracestate: str | None = None
+
+
+class Span(Protocol):
+    @property
+    def trace(self) -> Trace | None: ...
+    def note(self, attributes: Mapping[str, Value]) -> None: ...
+    def end(self, *, failed: str | None = None, at_ms: int | None = None) -> None:
+        """`failed` is a machine code or the name of an error, never words of a message."""
+
+    def current(self) -> AbstractContextManager[object]:
+        """While this is open, spans that others begin here are this one's children."""
+
+
+class Tracer(Protocol):
+    @property
+    def on(self) -> bool: ...
+    @property
+    def content(self) -> bool:
+        """Whether spans hold what was said: only where the operator says so."""
+
+    def begin(
+        self,
+        name: str,
+        kind: SpanKind,
+        attributes: Mapping[str, Value],
+        *,
+        parent: Trace | None = None,
+        at_ms: int | None = None,
+    ) -> Span: ...
+
+
+class _NoSpan:
+    trace: None = None
+
+    def note(self, attributes: Mapping[str, Value]) -> None: ...
+    def end(self, *, failed: str | None = None, at_ms: int | None = None) -> None: ...
+    def current(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+class NoTracer:
+    on: bool = False
+    content: bool = False
+
+    def begin(
+        self,
+        name: str,  # noqa: ARG002  (as a tracer is called)
+        kind: SpanKind,  # noqa: ARG002
+        attributes: Mapping[str, Value],  # noqa: ARG002
+        *,
+        parent: Trace | None = None,  # noqa: ARG002
+        at_ms: int | None = None,  # noqa: ARG002
+    ) -> Span:
+        return _NO_SPAN
+
+
+_NO_SPAN: Final = _NoSpan()
+OFF: Final[Tracer] = NoTracer()
+
+
+def trace_of(said: Task | Hop) -> Trace | None:
+    """None also for what is not a trace context: whoever sent it does not matter enough to be refused for it."""
+    parent = said.traceparent
+    return Trace(parent, said.tracestate) if parent is not None and _PARENT(parent) else None
+
+
+def traced(task: Task, trace: Trace | None) -> Task:
+    """Not part of the request: sent again under another trace, it is still the same."""
+    if trace is None:
+        return task
+    return msgspec.structs.replace(task, traceparent=trace.traceparent, tracestate=trace.tracestate)
+
+
+def attributes_of(task: Task) -> dict[str, Value]:
+    agent = task.recipient.display
+    found: dict[str, Value] = {
+        AGENT_NAME: agent.partition("@")[0],
+        AGENT_ID: agent,
+        CONVERSATION: task.context_id or task.id,
+        TASK: task.id,
+        ORIGIN: task.origin,
+        DEPTH: task.depth,
+    }
+    if task.tenant is not None:
+        found[TENANT] = task.tenant
+    if task.parent is not None:
+        found[PARENT] = task.parent
+    if task.reference_task_ids:
+        found[REFERENCES] = task.reference_task_ids
+    return found
+
+
+def message(role: str, text: str) -> str:
+    """What was said, in the form that the conventions have for it."""
+    parts = [{"type": "text", "content": text[:CONTENT_CHARS_MAX]}]
+    return msgspec.json.encode([{"role": role, "parts": parts}]).decode()
