@@ -109,7 +109,7 @@ class ModelBody:
         ) as events:
             await listen(events, job, speech)
 
-    async def _use(self, job: Job, toolbox: Toolbox, name: str, context: RunContext[Any], **given: Any) -> str:
+    async def _use(self, job: Job, toolbox: Toolbox, name: str, context: RunContext[Any], /, **given: Any) -> str:
         if self._tokens_max and _tokens(job, context.usage) >= self._tokens_max:
             raise OutOfTokens(self._spent())
         return await toolbox.use(name, given, context.run_step)

@@ -102,6 +102,8 @@ def _words(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _stem(word: str) -> str:
+    if word.endswith("ies") and len(word) > 4:
+        word = f"{word[:-3]}y"
     for ending in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= 4:
             return word[: -len(ending)]

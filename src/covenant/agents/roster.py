@@ -107,6 +107,8 @@ class Abroad:
         self._find_card = find_card
         self._clock = clock
         self._kept: dict[str, Kept] = {}
+        self._names: tuple[str, ...] = ()
+        self._ordered: dict[str, Kept] = {}
         self._fetching: dict[str, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(FETCHES_MAX)
         self._told = told
@@ -120,7 +122,7 @@ class Abroad:
     @property
     def known(self) -> dict[str, Kept]:
         """By name, in the order of the file; those that were never answered for are not there yet."""
-        return self._kept
+        return self._ordered
 
     def card(self, name: str) -> RemoteCard | None:
         kept = self._kept.get(name)
@@ -137,8 +139,10 @@ class Abroad:
                 entries[name] = self._directory.entry(name)
             except CovenantError:
                 continue
+        before, self._names = self._names, tuple(entries)
         for name in self._kept.keys() - entries.keys():
             del self._kept[name]
+        if self._names != before:
             self._changed()
         now = self._clock()
         for name, entry in entries.items():
@@ -187,6 +191,7 @@ class Abroad:
 
     def _changed(self) -> None:
         self.changes += 1
+        self._ordered = {name: self._kept[name] for name in self._names if name in self._kept}
         self._told()
 
 

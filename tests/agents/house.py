@@ -1,0 +1,197 @@
+"""A house: a real ledger with a catalogue, a crew that can delegate, and agents that models and functions play."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic_ai.models import Model
+
+from covenant.agents.authoring import Agent
+from covenant.agents.crew import Crew
+from covenant.agents.discovery import played
+from covenant.agents.job import Body
+from covenant.agents.mcp_tools import Tools
+from covenant.agents.memory import Memories
+from covenant.agents.model import ModelBody
+from covenant.agents.pages import Pages
+from covenant.agents.playing import IndexBody, NoModelBody
+from covenant.agents.roster import Abroad, Roster
+from covenant.agents.toolbox import Means
+from covenant.daemon.delegating import Elsewhere
+from covenant.daemon.models import Finder
+from covenant.daemon.operator import admit_operator
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversation import Ask, ConversationLimits, Conversations
+from covenant.exchange.delegation import ELSEWHERE, DelegationLimits, Delegations
+from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.registry import operator_agent
+from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.log.uuids import Uuids
+from covenant.model.asking import Message, SendMessage
+from covenant.model.constitution import INDEX, Constitution, read_constitution
+from covenant.model.content import Content, Json, Text
+from covenant.model.folding import TaskView
+from covenant.model.step import Step
+from covenant.model.tenant import DEFAULT
+from covenant.model.update import ArtifactUpdate
+from covenant.outbound.fetching import Fetcher, FetchLimits
+from covenant.outbound.guard import AddressGuard
+from covenant.outbound.registry import FILE, Remotes
+from covenant.outbound.resolving import SystemResolver
+from covenant.seal.keys import new_private_key, new_token
+from tests.agents.stage import BOUND_S, now_ms
+
+KEY: Final = new_private_key()
+TOKEN: Final = new_token()
+"""The same for all: a house can be left and entered again."""
+DEAD: Final = "http://127.0.0.1:9/"
+"""Nobody listens there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class House:
+    home: Path
+    ledger: LogLedger
+    catalogue: Catalogue
+    tenancy: Tenancy
+    crew: Crew
+    conversations: Conversations
+    caller: Caller
+    roster: Roster
+    abroad: Abroad
+    means: Means
+    models: dict[str, Model] = field(default_factory=dict)
+    """Of the model agents by id; under "" that of all others."""
+    tokens_max: int = 0
+    token: str = ""
+
+    def model(self, constitution: Constitution, *, remembers: bool = True) -> Body | None:
+        model = self.models.get(constitution.id) or self.models.get("")
+        if model is None:
+            return None
+        return ModelBody(model, constitution, self.means, tokens_max=self.tokens_max, remembers=remembers)
+
+    def add(self, agent: Agent | dict[str, Any], tenant: str = DEFAULT) -> None:
+        if isinstance(agent, Agent):
+            constitution, body = played(agent)
+        else:
+            constitution = read_constitution(agent)
+            body = self.model(constitution) or NoModelBody()
+        self.catalogue.add_resident(tenant, constitution, "code")
+        self.crew.employ(self.catalogue.identity(tenant, constitution.id), body)
+
+    def open_index(self, tenant: str = DEFAULT) -> None:
+        self.crew.employ(self.catalogue.identity(tenant, INDEX), IndexBody(self, self.roster))
+
+    async def ask(self, agent_id: str, said: str | Sequence[Content], *, task_id: str | None = None) -> TaskView:
+        agent = self.catalogue.agent(self.caller.tenant.name, agent_id)
+        assert agent is not None
+        parts = (Text(said),) if isinstance(said, str) else tuple(said)
+        message = Message(message_id=Uuids()(), parts=parts, task_id=task_id)
+        async with asyncio.timeout(BOUND_S):
+            return await self.conversations.send(Ask(caller=self.caller, agent=agent), SendMessage(message=message))
+
+    async def steps(self, view: TaskView) -> list[Step]:
+        return list(await self.ledger.steps(view.task.id, 0, 100_000))
+
+    async def known(self) -> None:
+        """The cards of all remote agents were looked for."""
+        self.abroad.look()
+        await asyncio.wait_for(self.abroad.settled(), BOUND_S)
+
+    def register(self, **urls: str) -> None:
+        (self.home / FILE).write_text(json.dumps({"agents": {name: {"url": url} for name, url in urls.items()}}))
+
+
+def said(view: TaskView) -> str:
+    return "".join(part.text for part in view.message.parts if isinstance(part, Text)) if view.message else ""
+
+
+def values(steps: Sequence[Step], name: str) -> list[Any]:
+    """The data of the artifacts of this name."""
+    return [
+        part.value
+        for step in steps
+        if isinstance(step.what, ArtifactUpdate) and step.what.name == name
+        for part in step.what.parts
+        if isinstance(part, Json)
+    ]
+
+
+def function(name: str, answer: str, **declared: Any) -> Agent:
+    """An agent that says this, with what it was asked in place of {}."""
+    agent = Agent(name, **declared)
+
+    @agent
+    async def speak(turn: Any) -> str:
+        return answer.replace("{}", turn.text)
+
+    return agent
+
+
+@asynccontextmanager
+async def a_house(
+    home: Path,
+    *agents: Agent | dict[str, Any],
+    models: dict[str, Model] | None = None,
+    tokens_max: int = 0,
+    tools: Tools | None = None,
+    limits: DelegationLimits | None = None,
+) -> AsyncIterator[House]:
+    home.mkdir(parents=True, exist_ok=True)
+    key, token = KEY, TOKEN
+    ledger = await open_ledger(home / "ledger", clock=now_ms)
+    operator = operator_agent("operator@test", key)
+    await admit_operator(ledger, operator, token, lambda _: None)
+    tenancy = Tenancy(ledger, operator, Doorkeeper(ledger, operator))
+    await tenancy.open()
+    caller = tenancy.recognise(token)
+    assert caller is not None
+    catalogue, crew = Catalogue(ledger, key), Crew(ledger, stop_s=0.2)
+    resolver = SystemResolver()
+    fetcher = Fetcher(AddressGuard(("127.0.0.0/8",), resolver=resolver), FetchLimits())
+    elsewhere, finder, remotes = Elsewhere(home, fetcher, ledger, depth_max=3), Finder(Remotes(home)), Remotes(home)
+    limits = limits or DelegationLimits(cooldown_ms=0)
+    crew.delegations = Delegations(ledger, catalogue, crew, limits, registered=elsewhere.registered)
+    crew.employ(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
+    abroad = Abroad(remotes, finder.find, time.monotonic)
+    known = dict(models or {})
+    roster = Roster(catalogue, lambda constitution: constitution.kind != "model" or bool(known), abroad)
+    means = Means(roster=roster, pages=Pages(fetcher), memories=Memories(home / "memory", now_ms), mcp=tools)
+    house = House(
+        home=home,
+        ledger=ledger,
+        catalogue=catalogue,
+        tenancy=tenancy,
+        crew=crew,
+        conversations=Conversations(ledger, catalogue, crew, Uuids(), ConversationLimits()),
+        caller=caller,
+        roster=roster,
+        abroad=abroad,
+        means=means,
+        models=known,
+        tokens_max=tokens_max,
+        token=token,
+    )
+    for agent in agents:
+        house.add(agent)
+    house.open_index()
+    working = asyncio.create_task(crew.run())
+    await asyncio.sleep(0)
+    try:
+        yield house
+    finally:
+        crew.stop()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await finder.close()
+        await fetcher.close()
+        resolver.close()
+        await ledger.close()

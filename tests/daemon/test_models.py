@@ -1,0 +1,93 @@
+"""Which model plays whom, by the settings, against a server on loopback that speaks as OpenAI's does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.agents.model import ModelBody
+from covenant.agents.playing import NoModelBody
+from covenant.daemon.models import Cast, Models
+from covenant.daemon.settings import ModelSettings
+from covenant.model.constitution import read_constitution
+from covenant.model.folding import TaskState
+from tests.agents.house import a_house, function, said, values
+from tests.agents.openai_server import openai_server
+from tests.agents.stage import chunks
+
+
+async def test_text_is_streamed_and_tools_are_called_over_the_wire(tmp_path: Path) -> None:
+    call = ("agent", {"agent": "poet", "message": "spring"})
+    async with openai_server([call, "roses for you"]) as server, a_house(tmp_path, function("poet", "roses")) as house:
+        models = Models(ModelSettings(name="openai:small", base_url=server.url))
+        assert models.default is not None, models.trouble
+        house.models[""] = models.default
+        house.add({"id": "bot", "goal": "Be kind"})
+        view = await house.ask("bot", "Something about spring")
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "rosesforyou")
+        steps = await house.steps(view)
+        assert len([chunk for chunk in chunks(steps) if chunk.artifact_id.endswith("-text-0")]) >= 3
+        assert values(steps, "sub_agent_response") == [{"agent": "poet", "depth": 1, "content": "roses"}]
+        first, second = server.asked
+        assert first["model"] == "small"
+        assert "Be kind" in first["messages"][0]["content"]
+        assert {tool["function"]["name"] for tool in first["tools"]} >= {"agent", "parallel", "fetch", "write"}
+        assert second["messages"][-1]["content"] == "[/agent poet spring]\nroses\n[END AGENT]"
+        assert server.keys == ["Bearer none", "Bearer none"]
+        assert view.result is not None
+        assert isinstance(view.result.metadata, dict)
+        usage = view.result.metadata["usage"]
+        assert (usage["input_tokens"], usage["output_tokens"], usage["tokens"]) == (22, 10, 32)
+
+
+async def test_a_failure_of_the_server_is_one_word_to_the_sender(tmp_path: Path) -> None:
+    async with openai_server([400]) as server, a_house(tmp_path) as house:
+        models = Models(ModelSettings(name="openai:small", base_url=server.url))
+        assert models.default is not None
+        house.models[""] = models.default
+        house.add({"id": "bot"})
+        view = await house.ask("bot", "x")
+        assert (view.state, said(view)) == (TaskState.FAILED, "the model failed: invalid_request")
+
+
+async def test_the_key_comes_from_the_variable_that_the_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "k-1")
+    async with openai_server(["hi"]) as server, a_house(tmp_path) as house:
+        models = Models(ModelSettings(name="openai:small", base_url=server.url, api_key_env="MY_KEY"))
+        assert models.default is not None
+        house.models[""] = models.default
+        house.add({"id": "bot"})
+        await house.ask("bot", "x")
+        assert server.keys == ["Bearer k-1"]
+
+
+def agent(**more: Any) -> Any:
+    return read_constitution({"id": "bot", **more})
+
+
+def test_a_constitution_may_name_the_models_that_are_allowed_and_no_others() -> None:
+    models = Models(ModelSettings(name="test", others=("openai:big",), base_url="http://127.0.0.1:9/v1"))
+    assert models.default is not None
+    assert models.of(agent()) is models.default
+    big = models.of(agent(model="openai/big"))
+    assert big is not None
+    assert big.model_name == "big"
+    assert models.of(agent(model="openai:big")) is big
+    assert models.of(agent(model="openai:bigger")) is models.default
+
+
+@pytest.mark.parametrize("name", ["nobody:nothing", "openai:gpt-5"])
+def test_a_model_that_cannot_be_used_is_none_and_says_why(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    models = Models(ModelSettings(name=name))
+    assert models.default is None
+    assert name in models.trouble
+
+
+async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> None:
+    async with a_house(tmp_path) as house:
+        with_model, without = ModelSettings(name="test"), ModelSettings()
+        assert isinstance(Cast(with_model, Models(with_model), house.means).body(agent()), ModelBody)
+        assert isinstance(Cast(without, Models(without), house.means).body(agent()), NoModelBody)
