@@ -61,6 +61,7 @@ def make_delegations(
     catalogue: Catalogue,
     crew: Crew,
     elsewhere: Elsewhere,
+    *,
     tracer: Tracer = OFF,
 ) -> Delegations:
     ours = settings.delegation

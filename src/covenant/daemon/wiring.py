@@ -257,12 +257,6 @@ def _assemble(
         under=[(PREFIX, make_door(settings, a2a_gate, a2a_office, pages))],
         described=(*TENANT_DESCRIBED, *CARDS_DESCRIBED),
     )
-    ipc = IpcServer(
-        home / SOCKET_NAME,
-        **behind,
-        frame_bytes_max=settings.ipc.frame_bytes_max,
-        connections_max=settings.ipc.connections_max,
-    )
     return Node(
         settings=settings,
         operator=operator,
@@ -280,9 +274,18 @@ def _assemble(
         waits=waits,
         http=http,
         grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
-        ipc=ipc,
+        ipc=_ipc(settings, behind),
         mcp=mcp,
         **working,
+    )
+
+
+def _ipc(settings: Settings, behind: _Behind) -> IpcServer:
+    return IpcServer(
+        settings.home / SOCKET_NAME,
+        **behind,
+        frame_bytes_max=settings.ipc.frame_bytes_max,
+        connections_max=settings.ipc.connections_max,
     )
 
 
@@ -299,7 +302,7 @@ def _workers(
 ) -> _Working:
     crew = make_crew(settings, ledger, tracer)
     elsewhere = Elsewhere(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max)
-    crew.delegations = make_delegations(settings, ledger, catalogue, crew, elsewhere, tracer)
+    crew.delegations = make_delegations(settings, ledger, catalogue, crew, elsewhere, tracer=tracer)
     tools = make_tools(servers, cards)
     usable = tools if servers else None
     cast, reach = make_cast(settings, catalogue, cards, fetcher=fetcher, tools=usable, log=log)
