@@ -1,0 +1,230 @@
+"""Who an instance is: an id that proves its key, short-lived keys to seal to, and the way from one identity to another.
+
+The id is `frd1_` and the base32 of the first 25 bytes of SHA-256 over the Ed25519 key: whoever claims it must show a
+key that gives it. Prekeys (X25519) are signed by that key and live for two days, one new each day, so that a sender
+with yesterday's bundle is still understood; when the private half is erased, what was sealed to it is sealed for good.
+
+Times are given; the store, and erasing what is over, is the caller's.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from covenant.model.ids import PublicKey, base58, from_base58
+from covenant.model.peer import (
+    PROTOCOL_VERSION,
+    SUITE,
+    SUPPORTED_SUITES,
+    SUPPORTED_VERSIONS,
+    IdentityChange,
+    InstanceId,
+    KeyBundle,
+    Prekey,
+)
+from covenant.seal.documents import checked_key, document_holds, sign_document
+from covenant.seal.keys import public_key
+
+ID_PREFIX: Final = "frd1_"
+ID_BYTES: Final = 25
+PREKEY_PERIOD_MS: Final = 24 * 3_600_000
+PREKEY_LIFE_MS: Final = 2 * PREKEY_PERIOD_MS
+SKEW_MS: Final = 60_000
+"""How far two clocks may be apart."""
+ENVELOPE_LIFE_MS_MAX: Final = 300_000
+
+_KID_BYTES: Final = 10
+
+
+class Identity:
+    """The key that an instance is. Kept ready, since making it from its bytes costs as much as a signature."""
+
+    def __init__(self, private_key: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(private_key)
+        self.key = PublicKey(base58(self._key.public_key().public_bytes_raw()))
+        self.id = instance_id(self.key)
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.id})"
+
+
+class PrivatePrekey(NamedTuple):
+    """A prekey with its private half: 32 bytes that never leave the instance."""
+
+    prekey: Prekey
+    private_key: bytes
+
+    def __repr__(self) -> str:
+        return f"PrivatePrekey({self.prekey.kid})"
+
+
+def instance_id(key: PublicKey) -> InstanceId:
+    """`ValueError` if `key` is not a usable key: no id is made from what can prove nothing."""
+    return _id_of(checked_key(key).public_bytes_raw())
+
+
+def _id_of(raw: bytes) -> InstanceId:
+    return InstanceId(ID_PREFIX + base64.b32encode(hashlib.sha256(raw).digest()[:ID_BYTES]).decode().lower())
+
+
+def is_key_of(key: PublicKey, claimed: str) -> bool:
+    try:
+        return instance_id(key) == claimed
+    except ValueError:
+        return False
+
+
+def fingerprint(key: PublicKey) -> str:
+    """For people and announcements: 16 characters of hex. A hint, never a proof."""
+    return hashlib.sha256(from_base58(key)).hexdigest()[:16]
+
+
+def new_prekey(identity_private_key: bytes, now_ms: int) -> PrivatePrekey:
+    private = X25519PrivateKey.generate()
+    public = private.public_key().public_bytes_raw()
+    prekey = Prekey(
+        kid=_kid(public),
+        suite=SUITE,
+        public_key=base58(public),
+        not_before_ms=now_ms,
+        not_after_ms=now_ms + PREKEY_LIFE_MS,
+    )
+    owner = instance_id(public_key(identity_private_key))
+    signature = sign_document(identity_private_key, "prekey", _prekey_document(owner, prekey))
+    return PrivatePrekey(msgspec.structs.replace(prekey, signature=signature), private.private_bytes_raw())
+
+
+def prekey_holds(key: PublicKey, prekey: Prekey) -> bool:
+    """Signed by `key`, named after itself, of a suite that we speak, and of a sane length of life."""
+    try:
+        public = from_base58(prekey.public_key)
+        owner = instance_id(key)
+    except ValueError:
+        return False
+    return (
+        len(public) == 32
+        and prekey.kid == _kid(public)
+        and prekey.suite in SUPPORTED_SUITES
+        and prekey.not_before_ms < prekey.not_after_ms <= prekey.not_before_ms + PREKEY_LIFE_MS
+        and document_holds(key, "prekey", _prekey_document(owner, prekey), prekey.signature)
+    )
+
+
+def prekey_due(prekeys: Iterable[Prekey], now_ms: int) -> bool:
+    """Whether it is time for a new one. A clock that was set back does not stop rotation."""
+    newest = max((each.not_before_ms for each in prekeys if each.not_before_ms <= now_ms + SKEW_MS), default=None)
+    return newest is None or now_ms >= newest + PREKEY_PERIOD_MS
+
+
+def prekey_to_use(prekeys: Iterable[Prekey], now_ms: int) -> Prekey | None:
+    """The newest that is valid now and for as long as an envelope may travel; None if a new bundle is needed."""
+    usable = (
+        each
+        for each in prekeys
+        if each.suite in SUPPORTED_SUITES
+        and each.not_before_ms <= now_ms + SKEW_MS
+        and now_ms + ENVELOPE_LIFE_MS_MAX <= each.not_after_ms
+    )
+    return max(usable, key=lambda each: (each.not_before_ms, each.kid), default=None)
+
+
+def prekey_opens(prekey: Prekey, now_ms: int) -> bool:
+    """Whether something sealed to it may still be opened."""
+    return prekey.not_before_ms - SKEW_MS <= now_ms <= prekey.not_after_ms + SKEW_MS
+
+
+def prekey_over(prekey: Prekey, now_ms: int) -> bool:
+    """Whether its private half must be erased by now."""
+    return now_ms > prekey.not_after_ms + SKEW_MS
+
+
+def sign_bundle(
+    identity_private_key: bytes, prekeys: Iterable[Prekey], now_ms: int, *, change: IdentityChange | None = None
+) -> KeyBundle:
+    """Prekeys that are over are left out. The bundle is good for as long as its newest prekey can be used."""
+    key = public_key(identity_private_key)
+    shown = sorted(
+        (each for each in prekeys if now_ms < each.not_after_ms), key=lambda each: each.not_before_ms, reverse=True
+    )
+    bundle = KeyBundle(
+        id=instance_id(key),
+        identity_key=key,
+        prekeys=tuple(shown[:2]),
+        versions=SUPPORTED_VERSIONS,
+        issued_at_ms=now_ms,
+        expires_at_ms=max((each.not_after_ms for each in shown), default=now_ms),
+        change=change,
+    )
+    return msgspec.structs.replace(bundle, signature=sign_document(identity_private_key, "bundle", unsigned(bundle)))
+
+
+def bundle_holds(bundle: KeyBundle, claimed: InstanceId, now_ms: int) -> bool:
+    """Whether these are the keys of the instance with this id, now, all the way down."""
+    key = PublicKey(bundle.identity_key)
+    return (
+        bundle.id == claimed
+        and is_key_of(key, claimed)
+        and bundle.issued_at_ms <= now_ms + SKEW_MS
+        and now_ms < bundle.expires_at_ms + SKEW_MS
+        and PROTOCOL_VERSION in bundle.versions
+        and document_holds(key, "bundle", unsigned(bundle), bundle.signature)
+        and all(prekey_holds(key, each) for each in bundle.prekeys)
+        and (bundle.change is None or (bundle.change.new_id == claimed and change_holds(bundle.change)))
+    )
+
+
+def sign_change(old_private_key: bytes, new_private_key: bytes, now_ms: int) -> IdentityChange:
+    old, new = public_key(old_private_key), public_key(new_private_key)
+    change = IdentityChange(
+        old_id=instance_id(old), old_key=old, new_id=instance_id(new), new_key=new, issued_at_ms=now_ms
+    )
+    document = _change_document(change)
+    return msgspec.structs.replace(
+        change,
+        old_signature=sign_document(old_private_key, "identity-change", document),
+        new_signature=sign_document(new_private_key, "identity-change", document),
+    )
+
+
+def change_holds(change: IdentityChange) -> bool:
+    """Whether the old identity and the new one both say so. Whether the old one was trusted is not asked here."""
+    old, new = PublicKey(change.old_key), PublicKey(change.new_key)
+    document = _change_document(change)
+    return (
+        change.old_id != change.new_id
+        and is_key_of(old, change.old_id)
+        and is_key_of(new, change.new_id)
+        and document_holds(old, "identity-change", document, change.old_signature)
+        and document_holds(new, "identity-change", document, change.new_signature)
+    )
+
+
+def unsigned(signed: msgspec.Struct) -> dict[str, Any]:
+    """What `signature` covers: everything else, under its names on the wire."""
+    document: dict[str, Any] = msgspec.to_builtins(signed)
+    del document["signature"]
+    return document
+
+
+def _kid(public: bytes) -> str:
+    return "pk_" + base64.b32encode(hashlib.sha256(public).digest()[:_KID_BYTES]).decode().lower()
+
+
+def _prekey_document(owner: InstanceId, prekey: Prekey) -> dict[str, Any]:
+    return {**unsigned(prekey), "owner": owner}
+
+
+def _change_document(change: IdentityChange) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(change)
+    del document["oldSignature"], document["newSignature"]
+    return document
