@@ -34,6 +34,7 @@ from covenant.doors.metrics import Meter
 from covenant.exchange.cards import Cards, Offer
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import ConversationLimits, Conversations
+from covenant.exchange.delegation import Delegations
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.limiter import Limiter
 from covenant.exchange.principal import Principal
@@ -45,6 +46,7 @@ from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.uuids import Uuids
 from covenant.model.constitution import Constitution
 from covenant.model.tenant import DEFAULT
+from covenant.model.tracing import OFF, Tracer
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token
 
@@ -146,6 +148,7 @@ class Scenery:
     push_notifications: bool = False
     jobs: JobLimits | None = None
     concurrency: int = 64
+    tracer: Tracer = OFF
     port: int = 0
 
 
@@ -162,7 +165,8 @@ async def stage(
     catalogue, tenancy, meter = Catalogue(ledger, key), Tenancy(ledger, operator, doorkeeper), Meter()
     await tenancy.open()
     tokens = {name: (await tenancy.add(principal, name)).token for name in scenery.tenants}
-    crew = Crew(ledger, limits=scenery.jobs, concurrency=scenery.concurrency)
+    crew = Crew(ledger, limits=scenery.jobs, concurrency=scenery.concurrency, tracer=scenery.tracer)
+    crew.delegations = Delegations(ledger, catalogue, crew, tracer=scenery.tracer)
     for tenant, agent in product((DEFAULT, *tokens), agents):
         constitution = Constitution(
             id=agent.name,
@@ -175,7 +179,15 @@ async def stage(
         catalogue.add_resident(tenant, constitution, "code")
         crew.employ(catalogue.identity(tenant, agent.name), FunctionBody(agent), concurrency=agent.concurrency)
     check = check_push if scenery.push_notifications else None
-    conversations = Conversations(ledger, catalogue, crew, Uuids(), limits or ConversationLimits(), check_push=check)
+    conversations = Conversations(
+        ledger,
+        catalogue,
+        crew,
+        Uuids(),
+        limits or ConversationLimits(),
+        check_push=check,
+        tracer=scenery.tracer,
+    )
     pushes = Pushes(ledger, conversations.scope, check_push) if scenery.push_notifications else None
     base_url, publishing = BaseUrl(), Publishing(scenery.open_agent, "loopback" if scenery.open_agent else "never")
     gate = Gate(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, base_url.of, publishing.admits)
