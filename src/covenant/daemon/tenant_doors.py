@@ -37,7 +37,7 @@ class Built(NamedTuple):
 
 def tenant_routes(settings: A2aSettings, built: Built, tools: Sequence[Tool]) -> list[BaseRoute]:
     ledger, catalogue, conversations, gate, meter = built
-    limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min)
+    limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min, depth_max=conversations.limits.depth_max)
     tasks = SimpleTasks(ledger, catalogue, conversations, Uuids(), tools=tools, limits=limits)
     asked, new_id = Requests(ledger, catalogue), Uuids()
     runs = Runs(catalogue, conversations, asked, new_id)

@@ -334,6 +334,7 @@ def _tenant_limits(settings: Settings) -> TenantLimits:
 
 
 def _mailbox_limits(settings: Settings) -> MailboxLimits:
-    own = "recipient_admission"
-    named = {name: getattr(settings.limits, name) for name in MailboxLimits.__struct_fields__ if name != own}
-    return MailboxLimits(**named, recipient_admission=settings.access.recipient_admission)
+    own = ("recipient_admission", "depth_max")
+    named = {name: getattr(settings.limits, name) for name in MailboxLimits.__struct_fields__ if name not in own}
+    admission, depth_max = settings.access.recipient_admission, settings.delegation.depth_max
+    return MailboxLimits(**named, recipient_admission=admission, depth_max=depth_max)

@@ -29,6 +29,7 @@ from covenant.exchange.messages import (
     next_message,
     within_chain,
     within_deadline,
+    without_way,
 )
 from covenant.exchange.streams import KEEP_ALIVE_S, Stream
 from covenant.exchange.tenancy import Caller
@@ -247,7 +248,7 @@ class Conversations:
 
     async def _accept(self, task: Task, push: PushConfig | None = None, hop: Hop | None = None) -> bool:
         """Whether it was known already."""
-        digest, size = fingerprint(task)
+        digest, size = fingerprint(without_way(task))
         if push is not None:
             # The same key with another webhook is another request, as with another message.
             digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()

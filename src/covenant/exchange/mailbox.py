@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from covenant.exchange.chains import DEPTH_MAX, check_chain
 from covenant.exchange.operators import require_operator
 from covenant.exchange.principal import Principal
 from covenant.exchange.tracing import accepting, tell_attempt
@@ -75,6 +76,8 @@ class MailboxLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     wait_ms_max: int = 60_000
     recipient_admission: bool = False
     """Whether a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
+    depth_max: int = DEPTH_MAX
+    """How deep in a chain of calls an agent's task may be."""
 
 
 class MailboxExchange:
@@ -101,6 +104,8 @@ class MailboxExchange:
             peer=task.recipient.pubkey,
             task_id=task.id,
         )
+        if task.parent is not None:
+            task = await self._within(task.parent, task)
         if not self._tracer.on:
             return await self._begin(task, digest, access)
         with accepting(self._tracer, task, None) as span:
@@ -111,6 +116,22 @@ class MailboxExchange:
     async def _begin(self, task: Task, digest: str, access: Access) -> Accepted:
         return await self._ledger.commit(
             Accept(access=access, admission=self._admission(task), task=task, digest=digest)
+        )
+
+    async def _within(self, parent_id: TaskId, task: Task) -> Task:
+        """What an agent of a tenant sends while it works on a task is part of that, wherever it works.
+
+        So it is one deeper, goes on with its chain, and has no more time. None of it is part of the request.
+        """
+        entry = await self._ledger.entry(parent_id)
+        parent = entry.task if entry is not None and not entry.finished else None
+        if parent is None or parent.tenant is None or parent.recipient.pubkey != task.sender.pubkey:
+            return task
+        depth, chain = parent.depth + 1, (*parent.chain, task.sender.pubkey)
+        check_chain(depth, chain, task.recipient, self.limits.depth_max)
+        moments = [moment for moment in (parent.deadline_ms, task.deadline_ms) if moment is not None]
+        return msgspec.structs.replace(
+            task, depth=depth, chain=chain, deadline_ms=min(moments) if moments else None, tenant=parent.tenant
         )
 
     def _admission(self, task: Task) -> Access | None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.chains import DEPTH_MAX
 from covenant.exchange.conversation import Conversations
 from covenant.exchange.messages import check_message
 from covenant.exchange.skills import skills_of
@@ -31,8 +32,6 @@ from covenant.model.ids import TaskId
 from covenant.model.task import SIMPLE, Task
 from covenant.model.tools import Tool
 
-DEPTH_MAX: Final = 3
-"""How many hands a task may have gone through. A caller that says more is part of a circle."""
 TIMEOUT_MS: Final = 300_000
 RATE_PER_MIN: Final = 5
 MINUTE_MS: Final = 60_000
@@ -58,6 +57,8 @@ class SimpleSend(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class SimpleLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     rate_per_min: int = RATE_PER_MIN
     """Sends by one credential in any minute; 0: no limit."""
+    depth_max: int = DEPTH_MAX
+    """How many hands a task may have gone through. A caller that says more is part of a circle."""
     kept_max: int = KEPT_MAX
     pruned: int = PRUNED
 
@@ -88,7 +89,7 @@ class SimpleTasks:
 
     async def send(self, caller: Caller, sent: SimpleSend) -> TaskView:
         """The task as it was accepted: at work already, if its agent is free."""
-        if sent.depth > DEPTH_MAX:
+        if sent.depth > self._limits.depth_max:
             # Before the rate: a circle that is cut must not cost its caller what it may still ask.
             raise Invalid("depth_exceeded", TOO_DEEP)
         self._window.spend(caller.token_sha256)
