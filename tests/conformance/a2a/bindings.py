@@ -1,18 +1,16 @@
-"""The bindings as a client sees them: the same verbs with the same answers, whichever of them is spoken.
+"""A binding as a client sees it: the same verbs with the same answers, whichever of them is spoken.
 
-`BINDINGS` is the one list of them. A refusal is `Refused`, whose name is the same on every binding; that its code is
+A refusal is `Refused`, whose name is the same on every binding; that its code is
 the one that the specification gives to this name, and that its details say so, is checked wherever one is raised.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
-from urllib.parse import urlencode
 
 import httpx2
 
@@ -23,24 +21,24 @@ ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 DOMAIN: Final = "a2a-protocol.org"
 
 CODES: Final = {
-    # The name: its code to 1.0's methods, to the slash methods, and its status on REST.
-    "TASK_NOT_FOUND": (-32001, -32001, 404),
-    "TASK_NOT_CANCELABLE": (-32002, -32002, 400),
-    "PUSH_NOTIFICATION_NOT_SUPPORTED": (-32003, -32004, 400),
-    "UNSUPPORTED_OPERATION": (-32004, -32004, 400),
-    "CONTENT_TYPE_NOT_SUPPORTED": (-32005, -32005, 400),
-    "EXTENDED_AGENT_CARD_NOT_CONFIGURED": (-32007, -32007, 400),
-    "EXTENSION_SUPPORT_REQUIRED": (-32008, -32008, 400),
-    "VERSION_NOT_SUPPORTED": (-32009, -32007, 400),
-    "INVALID_JSON": (-32700, -32700, 400),
-    "INVALID_REQUEST": (-32600, -32600, 400),
-    "METHOD_NOT_FOUND": (-32601, -32601, 404),
-    "INVALID_PARAMS": (-32602, -32602, 400),
-    "IDEMPOTENCY_KEY_REUSED": (-32602, -32602, 409),
-    "REQUEST_TOO_LARGE": (-32600, -32600, 413),
+    # The name: its code to 1.0's methods, to the slash methods, its status on REST, and on gRPC.
+    "TASK_NOT_FOUND": (-32001, -32001, 404, "NOT_FOUND"),
+    "TASK_NOT_CANCELABLE": (-32002, -32002, 400, "FAILED_PRECONDITION"),
+    "PUSH_NOTIFICATION_NOT_SUPPORTED": (-32003, -32004, 400, "FAILED_PRECONDITION"),
+    "UNSUPPORTED_OPERATION": (-32004, -32004, 400, "FAILED_PRECONDITION"),
+    "CONTENT_TYPE_NOT_SUPPORTED": (-32005, -32005, 400, "INVALID_ARGUMENT"),
+    "EXTENDED_AGENT_CARD_NOT_CONFIGURED": (-32007, -32007, 400, "FAILED_PRECONDITION"),
+    "EXTENSION_SUPPORT_REQUIRED": (-32008, -32008, 400, "FAILED_PRECONDITION"),
+    "VERSION_NOT_SUPPORTED": (-32009, -32007, 400, "FAILED_PRECONDITION"),
+    "INVALID_JSON": (-32700, -32700, 400, "INVALID_ARGUMENT"),
+    "INVALID_REQUEST": (-32600, -32600, 400, "INVALID_ARGUMENT"),
+    "METHOD_NOT_FOUND": (-32601, -32601, 404, "NOT_FOUND"),
+    "INVALID_PARAMS": (-32602, -32602, 400, "INVALID_ARGUMENT"),
+    "IDEMPOTENCY_KEY_REUSED": (-32602, -32602, 409, "ALREADY_EXISTS"),
+    "REQUEST_TOO_LARGE": (-32600, -32600, 413, "RESOURCE_EXHAUSTED"),
     # These never ride on 200: who is refused so has not made a call yet, or must wait as every HTTP client can.
-    "UNAUTHENTICATED": (None, None, 401),
-    "RESOURCE_EXHAUSTED": (None, None, 429),
+    "UNAUTHENTICATED": (None, None, 401, "UNAUTHENTICATED"),
+    "RESOURCE_EXHAUSTED": (None, None, 429, "RESOURCE_EXHAUSTED"),
 }
 BY_STATUS: Final = {401: "UNAUTHENTICATED", 413: "REQUEST_TOO_LARGE", 429: "RESOURCE_EXHAUSTED"}
 
@@ -103,6 +101,8 @@ class Binding:
     agent: str
     token: str | None
     headers: dict[str, str] = field(default_factory=dict)
+    channel: Any = None
+    """Where it is not HTTP that is spoken."""
 
     old = False
     """Whether it speaks the dialect before 1.0."""
@@ -123,7 +123,7 @@ class Binding:
         return {**own, **self.headers, **{name.replace("_", "-"): value for name, value in more.items()}}
 
     async def send(self, message: Words | str, **more: Any) -> Told | Said:
-        return self._sent(await self.answer("send", self.params_send(_ask(message, more))))
+        return self._sent(await self.answer("send", self.params_send(ask_of(message, more))))
 
     async def task(self, message: Words | str, **more: Any) -> Told:
         """A send that is answered with a task."""
@@ -142,7 +142,7 @@ class Binding:
         return self._task(await self.answer("cancel", {"id": task_id}))
 
     def stream(self, message: Words | str, **more: Any) -> AbstractAsyncContextManager[AsyncIterator[Frame]]:
-        return self.frames("stream", self.params_send(_ask(message, more)))
+        return self.frames("stream", self.params_send(ask_of(message, more)))
 
     def subscribe(
         self, task_id: str, after: int | str | None = None
@@ -209,7 +209,7 @@ class Binding:
         assert info["domain"] == DOMAIN
         assert error["message"]
         name = info["reason"]
-        for_new, for_old, http = CODES[name]
+        for_new, for_old, http, _ = CODES[name]
         if status == 200:
             assert error["code"] == (for_old if self.old else for_new), error
         else:
@@ -235,98 +235,17 @@ class Binding:
         return telling.frame_v03(number, body) if self.old else telling.frame_v1(number, body)
 
 
-def _ask(message: Words | str, more: dict[str, Any]) -> Ask:
+def ask_of(message: Words | str, more: dict[str, Any]) -> Ask:
     return Ask(message=words(message) if isinstance(message, str) else message, **more)
 
 
-def _some(**fields: Any) -> dict[str, Any]:
+def some(**fields: Any) -> dict[str, Any]:
     """Without what is not there."""
     return {name: value for name, value in fields.items() if value not in (None, (), {}, [])}
 
 
 class New(Binding):
     """1.0's words, in JSON."""
-
-    def params_send(self, ask: Ask) -> dict[str, Any]:
-        message = ask.message
-        configuration = _some(
-            returnImmediately=None if ask.blocking is None else not ask.blocking,
-            historyLength=ask.history,
-            acceptedOutputModes=list(ask.modes),
-            taskPushNotificationConfig=ask.push,
-        )
-        body = {
-            "messageId": message.message_id,
-            "role": {"user": "ROLE_USER", "agent": "ROLE_AGENT"}[message.role],
-            "parts": [part_v1(part) for part in message.all_parts],
-            **_some(
-                taskId=message.task,
-                contextId=message.context,
-                metadata=message.metadata,
-                extensions=list(message.extensions),
-                referenceTaskIds=list(message.references),
-            ),
-        }
-        return {"message": body, **_some(configuration=configuration, metadata=ask.metadata)}
-
-    def params_push(self, verb: str, task_id: str, config_id: str, url: str) -> dict[str, Any]:
-        whole = {"taskId": task_id, "id": config_id, "url": url}
-        kept = {"create": ("taskId", "id", "url"), "list": ("taskId",)}.get(verb, ("taskId", "id"))
-        return {name: whole[name] for name in kept}
-
-    def state(self, name: str) -> str:
-        return f"TASK_STATE_{name.upper().replace('-', '_')}"
-
-
-class Rpc(Binding):
-    """JSON-RPC, in either dialect."""
-
-    METHODS: ClassVar[dict[str, str]]
-
-    def envelope(self, operation: str, params: Any) -> bytes:
-        call = {"jsonrpc": "2.0", "id": "call-1", "method": self.METHODS[operation], "params": params}
-        return json.dumps(call).encode()
-
-    async def ask(self, operation: str, params: dict[str, Any]) -> Reply:
-        return await self.raw(self.envelope(operation, params))
-
-    async def raw(self, body: bytes, operation: str = "send", **headers: str) -> Reply:
-        kind = {"content-type": "application/json"}
-        return await self.http.post(self.url, content=body, headers={**kind, **self._headers(**headers)})
-
-    def read(self, reply: Reply) -> Any:
-        if reply.status_code != 200:
-            raise self._plainly(reply)
-        answer = reply.json()
-        assert reply.headers["content-type"] == "application/json"
-        return self._result(answer)
-
-    def _result(self, answer: Any) -> Any:
-        assert answer["jsonrpc"] == "2.0"
-        assert ("result" in answer) != ("error" in answer)
-        if "error" in answer:
-            raise self._refused(200, answer["error"], answer["error"]["data"])
-        assert answer["id"] == "call-1"
-        return answer["result"]
-
-    @asynccontextmanager
-    async def frames(self, operation: str, params: dict[str, Any]) -> AsyncIterator[AsyncIterator[Frame]]:
-        body = self.envelope(operation, params)
-        kind = {"content-type": "application/json", "accept": "text/event-stream"}
-        async with self.http.stream("POST", self.url, content=body, headers={**kind, **self._headers()}) as reply:
-            if not is_stream(reply):
-                await reply.aread()
-                self.read(reply)
-            yield self._frames(reply)
-
-    async def _frames(self, reply: Reply) -> AsyncIterator[Frame]:
-        async for number, payload in events_of(reply):
-            yield self._frame(number, self._result(payload))
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewRpc(New, Rpc):
-    """JSON-RPC, 1.0."""
 
     METHODS: ClassVar = {
         "send": "SendMessage",
@@ -342,40 +261,19 @@ class NewRpc(New, Rpc):
         "card": "GetExtendedAgentCard",
     }
 
-
-@dataclass(frozen=True, kw_only=True)
-class SlashRpc(Rpc):
-    """JSON-RPC, the slash methods."""
-
-    old = True
-    METHODS: ClassVar = {
-        "send": "message/send",
-        "stream": "message/stream",
-        "get": "tasks/get",
-        "list": "tasks/list",
-        "cancel": "tasks/cancel",
-        "subscribe": "tasks/resubscribe",
-        "push.create": "tasks/pushNotificationConfig/set",
-        "push.get": "tasks/pushNotificationConfig/get",
-        "push.list": "tasks/pushNotificationConfig/list",
-        "push.delete": "tasks/pushNotificationConfig/delete",
-        "card": "agent/getAuthenticatedExtendedCard",
-    }
-
     def params_send(self, ask: Ask) -> dict[str, Any]:
         message = ask.message
-        configuration = _some(
-            blocking=ask.blocking,
+        configuration = some(
+            returnImmediately=None if ask.blocking is None else not ask.blocking,
             historyLength=ask.history,
             acceptedOutputModes=list(ask.modes),
-            pushNotificationConfig=ask.push,
+            taskPushNotificationConfig=ask.push,
         )
         body = {
-            "kind": "message",
             "messageId": message.message_id,
-            "role": message.role,
-            "parts": [part_v03(part) for part in message.all_parts],
-            **_some(
+            "role": {"user": "ROLE_USER", "agent": "ROLE_AGENT"}[message.role],
+            "parts": [part_v1(part) for part in message.all_parts],
+            **some(
                 taskId=message.task,
                 contextId=message.context,
                 metadata=message.metadata,
@@ -383,118 +281,18 @@ class SlashRpc(Rpc):
                 referenceTaskIds=list(message.references),
             ),
         }
-        return {"message": body, **_some(configuration=configuration, metadata=ask.metadata)}
+        return {"message": body, **some(configuration=configuration, metadata=ask.metadata)}
 
     def params_push(self, verb: str, task_id: str, config_id: str, url: str) -> dict[str, Any]:
-        if verb == "create":
-            return {"taskId": task_id, "pushNotificationConfig": {"id": config_id, "url": url}}
-        return {"id": task_id} if verb == "list" else {"id": task_id, "pushNotificationConfigId": config_id}
+        whole = {"taskId": task_id, "id": config_id, "url": url}
+        kept = {"create": ("taskId", "id", "url"), "list": ("taskId",)}.get(verb, ("taskId", "id"))
+        return {name: whole[name] for name in kept}
 
     def state(self, name: str) -> str:
-        return name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rest(New):
-    """Plain HTTP, 1.0."""
-
-    ROUTES: ClassVar = {
-        "send": ("POST", "/message:send"),
-        "stream": ("POST", "/message:stream"),
-        "get": ("GET", "/tasks/{id}"),
-        "list": ("GET", "/tasks"),
-        "cancel": ("POST", "/tasks/{id}:cancel"),
-        "subscribe": ("GET", "/tasks/{id}:subscribe"),
-        "push.create": ("POST", "/tasks/{taskId}/pushNotificationConfigs"),
-        "push.get": ("GET", "/tasks/{taskId}/pushNotificationConfigs/{id}"),
-        "push.list": ("GET", "/tasks/{taskId}/pushNotificationConfigs"),
-        "push.delete": ("DELETE", "/tasks/{taskId}/pushNotificationConfigs/{id}"),
-        "card": ("GET", "/extendedAgentCard"),
-    }
-
-    def envelope(self, operation: str, params: Any) -> bytes:
-        return json.dumps(params).encode()
-
-    def _request(self, operation: str, params: dict[str, Any]) -> tuple[str, str, bytes | None]:
-        method, path = self.ROUTES[operation]
-        left = {name: value for name, value in params.items() if f"{{{name}}}" not in path}
-        path = path.format_map({name: params.get(name, "") for name in ("id", "taskId")})
-        if method == "POST":
-            return method, self.url + path, json.dumps(left).encode()
-        query = {name: str(value).lower() if isinstance(value, bool) else value for name, value in left.items()}
-        return method, self.url + path + (f"?{urlencode(query)}" if query else ""), None
-
-    async def ask(self, operation: str, params: dict[str, Any]) -> Reply:
-        method, url, body = self._request(operation, params)
-        kind = {"content-type": "application/a2a+json"} if body is not None else {}
-        return await self.http.request(method, url, content=body, headers={**kind, **self._headers()})
-
-    async def raw(self, body: bytes, operation: str = "send", **headers: str) -> Reply:
-        method, path = self.ROUTES[operation]
-        kind = {"content-type": "application/a2a+json"}
-        return await self.http.request(
-            method, self.url + path, content=body, headers={**kind, **self._headers(**headers)}
-        )
-
-    def read(self, reply: Reply) -> Any:
-        assert reply.headers["content-type"] == "application/a2a+json"
-        answer = reply.json()
-        if reply.status_code == 200:
-            return answer
-        error = answer["error"]
-        raise self._refused(reply.status_code, error, error["details"])
-
-    @asynccontextmanager
-    async def frames(self, operation: str, params: dict[str, Any]) -> AsyncIterator[AsyncIterator[Frame]]:
-        method, url, body = self._request(operation, params)
-        kind = {"content-type": "application/a2a+json", "accept": "text/event-stream"}
-        async with self.http.stream(method, url, content=body, headers={**kind, **self._headers()}) as reply:
-            if not is_stream(reply):
-                await reply.aread()
-                self.read(reply)
-            yield self._frames(reply)
-
-    async def _frames(self, reply: Reply) -> AsyncIterator[Frame]:
-        async for number, payload in events_of(reply):
-            yield self._frame(number, payload)
-
-
-BINDINGS: Final[dict[str, type[Binding]]] = {"jsonrpc": NewRpc, "slash": SlashRpc, "rest": Rest}
-GROUPS: Final = {
-    "all": tuple(BINDINGS),
-    "new": tuple(name for name, kind in BINDINGS.items() if not kind.old),
-    "rpc": tuple(name for name, kind in BINDINGS.items() if issubclass(kind, Rpc)),
-    "http": tuple(name for name, kind in BINDINGS.items() if issubclass(kind, Rpc | Rest)),
-}
-"""Names for several of them in the table of requirements."""
-
-
-def is_stream(reply: Reply) -> bool:
-    return reply.headers.get("content-type", "").startswith("text/event-stream")
-
-
-async def events_of(reply: Reply) -> AsyncIterator[tuple[int, Any]]:
-    """The numbered events of a stream. One without a number would be a fault."""
-    number: int | None = None
-    async for line in reply.aiter_lines():
-        name, _, value = line.partition(": ")
-        if name == "id":
-            number = int(value)
-        elif name == "data":
-            assert number is not None, line
-            yield number, json.loads(value)
-            number = None
+        return f"TASK_STATE_{name.upper().replace('-', '_')}"
 
 
 def part_v1(part: Part) -> dict[str, Any]:
     value = base64.b64encode(part.value).decode() if part.kind == "raw" else part.value
-    about = _some(mediaType=part.media_type, filename=part.filename, metadata=part.metadata)
+    about = some(mediaType=part.media_type, filename=part.filename, metadata=part.metadata)
     return {part.kind: value, **about}
-
-
-def part_v03(part: Part) -> dict[str, Any]:
-    if part.kind in ("text", "data"):
-        return {"kind": part.kind, part.kind: part.value, **_some(metadata=part.metadata)}
-    place, value = ("bytes", base64.b64encode(part.value).decode()) if part.kind == "raw" else ("uri", part.value)
-    file = {place: value, **_some(mimeType=part.media_type, name=part.filename)}
-    return {"kind": "file", "file": file, **_some(metadata=part.metadata)}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.conformance.a2a.bindings import BINDINGS, Binding
+from tests.conformance.a2a.bindings import Binding
+from tests.conformance.a2a.spoken import BINDINGS
 from tests.conformance.a2a.table import HERE, ROOT, bindings_of
 from tests.conformance.a2a.world import World, a_world
 

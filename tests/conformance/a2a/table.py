@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.conformance.a2a.bindings import BINDINGS, GROUPS
+from tests.conformance.a2a.spoken import BINDINGS, GROUPS
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[2]

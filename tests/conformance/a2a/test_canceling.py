@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from covenant.model.step import Ended
-from tests.conformance.a2a.bindings import BINDINGS, Binding, Refused, words
+from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.spoken import BINDINGS
 from tests.conformance.a2a.world import BOUND_S, World, unique
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

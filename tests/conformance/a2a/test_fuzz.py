@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conformance.a2a.bindings import Ask, Binding, Rest, Rpc, is_stream, words
+from tests.conformance.a2a.bindings import Ask, Binding, words
+from tests.conformance.a2a.http_bindings import Rest, Rpc, is_stream
 from tests.conformance.a2a.telling import Part
 from tests.conformance.a2a.world import World
 

@@ -13,13 +13,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import grpc  # type: ignore[import-untyped]
 import httpx2
 import pytest
 
 from tests.cli.daemons import Daemon
-from tests.conformance.a2a.bindings import BINDINGS, Binding, NewRpc, Refused
+from tests.conformance.a2a.bindings import Binding, Refused
 from tests.conformance.a2a.gatekeeping import BOUND_S, Gatekeeper, gatekeeping
+from tests.conformance.a2a.http_bindings import NewRpc
 from tests.conformance.a2a.served_agents import CHUNKS, FLOW
+from tests.conformance.a2a.spoken import BINDINGS
 from tests.conformance.a2a.table import HERE, ROOT
 from tests.conformance.a2a.telling import Frame, Told, folded, known
 
@@ -62,18 +65,25 @@ class World:
     keeper: Gatekeeper
     http: httpx2.AsyncClient
     daemon: Daemon = field(init=False)
+    channel: Any = None
 
     async def start(self) -> None:
         agents = str(HERE / "served_agents.py")
         env = {"GATES": str(self.gates), "PYTHONPATH": str(ROOT)}
-        self.daemon = await asyncio.to_thread(Daemon, self.home, agents, "--daemon-grace-ms", "500", env=env)
+        flags = ("--daemon-grace-ms", "500", "--grpc-enabled", "true", "--grpc-port", "0")
+        self.daemon = await asyncio.to_thread(Daemon, self.home, agents, *flags, env=env)
+        card = await self.operator("GET", "/v1/a2a/agents/held/agent-card.json")
+        (place,) = [each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC"]
+        self.channel = grpc.aio.insecure_channel(place)
 
     async def end(self, number: int = signal.SIGTERM) -> None:
+        if number == signal.SIGTERM:
+            await self.channel.close()
         await asyncio.to_thread(self.daemon.stop, number)
 
     def client(self, kind: type[Binding], agent: str = "held") -> Binding:
         token = (self.home / "operator.token").read_text().strip()
-        return kind(base_url=self.daemon.url, http=self.http, agent=agent, token=token)
+        return kind(base_url=self.daemon.url, http=self.http, agent=agent, token=token, channel=self.channel)
 
     async def operator(self, method: str, path: str, body: Any = None) -> Any:
         said = {"authorization": f"Bearer {self.client(NewRpc).token}"}

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.a2a.bindings import Ask, Binding, New, Refused, Rest, Rpc, words
+from tests.conformance.a2a.bindings import Ask, Binding, New, Refused, words
+from tests.conformance.a2a.http_bindings import Rest, Rpc
 from tests.conformance.a2a.telling import Part
 from tests.conformance.a2a.world import World, unique
 

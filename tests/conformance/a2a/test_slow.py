@@ -1,17 +1,23 @@
 """A reader that is too slow: it is cut off, its task is not, and it can go on where it was."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+
+import httpx2
 
 from covenant.agents.authoring import Agent, Turn
 from covenant.doors.a2a.pouring import TOO_SLOW
 from tests.conformance.a2a.agents import Gates
-from tests.conformance.a2a.bindings import Binding, Rest
+from tests.conformance.a2a.bindings import Binding
+from tests.conformance.a2a.http_bindings import Rest
 from tests.conformance.a2a.telling import folded, known
-from tests.doors.a2a.stage import BOUND_S, stage
+from tests.doors.a2a.stage import BOUND_S, Scenery, stage
 
-CHUNKS = 6_000
+# What the system buffers, what one write may hold, and what is waited for by one reader must all be exceeded.
+CHUNKS = 8_000
+BUFFERED = 65_536
 
 
 async def test_a_slow_reader_is_cut_off_and_resumes_where_it_was(binding: type[Binding], tmp_path: Path) -> None:
@@ -21,10 +27,10 @@ async def test_a_slow_reader_is_cut_off_and_resumes_where_it_was(binding: type[B
     async def talk(turn: Turn) -> AsyncIterator[str]:
         await gates.wait("begin")
         for number in range(CHUNKS):
-            yield f"{number:05d}" + "x" * 1_000
+            yield f"{number:05d}" + "x" * 200
         gates.open("said")
 
-    async with stage(tmp_path / "home", agent) as opened:
+    async with stage(tmp_path / "home", agent, scenery=Scenery(send_bytes=BUFFERED)) as opened:
         url = f"http://127.0.0.1:{opened.port}"
         me = binding(base_url=url, http=opened.http, agent="talker", token=opened.token)
         task = await me.task("talk", blocking=False)
@@ -32,9 +38,11 @@ async def test_a_slow_reader_is_cut_off_and_resumes_where_it_was(binding: type[B
         rest = isinstance(me, Rest)
         target = f"{me.url}/tasks/{task.id}:subscribe" if rest else me.url
         body = None if rest else me.envelope("subscribe", {"id": task.id})
+        small = httpx2.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFERED)])
         async with (
             asyncio.timeout(BOUND_S),
-            me.http.stream("GET" if rest else "POST", target, content=body, headers=said) as reply,
+            httpx2.AsyncClient(transport=small, timeout=BOUND_S) as slow,
+            slow.stream("GET" if rest else "POST", target, content=body, headers=said) as reply,
         ):
             gates.open("begin")
             await gates.wait("said")

@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from covenant.exchange import streams
-from tests.conformance.a2a.bindings import Binding, Refused, Rpc, is_stream, words
+from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.http_bindings import Rpc, is_stream
 from tests.conformance.a2a.telling import Frame, folded, known
 from tests.conformance.a2a.world import BOUND_S, World, unique
 

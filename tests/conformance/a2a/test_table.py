@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.a2a.bindings import BINDINGS
+from tests.conformance.a2a.spoken import BINDINGS
 from tests.conformance.a2a.table import HERE, ROOT, Requirement, bindings_of, requirements
 from tests.conformance.test_promises import found
 

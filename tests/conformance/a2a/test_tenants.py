@@ -9,7 +9,8 @@ import pytest
 import pytest_asyncio
 
 from covenant.model.tenant import DEFAULT
-from tests.conformance.a2a.bindings import Ask, Binding, Refused, Rpc, words
+from tests.conformance.a2a.bindings import Ask, Binding, Refused, words
+from tests.conformance.a2a.http_bindings import Rpc
 from tests.conformance.a2a.world import NEIGHBOUR, World, unique
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.a2a.bindings import Binding, New, NewRpc, Refused, Rest, Rpc, SlashRpc
+from tests.conformance.a2a.bindings import Binding, New, Refused
+from tests.conformance.a2a.http_bindings import NewRpc, Rest, Rpc, SlashRpc
 from tests.conformance.a2a.telling import Part
 from tests.conformance.a2a.world import World, unique
 

@@ -10,10 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
+import grpc  # type: ignore[import-untyped]
+
 from covenant.agents.job import JobLimits
+from covenant.doors.a2a.grpc import Calls, GrpcServer
+from covenant.exchange.cards import Offer
 from covenant.ledger.contract import ListQuery
 from covenant.ledger.machine.commands import Sweep
 from covenant.model.folding import fold
@@ -35,12 +39,13 @@ B = TypeVar("B", bound=Binding)
 class World:
     stage: Stage
     gates: Gates
+    channel: Any
 
     def client(self, kind: type[B], agent: str = "actor", token: str | None = "") -> B:
         """As the operator, who speaks for the first tenant, unless another token is given."""
         url = f"http://127.0.0.1:{self.stage.port}"
         said = self.stage.token if token == "" else token
-        return kind(base_url=url, http=self.stage.http, agent=agent, token=said)
+        return kind(base_url=url, http=self.stage.http, agent=agent, token=said, channel=self.channel)
 
     @property
     def neighbour(self) -> str:
@@ -91,8 +96,8 @@ async def a_world(home: Path, *, push_notifications: bool = False) -> AsyncItera
         jobs=JobLimits(updates_max=300, bytes_max=1 << 20),
         push_notifications=push_notifications,
     )
-    async with stage(home, *cast(gates), scenery=scenery) as opened:
-        world = World(opened, gates)
+    async with stage(home, *cast(gates), scenery=scenery) as opened, calling(opened, scenery) as channel:
+        world = World(opened, gates, channel)
         sweeping = asyncio.create_task(_sweep(world))
         try:
             yield world
@@ -100,6 +105,20 @@ async def a_world(home: Path, *, push_notifications: bool = False) -> AsyncItera
         finally:
             sweeping.cancel()
             await asyncio.gather(sweeping, return_exceptions=True)
+
+
+@asynccontextmanager
+async def calling(opened: Stage, scenery: Scenery) -> AsyncIterator[Any]:
+    """The same agents over gRPC, beside HTTP."""
+    calls = Calls(opened.gate, opened.office, published=scenery.open_agent)
+    server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, message_bytes_max=1 << 20, calls_max=1_000)
+    opened.cards.offer = Offer(grpc_port=server.port, push_notifications=scenery.push_notifications)
+    await server.start(("127.0.0.1", opened.port))
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            yield channel
+    finally:
+        await asyncio.wait_for(server.stop(0), BOUND_S)
 
 
 async def _sweep(world: World) -> None:

@@ -150,6 +150,8 @@ class Scenery:
     concurrency: int = 64
     tracer: Tracer = OFF
     port: int = 0
+    send_bytes: int = 0
+    """How much of an answer the system takes off the server's hands; 0: as much as it likes."""
 
 
 @asynccontextmanager
@@ -204,6 +206,8 @@ async def stage(
     sockets = [config.bind_socket()]
     # asyncio sets this only on sockets that name their protocol; without it every answer waits 40 ms.
     sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if scenery.send_bytes:
+        sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, scenery.send_bytes)
     # So that nobody who comes before the server does is turned away.
     sockets[0].listen()
     serving = asyncio.create_task(server.serve(sockets))
