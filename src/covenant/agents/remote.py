@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from covenant.agents.job import DAEMON_STOPS, Job
+from covenant.agents.tracing import calling
 from covenant.agents.withdrawing import Open, Withdrawals
 from covenant.exchange.delegation import REMOTE, target_of
 from covenant.exchange.messages import IDEMPOTENCY, text_of
@@ -81,10 +82,11 @@ class RemoteBody:
         note = _Note(job, known)
         remote = await self._open(target)
         try:
-            if known.get("task_id") and known.get("turn") == leased.turn:
-                reply = await _follow(job, remote, known["task_id"])
-            else:
-                reply = await self._send(job, remote, hop, note)
+            with calling(job, remote, hop) as hop_there:
+                if known.get("task_id") and known.get("turn") == leased.turn:
+                    reply = await _follow(job, remote, known["task_id"])
+                else:
+                    reply = await self._send(job, remote, hop_there, note)
         except asyncio.CancelledError:
             if job.stopping != DAEMON_STOPS and note.task_id is not None:
                 # It was told already, if it could be reached just now. Otherwise it is told until it can be.
@@ -195,5 +197,11 @@ def _words(job: Job) -> str:
 
 def hop_of(task: Task) -> Hop:
     """What is said of the calls before this one. A task that was delegated is that call already."""
-    hop = Hop(depth=task.depth, chain=task.chain, deadline_ms=task.deadline_ms)
+    hop = Hop(
+        depth=task.depth,
+        chain=task.chain,
+        deadline_ms=task.deadline_ms,
+        traceparent=task.traceparent,
+        tracestate=task.tracestate,
+    )
     return hop if task.origin == DELEGATION else hop.next(task.recipient.pubkey)
