@@ -1,0 +1,120 @@
+"""Calls whose answer never came: who does not know whether it was heard asks again under the same key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.fleet import Fleet, Member, fleet, states, told
+from tests.e2e.silence import Silence
+
+PATIENCE_S = 40.0
+
+
+def through(line: Silence, caller: Member, callee: Member, **declared: Any) -> None:
+    """The caller's catalogue has `far`, the agent `held` of the callee, at the other end of the line."""
+    (caller.home / "agents").mkdir(exist_ok=True)
+    (caller.home / "agents" / "far.json").write_text(json.dumps({"kind": "remote", **declared}))
+    entry = {
+        "url": f"http://127.0.0.1:{line.port}/v1/a2a/agents/held",
+        "auth": {"type": "bearer", "token": callee.token},
+    }
+    (caller.home / "a2a_agents.json").write_text(json.dumps({"agents": {"far": entry}}))
+
+
+def unheard(world: Fleet, line: Silence, a: Member) -> tuple[str, dict[str, Any]]:
+    """A call that reached its callee, whose answer did not come back, and whose caller was killed then."""
+    line.silent = True
+    task: str = a.send("once", "far", wait=False)["id"]
+    assert line.swallowed.wait(PATIENCE_S)
+    world.begun("b held the work")
+    (child,) = a.tree(task)["children"]
+    a.kill()
+    line.hang_up()
+    line.silent = False
+    assert child["remote_task_id"] is None
+    return task, child
+
+
+@pytest.mark.parametrize("how", ["by itself", "by the gate", "by the operator"])
+def test_a_call_that_is_made_again_is_the_same_call_to_the_callee(short_path: Path, how: str) -> None:
+    with fleet(short_path) as world:
+        a, b = world.start("a"), world.start("b")
+        assert b.port is not None
+        with Silence(b.port) as line:
+            declared: dict[str, dict[str, Any]] = {
+                "by itself": {"idempotent": True, "on_lost": "requeue"},
+                "by the gate": {"idempotent": True},
+                "by the operator": {},
+            }
+            through(line, a, b, **declared[how])
+            a.kill()
+            a.again()
+            task, child = unheard(world, line, a)
+            a.again()
+            if how == "by the gate":
+                a.daemon.json("capabilities", "grant", "a2a.repair.requeue")
+                words = ("a2a", "retry-stale", "--enable", "--min-lease-age-ms", "0", "--max-requeues", "10")
+                report = a.daemon.json(*words)["report"]
+                assert [each["task_id"] for each in report["requeued"]] == [child["task_id"]]
+                assert report["requeued"][0]["idempotency_key"] == child["task_id"]
+            elif how == "by the operator":
+                a.requeue(child["task_id"])
+            a.requeue(task)
+            world.open()
+            assert told(a.ended("once", task)) == "attempt 2: completed begun ended"
+            (there,) = b.tasks("held")
+            tree = a.tree(task)
+            assert (states(tree), tree["children"][0]["remote_task_id"]) == (["completed"] * 2, there["id"])
+            assert world.runs() == ["b held the work"]
+
+
+def test_a_caller_that_is_stopped_leaves_its_call_at_work_and_finds_it_again(short_path: Path) -> None:
+    with fleet(short_path) as world:
+        a, b = world.start("a", "--daemon-grace-ms", "200"), world.start("b")
+        a.knows(held_b=(b, "held"))
+        task = a.send("once", "held_b", wait=False)["id"]
+        world.begun("b held the work")
+        (child,) = a.tree_when(task, lambda tree: bool(tree["children"][0].get("remote_task_id")))["children"]
+        assert a.daemon.stop() == 0
+        (there,) = b.tasks("held")
+        assert there["status"]["state"] == "TASK_STATE_WORKING"
+        a.again()
+        assert a.tree(task)["holder_lost"] is True
+        a.requeue(child["task_id"])
+        a.requeue(task)
+        world.open()
+        assert told(a.ended("once", task)) == "attempt 2: completed begun ended"
+        assert world.runs() == ["b held the work"]
+
+
+def test_a_remote_agent_hears_the_words_and_nothing_of_the_house(short_path: Path) -> None:
+    with fleet(short_path) as world:
+        a, b = world.start("a"), world.start("b")
+        a.knows(echo_b=(b, "echo"))
+        metadata = {"secret": "canary-metadata"}
+        message: dict[str, Any] = {"metadata": metadata, "contextId": "canary-context"}
+        assert told(a.send("relay", "echo_b canary-words", **message)).endswith("echo canary-words")
+        (there,) = b.tasks("echo")
+        seen = b.show(there["id"])
+        assert set(seen["task"]["metadata"]) == {"covenant.depth", "covenant.chain", "covenant.idempotency"}
+        whole = json.dumps(seen)
+        hidden = ("canary-metadata", "canary-context", "relay", a.token, b.token, str(a.port))
+        assert [each for each in hidden if each in whole] == []
+        assert "canary-words" in whole
+
+
+def test_what_was_canceled_while_its_daemon_was_dead_is_canceled_elsewhere_after_the_start(short_path: Path) -> None:
+    with fleet(short_path) as world:
+        a, b = world.start("a"), world.start("b")
+        a.knows(slow_b=(b, "slow"))
+        task = a.send("once", "slow_b", wait=False)["id"]
+        world.begun("b slow the work")
+        a.tree_when(task, lambda tree: bool(tree["children"][0].get("remote_task_id")))
+        a.kill()
+        a.again()
+        a.cancel("once", task)
+        assert states(a.tree_when(task, lambda tree: "working" not in states(tree))) == ["canceled", "canceled"]
+        (there,) = b.tasks("slow")
+        assert b.ended("slow", there["id"])["status"]["state"] == "TASK_STATE_CANCELED"
