@@ -1,0 +1,65 @@
+"""MCP in a daemon: cards that name what a server really has, and a door that says what is missing."""
+
+import sys
+from pathlib import Path
+
+from starlette.types import Message
+
+from covenant.daemon.cards import make_cards
+from covenant.daemon.mcp import make_tools
+from covenant.daemon.settings import Settings
+from covenant.doors.http.tenant import TenantGate
+from covenant.doors.mcp.http import McpDoor
+from covenant.doors.metrics import Meter
+from covenant.exchange.limiter import Limiter
+from covenant.model.constitution import CatalogueAgent, Constitution
+from covenant.model.tenant import DEFAULT
+from covenant.model.tools import read_mcp_servers
+from covenant.seal.keys import new_private_key
+from tests.agents import mcp_server
+from tests.doors.a2a.stage import stage
+
+URL = "http://localhost"
+
+
+async def test_cards_name_what_is_declared_and_then_what_a_server_really_has(tmp_path: Path) -> None:
+    small = {"command": sys.executable, "args": [mcp_server.__file__], "tools": ["gone"]}
+    servers = dict(read_mcp_servers({"servers": {"small": small}}))
+    cards = make_cards(Settings(home=tmp_path), new_private_key(), servers)
+    tools = make_tools(servers, cards)
+    agent = CatalogueAgent(tenant=DEFAULT, constitution=Constitution(id="thinker", kind="model"))
+    try:
+        before = cards.card(agent, URL)
+        assert cards.card(agent, URL) is before
+        assert "gone" in {skill.id for skill in before.skills}
+        await tools.list(agent.constitution)
+        after = cards.card(agent, URL)
+        assert cards.card(agent, URL) is after
+        names = {skill.id for skill in after.skills}
+        assert "gone" not in names
+        assert {"add", "pid"} <= names
+        assert after.signatures != before.signatures
+    finally:
+        await tools.close()
+
+
+async def test_without_the_extra_the_door_says_how_to_get_it(tmp_path: Path) -> None:
+    async with stage(tmp_path) as s:
+        gate = TenantGate(s.tenancy, Limiter(s.ledger.now_ms))
+        # Nobody gets as far as the desk.
+        door = McpDoor(None, gate, Meter(), version="1", body_bytes_max=1_000, present=False)  # type: ignore[arg-type]
+        said: list[Message] = []
+
+        async def send(message: Message) -> None:
+            said.append(message)
+
+        async def receive() -> Message:
+            raise AssertionError("its body does not matter")
+
+        headers = [(b"authorization", f"Bearer {s.token}".encode())]
+        await door({"type": "http", "method": "POST", "path": "/mcp", "headers": headers}, receive, send)
+        assert said[0]["status"] == 501
+        assert b"pip install 'covenant[mcp]'" in said[1]["body"]
+        said.clear()
+        await door({"type": "http", "method": "POST", "path": "/mcp", "headers": []}, receive, send)
+        assert said[0]["status"] == 401
