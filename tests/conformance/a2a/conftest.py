@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from covenant.exchange import conversation
 from tests.conformance.a2a.bindings import Binding
 from tests.conformance.a2a.spoken import BINDINGS
 from tests.conformance.a2a.table import HERE, ROOT, bindings_of
@@ -32,3 +33,9 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 @pytest.fixture
 def me(world: World, binding: type[Binding]) -> Binding:
     return world.client(binding)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams wait for an agent that answers with a bare message, however busy the machine is."""
+    monkeypatch.setattr(conversation, "REPLY_S", 10.0)

@@ -225,11 +225,13 @@ async def flow(world: World, kills: tuple[int, ...]) -> None:
     readings = [Reading(name, kind) for name, kind in BINDINGS.items()]
     for attempt, enough in enumerate(kills, start=1):
         async with asyncio.timeout(BOUND_S):
-            readings[0].want(enough)
+            for reading in readings:
+                # Whoever has read nothing does not know what to come back to.
+                reading.want(enough if reading is readings[0] else 1)
             reading_tasks = [asyncio.create_task(begin_or_go_on(world, reading)) for reading in readings]
             if attempt > 1:
                 await asyncio.gather(*(world.requeue(reading.task_id) for reading in readings))
-            await readings[0].enough.wait()
+            await asyncio.gather(*(reading.enough.wait() for reading in readings))
             await world.end(signal.SIGKILL)
             await asyncio.gather(*reading_tasks)
         await world.start()

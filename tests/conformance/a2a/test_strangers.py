@@ -108,6 +108,7 @@ async def test_a_stranger_sends_and_gets_the_task_and_reads_it_again(binding: ty
         assert len(short.history) == 1
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_stranger_streams(binding: type[Binding], world: World) -> None:
     async with stranger(world, binding) as client:
         first, *rest = await heard(client, says("words a b c"))

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from covenant.exchange import streams
+from covenant.exchange import conversation, streams
 from tests.conformance.a2a.bindings import Binding, Refused, words
 from tests.conformance.a2a.http_bindings import Rpc, is_stream
 from tests.conformance.a2a.telling import Frame, folded, known
@@ -59,11 +59,24 @@ async def test_a_stream_of_a_task_that_does_not_succeed_ends_with_why(me: Bindin
     assert last.message.text
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_bare_message_is_a_stream_of_one_frame(me: Binding) -> None:
     (only,) = await me.streamed("reply good day")
     assert only.kind == "message"
     assert only.message is not None
     assert (only.message.text, only.message.task_id) == ("good day", None)
+
+
+async def test_a_bare_message_that_comes_late_ends_the_stream_of_its_task(
+    me: Binding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "REPLY_S", 0.0)
+    frames = await me.streamed("reply good day")
+    last = frames[-1]
+    assert (len(frames) == 1) == (last.kind == "message")
+    assert last.kind == "message" or last.state == "completed"
+    assert last.message is not None
+    assert last.message.text == "good day"
 
 
 async def test_a_stream_ends_where_the_task_waits_for_its_sender_and_the_next_one_goes_on(me: Binding) -> None:
