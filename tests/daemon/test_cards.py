@@ -43,7 +43,11 @@ def behind_tls(home: Path) -> Iterator[Daemon]:
         home,
         "--public-base-url",
         "https://agents.example/",
-        env={"A2A_PROVIDER_ORG": "Example", "A2A_DOCS_URL": "https://docs.example"},
+        env={
+            "A2A_PROVIDER_ORG": "Example",
+            "A2A_DOCS_URL": "https://docs.example",
+            "COVENANT_MODEL_NAME": "test",
+        },
     )
     try:
         yield daemon
@@ -58,8 +62,27 @@ def test_a_card_says_the_url_of_the_flag_and_what_the_environment_and_the_home_d
     assert card["documentationUrl"] == "https://docs.example"
     assert [(skill["id"], skill["name"]) for skill in card["skills"]] == [
         ("chat", "chat"),
+        ("delegate", "delegate"),
+        ("parallel-fanout", "parallel-fanout"),
+        ("mcp-tools", "mcp-tools"),
+        ("fetch-url", "fetch-url"),
+        ("memory", "memory"),
+        ("write-file", "write-file"),
         ("corvid_github_list_prs", "GitHub List PRs"),
     ]
+
+
+def test_a_card_promises_nothing_that_needs_a_model_where_there_is_none(home: Path) -> None:
+    (home / "mcp_servers.json").write_text(json.dumps({"servers": {"hub": {"command": "unused", "tools": ["dig"]}}}))
+    agents = home / "agents"
+    agents.mkdir()
+    (agents / "bot.json").write_text(json.dumps({"kind": "model", "capabilities": ["/mem"], "skills": ["think"]}))
+    daemon = Daemon(home)
+    try:
+        assert [skill["id"] for skill in own(daemon, INDEX)["skills"]] == ["chat", "delegate"]
+        assert own(daemon, INDEX.replace("index", "bot"))["skills"] == []
+    finally:
+        assert daemon.stop() == 0
 
 
 def test_a_daemons_cards_are_signed_with_its_own_key_and_stay_so(behind_tls: Daemon) -> None:

@@ -379,3 +379,52 @@ def test_anonymous_callers_are_admitted_from_here_alone_unless_forced(
     mode: Anonymous, changed: dict[str, Any], admitted: bool
 ) -> None:
     assert admits_anonymous(mode, **{**LOCAL, **changed}) is admitted
+
+
+EVERYTHING = frozenset({"/agent", "/parallel", "/a2a", "/mcp", "/fetch", "/mem", "/write"})
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "abilities", "found"),
+    [
+        ([], EVERYTHING, "delegate parallel-fanout remote-agents mcp-tools fetch-url memory write-file"),
+        ([], {"/mem"}, "memory"),
+        (["/mem", "/fetch"], EVERYTHING, "fetch-url memory"),
+        (["/write --persist", "mem"], EVERYTHING, "memory write-file"),
+        (["delegation", "web"], EVERYTHING, "delegate parallel-fanout fetch-url"),
+        (["/exec", "/pane"], EVERYTHING, ""),
+        (["/mem"], {"/fetch"}, ""),
+    ],
+)
+def test_a_model_agents_card_says_what_it_may_use_of_what_there_is(
+    capabilities: list[str], abilities: set[str], found: str
+) -> None:
+    offer = Offer(abilities=frozenset(abilities))
+    skills = agent_card(agent(capabilities=capabilities), BASE, offer).skills
+    assert [skill.id for skill in skills] == ["chat", *found.split()]
+
+
+def test_tools_are_skills_only_where_models_can_call_them() -> None:
+    with_mcp, without = (
+        Offer(tools=TOOLS, abilities=frozenset({"/mcp"})),
+        Offer(tools=TOOLS, abilities=frozenset({"/mem"})),
+    )
+    assert len(agent_card(agent(), BASE, with_mcp).skills) == 2 + len(TOOLS)
+    assert [skill.id for skill in agent_card(agent(), BASE, without).skills] == ["chat", "memory"]
+
+
+def test_without_a_model_only_the_master_and_agents_of_other_kinds_have_skills() -> None:
+    nothing = Offer(tools=TOOLS, abilities=frozenset())
+    assert [skill.id for skill in agent_card(INDEX, BASE, nothing).skills] == ["chat", "delegate"]
+    assert agent_card(agent(skills=["think"], capabilities=["/mem"]), BASE, nothing).skills == ()
+    assert [skill.id for skill in agent_card(agent(kind="worker", skills=["dig"]), BASE, nothing).skills] == [
+        "chat",
+        "dig",
+    ]
+
+
+def test_registered_remote_agents_are_for_the_first_tenant_alone() -> None:
+    offer, found = Offer(abilities=frozenset({"/a2a", "/mem"})), agent()
+    assert [skill.id for skill in agent_card(found, BASE, offer).skills] == ["chat", "remote-agents", "memory"]
+    foreign = msgspec.structs.replace(found, tenant="acme")
+    assert [skill.id for skill in agent_card(foreign, BASE, offer).skills] == ["chat", "memory"]
