@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart
+from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 from pydantic_ai.models.test import TestModel
 
@@ -23,6 +24,7 @@ from covenant.model.content import Embedded, Resource
 from covenant.model.folding import TaskState
 from tests.agents.house import DEAD, House, a_house, function, said, values
 from tests.agents.stage import BOUND_S, chunks
+from tests.agents.test_mcp_tools import opened
 from tests.outbound.http_servers import Request, http_server, reply
 from tests.outbound.remotes import card, hand_made, task
 
@@ -427,3 +429,24 @@ async def test_a_cancel_stops_the_model_and_ends_what_it_delegated(tmp_path: Pat
         view = await asking
         assert view.state is TaskState.CANCELED
         assert len(script.lines) == 1
+
+
+async def test_tools_of_mcp_servers_are_called_by_permission(tmp_path: Path) -> None:
+    script = Script(
+        [("mcp_tools", {}), ("mcp_call", {"server": "small", "tool": "add", "arguments": {"a": 2, "b": 3}})],
+        ("mcp_call", {"server": "nobody", "tool": "add"}),
+        "done",
+    )
+    narrow = Script(("mcp_call", {"server": "small", "tool": "add", "arguments": {"a": 2, "b": 3}}), "done")
+    limited = {"id": "limited", "mcp_tool_permissions": ["other"]}
+    models: dict[str, Model] = {"bot": script.model, "limited": narrow.model}
+    async with opened() as tools, a_house(tmp_path, BOT, limited, models=models, tools=tools) as house:
+        view = await asked(house)
+        listed, added, unknown = script.returned
+        assert "small.add — Adds two numbers" in listed
+        assert added.endswith("]\n5\n[END MCP]")
+        assert "ERR: nobody.add is not among the tools of bot" in unknown
+        labels = [(each["tool"], each["ok"]) for each in values(await house.steps(view), "tool_call")]
+        assert labels == [("mcp:tools", True), ("mcp:small.add", True), ("mcp:nobody.add", False)]
+        await house.ask("limited", "go")
+        assert "ERR: small.add is not among the tools of limited" in narrow.returned[0]
