@@ -37,8 +37,6 @@ from covenant.outbound.reply import Reply, reply_of
 
 POLLS_S: Final = (0.25, 0.5, 1.0, 2.0, 3.0)
 FAILURES_MAX: Final = 20
-NOT_LONGER_THAN_S: Final = 24 * 3600.0
-"""How long a call is followed that has no time of its own."""
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +110,6 @@ class RemoteBody:
             # Without it the message is posted once: an agent that does not know such keys might do it twice.
             idempotency_key=key if idempotent else None,
             hop=hop,
-            timeout_s=NOT_LONGER_THAN_S,
             stays=lambda: job.stopping == DAEMON_STOPS,
         )
         async for heard in stream:

@@ -6,23 +6,33 @@ Agents elsewhere are called through the daemon's one fetcher, and so only where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from covenant.agents.crew import Crew
 from covenant.agents.remote import RemoteBody
 from covenant.agents.withdrawing import Withdrawals
-from covenant.daemon.connecting import Options, open_remote
+from covenant.daemon.connecting import Options, look_up, open_fetcher
+from covenant.daemon.environment import environment, now_ms
 from covenant.daemon.settings import Settings
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.ledger.contract import Ledger
 from covenant.model.errors import Refusal
+from covenant.model.remote_card import RemoteCard
 from covenant.model.tenant import DEFAULT
 from covenant.model.tracing import OFF, Tracer
+from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetcher
-from covenant.outbound.registry import Remotes
-from covenant.outbound.remote import Remote
+from covenant.outbound.registry import Entry, Remotes
+from covenant.outbound.remote import Manners, Remote
+from covenant.outbound.ways import ways_of
+
+CARD_MS: Final = 300_000
+CARDS_MAX: Final = 1_000
+CALL_S_MAX: Final = 24 * 3600.0
 
 
 class Elsewhere:
@@ -30,10 +40,11 @@ class Elsewhere:
 
     def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int) -> None:
         self.withdrawals = Withdrawals(ledger, self.open)
-        self._home = home
         self._fetcher = fetcher
         self._depth_max = depth_max
         self._registry = Remotes(home)
+        self._cards: dict[str, tuple[int, RemoteCard | None]] = {}
+        self._own: dict[str, tuple[Fetcher, Callable[[], Awaitable[None]] | None]] = {}
 
     def registered(self, tenant: str, name: str) -> str | None:
         """The URL of an agent that the tenant may call by its name."""
@@ -46,10 +57,37 @@ class Elsewhere:
 
     async def open(self, target: Mapping[str, str]) -> Remote:
         name = target.get("name")
-        if name is not None:
-            # With a fetcher of its own, that may call where its entry says: whoever wrote the entry means that.
-            return await open_remote(name, Options(home=self._home))
-        return await open_remote(target["url"], Options(home=self._home, fetcher=self._fetcher))
+        entry = self._registry.entry(name) if name is not None else Entry(url=target["url"])
+        fetcher = self._fetcher if name is None else self._allowed(entry.place)
+        credentials = Credentials(entry.url, token=entry.token(environment()), headers=entry.headers)
+        card = await self._card(entry.url, fetcher, credentials)
+        # How long it may take is the task's matter, unless its entry says so.
+        manners = Manners(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, now_ms=now_ms)
+        ways = ways_of(card, entry.url, credentials.covers)
+        return Remote(ways, fetcher, credentials, card=card, manners=manners)
+
+    async def close(self) -> None:
+        await self.withdrawals.stop()
+        for _, close in self._own.values():
+            if close is not None:
+                await close()
+
+    def _allowed(self, place: str) -> Fetcher:
+        """One that may call there, wherever that is: whoever wrote the entry means that."""
+        if place not in self._own:
+            self._own[place] = open_fetcher(Options(), (place,))
+        return self._own[place][0]
+
+    async def _card(self, url: str, fetcher: Fetcher, credentials: Credentials) -> RemoteCard | None:
+        """As it was a while ago, at most. That there was none is not remembered: it may be back."""
+        kept = self._cards.get(url)
+        if kept is not None and kept[0] > now_ms():
+            return kept[1]
+        card = await look_up(fetcher, url, credentials)
+        if len(self._cards) >= CARDS_MAX:
+            self._cards.clear()
+        self._cards[url] = (now_ms() + CARD_MS, card)
+        return card
 
     def body(self, target: Mapping[str, str] | None = None) -> RemoteBody:
         return RemoteBody(self.open, target, depth_max=self._depth_max, withdrawals=self.withdrawals)

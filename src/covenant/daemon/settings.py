@@ -268,7 +268,7 @@ class OutboundSettings:
     connect_ms: int = setting(5_000, whole(1, HOUR_MS), "Longest look-up and connection.")
     idle_ms: int = setting(15_000, whole(1, HOUR_MS), "Longest pause of the other side.")
     redirects_max: int = setting(3, whole(0, 20), "Most redirects followed in one call, each judged as the first URL.")
-    connections_max: int = setting(100, whole(1, 10_000), "Calls at once; more of them wait.")
+    connections_max: int = setting(1_000, whole(1, 10_000), "Calls at once; more of them wait.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

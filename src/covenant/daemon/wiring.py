@@ -170,7 +170,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
             try:
                 yield node
             finally:
-                await node.elsewhere.withdrawals.stop()
+                await node.elsewhere.close()
                 await node.reach.close()
                 await node.tools.close()
                 if node.grpc is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -40,7 +41,9 @@ ELSEWHERE: Final = "remote.url"
 REMOTE: Final = "covenant.remote"
 """In a task's request metadata: at which address, or under which name of the registry, it is done elsewhere."""
 ORPHANS_WAIT_MS: Final = 60_000
+REFUSED_S: Final = 10.0
 
+log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -297,6 +300,10 @@ class Orphans:
 
     async def run(self) -> None:
         while True:
-            if await self._ledger.orphaned(ORPHANS_WAIT_MS):
-                await self.step()
-                await asyncio.sleep(0)
+            try:
+                if await self._ledger.orphaned(ORPHANS_WAIT_MS):
+                    await self.step()
+            except Refusal as refusal:
+                # The disk, most likely. What is left is found again when it can be written.
+                log.warning("delegation.orphans_left", extra={"code": refusal.code, "reason": refusal.message})
+                await asyncio.sleep(REFUSED_S)

@@ -63,7 +63,7 @@ class FetchLimits:
     idle_ms: int = 15_000
     """For each pause of the other side."""
     redirects_max: int = 3
-    connections_max: int = 100
+    connections_max: int = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
