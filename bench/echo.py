@@ -1,13 +1,15 @@
 """The daemon's HTTP server with nothing behind it: `python -m bench.echo` answers JSON with the same JSON.
 
-What it costs is what any request costs here before Covenant does anything: the measure for what Covenant adds. Prints
-its address and serves until SIGTERM.
+What it costs is what any request costs here before Covenant does anything: the measure for what Covenant adds. With
+`--plain` it is uvicorn as it comes, without our gathering of writes. Prints its address and serves until SIGTERM.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import sys
+from typing import Final
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -15,6 +17,8 @@ from starlette.types import Receive, Scope, Send
 from bench.workload import run
 from covenant.daemon.listening import HttpServer, bound, url_of
 from covenant.daemon.settings import HttpSettings
+
+PLAIN: Final = "--plain"
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -36,6 +40,8 @@ async def main() -> None:
     settings = HttpSettings(port=0)
     with bound(settings) as listener:
         server = HttpServer(echo, listener, settings, grace_s=1)
+        if PLAIN in sys.argv:
+            server.config.http = "httptools"
 
         def stop() -> None:
             server.should_exit = True

@@ -11,6 +11,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from covenant.daemon.gathering import GatheringProtocol
 from covenant.daemon.settings import HttpSettings
 from covenant.model.errors import CovenantError
 
@@ -50,7 +51,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 door,
-                http="httptools",
+                http=GatheringProtocol,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -26,6 +27,7 @@ from covenant.wire.hops import CHAIN_HEADER, DEADLINE_HEADER, DEPTH_HEADER, TRAC
 from covenant.wire.sse import last_event_id
 
 TRANSPORT: Final = "a2a"
+_NO_PLACE: Final = nullcontext()
 EXTENSIONS_MAX: Final = 50
 
 _HOP: Final = tuple(name.encode() for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE))
@@ -123,16 +125,11 @@ class Gate:
             idempotency_key=headers.get(b"idempotency-key"),
             hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
         )
-        return Asked(ask, request, dialect, self.base_url(scope))
+        return Asked(ask, request, dialect, partial(self.base_url, scope))
 
-    @contextmanager
-    def working(self, caller: Caller, *, works: bool) -> Iterator[None]:
+    def working(self, caller: Caller, operation: Operation) -> AbstractContextManager[None]:
         """Reads take no place."""
-        if works:
-            with self.tenants.limiter.running(caller):
-                yield
-        else:
-            yield
+        return self.tenants.limiter.running(caller) if operation.works else _NO_PLACE
 
 
 def hop_of(request: SendMessage, headers: Headers) -> Hop | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from starlette.types import Receive
+
+from covenant.doors.a2a.operations import Asked, Office, Operation
 
 NOTICE_S: Final = 1.0
 """Listening costs a task, and most callers are answered before they could have gone."""
@@ -49,3 +51,13 @@ class Departure:
             work.uncancel()
             return True
         return False
+
+
+async def answered(operation: Operation, office: Office, asked: Asked, receive: Receive) -> tuple[Any, bool]:
+    """The answer of an operation, and whether its caller has left meanwhile. Only what works takes long enough."""
+    if not operation.works:
+        return await operation.run(office, asked), False
+    answer = None
+    with Departure(receive) as departure:
+        answer = await operation.run(office, asked)
+    return answer, departure.gone

@@ -118,7 +118,7 @@ class Calls:
         started_s = perf_counter()
         try:
             asked = await self._asked(row, request, context)
-            with self._gate.working(asked.ask.caller, works=row.operation.works):
+            with self._gate.working(asked.ask.caller, row.operation):
                 answer = await self._unbroken(row.operation.run(self._office, asked))
                 if row.operation.streams:
                     await self._run(Pouring(answer, asked, context))

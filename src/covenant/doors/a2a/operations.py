@@ -43,12 +43,12 @@ class Office:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, as its binding read it. `base_url` is where we were called."""
+    """One request, as its binding read it. `base_url` says where we were called."""
 
     ask: Ask
     request: Any
     dialect: Dialect
-    base_url: str = ""
+    base_url: Callable[[], str] = str
 
 
 Wire = ModuleType
@@ -112,7 +112,7 @@ async def _extended_card(office: Office, asked: Asked) -> bytes:
     if asked.ask.caller.anonymous:
         # What it says beyond the public card is for those who say who they are, also where an agent is open.
         raise unauthenticated()
-    return office.extended_card(asked.ask, asked.dialect, asked.base_url)
+    return office.extended_card(asked.ask, asked.dialect, asked.base_url())
 
 
 def _no_frames(_: Wire, __: object, ___: object) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from covenant.doors.a2a.calling import TRANSPORT, Gate, Headers
-from covenant.doors.a2a.departure import Departure
+from covenant.doors.a2a.departure import answered
 from covenant.doors.a2a.operations import BY_NAME, Asked, Office, Operation
 from covenant.doors.a2a.pouring import pour
 from covenant.doors.a2a.replies import A2A_JSON, JSON, reply_json
@@ -133,14 +133,13 @@ class Rest:
         return body if body.strip() else b"{}"
 
     async def _run(self, operation: Operation, asked: Asked, kind: Header, receive: Receive, send: Send) -> None:
-        with self._gate.working(asked.ask.caller, works=operation.works):
+        with self._gate.working(asked.ask.caller, operation):
             if operation.streams:
                 stream = await operation.run(self._office, asked)
                 await pour(stream, asked, Framing(), tenancy=self._gate.tenants.tenancy, receive=receive, send=send)
                 return
-            with Departure(receive) as departure:
-                answer = await operation.run(self._office, asked)
-            if not departure.gone:
+            answer, gone = await answered(operation, self._office, asked, receive)
+            if not gone:
                 await reply_json(send, operation.encode(a2a_v1, answer, asked.request), kind=kind)
 
     async def _refuse(self, send: Send, error: Exception, kind: Header, name: str) -> None:

@@ -13,7 +13,7 @@ from time import perf_counter
 from starlette.types import Receive, Scope, Send
 
 from covenant.doors.a2a.calling import TRANSPORT, Gate, Headers
-from covenant.doors.a2a.departure import Departure
+from covenant.doors.a2a.departure import answered
 from covenant.doors.a2a.operations import METHODS, OPERATIONS, WIRES, Asked, Office, Operation
 from covenant.doors.a2a.pouring import pour
 from covenant.doors.a2a.replies import reply_json
@@ -72,15 +72,14 @@ class Rpc:
 
     async def _run(self, operation: Operation, asked: Asked, call_id: bytes, receive: Receive, send: Send) -> None:
         wire = WIRES[asked.dialect]
-        with self._gate.working(asked.ask.caller, works=operation.works):
+        with self._gate.working(asked.ask.caller, operation):
             if operation.streams:
                 stream = await operation.run(self._office, asked)
                 framing = Framing(*jsonrpc.around(call_id), named=asked.dialect is Dialect.V03)
                 await pour(stream, asked, framing, tenancy=self._gate.tenants.tenancy, receive=receive, send=send)
                 return
-            with Departure(receive) as departure:
-                answer = await operation.run(self._office, asked)
-            if not departure.gone:
+            answer, gone = await answered(operation, self._office, asked, receive)
+            if not gone:
                 await reply_json(send, jsonrpc.result(call_id, operation.encode(wire, answer, asked.request)))
 
 

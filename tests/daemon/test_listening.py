@@ -1,0 +1,108 @@
+"""The HTTP server under the doors: answers in one piece, heads within bounds."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive, Scope, Send
+
+from covenant.daemon.gathering import HEAD_BYTES_MAX, Gathering
+from covenant.daemon.listening import HttpServer, bound
+from covenant.daemon.settings import HttpSettings
+
+BOUND_S = 20.0
+
+
+async def hello(_: Scope, receive: Receive, send: Send) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    settings = HttpSettings(port=0)
+    with bound(settings) as listener:
+        server = HttpServer(hello, listener, settings, grace_s=1)
+        running = asyncio.create_task(server.run_until_told())
+        await server.listening.wait()
+        reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        try:
+            async with asyncio.timeout(BOUND_S):
+                yield reader, writer
+        finally:
+            writer.close()
+            server.should_exit = True
+            await running
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return head.partition(b"\r\n")[0], await reader.readexactly(length)
+
+
+async def test_requests_on_one_connection_are_answered_in_turn() -> None:
+    async with serving() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n" * 3)
+        for _ in range(3):
+            assert await answer(reader) == (b"HTTP/1.1 200 OK", b"hello")
+
+
+async def test_a_head_that_does_not_end_is_refused_and_the_connection_with_it() -> None:
+    async with serving() as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: h\r\nx: " + b"a" * (HEAD_BYTES_MAX + 1))
+        status, said = await answer(reader)
+        assert status.startswith(b"HTTP/1.1 431 ")
+        assert b"head_too_large" in said
+        assert await reader.read() == b""
+
+
+async def test_a_large_body_after_a_small_head_is_no_large_head() -> None:
+    async with serving() as (reader, writer):
+        size = 4 * HEAD_BYTES_MAX
+        for _ in range(2):
+            writer.write(b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % size)
+            for _ in range(4):
+                writer.write(b"a" * HEAD_BYTES_MAX)
+                await writer.drain()
+            assert await answer(reader) == (b"HTTP/1.1 200 OK", b"hello")
+
+
+class Written(asyncio.Transport):
+    """A transport that remembers each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+async def test_what_is_written_within_a_turn_goes_out_as_one() -> None:
+    transport = Written()
+    gathering = Gathering(transport, asyncio.get_running_loop())
+    gathering.write(b"head ")
+    gathering.write(b"body")
+    assert transport.writes == []
+    await asyncio.sleep(0)
+    assert transport.writes == [b"head body"]
+    gathering.write(b"last")
+    gathering.close()
+    assert transport.writes[1:] == [b"last"], "closing loses nothing"
+    assert transport.closed
