@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from covenant.agents.authoring import Agent as Agent
     from covenant.agents.authoring import Turn as Turn
+    from covenant.agents.calls import Answer as Answer
+    from covenant.agents.calls import Call as Call
+    from covenant.agents.calls import CallLimit as CallLimit
+    from covenant.agents.calls import NotEnough as NotEnough
     from covenant.client import Client as Client
     from covenant.daemon.connecting import connect as connect
     from covenant.mailbox import Mailbox as Mailbox
@@ -36,6 +40,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "Agent": "covenant.agents.authoring",
     "AgentId": "covenant.model.ids",
+    "Answer": "covenant.agents.calls",
+    "Call": "covenant.agents.calls",
+    "CallLimit": "covenant.agents.calls",
     "Client": "covenant.client",
     "ForceError": "covenant.model.repair",
     "Hop": "covenant.model.hop",
@@ -45,6 +52,7 @@ _HOMES = {
     "Remote": "covenant.outbound.remote",
     "RemoteError": "covenant.outbound.remote_errors",
     "Reply": "covenant.outbound.reply",
+    "NotEnough": "covenant.agents.calls",
     "Requeue": "covenant.model.repair",
     "Result": "covenant.model.result",
     "Skill": "covenant.model.constitution",

@@ -8,8 +8,11 @@ import pytest
 
 from covenant.daemon.loading import FILE_NAME, Entry, entries, load, rows
 from covenant.daemon.setting import address
-from covenant.daemon.settings import LimitSettings, Settings
+from covenant.daemon.settings import DelegationSettings, LimitSettings, Settings
+from covenant.exchange.conversation import ConversationLimits
+from covenant.exchange.delegation import DelegationLimits
 from covenant.exchange.mailbox import MailboxLimits
+from covenant.exchange.simple import SimpleLimits
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import SettingsError
 from covenant.model.repair import RetryPolicy
@@ -189,9 +192,17 @@ def test_every_limit_of_the_ledger_and_the_mailbox_is_a_setting_with_the_same_de
         part.name: part.default
         for limits in (Limits, MailboxLimits)
         for part in msgspec.structs.fields(limits)
-        if part.name != "recipient_admission"
+        if part.name not in ("recipient_admission", "depth_max")
     }
     assert ours == theirs
+
+
+def test_the_limits_of_delegation_have_the_same_defaults_as_their_settings() -> None:
+    ours = {part.name: part.default for part in fields(DelegationSettings)}
+    theirs = {part.name: part.default for part in msgspec.structs.fields(DelegationLimits)}
+    del ours["remote_concurrency"], theirs["message_bytes_max"]
+    assert ours == theirs
+    assert {MailboxLimits().depth_max, ConversationLimits().depth_max, SimpleLimits().depth_max} == {ours["depth_max"]}
 
 
 def test_the_retry_policy_has_the_same_defaults_as_its_settings(tmp_path: Path) -> None:
