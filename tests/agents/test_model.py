@@ -450,3 +450,21 @@ async def test_tools_of_mcp_servers_are_called_by_permission(tmp_path: Path) -> 
         assert labels == [("mcp:tools", True), ("mcp:small.add", True), ("mcp:nobody.add", False)]
         await house.ask("limited", "go")
         assert "ERR: small.add is not among the tools of limited" in narrow.returned[0]
+
+
+async def test_a_sub_agent_that_asks_is_answered_by_the_next_call_of_it(tmp_path: Path) -> None:
+    asker = Agent("asker")
+
+    @asker
+    async def ask(turn: Any) -> AsyncIterator[Any]:
+        yield turn.need_input("Which colour?") if turn.turn == 1 else f"{turn.text} it is"
+
+    calls = [("agent", {"agent": "asker", "message": message}) for message in ("Paint it", "Red")]
+    script = Script(*calls, "done")
+    async with a_house(tmp_path, asker, BOT, models={"": script.model}) as house:
+        view = await asked(house)
+        assert said(view) == "done"
+        first, second = script.returned
+        assert "asker asks: Which colour?" in first
+        assert "Red it is" in second
+        assert len((await house.ledger.tree(view.task.id, None)).children) == 1

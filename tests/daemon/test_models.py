@@ -1,5 +1,7 @@
 """Which model plays whom, by the settings, against a server on loopback that speaks as OpenAI's does."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from covenant.model.constitution import read_constitution
 from covenant.model.folding import TaskState
 from tests.agents.house import a_house, function, said, values
 from tests.agents.openai_server import openai_server
-from tests.agents.stage import chunks
+from tests.agents.stage import BOUND_S, chunks
 
 
 async def test_text_is_streamed_and_tools_are_called_over_the_wire(tmp_path: Path) -> None:
@@ -91,3 +93,15 @@ async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> N
         with_model, without = ModelSettings(name="test"), ModelSettings()
         assert isinstance(Cast(with_model, Models(with_model), house.means).body(agent()), ModelBody)
         assert isinstance(Cast(without, Models(without), house.means).body(agent()), NoModelBody)
+
+
+def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covenant.daemon.models.LIBRARY", "no_such_library")
+    models = Models(ModelSettings(name="openai:small"))
+    assert (models.default, models.of(agent())) == (None, None)
+    assert 'pip install "covenant[model]"' in models.trouble
+
+
+def test_a_daemon_without_a_model_does_not_load_the_library() -> None:
+    code = "import sys; sys.modules['pydantic_ai'] = None; import covenant.daemon.lifecycle, covenant.daemon.models"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=BOUND_S)

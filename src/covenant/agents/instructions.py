@@ -30,7 +30,8 @@ ROUTING: Final = (
 )
 
 
-def instructions(constitution: Constitution, roster: str = "", *, tools: bool = True) -> str:
+def instructions(constitution: Constitution, roster: str = "", *, tools: bool = True, voice: bool = False) -> str:
+    """`voice`: whoever asks listens, whatever the constitution says."""
     said = [f"You are {constitution.name or constitution.id}{f', {constitution.role}' if constitution.role else ''}."]
     for title, text in (
         ("Your goal", constitution.goal),
@@ -41,7 +42,11 @@ def instructions(constitution: Constitution, roster: str = "", *, tools: bool = 
             said.append(f"{title}: {text}")
     if constitution.rules:
         said.append("\n".join(("Rules:", *(f"- {rule}" for rule in constitution.rules))))
-    style = [BREVITY[constitution.brevity], MODE[constitution.mode], VOICE if constitution.channel == "voice" else ""]
+    style = [
+        BREVITY[constitution.brevity],
+        MODE[constitution.mode],
+        VOICE if voice or constitution.channel == "voice" else "",
+    ]
     said.append(" ".join(filter(None, style)))
     if constitution.id == INDEX and roster:
         said.append(ROUTING)

@@ -27,6 +27,7 @@ from covenant.agents.speech import Speech
 from covenant.agents.toolbox import ROUNDS_MAX, Means, Toolbox
 from covenant.model.constitution import Constitution
 from covenant.model.errors import CovenantError
+from covenant.model.task import NATIVE
 
 REQUESTS_MAX: Final = ROUNDS_MAX + 2
 """One round more is answered with why there are no more; one that still calls tools ends the turn."""
@@ -91,7 +92,7 @@ class ModelBody:
         constitution = self._constitution
         agent: Agent[Any, str] = Agent(
             self._model,
-            instructions=instructions(constitution, toolbox.roster, tools=bool(toolbox.wares)),
+            instructions=instructions(constitution, toolbox.roster, tools=bool(toolbox.wares), voice=_spoken(job)),
             tools=[
                 Tool.from_schema(
                     partial(self._use, job, toolbox, ware.name), ware.name, ware.about, ware.schema, takes_ctx=True
@@ -122,6 +123,11 @@ def _tokens(job: Job, usage: RunUsage) -> float:
     """With what sub-agents used, which is charged to the job when they have answered."""
     charged: dict[str, float] = job.notes.get("usage", {})
     return usage.total_tokens + charged.get("tokens", 0)
+
+
+def _spoken(job: Job) -> bool:
+    """Whether a native client said that it listens."""
+    return job.task.origin == NATIVE and (job.task.request_metadata or {}).get("channel") == "voice"
 
 
 def trouble(error: Exception) -> str:

@@ -117,7 +117,7 @@ class Abroad:
 
     def __bool__(self) -> bool:
         """Whether any remote agent is configured, as far as is known."""
-        return bool(self._kept or self._fetching)
+        return bool(self._names)
 
     @property
     def known(self) -> dict[str, Kept]:

@@ -135,6 +135,8 @@ class Toolbox:
         self._pages_left = PAGES_MAX
         self._files_room = FILE_BYTES_MAX
         self._failures: dict[tuple[str, bytes], int] = {}
+        self._asking: dict[str, Answer] = {}
+        """Agents that wait for an answer to what they asked."""
         self._uses: dict[str, Callable[[Any], Awaitable[str]]] = {
             "agent": self._agent,
             "parallel": self._parallel,
@@ -202,10 +204,15 @@ class Toolbox:
         return await self._asked(args.agent, args.message)
 
     async def _asked(self, name: str, message: str) -> str:
-        answer = await ask(self._job, name, message)
+        asking = self._asking.pop(name, None)
+        if asking is None:
+            answer = await ask(self._job, name, message)
+        else:
+            answer = await self._job.calls.answer(asking, message)
         self._speech.sub(name, self._job.task.depth + 1, answer.text)
         if answer.waits:
-            raise Failed(f"{name} asks for more: {answer.text}")
+            self._asking[name] = answer
+            return f"{name} asks: {answer.text}\n(call it again, and it will take your message for the answer)"
         if not answer.ok:
             raise Failed(answer.text or f"{name} failed")
         names = [artifact.name for artifact in made_by(answer) if artifact.name]

@@ -127,11 +127,12 @@ class Finder:
     async def find(self, name: str) -> RemoteCard:
         entry = self._remotes.entry(name)
         credentials = Credentials(entry.url, token=entry.token(environment()), headers=entry.headers)
-        return await find_card(await self._fetcher(), entry.url, credentials)
+        return await find_card(await self._fetcher(entry.place), entry.url, credentials)
 
-    async def _fetcher(self) -> Fetcher:
-        places = frozenset(self._remotes.entry(name).place for name in self._remotes)
-        if self._open is None or self._open[0] != places:
+    async def _fetcher(self, place: str) -> Fetcher:
+        """One for all of them, made again only for a place that is new."""
+        if self._open is None or place not in self._open[0]:
+            places = frozenset(self._remotes.entry(name).place for name in self._remotes)
             before = self._open
             guard = AddressGuard(sorted(places), resolver=self._resolver)
             fetcher = Fetcher(guard, FetchLimits(), user_agent=f"covenant/{covenant.__version__}")
