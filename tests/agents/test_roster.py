@@ -95,6 +95,7 @@ async def test_an_entry_that_changes_is_asked_again_and_one_that_goes_is_forgott
 async def test_many_are_asked_at_once_but_not_all_and_nobody_waits_for_the_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(module, "SPACING_S", 0)
     names, cards = Names(*(f"r{number}" for number in range(40))), Cards()
     cards.held.clear()
     abroad = Abroad(names, cards.find, Clock())

@@ -28,6 +28,8 @@ FAILURE_S: Final = 60.0
 """How long a failure is: asking the dead again and again helps nobody."""
 FETCH_S: Final = 15.0
 FETCHES_MAX: Final = 16
+SPACING_S: Final = 0.02
+"""Between the beginnings of two fetches: a crowd of them at once would hold up the loop that turns are on."""
 REMOTES_MAX: Final = 1_000
 SKILLS_MAX: Final = 5
 LINE_CHARACTERS_MAX: Final = 300
@@ -144,12 +146,13 @@ class Abroad:
             del self._kept[name]
         if self._names != before:
             self._changed()
-        now = self._clock()
+        now, begun = self._clock(), 0
         for name, entry in entries.items():
             kept = self._kept.get(name)
             due = kept is None or kept.entry != entry or now >= kept.until
             if due and name not in self._fetching:
-                fetching = asyncio.create_task(self._fetch(name, entry))
+                fetching = asyncio.create_task(self._fetch(name, entry, SPACING_S * begun))
+                begun += 1
                 self._fetching[name] = fetching
                 fetching.add_done_callback(partial(self._fetched, name))
 
@@ -171,9 +174,11 @@ class Abroad:
             for fetching in self._fetching.values():
                 fetching.cancel()
 
-    async def _fetch(self, name: str, entry: object) -> None:
+    async def _fetch(self, name: str, entry: object, after_s: float) -> None:
         card, trouble = None, "it has no card"
         try:
+            if after_s:
+                await asyncio.sleep(after_s)
             async with self._places, asyncio.timeout(FETCH_S):
                 card = await self._find_card(name)
         except TimeoutError:
