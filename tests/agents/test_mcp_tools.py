@@ -1,6 +1,7 @@
 """Tools of configured MCP servers: started when wanted, within bounds, for those who may, and again when they die."""
 
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -129,6 +130,23 @@ async def test_a_slow_tool_is_given_up_and_its_server_goes_on() -> None:
         answer = await tools.call(MODEL, "small", "slow", {})
         assert answer == ("small.slow did not answer within 200 ms", True, False)
         assert perf_counter() - began_s < 5
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_no_server_is_left_when_the_tools_are_closed(busy: bool) -> None:
+    async with opened(small=server(call_timeout_ms=200)) as tools:
+        pid = int((await tools.call(MODEL, "small", "pid", {})).text)
+        os.kill(pid, 0)
+        if busy:
+            assert (await tools.call(MODEL, "small", "slow", {})).failed
+    assert not alive(pid)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 async def test_what_a_tool_calls_a_failure_is_one_and_what_is_no_text_is_named() -> None:

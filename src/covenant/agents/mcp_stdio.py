@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 import anyio
 import mcp_types as types
 from mcp import Client
-from mcp.client._transport import TransportStreams
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
@@ -108,7 +107,7 @@ def _text(result: types.CallToolResult) -> str:
 @asynccontextmanager
 async def _program(
     name: str, server: McpServer, environment: Mapping[str, str], ended: asyncio.Event
-) -> AsyncIterator[TransportStreams]:
+) -> AsyncIterator[tuple[Any, Any]]:
     process = await asyncio.create_subprocess_exec(
         server.command,
         *server.args,
@@ -192,20 +191,27 @@ async def _note_complaints(name: str, process: asyncio.subprocess.Process) -> No
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Its input ends, then it is asked to, then it is made to. Gone when this returns, also if that was canceled."""
+    """Its input ends, then it is asked to, then it is made to, with all that it started."""
     assert process.stdin is not None
     try:
         process.stdin.close()
-        for number in (signal.SIGTERM, None):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LEAVE_S):
-                    await process.wait()
-                break
-            if number is not None:
-                _signal(process, number)
+        if not await _exited(process):
+            _signal(process, signal.SIGTERM)
+            await _exited(process)
     finally:
+        # Also for what the server left behind, whether it ended by itself or not; and if this was canceled.
         _signal(process, signal.SIGKILL)
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
+    await _exited(process)
+
+
+async def _exited(process: asyncio.subprocess.Process) -> bool:
+    try:
+        async with asyncio.timeout(LEAVE_S):
+            await process.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -4,6 +4,7 @@
     operator.token       the operator's bearer token: the root of trust, since who can read it is the operator
     identity/local.key   the Ed25519 key that signs grants, 32 bytes in hex
     sock, lock           where the CLI calls; one daemon at a time
+    http.url             where it listens for HTTP, while it does
 
 A secret that others could read, or that is not a plain file, refuses to start. A secret gets its name only when all of
 it is on disk, and is never replaced by accident: two daemons that start at once on an empty home use the same one.

@@ -38,6 +38,13 @@ failing = Agent("failing", description="Does not work")
 async def fail(turn: Turn):
     raise RuntimeError("canary")
 
+chatty = Agent("chatty", description="Says much")
+
+@chatty
+async def say_much(turn: Turn):
+    for number in range(3_000):
+        yield f"{number} "
+
 held = Agent("held", description="Works until it is let go")
 
 @held

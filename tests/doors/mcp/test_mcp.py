@@ -115,6 +115,16 @@ async def test_without_progress_a_client_of_the_older_protocol_is_told_the_id_in
     assert said[0] == f"task {data['task_id']}: submitted"
 
 
+async def test_much_is_told_in_the_answer_and_not_all_of_it_as_progress(daemon: Daemon) -> None:
+    told = Told()
+    async with over_http(daemon) as client:
+        failed, text, data = await called(client, "send_task", told, agent="chatty", message="x")
+    assert not failed, text
+    assert len(data["text"].split()) == 3_000
+    assert told.task_id == data["task_id"]
+    assert len(told.messages) < 500
+
+
 async def test_a_key_makes_a_repeat_the_same_task(daemon: Daemon) -> None:
     async with over_http(daemon) as client:
         asked: dict[str, Any] = {"agent": "echo", "message": "once", "idempotency_key": "mcp-1"}

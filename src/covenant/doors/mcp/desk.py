@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -31,6 +31,10 @@ from covenant.model.tenant import DEFAULT
 
 Tell = Callable[[str], Awaitable[None]]
 """Reports progress to the caller. Does nothing for one that did not ask."""
+
+TOLD_AT_ONCE_MAX: Final = 50
+TOLD_PER_S: Final = 10.0
+"""How much progress is told of one call, at once and in the long run: a stream of words is no progress bar."""
 
 
 class Desk:
@@ -111,10 +115,7 @@ class Desk:
                 within_s = self._conversations.limits.blocking_ms_max / 1000
             try:
                 async with asyncio.timeout(within_s):
-                    async for steps in stream:
-                        for step in steps:
-                            if said := told_step(step):
-                                await tell(said)
+                    await _follow(stream, tell)
             except TimeoutError:
                 pass
         return await self._oversight.get(caller, task.id)
@@ -142,3 +143,16 @@ class Desk:
         agent_id, _, tenant = recipient.display.partition("@")
         short = tenant == (DEFAULT if caller.operator else caller.tenant.name)
         return told_task(view, agent=agent_id if short else recipient.display)
+
+
+async def _follow(stream: Stream, tell: Tell) -> None:
+    """Tells what happens, and leaves some of it out where much does: the answer has everything."""
+    loop = asyncio.get_running_loop()
+    left, at_s = float(TOLD_AT_ONCE_MAX), loop.time()
+    async for steps in stream:
+        now_s = loop.time()
+        left, at_s = min(float(TOLD_AT_ONCE_MAX), left + (now_s - at_s) * TOLD_PER_S), now_s
+        for step in steps:
+            if left >= 1 and (words := told_step(step)):
+                left -= 1
+                await tell(words)
