@@ -32,6 +32,7 @@ held = Agent("held")
 fan, race, vote = Agent("fan"), Agent("race"), Agent("vote")
 steady = Agent("steady", idempotent=True, on_lost="requeue")
 once, asker, passer = Agent("once"), Agent("asker"), Agent("passer")
+late = Agent("late")
 
 
 def ran(turn, name):
@@ -123,6 +124,15 @@ async def many_gated(turn):
 async def call_once(turn):
     answer = await turn.call(turn.text, "the work")
     return f"attempt {turn.attempt}: {answer.state} {answer.text}"
+
+
+@late
+async def think_after(turn):
+    answer = await turn.call(turn.text, "the work")
+    yield f"heard {answer.text}; "
+    if turn.attempt == 1:
+        await asyncio.Event().wait()
+    yield f"attempt {turn.attempt}"
 
 
 @asker

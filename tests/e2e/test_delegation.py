@@ -1,9 +1,11 @@
 """Real daemons that call each other: chains end, time shrinks, cancels go down, and crashes lose nothing."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.fleet import Fleet, fleet, states, told, until
+from covenant.worker import Job, Worker
+from tests.e2e.fleet import BOUND_S, Fleet, fleet, states, told, until
 
 
 def pair(world: Fleet, *flags: str) -> tuple[Any, Any]:
@@ -198,3 +200,39 @@ def test_a_fan_out_survives_a_kill_and_runs_only_what_had_not_ended(short_path: 
         assert (tree["attempt"], len(tree["children"])) == (2, 10)
         runs = world.runs()
         assert sorted(runs) == sorted([f"a echo e{n}" for n in range(4)] + [f"a gated g{n}" for n in range(6)] * 2)
+
+
+def test_a_caller_that_was_killed_after_the_answer_hears_it_again_without_asking(short_path: Path) -> None:
+    with fleet(short_path) as world:
+        a, _ = pair(world)
+        tasks = {name: a.send("late", name, wait=False)["id"] for name in ("echo", "echo_b")}
+        for task in tasks.values():
+            a.tree_when(task, lambda tree: states(tree) == ["working", "completed"])
+        a.kill()
+        a.again()
+        for name, task in tasks.items():
+            a.requeue(task)
+            assert told(a.ended("late", task)) == "heard echo the work; attempt 2", name
+            assert states(a.tree(task)) == ["completed", "completed"]
+        assert sorted(world.runs()) == ["a echo the work", "b echo the work"]
+
+
+async def test_a_worker_outside_is_called_as_any_other_agent(short_path: Path) -> None:
+    with fleet(short_path) as world:
+        a = world.start("a")
+        a.daemon.json("agents", "add", "helper", "--kind", "worker")
+        token = a.daemon.json("identities", "enroll", "helper@default")["token_b58"]
+        worker = Worker(a.daemon.url, token)
+
+        @worker
+        async def shout(job: Job) -> str:
+            return f"{job.text.upper()}!"
+
+        running = asyncio.create_task(worker.run())
+        try:
+            said = await asyncio.to_thread(a.ask, "relay", "helper hello")
+        finally:
+            worker.stop()
+            async with asyncio.timeout(BOUND_S):
+                await running
+        assert said == "a>completed: HELLO!"

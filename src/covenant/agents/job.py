@@ -23,7 +23,7 @@ from covenant.exchange.delegation import Delegations
 from covenant.exchange.threads import said_before
 from covenant.exchange.views import PAGE, Views
 from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.commands import Advance, Interrupt, LeasedTask, Release
+from covenant.ledger.machine.commands import Advance, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.folding import TaskView, first_message
@@ -228,6 +228,13 @@ class Job:
     @property
     def ended(self) -> bool:
         return self._result is not None or self._parked is not None
+
+    async def renew(self) -> None:
+        """A heartbeat, for work that takes long: its lease stays young, and nobody takes it for stale."""
+        if not self.over:
+            await self._ledger.commit(
+                Renew(task_id=self.task.id, holder=self.holder, lease_id=self.leased.lease.lease_id)
+            )
 
     async def noted(self, name: str) -> Any:
         """What was last said under this name in the metadata of a status, in this turn or before it."""

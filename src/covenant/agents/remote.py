@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from covenant.agents.job import DAEMON_STOPS, Job
@@ -37,6 +38,7 @@ from covenant.outbound.reply import Reply, reply_of
 
 POLLS_S: Final = (0.25, 0.5, 1.0, 2.0, 3.0)
 FAILURES_MAX: Final = 20
+BEAT_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +63,15 @@ class RemoteBody:
         if not target or not (target.get("url") or target.get("name")):
             job.fail("nobody knows where this agent is")
             return
+        beating = asyncio.ensure_future(_beat(job))
         try:
             await self._talk(job, target)
         except Refusal as refusal:
             _tell(job, refusal.message, refusal.code)
         except (RemoteError, CallFailed) as failure:
             _tell(job, failure.message, failure.code)
+        finally:
+            beating.cancel()
 
     async def _talk(self, job: Job, target: Mapping[str, str]) -> None:
         hop = hop_of(job.task)
@@ -152,6 +157,14 @@ async def _follow(job: Job, remote: Remote, task_id: str) -> Reply:
             return reply_of(known, remote)
         await asyncio.sleep(POLLS_S[min(looks, len(POLLS_S) - 1)])
         looks += 1
+
+
+async def _beat(job: Job) -> None:
+    """A call may take hours. The retry gate takes an old lease for one that was lost."""
+    with suppress(Refusal):
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await job.renew()
 
 
 async def _say(job: Job, heard: Heard) -> None:

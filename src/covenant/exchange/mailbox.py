@@ -57,7 +57,7 @@ from covenant.model.repair import (
     RetryReport,
 )
 from covenant.model.result import Result
-from covenant.model.task import Task, fingerprint
+from covenant.model.task import DELEGATION, Task, fingerprint
 from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
 from covenant.model.update import Update
 
@@ -236,7 +236,7 @@ class MailboxExchange:
         if sender is not None:
             access = Access(
                 caller=principal.agent,
-                actions=respond_actions(sender),
+                actions=(*respond_actions(sender), *await self._respond_within(task_id)),
                 scope_id=f"a2a-respond:{task_id}",
                 what=f"a2a respond to {sender.display}",
                 peer=sender.pubkey,
@@ -256,6 +256,13 @@ class MailboxExchange:
         if before is not None and not settled.duplicate:
             tell_attempt(self._tracer, before, result)
         return settled
+
+    async def _respond_within(self, task_id: TaskId) -> tuple[str, ...]:
+        """Who may answer a tenant's callers may answer its agents too, when they delegate."""
+        entry = await self._ledger.entry(task_id)
+        if entry is None or entry.task.origin != DELEGATION:
+            return ()
+        return (f"a2a.respond.client@{entry.task.tenant}",)
 
     async def drain(
         self,

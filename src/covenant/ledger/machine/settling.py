@@ -41,7 +41,7 @@ from covenant.model.errors import Conflict
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.result import Ending, Result, ResultStatus, error_result, result_digest
-from covenant.model.task import cache_key
+from covenant.model.task import DELEGATION, cache_key
 from covenant.model.update import MessageUpdate
 
 DEADLINE_MESSAGE = "deadline_exceeded"
@@ -168,7 +168,8 @@ def end(
             (entry.generation if generation is None else generation) + 1,
             lease_id,
             reason,
-            shared and result.status == ResultStatus.OK,
+            # The key of what was delegated is its own: nobody else will ask for it.
+            shared and result.status == ResultStatus.OK and entry.task.origin != DELEGATION,
         )
     )
     if key is None or decide.view.leader(key) != entry.task.id:
