@@ -63,7 +63,9 @@ def test_the_documented_task_and_request_are_those_of_the_code() -> None:
 @pytest.mark.parametrize("route", DESCRIBED, ids=lambda route: route.name)
 def test_every_route_is_documented(route: Any) -> None:
     pages = Path(__file__).parents[3].joinpath("docs", "formats")
-    text = "".join(pages.joinpath(name).read_text(encoding="utf-8") for name in ("simple-http.md", "native-http.md", "agents.md"))
+    text = "".join(
+        pages.joinpath(name).read_text(encoding="utf-8") for name in ("simple-http.md", "native-http.md", "agents.md")
+    )
     path = re.sub(r"\{\w+\}", "{id}", route.path)
     assert f"{route.method} {path}" in text
 
