@@ -48,6 +48,8 @@ CRYPTO: Final = frozenset(
     jwcrypto jwt nacl OpenSSL pyhpke rfc8785
     """.split()
 )
+# Besides those, and what pure packages may need: a length of time, which is no clock.
+SEAL_NEEDS: Final = frozenset({"datetime.timedelta"})
 # Keys and tokens come from the crypto library alone.
 CHANCE: Final = ("random", "secrets", "uuid", "os.urandom", "os.getrandom", "ssl.RAND_bytes")
 
@@ -196,8 +198,12 @@ def _sealed(source: Source, mentions: list[tuple[int, str]]) -> Iterator[Violati
     for line, mention in mentions:
         if mention.partition(".")[0] in CRYPTO and source.part != SEAL:
             yield Violation(file=source.file, line=line, rule="crypto outside seal", detail=mention)
-        if source.part == SEAL and _within(mention, CHANCE):
+        if source.part != SEAL or _ours(mention) is not None:
+            continue
+        if _within(mention, CHANCE):
             yield Violation(file=source.file, line=line, rule="chance in seal", detail=mention)
+        elif not _within(mention, tuple(PURE_NEEDS | CRYPTO | SEAL_NEEDS)):
+            yield Violation(file=source.file, line=line, rule="impure import", detail=mention)
 
 
 def _environment(source: Source, mentions: list[tuple[int, str]]) -> Iterator[Violation]:

@@ -35,6 +35,7 @@ def test_a_tree_whose_imports_point_down_is_accepted(tmp_path: Path) -> None:
             "model/task": "import msgspec\nfrom dataclasses import dataclass\nfrom uuid import UUID\n",
             "wire/frame": "import json\nimport urllib.parse\nfrom covenant.model.task import Task\n",
             "seal/keys": "from cryptography import exceptions\nfrom covenant.model import task\n",
+            "seal/tokens": "import biscuit_auth\nfrom datetime import timedelta\n",
             "ledger/machine/decide": "import hashlib\nfrom covenant.ledger.machine.entry import Entry\n",
             "ledger/log/journal": "import os\nimport time\nfrom covenant.ledger.machine import decide\n",
             "exchange/accept": "import asyncio\nfrom covenant.ledger.contract import Ledger\n",
@@ -114,9 +115,14 @@ def test_a_crypto_library_outside_seal_is_found(tmp_path: Path, module: str, lib
     assert rules_broken(tmp_path, {module: f"import {library}\n"}) == {"crypto outside seal"}
 
 
-@pytest.mark.parametrize("text", ["import secrets\n", "import os\ntoken = os.urandom(32)\n"])
+@pytest.mark.parametrize("text", ["import secrets\n", "from os import urandom\n", "import random\n"])
 def test_chance_in_seal_from_elsewhere_than_the_crypto_library_is_found(tmp_path: Path, text: str) -> None:
     assert rules_broken(tmp_path, {"seal/keys": text}) == {"chance in seal"}
+
+
+@pytest.mark.parametrize("name", ["time", "datetime", "os", "pathlib", "socket", "asyncio", "logging", "starlette"])
+def test_a_clock_or_io_in_seal_is_found(tmp_path: Path, name: str) -> None:
+    assert rules_broken(tmp_path, {"seal/keys": f"import {name}\n"}) == {"impure import"}
 
 
 @pytest.mark.parametrize(
