@@ -24,7 +24,7 @@ PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PR
 EXPORTERS: Final = "opentelemetry_traces_exporter"
 SERVICE: Final = "covenant"
 FLUSH_S: Final = 5.0
-INSTALL: Final = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+INSTALL: Final = "pip install 'covenant[otel]'"
 
 
 @asynccontextmanager
