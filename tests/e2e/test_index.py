@@ -1,6 +1,7 @@
 """The master in real daemons: for every tenant, over agents here and in another daemon, and with native clients."""
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,3 +104,52 @@ def test_a_model_by_its_settings_plays_agents_and_what_comes_with_a_request(shor
         assert {"file", "tool_call", "text", "token_usage"} <= set(events)
         # What comes with a request remembers nothing.
         assert not (here.home / "memory" / "default" / "pirate.json").exists()
+
+
+GATED = """
+import asyncio, pathlib
+from covenant import Agent
+
+gate = pathlib.Path(__file__).parent / "gate"
+runs = pathlib.Path(__file__).parent / "runs"
+digger = Agent("digger", description="Digs holes", skills=["digging"], idempotent=True, on_lost="requeue")
+
+@digger
+async def dig(turn):
+    with runs.open("a") as file:
+        file.write(f"{turn.task_id}\\n")
+    while not gate.exists():
+        await asyncio.sleep(0.02)
+    return "dug"
+"""
+
+
+def test_a_route_that_a_crash_cut_short_is_found_again_with_its_child(short_path: Path) -> None:
+    path = short_path / "agents.py"
+    path.write_text(GATED)
+    runs, home = short_path / "runs", short_path / "home"
+    killed = Daemon(home, str(path))
+    headers = {"Authorization": f"Bearer {token_of(home)}", "A2A-Version": "1.0"}
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Start digging"}]}
+    params = {"message": message, "configuration": {"returnImmediately": True}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params}
+    sent = httpx.post(f"{killed.url}/v1/a2a/agents/index", json=body, headers=headers, timeout=BOUND_S).json()
+    task_id = sent["result"]["task"]["id"]
+    until(runs.exists, bool)
+    assert killed.stop(signal.SIGKILL) == -signal.SIGKILL
+    (short_path / "gate").touch()
+    again = Daemon(home, str(path))
+    try:
+
+        def state() -> dict[str, Any]:
+            url = f"{again.url}/v1/requests/{task_id}"
+            found: dict[str, Any] = httpx.get(url, headers=headers, timeout=BOUND_S).json()["request"]
+            return found
+
+        assert until(state, lambda found: found["state"] != "running")["state"] == "completed"
+        tree = httpx.get(f"{again.url}/a2a/tasks/{task_id}/tree", headers=headers, timeout=BOUND_S).json()["tree"]
+        (child,) = tree["children"]
+        # The same child, in its second attempt: nobody was handed the work twice.
+        assert set(runs.read_text().split()) == {child["task_id"]}
+    finally:
+        assert again.stop() == 0

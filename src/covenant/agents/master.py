@@ -2,7 +2,8 @@
 
 With a model, the model picks, by its tools. Without one, the agents are ranked by the words that a request shares with
 what they say of themselves; the best one is handed the work if it fits well enough, and everybody is told why. If none
-does, the master says so, and who there is.
+does, the master says so, and who there is. Routing again, after a crash say, finds the route and the child that are
+there: nothing is done twice by that.
 """
 
 from __future__ import annotations
@@ -47,9 +48,13 @@ class RoutingBody:
             await self._pass_on(job, speech, asking, parts)
             return
         tenant = job.holder.display.partition("@")[2]
+        chosen = await self._chosen(job, tenant) if job.leased.lease.attempt > 1 else None
+        if chosen is not None:
+            await self._hand_over(job, speech, chosen, parts)
+            return
         ranked = self._ranking(tenant).rank(text_of(parts))
         best = ranked[0] if ranked else None
-        route = _route(ranked)
+        route = {**_route(ranked), "turn": job.leased.turn}
         job.notes[ROUTE] = route
         if best is None or best.score < THRESHOLD:
             speech.status(StatusUpdate(f"Answering this myself: {route['why']}", metadata={ROUTE: route}))
@@ -58,6 +63,16 @@ class RoutingBody:
             return
         speech.status(StatusUpdate(f"Handing this to {best.listed.name}: {best.why}", metadata={ROUTE: route}))
         await self._hand_over(job, speech, best.listed, parts)
+
+    async def _chosen(self, job: Job, tenant: str) -> Listed | None:
+        """Whom an earlier attempt at this turn had picked, if it is still there."""
+        route = await job.noted(ROUTE)
+        if not isinstance(route, dict) or route.get("turn") != job.leased.turn:
+            return None
+        found = next((each for each in self._roster.all(tenant) if each.name == route.get("agent")), None)
+        if found is not None:
+            job.notes[ROUTE] = route
+        return found
 
     async def _hand_over(self, job: Job, speech: Speech, listed: Listed, parts: tuple[Content, ...]) -> None:
         # What is elsewhere is sent the words, and nothing else.

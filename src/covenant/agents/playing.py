@@ -29,7 +29,10 @@ class NoModelBody:
 class IndexBody:
     def __init__(self, casting: Casting, roster: Roster) -> None:
         self._casting = casting
-        self._master: Body = casting.model(INDEX_CONSTITUTION) or RoutingBody(roster)
+        model = casting.model(INDEX_CONSTITUTION)
+        self._master: Body = model or RoutingBody(roster)
+        self.repeatable = model is None
+        """Whether a turn that was cut short may be begun again by itself: routing may, a model's work may not."""
 
     async def run(self, job: Job) -> None:
         inline = inline_of(job.task)

@@ -95,6 +95,10 @@ class Cast:
         self._means = means
         self._index = IndexBody(self, means.roster)
 
+    def repeatable(self, constitution: Constitution) -> bool:
+        """Whether what was cut short may be begun again by itself, whatever the constitution says."""
+        return constitution.id == INDEX and self._index.repeatable
+
     def body(self, constitution: Constitution) -> Body:
         if constitution.id == INDEX:
             return self._index

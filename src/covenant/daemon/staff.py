@@ -108,13 +108,14 @@ class Staff:
             timeout_ms = TIMEOUT_MS
         # They wait for others most of the time.
         usual = self.remote_concurrency if constitution.kind in ("remote", "model") else 0
+        again = self._cast is not None and self._cast.repeatable(constitution)
         self._crew.employ(
             self._catalogue.identity(tenant, constitution.id),
             body,
             concurrency=constitution.concurrency or usual,
             timeout_ms=timeout_ms,
-            idempotent=constitution.idempotent,
-            on_lost=constitution.on_lost,
+            idempotent=constitution.idempotent or again,
+            on_lost="requeue" if again else constitution.on_lost,
         )
 
     def _dismiss(self, tenant: str, agent_id: str) -> None:
