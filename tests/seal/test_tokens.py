@@ -9,7 +9,7 @@ from biscuit_auth import Algorithm, Biscuit, BlockBuilder, KeyPair, PrivateKey, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model.errors import Forbidden, Invalid, Refusal
+from covenant.model.errors import Forbidden, Invalid, Refusal, Unavailable
 from covenant.model.ids import from_base58
 from covenant.seal.tokens import (
     BLOCKS_MAX,
@@ -17,7 +17,9 @@ from covenant.seal.tokens import (
     Narrowing,
     Use,
     _contained,
+    _evaluate,
     _private,
+    _read,
     authorize,
     issue,
     narrow,
@@ -163,7 +165,7 @@ def appended(source: str) -> str:
     [
         'budget(1); profile("root");',
         'right("delegate");',
-        f'holder("{MALLORY.id}");',
+        pytest.param(f'holder("{MALLORY.id}");', id="another holder"),
         "check if true;",
         "check if budget($b), $b <= 99999999;",
         "check if budget($budget), $budget <= 5 or true;",
@@ -202,6 +204,30 @@ def test_a_token_is_narrowed_a_bounded_number_of_times() -> None:
         token = narrow(token, P.identity.key, Narrowing(budget=100 - n))
     assert allowed(token, use(budget=1)).budget == 100 - BLOCKS_MAX + 2
     assert code(lambda: narrow(token, P.identity.key, Narrowing(budget=1))) == "token_malformed"
+
+
+def test_a_token_narrowed_too_often_by_others_means_is_refused() -> None:
+    token = TOKEN
+    for _ in range(BLOCKS_MAX):
+        token = _read(token, P.identity.key).append(BlockBuilder("check if budget($budget), $budget <= 5;")).to_base64()
+    assert code(lambda: allowed(token, use(budget=1))) == "token_malformed"
+
+
+def test_both_readings_must_allow() -> None:
+    """The library's own reading, asked alone: it denies what ours would never have let it see."""
+    wanted = {"holder": R.id, "audience": P.id, "offer": OFFER_ID}
+    biscuit = _read(TOKEN, P.identity.key)
+    _evaluate(biscuit, use(), wanted, NOW)
+    assert code(lambda: _evaluate(biscuit, use(budget=50_001), wanted, NOW)) == "token_denied"
+    assert code(lambda: _evaluate(biscuit, use(), {**wanted, "holder": MALLORY.id}, NOW)) == "token_denied"
+    assert code(lambda: _evaluate(biscuit, use(budget=2**70), wanted, NOW)) == "token_denied"
+
+
+def test_taking_too_long_is_our_fault_and_no_denial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covenant.seal.tokens.EVALUATION_MS_MAX", 0.001)
+    with pytest.raises(Unavailable) as refused:
+        allowed()
+    assert (refused.value.code, refused.value.status) == ("token_unevaluated", 503)
 
 
 @pytest.mark.parametrize("terms", [Narrowing(budget=-1), Narrowing(profiles=frozenset()), Narrowing(offer_id='x"y')])
