@@ -149,7 +149,8 @@ async def test_a_task_that_asks_back_is_answered_under_its_id(daemon: Daemon) ->
 async def test_a_task_is_sent_without_waiting_and_canceled(daemon: Daemon, gate: Gate) -> None:
     async with over_http(daemon) as client:
         failed, _, data = await called(client, "send_task", agent="held", message="x", wait=False)
-        assert (failed, data["state"]) == (False, "submitted")
+        assert not failed
+        assert data["state"] in ("submitted", "working")
         await asyncio.wait_for(gate.held.wait(), BOUND_S)
         _, text, status = await called(client, "queue_status")
         assert data["task_id"] in {each["task_id"] for each in status["waiting"]}

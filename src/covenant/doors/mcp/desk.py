@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -91,12 +90,12 @@ class Desk:
         # With a key the message is the same when it is said again, so its id must be too.
         message_id = asked.idempotency_key or self._new_id()
         message = Message(message_id=message_id, parts=(Text(asked.message),), task_id=asked.task_id)
-        with self._limiter.running(caller) if asked.wait else nullcontext():
-            stream = await self._conversations.stream(ask, SendMessage(message=message, blocking=asked.wait))
-            if asked.wait:
-                return self._told(caller, await self._heard_out(caller, stream, tell))
-        with stream:
-            return self._told(caller, stream.first)
+        sent = SendMessage(message=message, blocking=asked.wait)
+        if not asked.wait:
+            return self._told(caller, await self._conversations.send(ask, sent))
+        with self._limiter.running(caller):
+            stream = await self._conversations.stream(ask, sent)
+            return self._told(caller, await self._heard_out(caller, stream, tell))
 
     async def _get(self, caller: Caller, asked: tools.GetTask, tell: Tell) -> Told:
         if not asked.wait_seconds:
