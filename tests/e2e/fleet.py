@@ -33,6 +33,7 @@ fan, race, vote = Agent("fan"), Agent("race"), Agent("vote")
 steady = Agent("steady", idempotent=True, on_lost="requeue")
 once, asker, passer = Agent("once"), Agent("asker"), Agent("passer")
 late = Agent("late")
+sure, nap = (Agent(name, idempotent=True, on_lost="requeue") for name in ("sure", "nap"))
 
 
 def ran(turn, name):
@@ -124,6 +125,19 @@ async def many_gated(turn):
 async def call_once(turn):
     answer = await turn.call(turn.text, "the work")
     return f"attempt {turn.attempt}: {answer.state} {answer.text}"
+
+
+@sure
+async def ask_surely(turn):
+    answer = await turn.call("far", turn.text, idempotent=True)
+    return f"{answer.state} {answer.text}"
+
+
+@nap
+async def doze(turn):
+    ran(turn, "nap")
+    await asyncio.sleep(0.4)
+    return f"rested {turn.text}"
 
 
 @late
@@ -273,6 +287,10 @@ class Fleet:
     def open(self) -> None:
         """What waits at the gate goes on."""
         (self.folder / "open").touch()
+
+    def ran(self, count: int) -> None:
+        """Wait until so much work has begun."""
+        until(self.runs, lambda runs: len(runs) >= count)
 
     def begun(self, line: str, count: int = 1) -> None:
         """Wait until this work has run so often."""

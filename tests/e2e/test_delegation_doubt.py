@@ -12,12 +12,12 @@ from tests.e2e.silence import Silence
 PATIENCE_S = 40.0
 
 
-def through(line: Silence, caller: Member, callee: Member, **declared: Any) -> None:
-    """The caller's catalogue has `far`, the agent `held` of the callee, at the other end of the line."""
+def through(port: int, caller: Member, callee: Member, agent: str = "held", **declared: Any) -> None:
+    """The caller's catalogue has `far`, an agent of the callee, at this port."""
     (caller.home / "agents").mkdir(exist_ok=True)
     (caller.home / "agents" / "far.json").write_text(json.dumps({"kind": "remote", **declared}))
     entry = {
-        "url": f"http://127.0.0.1:{line.port}/v1/a2a/agents/held",
+        "url": f"http://127.0.0.1:{port}/v1/a2a/agents/{agent}",
         "auth": {"type": "bearer", "token": callee.token},
     }
     (caller.home / "a2a_agents.json").write_text(json.dumps({"agents": {"far": entry}}))
@@ -48,7 +48,7 @@ def test_a_call_that_is_made_again_is_the_same_call_to_the_callee(short_path: Pa
                 "by the gate": {"idempotent": True},
                 "by the operator": {},
             }
-            through(line, a, b, **declared[how])
+            through(line.port, a, b, **declared[how])
             a.kill()
             a.again()
             task, child = unheard(world, line, a)
@@ -118,3 +118,25 @@ def test_what_was_canceled_while_its_daemon_was_dead_is_canceled_elsewhere_after
         assert states(a.tree_when(task, lambda tree: "working" not in states(tree))) == ["canceled", "canceled"]
         (there,) = b.tasks("slow")
         assert b.ended("slow", there["id"])["status"]["state"] == "TASK_STATE_CANCELED"
+
+
+def test_callers_that_are_killed_again_and_again_have_each_thing_done_once(short_path: Path) -> None:
+    with fleet(short_path) as world:
+        a = world.start("a", "--a2a-agent-concurrency", "4", "--delegation-remote-concurrency", "3")
+        b = world.start("b")
+        assert b.port is not None
+        through(b.port, a, b, "nap", idempotent=True, on_lost="requeue")
+        a.kill()
+        a.again()
+        tasks = [a.send("sure", f"n{number}", wait=False)["id"] for number in range(12)]
+        for runs in (2, 6):
+            world.ran(runs)
+            a.kill()
+            a.again()
+        for number, task in enumerate(tasks):
+            assert told(a.ended("sure", task)) == f"completed rested n{number}"
+        there = b.tasks("nap")
+        children = [child for task in tasks for child in a.tree(task)["children"]]
+        assert [len(children), len(there)] == [12, 12]
+        assert sorted(child["remote_task_id"] for child in children) == sorted(task["id"] for task in there)
+        assert sorted(world.runs()) == sorted(f"b nap n{number}" for number in range(12))
