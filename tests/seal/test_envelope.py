@@ -70,6 +70,17 @@ def test_a_body_over_the_bound_or_a_life_over_the_bound_is_not_sealed() -> None:
         A.seal(B, life_ms=ENVELOPE_LIFE_MS_MAX + 1)
 
 
+@pytest.mark.parametrize("changes", [{"typ": "Offer!"}, {"jti": ""}, {"jti": "x" * 65}, {"seq": 0}])
+def test_a_header_that_nobody_would_take_is_not_sealed(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Expected"):
+        A.seal(B, **changes)
+
+
+def test_nothing_is_sealed_under_a_suite_that_is_not_ours() -> None:
+    with pytest.raises(ValueError, match="no suite none"):
+        A.seal(B, prekey=msgspec.structs.replace(B.prekey.prekey, suite="none"))
+
+
 @pytest.mark.parametrize("raw", [bytes(32), b"\1" + bytes(31), bytes(31)], ids=["zero", "one", "short"])
 def test_nothing_is_sealed_to_a_prekey_that_is_no_key(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"shared key|32 bytes"):

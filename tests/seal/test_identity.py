@@ -150,6 +150,11 @@ def test_a_bundle_shows_the_two_newest_prekeys_and_none_that_is_over() -> None:
     assert shown == (prekeys[4], prekeys[3])
 
 
+def test_a_bundle_without_a_prekey_that_lasts_is_not_signed() -> None:
+    with pytest.raises(ValueError, match="needs a prekey"):
+        sign_bundle(A.private_key, [A.prekey.prekey], NOW + PREKEY_LIFE_MS)
+
+
 @pytest.mark.parametrize(
     "change",
     [

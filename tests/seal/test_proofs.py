@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.model.content import Json
-from covenant.model.delegation import CapabilityResponse, Profile, Proof, TokenUsage, TranscriptEntry
+from covenant.model.delegation import (
+    CapabilityResponse,
+    DelegationResult,
+    Offer,
+    Profile,
+    Proof,
+    TokenUsage,
+    TranscriptEntry,
+)
 from covenant.model.peer import SUPPORTED_VERSIONS, Trust
 from covenant.seal import merkle
 from covenant.seal.assertions import (
@@ -21,7 +29,16 @@ from covenant.seal.assertions import (
     sign_capabilities,
 )
 from covenant.seal.identity import SKEW_MS, sign_bundle
-from covenant.seal.proofs import line_holds, prove_line, sign_proof, transcript_root, verify_proof
+from covenant.seal.proofs import (
+    line_holds,
+    offer_hash,
+    prove_line,
+    result_hash,
+    sign_proof,
+    transcript_root,
+    verify_proof,
+)
+from covenant.wire.peers import decode, encode
 from tests.seal.instances import NOW, OFFER_ID, Instance, offer, result, transcript
 
 replace: Callable[..., Any] = msgspec.structs.replace
@@ -69,6 +86,11 @@ def test_each_line_is_included_at_its_place_and_nowhere_else(size: int, data: st
     assert not merkle.includes(root, size, index, merkle.leaf(b"other"), path)
     assert not merkle.includes(root, size, index, leaves[index], (*path, bytes(32)))
     assert not path or not merkle.includes(root, size, index, leaves[index], path[:-1])
+
+
+def test_there_is_no_line_outside_the_tree() -> None:
+    with pytest.raises(IndexError):
+        prove_line(LINES, len(LINES))
 
 
 def test_a_node_cannot_be_passed_off_as_a_leaf() -> None:
@@ -251,6 +273,28 @@ def test_changed_capabilities_do_not_hold(change: dict[str, Any]) -> None:
     challenge = new_challenge()
     response = replace(capabilities(challenge), **change)
     assert not capabilities_hold(response, provider=P.id, audience=R.id, challenge=challenge, now_ms=NOW)
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53) + 1, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_whatever_a_message_can_carry_has_one_hash_on_both_sides(value: Any) -> None:
+    given_offer, given_result = offer(parts=(Json(value),)), result(parts=(Json(value),))
+    read_offer = decode("delegation_offer", encode(given_offer))
+    read_result = decode("delegation_result", encode(given_result))
+    assert isinstance(read_offer, Offer)
+    assert isinstance(read_result, DelegationResult)
+    assert offer_hash(read_offer) == offer_hash(given_offer)
+    assert result_hash(read_result) == result_hash(given_result)
 
 
 def test_the_offers_id_is_what_both_sides_call_it() -> None:

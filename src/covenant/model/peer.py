@@ -16,7 +16,6 @@ from typing import Annotated, Final, NewType
 import msgspec
 
 from covenant.model.errors import Invalid
-from covenant.model.ids import PublicKey
 
 InstanceId = NewType("InstanceId", str)
 """`frd1_` and 40 characters of base32: the first 200 bits of the SHA-256 of the identity key."""
@@ -106,7 +105,3 @@ def parse_instance_id(value: str) -> InstanceId:
 def negotiate(theirs: Iterable[int], ours: Iterable[int] = SUPPORTED_VERSIONS) -> int | None:
     """The highest version that both speak; None if there is none."""
     return max(set(theirs) & set(ours), default=None)
-
-
-def identity_key(bundle: KeyBundle) -> PublicKey:
-    return PublicKey(bundle.identity_key)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.constant_time import bytes_eq
 from covenant.model.delegation import CapabilityResponse, Offer
 from covenant.model.ids import PublicKey
 from covenant.model.peer import InstanceId
-from covenant.seal.documents import Uncanonical, base64url, document_holds, sign_document
+from covenant.seal.documents import base64url, document_holds, sign_document
 from covenant.seal.identity import SKEW_MS, bundle_holds, is_key_of, unsigned
 
 _OFFER: Final = "offer"
@@ -33,15 +33,11 @@ def assert_offer(private_key: bytes, offer: Offer, *, provider: InstanceId) -> O
 
 
 def offer_holds(offer: Offer, *, requester: InstanceId, key: PublicKey, provider: InstanceId) -> bool:
-    try:
-        document = _asserted(offer, provider)
-        return (
-            offer.assertion is not None
-            and is_key_of(key, requester)
-            and document_holds(key, _OFFER, document, offer.assertion)
-        )
-    except Uncanonical:
-        return False
+    return (
+        offer.assertion is not None
+        and is_key_of(key, requester)
+        and document_holds(key, _OFFER, _asserted(offer, provider), offer.assertion)
+    )
 
 
 def sign_capabilities(private_key: bytes, response: CapabilityResponse) -> CapabilityResponse:

@@ -176,7 +176,10 @@ def seal(
         suite=prekey.suite,
         seq=seq,
     )
-    protected = canonical(msgspec.to_builtins(header))
+    fields = msgspec.to_builtins(header)
+    # What the recipient could only call malformed is refused here, where somebody can do something about it.
+    msgspec.convert(fields, Header)
+    protected = canonical(fields)
     recipient = X25519PublicKey.from_public_bytes(from_base58(prekey.public_key))
     ciphertext = _SUITE.encrypt(body, recipient, info=_SEALED + protected)
     signature = sender.sign(_signed_bytes(protected, ciphertext))

@@ -151,18 +151,20 @@ def prekey_over(prekey: Prekey, now_ms: int) -> bool:
 def sign_bundle(
     identity_private_key: bytes, prekeys: Iterable[Prekey], now_ms: int, *, change: IdentityChange | None = None
 ) -> KeyBundle:
-    """Prekeys that are over are left out. The bundle is good for as long as its newest prekey can be used."""
+    """Prekeys that are over are left out; `ValueError` if none is left. Good for as long as the newest of them."""
     key = public_key(identity_private_key)
     shown = sorted(
         (each for each in prekeys if now_ms < each.not_after_ms), key=lambda each: each.not_before_ms, reverse=True
     )
+    if not shown:
+        raise ValueError("a bundle needs a prekey that is not over")
     bundle = KeyBundle(
         id=instance_id(key),
         identity_key=key,
         prekeys=tuple(shown[:2]),
         versions=SUPPORTED_VERSIONS,
         issued_at_ms=now_ms,
-        expires_at_ms=max((each.not_after_ms for each in shown), default=now_ms),
+        expires_at_ms=max(each.not_after_ms for each in shown),
         change=change,
     )
     return msgspec.structs.replace(bundle, signature=sign_document(identity_private_key, "bundle", unsigned(bundle)))

@@ -227,7 +227,7 @@ def _evaluate(biscuit: Biscuit, use: Use, wanted: dict[str, str], now_ms: int) -
         if "limits" in str(refused):
             raise Unavailable("token_unevaluated", "the token could not be evaluated in time; try again") from None
         raise Forbidden("token_denied", "the token does not allow this") from None
-    except (DataLogError, BiscuitValidationError):
+    except (DataLogError, TypeError, ValueError):  # a fact that it has no words for
         raise Forbidden("token_denied", "the token does not allow this") from None
 
 
