@@ -6,12 +6,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
+
+import httpx2
 
 from tests.cli.daemons import BOUND_S, Daemon
-from tests.doors.mcp.daemon import called, gate_at, over_http, start
+from tests.doors.mcp.daemon import called, gate_at, operator_token, over_http, start
 
 TRACED = {"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_SCHEDULE_DELAY": "60000"}
 CANARY = "canary-51c2"
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def spans(daemon: Daemon) -> Iterator[dict[str, Any]]:
@@ -34,10 +38,17 @@ def by_name(daemon: Daemon) -> dict[tuple[str, str], dict[str, Any]]:
 
 def test_the_work_of_a_worker_outside_is_told_when_it_is_over(short_path: Path) -> None:
     daemon = Daemon(short_path / "home", "--demo", env=TRACED)
-    sent = daemon.run("a2a", "send", "--to", "echo@local", "--wait", CANARY)
-    assert sent.code == 0, sent.err
+    task_id = str(uuid4())
+    headers = {"authorization": f"Bearer {operator_token(daemon)}", "traceparent": PARENT}
+    task = {"id": task_id, "recipient": {"display": "echo@local"}, "intent_text": CANARY}
+    with httpx2.Client(base_url=daemon.url, headers=headers, trust_env=False, timeout=BOUND_S) as http:
+        assert http.post("/a2a/tasks", json=task).status_code == 200
+        drained = http.get("/a2a/results/next", params={"task_id": task_id, "wait_ms": 20_000})
+        assert drained.json()["result"] is not None
     found = by_name(daemon)
     accept = found["accept echo", "SpanKind.SERVER"]
+    assert accept["context"]["trace_id"] == f"0x{PARENT.split('-')[1]}"
+    assert accept["parent_id"] == f"0x{PARENT.split('-')[2]}"
     for name in ("queue echo", "invoke_agent echo"):
         span = found[name, "SpanKind.INTERNAL"]
         assert span["parent_id"] == accept["context"]["span_id"]

@@ -34,6 +34,7 @@ from covenant.daemon.schedulers import Maintenance, RetryScheduler, Scheduler, S
 from covenant.daemon.staff import Staff
 from covenant.daemon.whereabouts import left_in
 from covenant.daemon.wiring import Node, open_node
+from covenant.doors.http.traced import Traced
 from covenant.exchange.delegation import Orphans
 from covenant.model.repair import RetryPolicy
 
@@ -114,7 +115,8 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
         with bound(settings.http) as listener:
             if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
                 log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
-            server = HttpServer(node.http, listener, settings.http, grace_s=math.ceil(settings.daemon.grace_ms / 1000))
+            door = Traced(node.http, node.tracer) if node.tracer.on else node.http
+            server = HttpServer(door, listener, settings.http, grace_s=math.ceil(settings.daemon.grace_ms / 1000))
             staff = Staff(node.ledger, node.catalogue, node.crew, log, elsewhere=node.elsewhere, cast=node.cast)
             staff.remote_concurrency = settings.delegation.remote_concurrency
             staff.serve(found)

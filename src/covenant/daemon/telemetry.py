@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -134,17 +134,28 @@ class OtelTracer:
         parent: Trace | None = None,
         at_ms: int | None = None,
     ) -> Span:
-        context = None
-        if parent is not None:
-            carrier = {"traceparent": parent.traceparent}
-            if parent.tracestate is not None:
-                carrier["tracestate"] = parent.tracestate
-            context = self._propagator.extract(carrier)
+        context = None if parent is None else self._context(parent)
         start_ns = None if at_ms is None else at_ms * 1_000_000
         span = self._tracer.start_span(
             name, context=context, kind=self._kinds[kind], attributes=dict(attributes), start_time=start_ns
         )
         return OtelSpan(span, self._propagator)
+
+    @contextmanager
+    def within(self, trace: Trace) -> Iterator[None]:
+        from opentelemetry.context import attach, detach  # noqa: PLC0415  (as above)
+
+        before = attach(self._context(trace))
+        try:
+            yield
+        finally:
+            detach(before)
+
+    def _context(self, trace: Trace) -> Any:
+        carrier = {"traceparent": trace.traceparent}
+        if trace.tracestate is not None:
+            carrier["tracestate"] = trace.tracestate
+        return self._propagator.extract(carrier)
 
 
 class OtelSpan:

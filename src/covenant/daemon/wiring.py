@@ -108,6 +108,7 @@ class Node:
     """None: switched off."""
     ipc: IpcServer
     mcp: McpDoor
+    tracer: Tracer
     tools: Tools
     """Of the MCP servers that are configured, for the agents that may use them."""
 
@@ -135,6 +136,7 @@ class _Working(TypedDict):
     tools: Tools
     cast: Cast
     reach: Reach
+    tracer: Tracer
 
 
 @asynccontextmanager
@@ -306,7 +308,7 @@ def _workers(
     tools = make_tools(servers, cards)
     usable = tools if servers else None
     cast, reach = make_cast(settings, catalogue, cards, fetcher=fetcher, tools=usable, log=log)
-    return _Working(crew=crew, elsewhere=elsewhere, tools=tools, cast=cast, reach=reach)
+    return _Working(crew=crew, elsewhere=elsewhere, tools=tools, cast=cast, reach=reach, tracer=tracer)
 
 
 async def check_grants(ledger: Ledger, operator: PublicKey) -> None:

@@ -80,7 +80,11 @@ class Tracer(Protocol):
         *,
         parent: Trace | None = None,
         at_ms: int | None = None,
-    ) -> Span: ...
+    ) -> Span:
+        """Without a parent it is below whatever span is current here."""
+
+    def within(self, trace: Trace) -> AbstractContextManager[object]:
+        """While this is open, a span of somebody else is the current one here."""
 
 
 class _NoSpan:
@@ -106,6 +110,9 @@ class NoTracer:
         at_ms: int | None = None,  # noqa: ARG002
     ) -> Span:
         return _NO_SPAN
+
+    def within(self, trace: Trace) -> AbstractContextManager[object]:  # noqa: ARG002
+        return nullcontext()
 
 
 _NO_SPAN: Final = _NoSpan()
