@@ -25,6 +25,7 @@ from covenant.seal.tokens import (
     narrow,
     token_ids,
 )
+from tests.seal.crafted import append_crafted
 from tests.seal.instances import NOW, OFFER_ID, Instance
 
 P, R, MALLORY = Instance(), Instance(), Instance()
@@ -186,6 +187,30 @@ def test_a_block_that_would_take_all_memory_is_never_evaluated() -> None:
     """A join of three over 300 facts is 27 million rows; the library looks at its limits only afterwards."""
     source = "".join(f"f({n});" for n in range(300)) + " g($a, $b, $c) <- f($a), f($b), f($c);"
     assert code(lambda: allowed(appended(source))) == "token_malformed"
+
+
+CRAFTED: list[tuple[str, dict[str, str]]] = [
+    ("aaa($x) <- bbb($x);", {"aaa": 'check if offer("a");\ncheck if offer', "bbb": "ccc"}),
+    ("aaa($x) <- bbb($x);", {"aaa": 'check if offer("a");\n', "bbb": '\ncheck if offer("a");'}),
+    ("check if aaa($x), aaa($y), aaa($z);", {"aaa": 'offer("a");\ncheck if offer'}),
+    ('aaa("b"); check if aaa($x), aaa($y);', {"aaa": "check if offer", "b": "o"}),
+    ('check if aaa("b") or true;', {"aaa": 'offer("a");\ncheck if offer'}),
+    ('check if "aaa" == "bbb";', {"aaa": '");\ncheck if offer("a'}),
+]
+
+
+@pytest.mark.parametrize(("source", "names"), CRAFTED)
+def test_names_made_to_look_like_conditions_hide_nothing(source: str, names: dict[str, str]) -> None:
+    token = append_crafted(_read(TOKEN, P.identity.key), source, names)
+    assert code(lambda: allowed(token)) == "token_malformed"
+
+
+def test_a_fact_made_to_look_like_a_condition_is_one() -> None:
+    """What it says is held against it, and what it is changes nothing."""
+    token = append_crafted(_read(TOKEN, P.identity.key), 'aaa("bbb");', {"aaa": "check if offer", "bbb": "mine"})
+    assert _read(token, P.identity.key).block_source(1) == 'check if offer("mine");\n'
+    assert code(lambda: allowed(token)) == "token_denied"
+    assert allowed(token, use(offer_id="mine")).offer_id == "mine"
 
 
 def test_a_third_partys_block_is_refused() -> None:
