@@ -116,8 +116,9 @@ async def test_capabilities_are_checked_when_a_tool_is_used_and_not_only_in_the_
     async with a_house(tmp_path, poet, {**BOT, "capabilities": ["/mem"]}, models={"": script.model}) as house:
         view = await asked(house)
         assert script.offered == {"mem_write", "mem_read", "mem_show", "mem_search", "mem_clear"}
-        # The model called a tool that it was never told of.
-        assert (view.state, said(view)) == (TaskState.FAILED, "the model failed: provider_error")
+        # The model called a tool that it was never told of, and heard so.
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "done")
+        assert "Unknown tool name: 'agent'" in str(script.told[-1])
         assert (await house.ledger.tree(view.task.id, None)).children == ()
 
 
@@ -468,3 +469,34 @@ async def test_a_sub_agent_that_asks_is_answered_by_the_next_call_of_it(tmp_path
         assert "asker asks: Which colour?" in first
         assert "Red it is" in second
         assert len((await house.ledger.tree(view.task.id, None)).children) == 1
+
+
+@pytest.mark.parametrize(
+    ("behave", "error"),
+    [
+        (lambda called: called.error(-32004, "not here"), "ERR: JSON-RPC error -32004: "),
+        (lambda called: called.answer({"error": "x"}, status=403), "ERR: HTTP 403: "),
+        (lambda called: called.result({"task": task("FAILED", "I cannot")}), "ERR: I cannot"),
+    ],
+    ids=["refused by JSON-RPC", "refused by HTTP", "failed itself"],
+)
+async def test_why_a_remote_agent_did_not_answer_is_told_in_one_line(tmp_path: Path, behave: Any, error: str) -> None:
+    script = Script(("a2a_call", {"name": "far", "message": "hi"}), "done")
+    async with (
+        hand_made(behave, made=lambda url: card(url, streaming=False)) as far,
+        a_house(tmp_path, BOT, models={"": script.model}) as house,
+    ):
+        house.register(far=far.served.url(""))
+        await house.known()
+        view = await asked(house)
+        assert view.state is TaskState.COMPLETED
+        assert script.returned[0].splitlines()[1].startswith(error)
+
+
+async def test_a_dead_remote_agent_is_a_matter_of_transport(tmp_path: Path) -> None:
+    script = Script(("a2a_call", {"name": "gone", "message": "hi"}), "done")
+    async with a_house(tmp_path, BOT, models={"": script.model}) as house:
+        house.register(gone=DEAD)
+        await house.known()
+        await asked(house)
+        assert script.returned[0] == "[/a2a call gone hi]\nERR: transport: no connection could be made\n[END A2A]"

@@ -31,6 +31,8 @@ from covenant.model.task import NATIVE
 
 REQUESTS_MAX: Final = ROUNDS_MAX + 2
 """One round more is answered with why there are no more; one that still calls tools ends the turn."""
+RETRIES: Final = 2
+"""How often a model may call what is not there, or with arguments that are no JSON, before its turn fails."""
 TROUBLE: Final = {
     400: "invalid_request",
     401: "auth_failed",
@@ -102,7 +104,7 @@ class ModelBody:
             model_settings=ModelSettings(
                 max_tokens=constitution.max_tokens, temperature=constitution.temperature, timeout=self._request_s
             ),
-            retries=0,
+            retries=RETRIES,
         )
         limits = UsageLimits(request_limit=REQUESTS_MAX, total_tokens_limit=self._tokens_max or None)
         async with agent.run_stream_events(

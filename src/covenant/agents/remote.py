@@ -39,6 +39,8 @@ from covenant.outbound.reply import Reply, reply_of
 POLLS_S: Final = (0.25, 0.5, 1.0, 2.0, 3.0)
 FAILURES_MAX: Final = 20
 BEAT_S: Final = 60.0
+NOT_ASKED: Final = "the remote agent could not be asked: "
+"""What the sender is told where it was not the remote agent that failed."""
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +200,7 @@ def _conclude(job: Job, reply: Reply) -> None:
 
 def _tell(job: Job, message: str, code: str) -> None:
     log.info("remote.failed", extra=job.fields(code=code, reason=message))
-    job.fail(f"the remote agent could not be asked: {message}" if code != "timed_out" else message)
+    job.fail(f"{NOT_ASKED}{message}" if code != "timed_out" else message)
 
 
 def _words(job: Job) -> str:

@@ -11,6 +11,7 @@ another agent one `<task>-sub-<n>`. An agent elsewhere is sent the text of the m
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,7 @@ from covenant.agents.job import Job
 from covenant.agents.mcp_tools import Tools
 from covenant.agents.memory import Memories, Memory, Note
 from covenant.agents.pages import Pages
+from covenant.agents.remote import NOT_ASKED
 from covenant.agents.roster import Kept, Roster
 from covenant.agents.speech import Speech
 from covenant.agents.wares import (
@@ -60,6 +62,9 @@ FILE_BYTES_MAX: Final = 10 * 1024 * 1024
 """Of all files of a turn."""
 FAILURES_MAX: Final = 2
 ERR: Final = "ERR: "
+
+_RPC = re.compile(r"(.*) \(JSON-RPC (-?\d+)\)", re.DOTALL).fullmatch
+_HTTP = re.compile(r"(?:the remote refused: )?(.*?) ?\(?HTTP (\d+)\)?", re.DOTALL).fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +176,8 @@ class Toolbox:
         ware = BY_NAME.get(name)
         key = (name, msgspec.json.encode(given))
         try:
+            if ware is not None and ware.command == "/a2a" and not self._means.roster.known(self._tenant):
+                raise Failed("A2A unavailable in this context")
             if ware is None or ware.command not in self.commands:
                 raise Failed(f"{name} is not among the tools of this agent")
             if round_ > ROUNDS_MAX:
@@ -263,7 +270,10 @@ class Toolbox:
 
     async def _a2a_call(self, args: RemoteCallArgs) -> str:
         self._remote(args.name)
-        return await self._asked(args.name, args.message)
+        try:
+            return await self._asked(args.name, args.message)
+        except Failed as failed:
+            raise Failed(_abroad(str(failed))) from None
 
     def _remote(self, name: str) -> Kept:
         kept = self._means.roster.known(self._tenant).get(name)
@@ -341,6 +351,18 @@ def _read(ware: Ware, given: Mapping[str, Any]) -> Args:
         return msgspec.convert(dict(given), ware.takes)
     except msgspec.ValidationError as wrong:
         raise Failed(f"usage: {wrong}") from None
+
+
+def _abroad(said: str) -> str:
+    """Why an agent elsewhere could not be asked, in the words of `/a2a`; what it said itself stays as it is."""
+    if not said.startswith(NOT_ASKED):
+        return said
+    why = said.removeprefix(NOT_ASKED)
+    if (refused := _RPC(why)) is not None:
+        return f"JSON-RPC error {refused[2]}: {refused[1]}"
+    if (refused := _HTTP(why)) is not None:
+        return f"HTTP {refused[2]}: {refused[1]}"
+    return f"transport: {why}"
 
 
 def _headline(note: Note) -> str:
