@@ -17,7 +17,7 @@ from covenant.model.content import Embedded, Json, Resource, Text
 from covenant.model.folding import TaskState
 from covenant.model.remote_card import Offered
 from covenant.model.update import StatusUpdate
-from tests.agents.house import DEAD, a_house, function, said, values
+from tests.agents.house import DEAD, House, a_house, function, said, values
 from tests.agents.stage import BOUND_S
 from tests.outbound.remotes import card, hand_made, task
 
@@ -135,29 +135,30 @@ async def test_a_remote_agent_is_picked_by_its_card_and_sent_the_words_alone(tmp
 
 
 async def test_fifty_dead_remotes_add_nothing_to_a_turn(tmp_path: Path) -> None:
-    async def timed(house: Any) -> float:
-        durations = []
-        for _ in range(15):
-            started_s = time.perf_counter()
-            await house.ask("index", "What is the forecast?")
-            durations.append(time.perf_counter() - started_s)
-        return sorted(durations)[len(durations) // 2]
+    never = asyncio.Event()
 
-    async with a_house(tmp_path, function("weather", "sunny", **WEATHER)) as house:
-        without_s = await timed(house)
-        never = asyncio.Event()
+    async def hang(name: str) -> None:
+        await never.wait()
 
-        async def hang(name: str) -> None:
-            await never.wait()
+    async def turn_s(house: House) -> float:
+        started_s = time.perf_counter()
+        assert said(await house.ask("index", "What is the forecast?")) == "sunny"
+        return time.perf_counter() - started_s
 
-        house.abroad._find_card = hang
-        house.register(**{f"dead{number}": DEAD for number in range(50)})
-        house.abroad.look()
-        with_s = await timed(house)
+    async with (
+        a_house(tmp_path / "alone", function("weather", "sunny", **WEATHER)) as alone,
+        a_house(tmp_path / "beside", function("weather", "sunny", **WEATHER)) as beside,
+    ):
+        beside.abroad._find_card = hang
+        beside.register(**{f"dead{number}": DEAD for number in range(50)})
+        beside.abroad.look()
+        # In turns, and the best of each: whatever else the machine does adds to both.
+        pairs = [(await turn_s(alone), await turn_s(beside)) for _ in range(20)]
+        without_s, with_s = (min(durations) for durations in zip(*pairs, strict=True))
         assert with_s - without_s < 0.005
-        assert house.roster.remote("default") == []
+        assert beside.roster.remote("default") == []
         never.set()
-        await asyncio.wait_for(house.abroad.settled(), BOUND_S)
+        await asyncio.wait_for(beside.abroad.settled(), BOUND_S)
 
 
 LISTED = (
