@@ -69,12 +69,12 @@ class Model:
     def send(self, piece: Piece, now_ms: int) -> str:
         """How it was accepted: new, duplicate, replayed or following."""
         known = self.pieces.get(piece.id)
-        if known is not None:
-            if known.content != piece.content:
-                raise No("duplicate_task_id")
+        if known is not None and known.content == piece.content:
             return "duplicate"
         if piece.deadline_ms is not None and piece.deadline_ms <= now_ms:
             raise No("deadline_past")
+        if known is not None:
+            raise No("duplicate_task_id")
         self.pieces[piece.id] = piece
         key = piece.key
         if key is not None and key in self.cache:
