@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,28 @@ from tests.agents.openai_server import openai_server
 from tests.agents.stage import BOUND_S, chunks
 
 
+@asynccontextmanager
+async def opening() -> AsyncIterator[Callable[[ModelSettings], Awaitable[Models]]]:
+    """Opens models, and closes them at the end."""
+    made: list[Models] = []
+
+    async def open_models(settings: ModelSettings) -> Models:
+        made.append(Models(settings))
+        return made[-1]
+
+    yield open_models
+    for models in made:
+        await models.close()
+
+
 async def test_text_is_streamed_and_tools_are_called_over_the_wire(tmp_path: Path) -> None:
     call = ("agent", {"agent": "poet", "message": "spring"})
-    async with openai_server([call, "roses for you"]) as server, a_house(tmp_path, function("poet", "roses")) as house:
-        models = Models(ModelSettings(name="openai:small", base_url=server.url))
+    async with (
+        openai_server([call, "roses for you"]) as server,
+        a_house(tmp_path, function("poet", "roses")) as house,
+        opening() as opened,
+    ):
+        models = await opened(ModelSettings(name="openai:small", base_url=server.url))
         assert models.default is not None, models.trouble
         house.models[""] = models.default
         house.add({"id": "bot", "goal": "Be kind"})
@@ -43,8 +63,8 @@ async def test_text_is_streamed_and_tools_are_called_over_the_wire(tmp_path: Pat
 
 
 async def test_a_failure_of_the_server_is_one_word_to_the_sender(tmp_path: Path) -> None:
-    async with openai_server([400]) as server, a_house(tmp_path) as house:
-        models = Models(ModelSettings(name="openai:small", base_url=server.url))
+    async with openai_server([400]) as server, a_house(tmp_path) as house, opening() as opened:
+        models = await opened(ModelSettings(name="openai:small", base_url=server.url))
         assert models.default is not None
         house.models[""] = models.default
         house.add({"id": "bot"})
@@ -56,8 +76,8 @@ async def test_the_key_comes_from_the_variable_that_the_settings_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "k-1")
-    async with openai_server(["hi"]) as server, a_house(tmp_path) as house:
-        models = Models(ModelSettings(name="openai:small", base_url=server.url, api_key_env="MY_KEY"))
+    async with openai_server(["hi"]) as server, a_house(tmp_path) as house, opening() as opened:
+        models = await opened(ModelSettings(name="openai:small", base_url=server.url, api_key_env="MY_KEY"))
         assert models.default is not None
         house.models[""] = models.default
         house.add({"id": "bot"})

@@ -62,6 +62,12 @@ class Models:
             self._made[named] = other
         return self._made[named]
 
+    async def close(self) -> None:
+        """Close the connections that models hold open: they do so when they are left."""
+        for model in filter(None, (self.default, *self._made.values())):
+            async with model:
+                pass
+
     def _open(self, name: str) -> Model | None:
         if find_spec(LIBRARY) is None:
             self.trouble = 'the extra is not installed: pip install "covenant[model]"'
@@ -172,6 +178,7 @@ class Reach:
 
     async def close(self) -> None:
         await self._finder.close()
+        await self._models.close()
 
 
 def make_cast(
