@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from covenant.doors.a2a.operations import Asked, Operation, check_version
-from covenant.doors.http.tenant import TenantGate
+from covenant.doors.http.tenant import TenantGate, bearer_of
 from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import ANONYMOUS, Ask
@@ -32,7 +32,7 @@ EXTENSIONS_MAX: Final = 50
 
 _HOP: Final = tuple(name.encode() for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE))
 _WANTED: Final = frozenset(
-    (b"a2a-version", b"a2a-extensions", b"idempotency-key", b"last-event-id", b"content-type", *_HOP)
+    (b"authorization", b"a2a-version", b"a2a-extensions", b"idempotency-key", b"last-event-id", b"content-type", *_HOP)
 )
 
 
@@ -50,6 +50,10 @@ class Headers:
     def get(self, name: bytes) -> str | None:
         value: bytes | None = self._found.get(name)
         return None if value is None else value.decode("latin-1")
+
+    @property
+    def credential(self) -> bytes | None:
+        return self._found.get(b"authorization")
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -95,13 +99,17 @@ class Gate:
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> Visit:
         # A credential that cannot be read is refused, and not the same as none.
-        named = any(name == b"authorization" for name, _ in scope["headers"])
-        caller = None if named else self._anonymous(scope, agent_id)
+        credential = headers.credential
+        caller = self._anonymous(scope, agent_id) if credential is None else self._recognised(credential)
         if caller is None:
             caller = await self.tenants.enter(scope)
         else:
             self.tenants.limiter.admit(caller)
         return Visit(scope, headers, caller, agent_id)
+
+    def _recognised(self, credential: bytes) -> Caller | None:
+        token = bearer_of(credential)
+        return None if token is None else self.tenants.tenancy.recognise(token)
 
     def _anonymous(self, scope: Scope, agent_id: str) -> Caller | None:
         tenant, agent = self.tenants.tenancy.tenant(DEFAULT), self.catalogue.agent(DEFAULT, agent_id)

@@ -6,12 +6,13 @@ Bindings only differ in where they find the request and how they put the answer;
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from covenant.doors.a2a.encoded import Encoded, Told
 from covenant.exchange.conversation import Ask, Conversations
 from covenant.exchange.streams import Stream
 from covenant.exchange.tenancy import unauthenticated
@@ -39,6 +40,7 @@ class Office:
     conversations: Conversations
     extended_card: Cards | None = None
     pushes: Pushes | None = None
+    encoded: Encoded = field(default_factory=Encoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ async def _stream(office: Office, asked: Asked) -> Stream:
     return await office.conversations.stream(asked.ask, asked.request)
 
 
-async def _get(office: Office, asked: Asked) -> TaskView:
-    return await office.conversations.get(asked.ask, asked.request)
+async def _get(office: Office, asked: Asked) -> Told:
+    return Told(await office.conversations.get(asked.ask, asked.request), office.encoded)
 
 
 async def _list(office: Office, asked: Asked) -> TaskPage:
@@ -142,7 +144,7 @@ OPERATIONS: Final = (
         slash="tasks/get",
         run=_get,
         decode=lambda wire, params, _: wire.decode_get_task(params),
-        encode=lambda wire, view, asked: wire.encode_task(view, asked.history_length),
+        encode=lambda wire, told, asked: told.encoded.task(wire, told.view, asked.history_length),
     ),
     Operation(
         name="ListTasks",

@@ -54,10 +54,15 @@ def bearer(scope: Scope) -> str | None:
     """The token of `Authorization: Bearer <token>`; None if there is no such header."""
     for name, value in scope["headers"]:
         if name == b"authorization":
-            scheme, _, token = value.partition(b" ")
-            token = token.strip()
-            return token.decode("latin-1") if scheme.lower() == b"bearer" and token else None
+            return bearer_of(value)
     return None
+
+
+def bearer_of(credential: bytes) -> str | None:
+    """The token in the value of an `Authorization` header; None if it is of another kind."""
+    scheme, _, token = credential.partition(b" ")
+    token = token.strip()
+    return token.decode("latin-1") if scheme.lower() == b"bearer" and token else None
 
 
 def address(scope: Scope) -> str:
