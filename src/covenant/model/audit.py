@@ -18,8 +18,11 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     timestamp_ms: int
     issuer: AgentId
-    kind: dict[str, Any]
-    """`type` and the fields of that type, as docs/formats/audit.md lists them; nulls are always present."""
+    kind: dict[str, Any] | msgspec.Raw
+    """`type` and the fields of that type, as docs/formats/audit.md lists them; nulls are always present.
+
+    Raw where it was encoded before.
+    """
 
 
 class AuditHead(msgspec.Struct, frozen=True, gc=False):

@@ -6,13 +6,17 @@ that the request leaves out fails. A use of `max_uses` is spent only by a reques
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+
+import msgspec
 
 from covenant.ledger.machine.commands import Access
 from covenant.ledger.machine.decision import Decide, Refused
 from covenant.ledger.machine.events import GrantUsed
 from covenant.model.errors import Forbidden
 from covenant.model.grant import PINS, Grant, Scope
+
+_encode = msgspec.json.Encoder().encode
 
 
 def authorize(decide: Decide, access: Access | None) -> None:
@@ -28,7 +32,7 @@ def authorize(decide: Decide, access: Access | None) -> None:
             if _meets(grant.pins, access):
                 if grant.max_uses is not None:
                     decide.add(GrantUsed(grant.signature_b58))
-                decide.audit(access.caller, _passed(access, grant))
+                decide.audit(access.caller, _passed(access.scope_id, access.actions[0], grant))
                 return
     if live:
         _refuse_scope(decide, access)
@@ -57,7 +61,7 @@ class Gate:
         if not dry:
             if not live:
                 _refuse_missing(decide, access)
-            decide.audit(access.caller, _passed(access, live[0]))
+            decide.audit(access.caller, _passed(access.scope_id, access.actions[0], live[0]))
 
     def covers(self, asked: Access) -> bool:
         """Whether a grant covers this one; if so, a use of it is spent."""
@@ -87,21 +91,23 @@ def _meets(pins: Scope, access: Access) -> bool:
     )
 
 
-def _passed(access: Access, grant: Grant) -> dict[str, Any]:
-    return {
+def _passed(scope_id: str, action: str, grant: Grant) -> msgspec.Raw:
+    return _encoded_pass(scope_id, action, grant.action, grant.granted_by.display, grant.signature_b58)
+
+
+@lru_cache(maxsize=4_096)
+def _encoded_pass(scope_id: str, action: str, granted: str, by: str, signature_b58: str) -> msgspec.Raw:
+    """Encoded once: whoever sends much is allowed the same again and again."""
+    authorized_by = {"action": granted, "granted_by_display": by, "signature_b58": signature_b58}
+    kind = {
         "type": "capability_check",
-        "agent_id": access.scope_id,
-        "required_actions": [access.actions[0]],
+        "agent_id": scope_id,
+        "required_actions": [action],
         "missing_actions": [],
         "passed": True,
-        "authorized_by": [
-            {
-                "action": grant.action,
-                "granted_by_display": grant.granted_by.display,
-                "signature_b58": grant.signature_b58,
-            }
-        ],
+        "authorized_by": [authorized_by],
     }
+    return msgspec.Raw(_encode(kind))
 
 
 def _refuse_missing(decide: Decide, access: Access) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -42,8 +42,8 @@ class Decide:
     def add(self, event: AnyEvent) -> None:
         self.events.append(event)
 
-    def audit(self, issuer: AgentId, kind: Mapping[str, Any]) -> None:
-        row = AuditRow(id=self.new_id(), timestamp_ms=self.now_ms, issuer=issuer, kind=dict(kind))
+    def audit(self, issuer: AgentId, kind: dict[str, Any] | msgspec.Raw) -> None:
+        row = AuditRow(id=self.new_id(), timestamp_ms=self.now_ms, issuer=issuer, kind=kind)
         text = _encode(row).decode()
         self._head = head = link(self._head or self.view.audit_head, text)
         self.events.append(Audited(head.index, head.chain_hash, issuer.pubkey, text))
