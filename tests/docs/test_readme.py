@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.daemons import BOUND_S, environment, said_until
+from tests.cli.daemons import BOUND_S, Daemon, environment, said_until
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+A2A = "/v1/a2a/"
 URL = re.compile(r"http://[^ ]+:\d+")
 
 
@@ -43,7 +45,8 @@ def demo(short_path: Path) -> Iterator[tuple[Path, str]]:
 
 def test_the_first_exchange_works_as_it_is_written(demo: tuple[Path, str]) -> None:
     folder, url = demo
-    typed = "\n".join(block for block in blocks("sh") if "covenant" in block).replace("http://localhost:8421", url)
+    first = [block for block in blocks("sh") if "covenant" in block and A2A not in block]
+    typed = "\n".join(first).replace("http://localhost:8421", url)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", typed],
         cwd=folder,
@@ -60,8 +63,30 @@ def test_the_first_exchange_works_as_it_is_written(demo: tuple[Path, str]) -> No
     assert "done" in done.stdout
 
 
+def test_the_agent_is_an_endpoint_as_it_is_written(short_path: Path) -> None:
+    (program,) = [block for block in blocks("python") if "Turn" in block]
+    (typed,) = [block for block in blocks("sh") if A2A in block]
+    (short_path / "agents.py").write_text(program)
+    daemon = Daemon(short_path / "home", str(short_path / "agents.py"))
+    try:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", typed.replace("http://localhost:8421", daemon.url)],
+            env=environment(COVENANT_HOME=str(daemon.home), PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+            capture_output=True,
+            text=True,
+            timeout=BOUND_S,
+            check=False,
+        )
+    finally:
+        daemon.stop()
+    assert done.returncode == 0, done.stdout + done.stderr
+    called, *streamed = done.stdout.splitlines()
+    assert called == "HELLO"
+    assert any(line.startswith("data: ") and "TASK_STATE_COMPLETED" in line for line in streamed)
+
+
 def test_the_library_works_as_it_is_written(tmp_path: Path) -> None:
-    (program,) = blocks("python")
+    (program,) = [block for block in blocks("python") if "Mailbox" in block]
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=BOUND_S, check=False
     )
