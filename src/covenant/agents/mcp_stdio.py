@@ -21,13 +21,12 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
+from covenant.agents.complaints import note_complaints
 from covenant.model.tools import McpServer
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 PAGES_MAX: Final = 100
 TOOLS_MAX: Final = 1_000
-COMPLAINTS_MAX: Final = 200
-COMPLAINT_LENGTH_MAX: Final = 1_000
 LEAVE_S: Final = 2.0
 """How long a server has to end by itself once its input has ended, and again once it was asked to."""
 
@@ -124,7 +123,9 @@ async def _program(
     beside = [
         asyncio.create_task(_hear(name, process, heard, ended)),
         asyncio.create_task(_say(process, said)),
-        asyncio.create_task(_note_complaints(name, process)),
+        asyncio.create_task(
+            note_complaints(process, lambda said: log.info("mcp.said", extra={"server": name, "said": said}))
+        ),
     ]
     try:
         yield hearing, saying
@@ -171,23 +172,6 @@ async def _say(process: asyncio.subprocess.Process, said: Any) -> None:
         async for message in said:
             process.stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             await process.stdin.drain()
-
-
-async def _note_complaints(name: str, process: asyncio.subprocess.Process) -> None:
-    """What a server says on standard error is for our log, within bounds; the rest is read and dropped."""
-    assert process.stderr is not None
-    noted = 0
-    while True:
-        try:
-            line = await process.stderr.readline()
-        except ValueError:
-            continue
-        if not line:
-            return
-        noted += 1
-        if noted <= COMPLAINTS_MAX:
-            text = line[:COMPLAINT_LENGTH_MAX].decode(errors="replace").rstrip()
-            log.info("mcp.said", extra={"server": name, "said": text})
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -30,6 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.agents import speech as saying
+from covenant.agents.complaints import note_complaints
 from covenant.agents.function import earlier
 from covenant.agents.job import FAILED, Job
 from covenant.agents.speech import Speech
@@ -40,8 +41,6 @@ TIMEOUT_MS: Final = 300_000
 """How long a turn of a process agent may take, unless it says otherwise."""
 LINE_BYTES_MAX: Final = 1024 * 1024
 OUTPUT_BYTES_MAX: Final = 32 * 1024 * 1024
-COMPLAINTS_MAX: Final = 200
-COMPLAINT_LENGTH_MAX: Final = 1_000
 TERMINATE_S: Final = 1.0
 """How long a program has to end by itself before it is killed."""
 LINGER_S: Final = 0.25
@@ -111,7 +110,9 @@ class ProcessBody:
             return
         beside = [
             asyncio.create_task(_tell(process, given)),
-            asyncio.create_task(_note_complaints(process, job)),
+            asyncio.create_task(
+                note_complaints(process, lambda said: log.info("process.said", extra=job.fields(said=said)))
+            ),
             asyncio.create_task(_end_what_it_left(process)),
         ]
         try:
@@ -169,23 +170,6 @@ async def _tell(process: asyncio.subprocess.Process, given: bytes) -> None:
         await process.stdin.drain()
         process.stdin.close()
         await process.stdin.wait_closed()
-
-
-async def _note_complaints(process: asyncio.subprocess.Process, job: Job) -> None:
-    """What a program says on standard error is for our log alone, and within bounds; the rest is read and dropped."""
-    assert process.stderr is not None
-    noted = 0
-    while True:
-        try:
-            line = await process.stderr.readline()
-        except ValueError:
-            continue
-        if not line:
-            return
-        noted += 1
-        if noted <= COMPLAINTS_MAX:
-            said = line[:COMPLAINT_LENGTH_MAX].decode(errors="replace").rstrip()
-            log.info("process.said", extra=job.fields(said=said))
 
 
 async def _exited(process: asyncio.subprocess.Process) -> int:
