@@ -192,6 +192,11 @@ def test_equal_scores_go_by_order_and_common_words_count_for_nothing() -> None:
     assert Ranking(LISTED).rank("what can you do about the and") == []
 
 
+def test_one_word_of_its_description_is_enough_for_an_agent_that_is_alone() -> None:
+    (ranked,) = Ranking([Listed(name="w", description="Tells the weather forecast")]).rank("What is the forecast?")
+    assert ranked.score >= THRESHOLD
+
+
 def test_a_skill_may_be_declared_with_examples() -> None:
     agent = function("x", "y", skills=[Skill(id="sum", examples=("Add up these numbers",))])
     assert agent.skills[0].examples == ("Add up these numbers",)

@@ -54,7 +54,9 @@ class Ranking:
         self._roster = roster
         self._places = [_places(listed) for listed in roster]
         having = Counter(stem for places in self._places for stem in places)
-        self._rarity = {stem: math.log(1 + len(roster) / count) for stem, count in having.items()}
+        # Where there is one agent alone, each of its words would be one that everybody has.
+        agents = max(2, len(roster))
+        self._rarity = {stem: math.log(1 + agents / count) for stem, count in having.items()}
 
     def rank(self, text: str) -> list[Ranked]:
         """The best first; those that share no word at all are left out."""
