@@ -13,6 +13,7 @@ from starlette.routing import Route
 from covenant.doors.answers import Answer, Pong, encode
 from covenant.doors.http.call import Call
 from covenant.doors.http.hosts import Hosts, as_host
+from covenant.doors.http.origins import Origins
 from covenant.doors.operation import Office, Operation
 from covenant.exchange.principal import Principal
 from covenant.wire.mailbox import Nothing
@@ -177,17 +178,38 @@ async def test_only_listed_origins_may_call_from_a_page(short_path: Path) -> Non
         preflight = await Http(world.port).ask("OPTIONS", "/a2a/tasks", headers=good)
         assert preflight.status == 204
         assert preflight.headers["access-control-allow-origin"] == "https://desk.example"
-        assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type"
+        sent = preflight.headers["access-control-allow-headers"].split(", ")
+        # All that an A2A client says in headers, so that an inspector in a page can be one.
+        assert {"Authorization", "A2A-Version", "A2A-Extensions", "Idempotency-Key", "Last-Event-ID"} <= {*sent}
         for reply in (
             await world.operator.http.ask("GET", "/a2a/tasks/next", headers=good),
             await Http(world.port).ask("GET", "/a2a/queue", headers=good),
         ):
             assert reply.headers["access-control-allow-origin"] == "https://desk.example"
             assert reply.headers["access-control-allow-credentials"] == "true"
+            assert "Retry-After" in reply.headers["access-control-expose-headers"]
             assert reply.headers["vary"] == "Origin"
         refused = await Http(world.port).ask("OPTIONS", "/a2a/tasks", headers=bad)
         assert error(refused) == (405, "method_not_allowed")
         assert not [name for name in refused.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("origin", "foreign"),
+    [
+        (None, False),
+        (b"http://127.0.0.1:8421", False),
+        (b"HTTPS://Desk.example", False),
+        (b"https://evil.example", True),
+        (b"http://127.0.0.1:9999", True),
+        (b"http://127.0.0.1:8421.evil.example", True),
+        (b"null", True),
+        (b"", True),
+    ],
+)
+def test_a_page_is_foreign_unless_it_is_our_own_or_listed(origin: bytes | None, foreign: bool) -> None:
+    headers = [(b"host", b"127.0.0.1:8421")] + ([(b"origin", origin)] if origin is not None else [])
+    assert Origins(["https://desk.example"]).foreign({"headers": headers}) is foreign
 
 
 async def fail(office: Office, caller: Principal, request: Nothing) -> Answer:

@@ -357,7 +357,7 @@ def test_a_card_that_needs_no_token_says_so() -> None:
     assert cards.card(agent(), BASE).security_requirements != ()
 
 
-LOCAL = {"bind_addr": "127.0.0.1", "peer": "127.0.0.1", "forwarded": False}
+LOCAL = {"bind_addr": "127.0.0.1", "peer": "127.0.0.1", "forwarded": False, "foreign_page": False}
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,8 @@ LOCAL = {"bind_addr": "127.0.0.1", "peer": "127.0.0.1", "forwarded": False}
         ("loopback", {"peer": "localhost"}, False),
         ("loopback", {"bind_addr": "0.0.0.0"}, False),
         ("loopback", {"forwarded": True}, False),
-        ("anywhere", {"peer": "10.0.0.1", "bind_addr": "0.0.0.0", "forwarded": True}, True),
+        ("loopback", {"foreign_page": True}, False),
+        ("anywhere", {"peer": "10.0.0.1", "bind_addr": "0.0.0.0", "forwarded": True, "foreign_page": True}, True),
     ],
 )
 def test_anonymous_callers_are_admitted_from_here_alone_unless_forced(

@@ -10,6 +10,7 @@ import msgspec
 
 from covenant.daemon.settings import Settings
 from covenant.doors.a2a.cards import CardPages, Publishing
+from covenant.doors.http.origins import Origins
 from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
@@ -59,7 +60,8 @@ def base_url_of(settings: Settings) -> BaseUrl:
 
 
 def publishing_of(settings: Settings) -> Publishing:
-    return Publishing(settings.a2a.publish, settings.a2a.publish_anonymous, settings.http.bind_addr)
+    a2a, http = settings.a2a, settings.http
+    return Publishing(a2a.publish, a2a.publish_anonymous, http.bind_addr, Origins(http.origins))
 
 
 def card_pages(

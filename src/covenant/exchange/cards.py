@@ -228,14 +228,15 @@ class Cards:
         return msgspec.structs.replace(card, signatures=tuple(Signature(protected=p, signature=s) for p, s in signed))
 
 
-def admits_anonymous(mode: Anonymous, *, bind_addr: str, peer: str | None, forwarded: bool) -> bool:
+def admits_anonymous(mode: Anonymous, *, bind_addr: str, peer: str | None, forwarded: bool, foreign_page: bool) -> bool:
     """Whether a caller without a token may use the published agent.
 
-    `loopback` means this machine's own callers: HTTP listens on a loopback address, the caller has one, and nobody
-    forwarded the request from further away (`forwarded`: it carries a proxy's headers).
+    `loopback` means this machine's own callers: HTTP listens on a loopback address, the caller has one, nobody
+    forwarded the request from further away (`forwarded`: it carries a proxy's headers), and no web page from
+    elsewhere makes a browser on this machine ask (`foreign_page`).
     """
     if mode == "loopback":
-        return _loopback(bind_addr) and _loopback(peer) and not forwarded
+        return _loopback(bind_addr) and _loopback(peer) and not forwarded and not foreign_page
     return mode == "anywhere"
 
 

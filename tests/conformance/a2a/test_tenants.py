@@ -132,6 +132,21 @@ async def test_who_has_no_token_sees_at_an_open_agent_what_was_sent_without_one(
         await world.client(binding, "actor", None).page()
 
 
+async def test_a_web_page_from_elsewhere_cannot_use_an_open_agent_through_a_browser_on_this_machine(
+    binding: type[Binding], world: World
+) -> None:
+    """A browser sends a page's form without asking first, from this machine's own address."""
+    client = world.client(binding, "open", None)
+    page = client.saying(origin="https://evil.example")
+    body = client.envelope("send", client.params_send(Ask(message=words("done by a page"))))
+    before = (await client.page()).total
+    reply = await page.raw(body, content_type="text/plain")
+    assert reply.status_code == 401
+    assert (await client.page()).total == before
+    own = client.saying(origin=client.base_url)
+    assert (await own.raw(body)).status_code == 200
+
+
 def params(client: Binding, operation: str, task_id: str) -> tuple[str, dict[str, Any]]:
     match operation.split("."):
         case ["continue", *stream]:

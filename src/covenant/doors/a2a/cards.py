@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from covenant.doors.a2a.calling import TRANSPORT, Headers
 from covenant.doors.http.documents import Document, reply_document
 from covenant.doors.http.openapi import Described
+from covenant.doors.http.origins import Origins
 from covenant.doors.http.public_url import BaseUrl, forwarded, peer_of
 from covenant.doors.http.reply import reply_problem
 from covenant.doors.http.routes import ByMethod
@@ -90,11 +91,15 @@ DESCRIBED: Final = (
 
 
 class Publishing(NamedTuple):
-    """Which agent everybody may see, and who may call it without a token. `bind_addr` is where HTTP listens."""
+    """Which agent everybody may see, and who may call it without a token. `bind_addr` is where HTTP listens.
+
+    `origins` are the web pages that may call us.
+    """
 
     agent_id: str = ""
     anonymous: Anonymous = "never"
     bind_addr: str = "127.0.0.1"
+    origins: Origins = Origins(())
 
     def admits(self, agent: CatalogueAgent, scope: Scope) -> bool:
         """Whether this request needs no token: it is for the published agent, from where that is allowed."""
@@ -103,7 +108,11 @@ class Publishing(NamedTuple):
     def open(self, scope: Scope) -> bool:
         """Whether this caller may use the published agent, if there is one, without a token."""
         return admits_anonymous(
-            self.anonymous, bind_addr=self.bind_addr, peer=peer_of(scope), forwarded=forwarded(scope)
+            self.anonymous,
+            bind_addr=self.bind_addr,
+            peer=peer_of(scope),
+            forwarded=forwarded(scope),
+            foreign_page=self.origins.foreign(scope),
         )
 
 

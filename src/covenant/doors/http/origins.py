@@ -11,6 +11,9 @@ from covenant.doors.http.reply import Header
 
 PREFLIGHT_AGE_S: Final = 600
 
+_SENT: Final = b"Authorization, Content-Type, A2A-Version, A2A-Extensions, Idempotency-Key, Last-Event-ID, Traceparent"
+_READ: Final = b"ETag, Retry-After, WWW-Authenticate"
+
 
 class Origins:
     def __init__(self, allowed: Iterable[str]) -> None:
@@ -27,6 +30,14 @@ class Origins:
                 return origin if origin.lower() in self._allowed else None
         return None
 
+    def foreign(self, scope: Scope) -> bool:
+        """Whether a web page asks that is neither this daemon's own nor of an allowed origin."""
+        said: dict[bytes, bytes] = dict(scope["headers"])
+        origin = said.get(b"origin")
+        if origin is None or origin.lower() in self._allowed:
+            return False
+        return origin.lower().partition(b"://")[2] != said.get(b"host", b"").lower()
+
     def marked(self, send: Send, origin: bytes) -> Send:
         """`send`, with the headers that let a page of that origin read the reply."""
 
@@ -42,7 +53,7 @@ async def reply_preflight(send: Send) -> None:
     """Which methods and headers a page may use; `marked` adds whose page."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE, OPTIONS"),
-        (b"access-control-allow-headers", b"Authorization, Content-Type"),
+        (b"access-control-allow-headers", _SENT),
         (b"access-control-max-age", b"%d" % PREFLIGHT_AGE_S),
     ]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
@@ -53,5 +64,6 @@ def _headers(origin: bytes) -> tuple[Header, ...]:
     return (
         (b"access-control-allow-origin", origin),
         (b"access-control-allow-credentials", b"true"),
+        (b"access-control-expose-headers", _READ),
         (b"vary", b"Origin"),
     )
