@@ -21,10 +21,14 @@ import msgspec
 from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.view import Limits
+from covenant.model.acquaintance import Peer
 from covenant.model.audit import AuditReport
 from covenant.model.constitution import CatalogueAgent
+from covenant.model.correspondence import Delegation, DelegationKey, LoggedMessage, Parcel
+from covenant.model.delegating import Role
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.peer import InstanceId
 from covenant.model.push import Push
 from covenant.model.result import Result
 from covenant.model.step import Step
@@ -267,6 +271,38 @@ class Ledger(Protocol):
 
     async def outbox(self) -> Sequence[Push]:
         """All push configurations: those whose last delivery is still to come."""
+
+    def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
+        """Called when something about a peer has become durable: what is known of it, said to it or heard from it.
+
+        For as many listeners as there are.
+        """
+
+    def peer(self, peer_id: InstanceId) -> Peer | None:
+        """A look-up, as is the rest about peers: what waits for `durable` first tells only what is on disk."""
+
+    def peer_named(self, name: str) -> Peer | None: ...
+    def peers(self) -> Sequence[Peer]:
+        """The oldest first."""
+
+    def delegation(self, key: DelegationKey) -> Delegation | None: ...
+    def delegation_of(self, task_id: TaskId) -> Delegation | None:
+        """The one that a task here stands for, or works on."""
+
+    def delegations(self) -> Sequence[Delegation]:
+        """The one that moved last first; of those that have ended, as many as are kept."""
+
+    def delegations_live(self, role: Role, peer: InstanceId | None = None) -> Sequence[Delegation]: ...
+    def parcels(self, peer: InstanceId) -> Sequence[Parcel]:
+        """What waits for a peer: by delegation, each in its order."""
+
+    def addressees(self) -> Sequence[InstanceId]:
+        """The peers for whom something waits."""
+
+    def envelope_taken(self, sender: InstanceId, jti: str) -> bool: ...
+    def token_revoked(self, token_id: str) -> bool: ...
+    def message_log(self) -> Sequence[LoggedMessage]:
+        """What went to and fro lately, the newest first."""
 
     async def queue(self, query: QueueQuery) -> Queue: ...
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:

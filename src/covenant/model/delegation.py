@@ -82,6 +82,8 @@ class Offer(_Closed, frozen=True, kw_only=True):
     traceparent: Traceparent | None = None
     parent_id: Uuid | None = None
     correlation_id: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    via: Annotated[tuple[Instance, ...], msgspec.Meta(max_length=DEPTH_MAX + 1)] = ()
+    """The instances that this is done for, the first one first: whoever is in it does not take it."""
     token: Annotated[str, msgspec.Meta(max_length=8_192)] | None = None
     """The capability that P once gave R, narrowed to this offer."""
     assertion: Signature | None = None
@@ -194,6 +196,8 @@ class CapabilityQuery(_Open, frozen=True, kw_only=True):
 
     nonce: Nonce
     versions: Annotated[Versions, msgspec.Meta(min_length=1)]
+    keys: KeyBundle | None = None
+    """The asker's own: the answer can be sealed to one whose address nobody knows."""
 
 
 class Profile(_Closed, frozen=True, kw_only=True):

@@ -36,13 +36,18 @@ from covenant.ledger.machine.decide import decide
 from covenant.ledger.machine.decision import Refused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, TaskEvent
+from covenant.ledger.machine.peer_commands import Hear
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
+from covenant.model.acquaintance import Peer
 from covenant.model.audit import AuditHead, AuditReport
 from covenant.model.constitution import CatalogueAgent
+from covenant.model.correspondence import Delegation, DelegationKey, LoggedMessage, Parcel
+from covenant.model.delegating import Role
 from covenant.model.errors import OverLimit, storage_failed
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.peer import InstanceId
 from covenant.model.push import Push
 from covenant.model.result import Result
 from covenant.model.step import Step
@@ -165,8 +170,9 @@ class LogLedger:
         """The tasks this command names that only the archive may still know."""
         entries, seen = self._state.entries, self._storage.seen
         ids: tuple[TaskId, ...]
-        if isinstance(command, Accept):
-            task_id = command.task.id
+        accept = command.accept if isinstance(command, Hear) else command
+        if isinstance(accept, Accept):
+            task_id = accept.task.id
             return (task_id,) if task_id not in entries and seen.maybe(task_id) else ()
         if isinstance(command, TaskCommand):
             ids = (command.task_id,)
@@ -262,6 +268,45 @@ class LogLedger:
     async def outbox(self) -> Sequence[Push]:
         await self.durable()
         return tuple(self._state.all_pushes())
+
+    def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
+        self._watching.on_peer(callback)
+
+    def peer(self, peer_id: InstanceId) -> Peer | None:
+        return self._state.peer(peer_id)
+
+    def peer_named(self, name: str) -> Peer | None:
+        return self._state.peer_named(name)
+
+    def peers(self) -> Sequence[Peer]:
+        return tuple(self._state.peers_by_id.values())
+
+    def delegation(self, key: DelegationKey) -> Delegation | None:
+        return self._state.delegation(key)
+
+    def delegation_of(self, task_id: TaskId) -> Delegation | None:
+        return self._state.delegation_of(task_id)
+
+    def delegations(self) -> Sequence[Delegation]:
+        return tuple(self._state.delegations())
+
+    def delegations_live(self, role: Role, peer: InstanceId | None = None) -> Sequence[Delegation]:
+        return self._state.delegations_live(role, peer)
+
+    def parcels(self, peer: InstanceId) -> Sequence[Parcel]:
+        return tuple(self._state.parcels_of(peer))
+
+    def addressees(self) -> Sequence[InstanceId]:
+        return self._state.addressees()
+
+    def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
+        return self._state.envelope_taken(sender, jti)
+
+    def token_revoked(self, token_id: str) -> bool:
+        return self._state.token_revoked(token_id)
+
+    def message_log(self) -> Sequence[LoggedMessage]:
+        return tuple(reversed(self._state.messages))
 
     async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
         await self._archived()

@@ -18,9 +18,12 @@ from covenant.ledger.log import faults
 from covenant.ledger.log.segments import sync_dir, write_all
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.peer_events import TokenRevoked
 from covenant.ledger.machine.view import Cached, Remembered
+from covenant.model.acquaintance import Peer
 from covenant.model.audit import AuditHead
 from covenant.model.constitution import CatalogueAgent
+from covenant.model.correspondence import Delegation, Envelope, LoggedMessage, Parcel
 from covenant.model.errors import Damaged
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import PublicKey
@@ -67,6 +70,30 @@ class PushLine(_Line, frozen=True, gc=False, tag="push"):
     push: Push
 
 
+class PeerLine(_Line, frozen=True, gc=False, tag="peer"):
+    peer: Peer
+
+
+class DelegationLine(_Line, frozen=True, gc=False, tag="delegation"):
+    delegation: Delegation
+
+
+class ParcelLine(_Line, frozen=True, gc=False, tag="parcel"):
+    parcel: Parcel
+
+
+class EnvelopeLine(_Line, frozen=True, gc=False, tag="envelope"):
+    envelope: Envelope
+
+
+class RevokedLine(_Line, frozen=True, gc=False, tag="revoked"):
+    token: TokenRevoked
+
+
+class MessageLine(_Line, frozen=True, gc=False, tag="message"):
+    message: LoggedMessage
+
+
 class CacheLine(_Line, frozen=True, gc=False, tag="cached"):
     key: CacheKey
     cached: Cached
@@ -84,7 +111,24 @@ class End(_Line, frozen=True, gc=False, tag="end"):
     sha256: str
 
 
-Line = Head | EntryLine | IdentityLine | GrantLine | TenantLine | AgentLine | PushLine | CacheLine | RequestLine | End
+Line = (
+    Head
+    | EntryLine
+    | IdentityLine
+    | GrantLine
+    | TenantLine
+    | AgentLine
+    | PushLine
+    | PeerLine
+    | DelegationLine
+    | ParcelLine
+    | EnvelopeLine
+    | RevokedLine
+    | MessageLine
+    | CacheLine
+    | RequestLine
+    | End
+)
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Line).decode
@@ -167,6 +211,18 @@ def _restore(state: LedgerState, line: Line) -> None:
             state.put_agent(agent)
         case PushLine(push):
             state.put_push(push)
+        case PeerLine(peer):
+            state.put_peer(peer)
+        case DelegationLine(delegation):
+            state.put_delegation(delegation)
+        case ParcelLine(parcel):
+            state.put_parcel(parcel)
+        case EnvelopeLine(envelope):
+            state.put_envelope(envelope)
+        case RevokedLine(token):
+            state.put_revoked(token, token.at_ms)
+        case MessageLine(message):
+            state.messages.append(message)
         case Head():
             state.audit_head, state.audit_anchor = line.audit_head, line.audit_anchor
         case End():
@@ -197,6 +253,12 @@ def _contents(seq: int, state: LedgerState) -> Iterator[Line]:
             yield AgentLine(agent)
     for push in state.all_pushes():
         yield PushLine(push)
+    yield from map(PeerLine, state.peers_by_id.values())
+    yield from map(DelegationLine, state.delegations_in_order())
+    yield from map(ParcelLine, state.all_parcels())
+    yield from map(EnvelopeLine, state.all_envelopes())
+    yield from map(RevokedLine, state.tokens_revoked.values())
+    yield from map(MessageLine, state.messages)
     for key, cached in state.cache.items():
         yield CacheLine(key, cached)
     for (verb, holder, request_id), remembered in state.requests.items():

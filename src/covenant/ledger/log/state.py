@@ -11,6 +11,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
+from covenant.ledger.log.correspondence import Correspondence
 from covenant.ledger.log.lanes import Lanes
 from covenant.ledger.log.outbox import Outbox
 from covenant.ledger.log.registers import Registers
@@ -27,6 +28,7 @@ from covenant.ledger.machine.events import (
     TaskSent,
     TaskSettled,
 )
+from covenant.ledger.machine.peer_events import PeerEvent
 from covenant.ledger.machine.states import DRAINED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered
 from covenant.model.ids import LeaseId, PublicKey, TaskId
@@ -35,12 +37,13 @@ from covenant.model.task import DELEGATION, CacheKey, cache_key
 _WAITING = frozenset({QUEUED, PARKED, FOLLOWING})
 
 
-class LedgerState(Registers, Outbox):
+class LedgerState(Registers, Outbox, Correspondence):
     """What a decision reads (it is the machine's `View`) and what the engine tells of it."""
 
     def __init__(self, limits: Limits) -> None:
         Registers.__init__(self)
         Outbox.__init__(self)
+        Correspondence.__init__(self)
         self.limits = limits
         self.entries: dict[TaskId, Entry] = {}
         self.queue = Lanes()
@@ -71,6 +74,8 @@ class LedgerState(Registers, Outbox):
                 self._apply_task(event, ts_ms, seq)
             elif isinstance(event, PushEvent):
                 self.apply_push(event, ts_ms)
+            elif isinstance(event, PeerEvent):
+                self.apply_peer(event, ts_ms)
             elif isinstance(event, CacheDropped):
                 for _ in range(min(event.count, len(self.cache))):
                     self.cache.popitem(last=False)

@@ -29,7 +29,9 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
+from covenant.ledger.machine.peer_events import PeerEvent
 from covenant.model.ids import TaskId
+from covenant.model.peer import InstanceId
 from covenant.model.step import Began, Continued, Ended, Started, Step
 
 KEPT_MAX: Final = 2_048
@@ -108,6 +110,7 @@ class _Signal(enum.Enum):
     """What waits besides steps, for the listeners of a ledger."""
 
     LOST = enum.auto()
+    PEER = enum.auto()
     PUSH = enum.auto()
 
 
@@ -117,9 +120,10 @@ class Watching:
     def __init__(self, has_push: Callable[[TaskId], bool]) -> None:
         self._has_push = has_push
         self._watches: dict[TaskId, list[Watch]] = {}
-        self._waiting: deque[tuple[int, TaskId, Step | _Signal]] = deque()
+        self._waiting: deque[tuple[int, str, Step | _Signal]] = deque()
         self._lost: Callable[[TaskId], None] | None = None
         self._push: Callable[[TaskId], None] | None = None
+        self._peer: list[Callable[[InstanceId], None]] = []
 
     def watch(self, task_id: TaskId) -> Watch:
         watch = Watch(self, task_id)
@@ -139,6 +143,9 @@ class Watching:
     def on_push(self, callback: Callable[[TaskId], None]) -> None:
         self._push = callback
 
+    def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
+        self._peer.append(callback)
+
     def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
         """A record was decided."""
         watches, waiting = self._watches, self._waiting
@@ -146,6 +153,8 @@ class Watching:
             if not isinstance(event, TaskEvent):
                 if self._push is not None and isinstance(event, (PushPut, PushDropped)):
                     waiting.append((seq, event.task_id, _Signal.PUSH))
+                elif self._peer and isinstance(event, PeerEvent) and event.peer_id is not None:
+                    waiting.append((seq, event.peer_id, _Signal.PEER))
                 continue
             task_id = event.task_id
             if self._lost is not None and isinstance(event, (TaskSettled, TaskRequeued)):
@@ -161,18 +170,21 @@ class Watching:
         """Records through this one are durable."""
         watches, waiting = self._watches, self._waiting
         while waiting and waiting[0][0] <= durable_seq:
-            _, task_id, step = waiting.popleft()
-            if isinstance(step, _Signal):
+            _, whose, step = waiting.popleft()
+            if isinstance(step, Step):
+                for watch in watches.get(TaskId(whose), ()):
+                    watch.give(step)
+            elif step is _Signal.PEER:
+                for tell in self._peer:
+                    tell(InstanceId(whose))
+            else:
                 listener = self._lost if step is _Signal.LOST else self._push
                 assert listener is not None
-                listener(task_id)
-                continue
-            for watch in watches.get(task_id, ()):
-                watch.give(step)
+                listener(TaskId(whose))
 
     def forget(self) -> None:
         """The disk failed: what was not durable never happened."""
         self._waiting.clear()
 
     def __bool__(self) -> bool:
-        return bool(self._watches) or self._lost is not None or self._push is not None
+        return bool(self._watches) or self._lost is not None or self._push is not None or bool(self._peer)

@@ -6,8 +6,19 @@ watchers see carries the `generation` it became; 0 means it is not an update of 
 
 from __future__ import annotations
 
-import msgspec
-
+from covenant.ledger.machine.event import Event
+from covenant.ledger.machine.peer_events import (
+    DelegationDropped,
+    DelegationPut,
+    EnvelopeTaken,
+    ParcelMoved,
+    ParcelPut,
+    ParcelsDropped,
+    PeerPut,
+    PeerRemoved,
+    PeerSucceeded,
+    TokenRevoked,
+)
 from covenant.ledger.machine.states import Cause
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.grant import Grant, Identity
@@ -19,10 +30,6 @@ from covenant.model.result import Ending, Result
 from covenant.model.task import Task
 from covenant.model.tenant import Tenant
 from covenant.model.update import Interruption, MessageUpdate, Update
-
-
-class Event(msgspec.Struct, frozen=True, gc=False, tag_field="type", omit_defaults=True):
-    """The root of the union, for its encoding alone."""
 
 
 class TaskEvent(Event, frozen=True, gc=False):
@@ -271,6 +278,16 @@ AnyEvent = (
     | PushPut
     | PushMoved
     | PushDropped
+    | PeerPut
+    | PeerRemoved
+    | PeerSucceeded
+    | EnvelopeTaken
+    | DelegationPut
+    | DelegationDropped
+    | ParcelPut
+    | ParcelMoved
+    | ParcelsDropped
+    | TokenRevoked
     | Audited
     | AuditPurged
 )

@@ -9,10 +9,13 @@ import msgspec
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import Cause
+from covenant.model.acquaintance import Peer
 from covenant.model.audit import AuditHead
 from covenant.model.constitution import CatalogueAgent
+from covenant.model.correspondence import Delegation, DelegationKey, Parcel
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.peer import InstanceId
 from covenant.model.push import Push
 from covenant.model.result import Ending, Result
 from covenant.model.task import CacheKey
@@ -37,6 +40,11 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     requests_remembered_max: int = 65_536
     tenants_max: int = 10_000
     agents_per_tenant_max: int = 1_000
+    peers_max: int = 100
+    delegations_kept_max: int = 10_000
+    """Ended ones; their tasks are in the archive."""
+    envelopes_per_peer_max: int = 100_000
+    """What one peer can have said in the minutes for which an envelope is remembered."""
     pushes_per_task_max: int = 10
     pushes_max: int = 100_000
     """Push configurations under way; each is kept in memory until its last delivery."""
@@ -128,5 +136,20 @@ class View(Protocol):
 
     def push(self, task_id: TaskId, push_id: str) -> Push | None: ...
     def push_count(self) -> int: ...
+    def peer(self, peer_id: InstanceId) -> Peer | None: ...
+    def peer_named(self, name: str) -> Peer | None: ...
+    def peer_count(self) -> int: ...
+    def delegation(self, key: DelegationKey) -> Delegation | None: ...
+    def delegations_live_count(self, peer: InstanceId) -> int: ...
+    def delegations_ended_count(self) -> int: ...
+    def delegation_ended_first(self) -> DelegationKey | None: ...
+    def parcel(self, key: DelegationKey, seq: int) -> Parcel | None: ...
+    def parcel_first(self, key: DelegationKey) -> Parcel | None: ...
+    def parcel_last(self, key: DelegationKey) -> Parcel | None:
+        """What was said first, and last, of what the peer does not have yet."""
+
+    def envelope_taken(self, sender: InstanceId, jti: str) -> bool: ...
+    def envelope_count(self, sender: InstanceId) -> int: ...
+    def token_revoked(self, token_id: str) -> bool: ...
     def pushes_idle(self, now_ms: int, count: int) -> Sequence[Push]:
         """Those of ended tasks that have waited too long: for nothing, or for a receiver that never came back."""

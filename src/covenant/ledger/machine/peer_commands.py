@@ -1,0 +1,192 @@
+"""Commands about peers, and about what is said to them and heard from them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from covenant.ledger.machine.commands import AUDIT, Accept, Command, Key
+from covenant.model.acquaintance import Capabilities, Challenge, Peer, PeerLimits
+from covenant.model.correspondence import Delegation, DelegationKey, Envelope, ParcelMove
+from covenant.model.delegation import DelegationResult, Proof, TokenUsage
+from covenant.model.ids import AgentId
+from covenant.model.peer import InstanceId, KeyBundle, Trust
+
+PEERS: Key = ("peers",)
+
+
+class AddPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
+    """`added_at_ms` is when this is decided. The same again changes nothing; an id that is there with another address
+    or name is a conflict, and `ChangePeer` is for that."""
+
+    by: AgentId
+    peer: Peer
+
+    def keys(self) -> tuple[Key, ...]:
+        return PEERS, ("peer", self.peer.id), AUDIT
+
+
+class PeerCommand(Command[Peer], frozen=True, gc=False, kw_only=True):
+    id: InstanceId
+
+    def keys(self) -> tuple[Key, ...]:
+        return ("peer", self.id), AUDIT
+
+
+class ChangePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
+    """By an operator. None leaves a thing as it is; an empty `url` is none."""
+
+    by: AgentId
+    name: str | None = None
+    url: str | None = None
+    trust: Trust | None = None
+    denied: bool | None = None
+    limits: PeerLimits | None = None
+
+
+class RemovePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
+    """With what waits for it. Its delegations that have not ended are the caller's to end first."""
+
+    by: AgentId
+
+
+class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
+    """What was learned of a peer by talking to it, and checked. None leaves a thing as it is.
+
+    With `verified`, a mere peer is verified from here on: it has answered `challenge`, which must be the one that it
+    was last sent. No trust is ever lost or gained by anything else here.
+    """
+
+    by: AgentId
+    keys_shown: KeyBundle | None = None
+    challenge: Challenge | None = None
+    capabilities: Capabilities | None = None
+    verified: bool = False
+    conflict: str | None = None
+    """Empty: there is none any more."""
+
+
+class SucceedPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
+    """A peer goes by a new identity, with all that the old one had. Its old key has said so, or the operator has."""
+
+    by: AgentId
+    old: InstanceId
+    keys_shown: KeyBundle
+    vouched: bool
+    """By the old key. Otherwise the operator says so, and it is a mere peer until it is verified again."""
+
+    def keys(self) -> tuple[Key, ...]:
+        return PEERS, ("peer", self.old), ("peer", self.keys_shown.id), AUDIT
+
+
+class RevokeToken(Command[bool], frozen=True, gc=False, kw_only=True):
+    """Of a token that we issued, by the id of a block. Whether it was not revoked before."""
+
+    by: AgentId
+    token_id: str
+    until_ms: int
+    """When it would have expired by itself."""
+
+    def keys(self) -> tuple[Key, ...]:
+        return ("token", self.token_id), AUDIT
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """A message for the other side. Numbered when it is decided."""
+
+    typ: str
+    body: msgspec.Raw
+    latest: bool = False
+    """It takes the place of the last one that waits, if that is of its type and nobody has tried to deliver it."""
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What else is known of a delegation from here on. What is not set stays as it is."""
+
+    delegation_id: str | msgspec.UnsetType = msgspec.UNSET
+    budget: int | msgspec.UnsetType = msgspec.UNSET
+    timeout_ms: int | msgspec.UnsetType = msgspec.UNSET
+    status_interval_ms: int | msgspec.UnsetType = msgspec.UNSET
+    status_seq: int | msgspec.UnsetType = msgspec.UNSET
+    usage: TokenUsage | msgspec.UnsetType = msgspec.UNSET
+    progress: float | msgspec.UnsetType | None = msgspec.UNSET
+    message: str | msgspec.UnsetType | None = msgspec.UNSET
+    code: str | msgspec.UnsetType | None = msgspec.UNSET
+    reason: str | msgspec.UnsetType | None = msgspec.UNSET
+    retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
+    overspent: bool | msgspec.UnsetType = msgspec.UNSET
+    broken: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    redacted: int | msgspec.UnsetType = msgspec.UNSET
+    result: DelegationResult | msgspec.UnsetType | None = msgspec.UNSET
+    proof: Proof | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a delegation stands afterwards. `changed`: something happened that was not known before."""
+
+    delegation: Delegation
+    changed: bool = True
+
+
+class Tell(Command[Moved], frozen=True, gc=False, kw_only=True):
+    """We say, or find, something of a delegation. `happenings` are moves of the table, in order; there may be none.
+
+    `begin`: how it begins, if there is no record of it; its state, numbers and times are decided here.
+    """
+
+    key: DelegationKey
+    begin: Delegation | None = None
+    happenings: tuple[str, ...] = ()
+    changes: Changes = Changes()
+    said: tuple[Said, ...] = ()
+    by: AgentId | None = None
+    """Who is in the audit for it, if it is to be there."""
+
+    def keys(self) -> tuple[Key, ...]:
+        return ("parcels", self.key.peer), *delegation_keys(self.key)
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an envelope. `moved` is None if it was of no delegation that is known here.
+
+    `known`: it brought work that was begun before, of which no delegation is left. Nothing was begun.
+    """
+
+    moved: Moved | None = None
+    known: bool = False
+
+
+class Hear(Command[Heard], frozen=True, gc=False, kw_only=True):
+    """An envelope is taken in, once (`replayed` otherwise), with all that follows from it in the same record.
+
+    What is numbered is taken in order: what was heard before changes nothing, what leaves a gap is `out_of_order`. What
+    can not happen to a delegation any more, because it has ended, changes nothing either. The rest is as in `Tell`.
+    """
+
+    envelope: Envelope
+    key: DelegationKey | None = None
+    begin: Delegation | None = None
+    happenings: tuple[str, ...] = ()
+    changes: Changes = Changes()
+    said: tuple[Said, ...] = ()
+    accept: Accept | None = None
+    """The work that a provider begins with it."""
+    by: AgentId | None = None
+
+    def keys(self) -> tuple[Key, ...]:
+        sender = self.envelope.sender
+        of_task = self.accept.keys() if self.accept is not None else ()
+        of_delegation = delegation_keys(self.key) if self.key is not None else ()
+        return ("envelopes", sender), ("peer", sender), ("parcels", sender), *of_delegation, *of_task
+
+
+class MoveParcels(Command[None], frozen=True, gc=False, kw_only=True):
+    """What deliveries came to. Those that are gone already are left alone."""
+
+    moves: tuple[ParcelMove, ...]
+
+    def keys(self) -> tuple[Key, ...]:
+        return tuple(key for move in self.moves for key in delegation_keys(move.delegation))
+
+
+def delegation_keys(key: DelegationKey) -> tuple[Key, ...]:
+    return (("delegation", key.role.value, key.peer, key.offer_id), AUDIT)

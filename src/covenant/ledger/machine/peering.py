@@ -1,0 +1,321 @@
+"""Peers, and what goes to and fro between them: who is known, what was taken in, what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from covenant.ledger.machine import sending
+from covenant.ledger.machine.decision import Decide
+from covenant.ledger.machine.peer_commands import (
+    AddPeer,
+    ChangePeer,
+    Changes,
+    Hear,
+    Heard,
+    LearnPeer,
+    Moved,
+    MoveParcels,
+    RemovePeer,
+    RevokeToken,
+    Said,
+    SucceedPeer,
+    Tell,
+)
+from covenant.ledger.machine.peer_events import (
+    DelegationDropped,
+    DelegationPut,
+    EnvelopeTaken,
+    ParcelMoved,
+    ParcelPut,
+    ParcelsDropped,
+    PeerPut,
+    PeerRemoved,
+    PeerSucceeded,
+    TokenRevoked,
+)
+from covenant.model.acquaintance import Peer
+from covenant.model.correspondence import Delegation, DelegationKey, Parcel, ParcelMove
+from covenant.model.delegating import State, move
+from covenant.model.errors import Conflict, Forbidden, NotFound, OverLimit
+from covenant.model.ids import AgentId
+from covenant.model.peer import InstanceId, Trust
+
+replace = msgspec.structs.replace
+
+BUSY_RETRY_MS = 60_000
+
+
+def add_peer(decide: Decide, command: AddPeer) -> Peer:
+    wanted, view = command.peer, decide.view
+    known = view.peer(wanted.id)
+    if known is not None:
+        if (known.name, known.url) == (wanted.name, wanted.url):
+            return known
+        raise decide.refuse(
+            Conflict(
+                "peer_exists", f"{wanted.id} is a peer already, called {known.name}; change it, or remove it first"
+            )
+        )
+    _check_name(decide, wanted.id, wanted.name)
+    most = view.limits.peers_max
+    if view.peer_count() >= most:
+        raise decide.refuse(OverLimit("too_many_peers", f"there may be at most {most} peers; remove one first"))
+    peer = replace(wanted, added_at_ms=decide.now_ms)
+    decide.add(PeerPut(peer))
+    decide.audit(command.by, {"type": "peer_added", "peer": peer.id, "name": peer.name, "url": peer.url})
+    return peer
+
+
+def _check_name(decide: Decide, peer_id: InstanceId, name: str) -> None:
+    """People call peers by their names: no two have one."""
+    other = decide.view.peer_named(name)
+    if other is not None and other.id != peer_id:
+        raise decide.refuse(Conflict("name_taken", f"another peer is called {name!r}; choose another name"))
+
+
+def change_peer(decide: Decide, command: ChangePeer) -> Peer:
+    peer = _peer(decide, command.id)
+    if command.name is not None:
+        _check_name(decide, peer.id, command.name)
+    changed = replace(
+        peer,
+        name=command.name if command.name is not None else peer.name,
+        url=(command.url or None) if command.url is not None else peer.url,
+        trust=command.trust if command.trust is not None else peer.trust,
+        denied=command.denied if command.denied is not None else peer.denied,
+        limits=command.limits if command.limits is not None else peer.limits,
+    )
+    if changed == peer:
+        return peer
+    decide.add(PeerPut(changed))
+    decide.audit(
+        command.by,
+        {
+            "type": "peer_changed",
+            "peer": peer.id,
+            "name": changed.name,
+            "url": changed.url,
+            "trust": changed.trust.value,
+            "denied": changed.denied,
+        },
+    )
+    return changed
+
+
+def remove_peer(decide: Decide, command: RemovePeer) -> Peer:
+    peer = _peer(decide, command.id)
+    live = decide.view.delegations_live_count(peer.id)
+    if live:
+        raise decide.refuse(
+            Conflict("peer_busy", f"{live} delegations with {peer.name} have not ended; cancel or force them first")
+        )
+    decide.add(PeerRemoved(peer.id))
+    decide.audit(command.by, {"type": "peer_removed", "peer": peer.id, "name": peer.name})
+    return peer
+
+
+def learn_peer(decide: Decide, command: LearnPeer) -> Peer:
+    peer = _peer(decide, command.id)
+    learned: dict[str, Any] = {}
+    if command.keys_shown is not None:
+        learned["keys"] = command.keys_shown
+    if command.capabilities is not None:
+        learned["capabilities"] = command.capabilities
+    if command.conflict is not None:
+        learned["conflict"] = command.conflict or None
+    if command.verified:
+        if command.challenge is None or peer.challenge != command.challenge:
+            raise decide.refuse(Conflict("challenge_over", "this is not the answer to the last challenge; ask again"))
+        learned |= {
+            "challenge": None,
+            "verified_at_ms": decide.now_ms,
+            "trust": max(peer.trust, Trust.VERIFIED, key=_rank),
+        }
+    elif command.challenge is not None:
+        learned["challenge"] = command.challenge
+    changed = replace(peer, **learned)
+    if changed == peer:
+        return peer
+    decide.add(PeerPut(changed))
+    if changed.trust is not peer.trust:
+        decide.audit(command.by, {"type": "peer_verified", "peer": peer.id, "name": peer.name})
+    return changed
+
+
+def _rank(trust: Trust) -> int:
+    return tuple(Trust).index(trust)
+
+
+def succeed_peer(decide: Decide, command: SucceedPeer) -> Peer:
+    peer, keys = _peer(decide, command.old), command.keys_shown
+    new_id = InstanceId(keys.id)
+    if decide.view.peer(new_id) is not None:
+        raise decide.refuse(Conflict("peer_exists", f"{new_id} is a peer already; remove it first"))
+    changed = replace(
+        peer,
+        id=new_id,
+        keys=keys,
+        trust=peer.trust if command.vouched else Trust.PEER,
+        challenge=None,
+        verified_at_ms=peer.verified_at_ms if command.vouched else None,
+        capabilities=None,
+        conflict=None,
+    )
+    decide.add(PeerSucceeded(peer.id, changed))
+    decide.audit(
+        command.by,
+        {"type": "peer_succeeded", "peer": new_id, "before": peer.id, "name": peer.name, "vouched": command.vouched},
+    )
+    return changed
+
+
+def revoke_token(decide: Decide, command: RevokeToken) -> bool:
+    if decide.view.token_revoked(command.token_id):
+        return False
+    decide.add(TokenRevoked(command.token_id, command.by, decide.now_ms, command.until_ms))
+    decide.audit(command.by, {"type": "peer_token_revoked", "token_id": command.token_id})
+    return True
+
+
+def tell(decide: Decide, command: Tell) -> Moved:
+    record = decide.view.delegation(command.key)
+    if record is None and command.begin is None:
+        raise decide.refuse(unknown_delegation(command.key.offer_id))
+    before = record or _begun(decide, command.begin)
+    state = record.state if record is not None else None
+    after = _moved(decide, before, state, command.happenings, command.changes)
+    return _say(decide, after, command.said, command.by)
+
+
+def hear(decide: Decide, command: Hear) -> Heard:
+    envelope, view, key = command.envelope, decide.view, command.key
+    if view.envelope_taken(envelope.sender, envelope.jti):
+        raise decide.refuse(Conflict("replayed", f"envelope {envelope.jti} was taken before"))
+    if view.peer(envelope.sender) is None:
+        raise decide.refuse(Forbidden("unknown_sender", f"{envelope.sender} is not a peer"))
+    if view.envelope_count(envelope.sender) >= view.limits.envelopes_per_peer_max:
+        raise decide.refuse(
+            OverLimit("rate_limited", "too many messages at once; slow down", retry_after_ms=BUSY_RETRY_MS)
+        )
+    record = view.delegation(key) if key is not None else None
+    decide.add(EnvelopeTaken(envelope, key.offer_id if key is not None else None))
+    before = record or (_begun(decide, command.begin) if command.begin is not None else None)
+    if key is None or before is None:
+        return Heard()
+    if envelope.seq is not None:
+        if envelope.seq <= before.heard:
+            return Heard(moved=Moved(delegation=before, changed=False))
+        if envelope.seq > before.heard + 1:
+            raise decide.refuse(
+                Conflict("out_of_order", f"number {before.heard + 1} is missing; send what was said in its order")
+            )
+        before = replace(before, heard=envelope.seq)
+    before = replace(before, heard_at_ms=decide.now_ms)
+    if record is not None and record.ended:
+        decide.add(DelegationPut(before))
+        return Heard(moved=Moved(delegation=before, changed=False))
+    if command.accept is not None and record is None and sending.accept(decide, command.accept).duplicate:
+        return Heard(known=True)
+    state = record.state if record is not None else None
+    after = _moved(decide, before, state, command.happenings, command.changes)
+    return Heard(moved=_say(decide, after, command.said, command.by))
+
+
+def _begun(decide: Decide, begin: Delegation | None) -> Delegation:
+    assert begin is not None
+    return replace(begin, made_at_ms=decide.now_ms, moved_at_ms=decide.now_ms, said=0, heard=0)
+
+
+def _moved(
+    decide: Decide, before: Delegation, state: State | None, happenings: tuple[str, ...], changes: Changes
+) -> Delegation:
+    for happening in happenings:
+        try:
+            state = move(before.role, state, happening)
+        except Conflict as conflict:
+            raise decide.refuse(conflict) from None
+    assert state is not None, "the first thing that happens to a delegation begins it"
+    learned = {
+        name: value for name in changes.__struct_fields__ if (value := getattr(changes, name)) is not msgspec.UNSET
+    }
+    return replace(before, state=state, moved_at_ms=decide.now_ms, **learned)
+
+
+def _say(decide: Decide, delegation: Delegation, said: tuple[Said, ...], by: AgentId | None) -> Moved:
+    for each in said:
+        delegation = _put_parcel(decide, delegation, each)
+    if delegation.ended:
+        delegation = replace(delegation, offer=None)
+        _make_room(decide, delegation.key)
+    decide.add(DelegationPut(delegation))
+    if by is not None:
+        decide.audit(
+            by,
+            {
+                "type": "delegation",
+                "role": delegation.role.value,
+                "peer": delegation.peer,
+                "offer_id": delegation.offer_id,
+                "task_id": delegation.task_id,
+                "profile": delegation.profile,
+                "state": delegation.state.value,
+                "code": delegation.code,
+            },
+        )
+    return Moved(delegation=delegation)
+
+
+def _put_parcel(decide: Decide, delegation: Delegation, said: Said) -> Delegation:
+    last = decide.view.parcel_last(delegation.key)
+    seq = delegation.said + 1
+    if said.latest and last is not None and (last.typ, last.seq, last.attempts) == (said.typ, delegation.said, 0):
+        seq = last.seq
+    decide.add(
+        ParcelPut(
+            Parcel(
+                role=delegation.role,
+                peer=delegation.peer,
+                offer_id=delegation.offer_id,
+                seq=seq,
+                typ=said.typ,
+                body=said.body,
+                made_at_ms=decide.now_ms,
+            )
+        )
+    )
+    return replace(delegation, said=seq)
+
+
+def _make_room(decide: Decide, ending: DelegationKey) -> None:
+    view = decide.view
+    oldest = view.delegation_ended_first()
+    if oldest is not None and view.delegations_ended_count() >= view.limits.delegations_kept_max and oldest != ending:
+        decide.add(DelegationDropped(oldest))
+
+
+def move_parcels(decide: Decide, command: MoveParcels) -> None:
+    moves: dict[tuple[DelegationKey, int], ParcelMove] = {(each.delegation, each.seq): each for each in command.moves}
+    for each in moves.values():
+        if each.delivered:
+            first = decide.view.parcel_first(each.delegation)
+            if first is not None and first.seq <= each.seq:
+                decide.add(ParcelsDropped(each.delegation, each.seq))
+        elif decide.view.parcel(each.delegation, each.seq) is not None:
+            decide.add(ParcelMoved(each))
+
+
+def _peer(decide: Decide, peer_id: InstanceId) -> Peer:
+    peer = decide.view.peer(peer_id)
+    if peer is None:
+        raise decide.refuse(unknown_peer(peer_id))
+    return peer
+
+
+def unknown_peer(named: str) -> NotFound:
+    return NotFound("unknown_peer", f"no peer {named[:80]!r}; `covenant peers list` shows those there are")
+
+
+def unknown_delegation(named: str) -> NotFound:
+    return NotFound("unknown_delegation", f"no delegation {named[:80]!r}")

@@ -1,0 +1,1 @@
+"""Other instances: finding them, and delegating to them."""
