@@ -23,7 +23,6 @@ from covenant.agents.playing import IndexBody, NoModelBody
 from covenant.agents.roster import Abroad, Roster
 from covenant.agents.toolbox import Means
 from covenant.daemon.delegating import Elsewhere
-from covenant.daemon.models import Finder
 from covenant.daemon.operator import admit_operator
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import Ask, ConversationLimits, Conversations
@@ -43,7 +42,7 @@ from covenant.model.tenant import DEFAULT
 from covenant.model.update import ArtifactUpdate
 from covenant.outbound.fetching import Fetcher, FetchLimits
 from covenant.outbound.guard import AddressGuard
-from covenant.outbound.registry import FILE, Remotes
+from covenant.outbound.registry import FILE
 from covenant.outbound.resolving import SystemResolver
 from covenant.seal.keys import new_private_key, new_token
 from tests.agents.stage import BOUND_S, now_ms
@@ -157,11 +156,11 @@ async def a_house(
     catalogue, crew = Catalogue(ledger, key), Crew(ledger, stop_s=0.2)
     resolver = SystemResolver()
     fetcher = Fetcher(AddressGuard(("127.0.0.0/8",), resolver=resolver), FetchLimits())
-    elsewhere, finder, remotes = Elsewhere(home, fetcher, ledger, depth_max=3), Finder(Remotes(home)), Remotes(home)
+    elsewhere = Elsewhere(home, fetcher, ledger, depth_max=3)
     limits = limits or DelegationLimits(cooldown_ms=0)
     crew.delegations = Delegations(ledger, catalogue, crew, limits, registered=elsewhere.registered)
     crew.employ(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
-    abroad = Abroad(remotes, finder.find, time.monotonic)
+    abroad = Abroad(elsewhere.registry, elsewhere.card, time.monotonic)
     known = dict(models or {})
     roster = Roster(catalogue, lambda constitution: constitution.kind != "model" or bool(known), abroad)
     means = Means(roster=roster, pages=Pages(fetcher), memories=Memories(home / "memory", now_ms), mcp=tools)
@@ -191,7 +190,7 @@ async def a_house(
         crew.stop()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
-        await finder.close()
+        await elsewhere.close()
         await fetcher.close()
         resolver.close()
         await ledger.close()

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from covenant.outbound.fetching import Fetcher, FetchLimits
+from covenant.outbound.fetching import Fetcher, FetchLimits, Trust
 from covenant.outbound.guard import AddressGuard
 from covenant.outbound.resolving import Resolver, Unresolved
 from covenant.outbound.transport import GuardedTransport
@@ -141,7 +141,7 @@ async def fetcher(
     limits: FetchLimits = LIMITS,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Fetcher]:
-    opened = Fetcher(AddressGuard(allow, resolver=resolver), limits, ssl_context=tls or LOADED[1])
+    opened = Fetcher(AddressGuard(allow, resolver=resolver), limits, trust=Trust(tls or LOADED[1]))
     try:
         yield opened
     finally:

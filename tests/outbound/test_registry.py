@@ -100,3 +100,20 @@ async def test_a_name_is_connected_to_with_what_its_entry_says(tmp_path: Path, m
             assert (await remote.send("go")).text == "hi"
         headers = hand.calls[0].headers
         assert (headers["authorization"], headers["x-team"]) == ("Bearer by-entry", "blue")
+
+
+def test_whoever_reads_it_is_told_once_for_each_change(tmp_path: Path) -> None:
+    told: list[dict[str, str]] = []
+    write(tmp_path, {"wrong": {}, "right": {"url": "https://right.example"}})
+    remotes = Remotes(tmp_path, told=lambda read: told.append(dict(read.problems)))
+    assert (list(remotes), list(remotes), len(told), list(told[0])) == (["right"], ["right"], 1, ["wrong"])
+    write(tmp_path, "{")
+    assert list(remotes) == []
+    assert [list(each) for each in told] == [["wrong"], ["a2a_agents.json"]]
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"w": {"url": "https://w.example", "auth": {"token_env": "W"}}, "x": {"url": "https://x.example"}})
+    remotes = Remotes(tmp_path)
+    assert (remotes.entry("w").missing({}), remotes.entry("w").missing({"W": "t"})) == ("W", None)
+    assert remotes.entry("x").missing({}) is None

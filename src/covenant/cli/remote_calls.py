@@ -46,6 +46,7 @@ def calls_out(function: Callable[..., None]) -> Callable[..., None]:
             headers=dict(_header(each) for each in headers),
             allow_private=_allowed(target, folder),
             home=folder,
+            meant=True,
         )
         function(options, target=target, as_json=as_json, **own)
 
@@ -78,22 +79,21 @@ def told(work: Callable[[], Coroutine[Any, Any, A]]) -> A:
 
 
 def _allowed(target: str, home: Path) -> tuple[str, ...]:
-    """Whoever types a host means it: it may be called wherever it is. Where it sends us is another matter."""
+    """What the home's settings allow besides the host that was typed. A target that cannot be called is wrong usage."""
     from covenant.daemon.loading import load
     from covenant.model.errors import SettingsError
-    from covenant.outbound.location import Unreadable, host_text, read_url
+    from covenant.outbound.location import Unreadable, read_url
 
     try:
         allow = load({}, environment(), home=home).settings.outbound.allow
     except SettingsError as error:
         raise Failure("bad_settings", str(error)) from error
-    if "://" not in target:
-        return allow
-    try:
-        location = read_url(target)
-    except Unreadable as error:
-        raise click.UsageError(f"{target!r} cannot be called: {error}") from error
-    return (*allow, f"{host_text(location.host)}:{location.port}")
+    if "://" in target:
+        try:
+            read_url(target)
+        except Unreadable as error:
+            raise click.UsageError(f"{target!r} cannot be called: {error}") from error
+    return allow
 
 
 def _token(token_file: str | None) -> str | None:

@@ -58,6 +58,8 @@ class Options:
     trusted_origins: Sequence[str] = ()
     fetcher: Fetcher | None = None
     home: str | Path | None = None
+    meant: bool = False
+    """Somebody typed the URL: its host may be called where it is, as one that `a2a_agents.json` has."""
 
     def __repr__(self) -> str:
         return "Options(…)"
@@ -124,9 +126,8 @@ def connect(
 
 
 async def open_remote(url_or_name: str, options: Options) -> Remote:
-    named = "://" not in url_or_name
     entry = find_entry(url_or_name, options.home)
-    fetcher, close = open_fetcher(options, (entry.place,) if named else ())
+    fetcher, close = open_fetcher(options, _meant(url_or_name, entry, options))
     try:
         credentials = Credentials(
             entry.url,
@@ -134,7 +135,8 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
             headers={**entry.headers, **(options.headers or {})},
             trusted=options.trusted_origins,
         )
-        card = await look_up(fetcher, entry.url, credentials, verify=options.verify)
+        finding = find_card(fetcher, entry.url, credentials)
+        card = await or_none(finding, entry.url) if not options.verify else await verified(fetcher, await finding)
         ways = ways_of(card, entry.url, credentials.covers)
     except BaseException:
         if close is not None:
@@ -153,7 +155,7 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
 async def open_card(url_or_name: str, options: Options, *, verify: bool) -> RemoteCard:
     """The card alone. Raises NoCard, and what fetching it raises."""
     entry = find_entry(url_or_name, options.home)
-    fetcher, close = open_fetcher(options, (entry.place,) if "://" not in url_or_name else ())
+    fetcher, close = open_fetcher(options, _meant(url_or_name, entry, options))
     try:
         credentials = Credentials(
             entry.url, token=find_token(entry, options), headers={**entry.headers, **(options.headers or {})}
@@ -172,6 +174,11 @@ def find_entry(url_or_name: str, home: str | Path | None) -> Entry:
     return Remotes(folder).entry(url_or_name)
 
 
+def _meant(url_or_name: str, entry: Entry, options: Options) -> Sequence[str]:
+    """Where the call may go although it is private: to a host that somebody named, in the registry or by hand."""
+    return (entry.place,) if options.meant or "://" not in url_or_name else ()
+
+
 def find_token(entry: Entry, options: Options) -> str | None:
     variables = environment()
     if options.token is not None:
@@ -185,14 +192,13 @@ def find_token(entry: Entry, options: Options) -> str | None:
 
 
 def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher, Callable[[], Awaitable[None]] | None]:
-    """The caller's own, or a new one and what closes it. `places` may be called wherever they are."""
+    """The caller's own, or a new one and what closes it. `places` are meant by whoever named them."""
     if options.fetcher is not None:
         return options.fetcher, None
     allow = options.allow_private
-    allowed = [*(PRIVATE if allow is True else allow or ()), *places]
     resolver = SystemResolver()
     try:
-        guard = AddressGuard(allowed, resolver=resolver)
+        guard = AddressGuard(PRIVATE if allow is True else allow or (), resolver=resolver).meaning(places)
     except ValueError as error:
         resolver.close()
         raise Invalid("bad_allow_list", str(error)) from error
@@ -207,12 +213,11 @@ def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher,
     return fetcher, close
 
 
-async def look_up(fetcher: Fetcher, url: str, credentials: Credentials, *, verify: bool = False) -> RemoteCard | None:
-    """The card; None if there is none, and the URL itself is all there is to call."""
+async def or_none(finding: Awaitable[RemoteCard], url: str) -> RemoteCard | None:
+    """The card that is looked for; None if there is none, and the URL itself is all there is to call."""
     try:
-        card = await find_card(fetcher, url, credentials)
+        return await finding
     except NoCard as missing:
-        if verify or missing.status is None or url.partition("?")[0].endswith(".json"):
+        if missing.status is None or url.partition("?")[0].endswith(".json"):
             raise
         return None
-    return await verified(fetcher, card) if verify else card

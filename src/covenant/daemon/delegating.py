@@ -7,90 +7,127 @@ Agents elsewhere are called through the daemon's one fetcher, and so only where 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from covenant.agents.crew import Crew
 from covenant.agents.remote import RemoteBody
 from covenant.agents.withdrawing import Withdrawals
-from covenant.daemon.connecting import Options, look_up, open_fetcher
+from covenant.daemon.connecting import or_none
 from covenant.daemon.environment import environment, now_ms
+from covenant.daemon.logs import Log
 from covenant.daemon.settings import Settings
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.ledger.contract import Ledger
-from covenant.model.errors import Refusal
+from covenant.model.errors import NotFound
 from covenant.model.remote_card import RemoteCard
 from covenant.model.tenant import DEFAULT
 from covenant.model.tracing import OFF, Tracer
+from covenant.outbound.card_cache import CardCache
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetcher
+from covenant.outbound.finding import find_card, verified
 from covenant.outbound.registry import Entry, Remotes
 from covenant.outbound.remote import Manners, Remote
+from covenant.outbound.remote_errors import NoCard
 from covenant.outbound.ways import ways_of
 
-CARD_MS: Final = 300_000
 CARDS_MAX: Final = 1_000
+FETCHERS_MAX: Final = 1_000
 CALL_S_MAX: Final = 24 * 3600.0
 
 
 class Elsewhere:
     """Agents that are not here: known by the registry, or by their address alone."""
 
-    def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int) -> None:
+    def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int, log: Log | None = None) -> None:
         self.withdrawals = Withdrawals(ledger, self.open)
+        self.registry = Remotes(home, told=self._tell)
         self._fetcher = fetcher
         self._depth_max = depth_max
-        self._registry = Remotes(home)
-        self._cards: dict[str, tuple[int, RemoteCard | None]] = {}
-        self._own: dict[str, tuple[Fetcher, Callable[[], Awaitable[None]] | None]] = {}
+        self._log = log
+        # That nobody answers is not kept: whoever calls wants to know how it is now.
+        self._cards = CardCache(cards_max=CARDS_MAX, keeps=lambda error: isinstance(error, NoCard))
+        self._meant: dict[str, Fetcher] = {}
 
     def registered(self, tenant: str, name: str) -> str | None:
-        """The URL of an agent that the tenant may call by its name."""
+        """The URL of an agent that the tenant may call by its name. Raises Invalid if its entry cannot be used."""
         if tenant != DEFAULT:
             return None
         try:
-            return self._registry.entry(name).url
-        except Refusal:
+            return self.registry.entry(name).url
+        except NotFound:
             return None
+
+    async def prepare(self) -> None:
+        """Load now what calls elsewhere need, if any are to be expected: not while turns wait for it."""
+        if any(True for _ in self.registry):
+            await self._fetcher.open()
 
     async def open(self, target: Mapping[str, str]) -> Remote:
         name = target.get("name")
-        entry = self._registry.entry(name) if name is not None else Entry(url=target["url"])
-        fetcher = self._fetcher if name is None else self._allowed(entry.place)
-        credentials = Credentials(entry.url, token=entry.token(environment()), headers=entry.headers)
-        card = await self._card(entry.url, fetcher, credentials)
+        entry = self._entry(name, target.get("url", ""))
+        fetcher, credentials = self._fetcher_for(name, entry), _credentials(entry)
+
+        async def fetch() -> RemoteCard:
+            return await find_card(fetcher, entry.url, credentials)
+
+        # What a token was shown is not for those who call the same address without it.
+        card = await or_none(self._cards.get(f"{name or ''} {entry.url}", fetch), entry.url)
         # How long it may take is the task's matter, unless its entry says so.
         manners = Manners(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, now_ms=now_ms)
         ways = ways_of(card, entry.url, credentials.covers)
         return Remote(ways, fetcher, credentials, card=card, manners=manners)
 
-    async def close(self) -> None:
-        await self.withdrawals.stop()
-        for _, close in self._own.values():
-            if close is not None:
-                await close()
-
-    def _allowed(self, place: str) -> Fetcher:
-        """One that may call there, wherever that is: whoever wrote the entry means that."""
-        if place not in self._own:
-            self._own[place] = open_fetcher(Options(), (place,))
-        return self._own[place][0]
-
-    async def _card(self, url: str, fetcher: Fetcher, credentials: Credentials) -> RemoteCard | None:
-        """As it was a while ago, at most. That there was none is not remembered: it may be back."""
-        kept = self._cards.get(url)
-        if kept is not None and kept[0] > now_ms():
-            return kept[1]
-        card = await look_up(fetcher, url, credentials)
-        if len(self._cards) >= CARDS_MAX:
-            self._cards.clear()
-        self._cards[url] = (now_ms() + CARD_MS, card)
-        return card
+    async def card(self, url_or_name: str, *, verify: bool = False) -> RemoteCard:
+        """As it is now. Raises NoCard, and what fetching it raises."""
+        name = None if "://" in url_or_name else url_or_name
+        entry = self._entry(name, url_or_name)
+        fetcher = self._fetcher_for(name, entry)
+        card = await find_card(fetcher, entry.url, _credentials(entry))
+        return await verified(fetcher, card) if verify else card
 
     def body(self, target: Mapping[str, str] | None = None) -> RemoteBody:
         return RemoteBody(self.open, target, depth_max=self._depth_max, withdrawals=self.withdrawals)
+
+    async def close(self) -> None:
+        await self.withdrawals.stop()
+        for fetcher in self._meant.values():
+            await fetcher.close()
+
+    def _entry(self, name: str | None, url: str) -> Entry:
+        return Entry(url=url) if name is None else self.registry.entry(name)
+
+    def _fetcher_for(self, name: str | None, entry: Entry) -> Fetcher:
+        """For a registered agent one that may call there, wherever that is: whoever wrote the entry means that."""
+        if name is None:
+            return self._fetcher
+        place = entry.place
+        if place not in self._meant:
+            if len(self._meant) >= FETCHERS_MAX:
+                # Whoever still calls by one of them keeps it. They hold nothing open between calls.
+                self._meant.clear()
+            self._meant[place] = self._fetcher.meaning(place)
+        return self._meant[place]
+
+    def _tell(self, registry: Remotes) -> None:
+        """The file was read: the operator is told once what cannot be used, and how it can be."""
+        if self._log is None:
+            return
+        for name, why in registry.problems.items():
+            self._log.warning("remotes.unusable", entry=name, why=why)
+        variables = environment()
+        for name in registry:
+            missing = registry.entry(name).missing(variables)
+            if missing is not None:
+                why = "the variable is not set where the daemon was started; it is called without a token"
+                self._log.warning("remotes.no_token", entry=name, token_env=missing, why=why)
+
+
+def _credentials(entry: Entry) -> Credentials:
+    return Credentials(entry.url, token=entry.token(environment()), headers=entry.headers)
 
 
 def make_delegations(

@@ -8,7 +8,7 @@ import msgspec
 
 import covenant
 from covenant.agents.mcp_tools import Tools
-from covenant.daemon.connecting import Options, open_card
+from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.settings import Settings
 from covenant.daemon.tenant_doors import Built
@@ -19,21 +19,12 @@ from covenant.exchange.cards import Cards
 from covenant.exchange.oversight import Oversight
 from covenant.exchange.principal import Principal
 from covenant.ledger.log.uuids import Uuids
-from covenant.model.remote_card import RemoteCard
 from covenant.model.tools import McpServer, Tool
-from covenant.outbound.fetching import Fetcher
-from covenant.outbound.registry import Remotes
 
 
-def make_mcp(settings: Settings, built: Built, operator: Principal, fetcher: Fetcher) -> McpDoor:
-    gate, home, new_id = built.gate, settings.home, Uuids()
+def make_mcp(settings: Settings, built: Built, operator: Principal, elsewhere: Elsewhere) -> McpDoor:
+    gate, new_id = built.gate, Uuids()
     oversight = Oversight(built.ledger, built.catalogue, operator)
-
-    async def card_of(url_or_name: str, *, verify: bool) -> RemoteCard:
-        # A name's entry says where it is, and may be called there; an address is judged as the daemon's calls are.
-        options = Options(home=home, fetcher=fetcher if "://" in url_or_name else None)
-        return await open_card(url_or_name, options, verify=verify)
-
     desk = Desk(
         built.conversations,
         oversight,
@@ -45,8 +36,8 @@ def make_mcp(settings: Settings, built: Built, operator: Principal, fetcher: Fet
             built.conversations,
             oversight,
             built.catalogue,
-            card_of=card_of,
-            registry=Remotes(home),
+            card_of=elsewhere.card,
+            registry=elsewhere.registry,
             new_id=new_id,
         ),
     )

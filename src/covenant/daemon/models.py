@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-import covenant
 from covenant.agents.job import Body
 from covenant.agents.mcp_tools import Tools
 from covenant.agents.memory import Memories
@@ -19,20 +18,15 @@ from covenant.agents.pages import Pages
 from covenant.agents.playing import IndexBody, NoModelBody
 from covenant.agents.roster import Abroad, Roster
 from covenant.agents.toolbox import Means
+from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import environment, now_ms
 from covenant.daemon.logs import Log
 from covenant.daemon.settings import ModelSettings, Settings
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.constitution import INDEX, Constitution
-from covenant.model.remote_card import RemoteCard
 from covenant.model.tenant import DEFAULT
-from covenant.outbound.credentials import Credentials
-from covenant.outbound.fetching import Fetcher, FetchLimits
-from covenant.outbound.finding import find_card
-from covenant.outbound.guard import AddressGuard
-from covenant.outbound.registry import Remotes
-from covenant.outbound.resolving import SystemResolver
+from covenant.outbound.fetching import Fetcher
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -126,46 +120,14 @@ class Cast:
         )
 
 
-class Finder:
-    """Finds the cards of registered agents, which may be called where their entries say: who wrote them means that."""
-
-    def __init__(self, remotes: Remotes) -> None:
-        self._remotes = remotes
-        self._resolver = SystemResolver()
-        self._open: tuple[frozenset[str], Fetcher] | None = None
-
-    async def find(self, name: str) -> RemoteCard:
-        entry = self._remotes.entry(name)
-        credentials = Credentials(entry.url, token=entry.token(environment()), headers=entry.headers)
-        return await find_card(await self._fetcher(entry.place), entry.url, credentials)
-
-    async def _fetcher(self, place: str) -> Fetcher:
-        """One for all of them, made again only for a place that is new."""
-        if self._open is None or place not in self._open[0]:
-            places = frozenset(self._remotes.entry(name).place for name in self._remotes)
-            before = self._open
-            guard = AddressGuard(sorted(places), resolver=self._resolver)
-            fetcher = Fetcher(guard, FetchLimits(), user_agent=f"covenant/{covenant.__version__}")
-            self._open = places, fetcher
-            if before is not None:
-                await before[1].close()
-        return self._open[1]
-
-    async def close(self) -> None:
-        if self._open is not None:
-            await self._open[1].close()
-        self._resolver.close()
-
-
 class Reach:
     """What agents can use here, kept in line with what is configured: a scheduler of the daemon."""
 
-    def __init__(self, abroad: Abroad, means: Means, models: Models, cards: Cards, finder: Finder) -> None:
+    def __init__(self, abroad: Abroad, means: Means, models: Models, cards: Cards) -> None:
         self._abroad = abroad
         self._means = means
         self._models = models
         self._cards = cards
-        self._finder = finder
         self.tell()
 
     def tell(self) -> None:
@@ -177,21 +139,26 @@ class Reach:
         await self._abroad.run()
 
     async def close(self) -> None:
-        await self._finder.close()
         await self._models.close()
 
 
 def make_cast(
-    settings: Settings, catalogue: Catalogue, cards: Cards, *, fetcher: Fetcher, tools: Tools | None, log: Log
+    settings: Settings,
+    catalogue: Catalogue,
+    cards: Cards,
+    elsewhere: Elsewhere,
+    *,
+    fetcher: Fetcher,
+    tools: Tools | None,
+    log: Log,
 ) -> tuple[Cast, Reach]:
     """`tools` is None where no MCP server is configured."""
     ours, home = settings.model, settings.home
-    models, remotes = Models(ours), Remotes(home)
+    models = Models(ours)
     if ours.name and models.default is None:
         log.warning("model.unusable", model=ours.name, why=models.trouble)
     told: list[Any] = []
-    finder = Finder(remotes)
-    abroad = Abroad(remotes, finder.find, time.monotonic, told=lambda: told[0].tell() if told else None)
+    abroad = Abroad(elsewhere.registry, elsewhere.card, time.monotonic, told=lambda: told[0].tell() if told else None)
     roster = Roster(
         catalogue,
         lambda constitution: _played(constitution, models),
@@ -205,7 +172,7 @@ def make_cast(
         memories=Memories(home / MEMORY_FOLDER, now_ms),
         mcp=tools,
     )
-    reach = Reach(abroad, means, models, cards, finder)
+    reach = Reach(abroad, means, models, cards)
     told.append(reach)
     return Cast(ours, models, means), reach
 

@@ -169,6 +169,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
             node = _assemble(settings, ledger, principal, key, fetcher=fetcher, tracer=tracer, log=log)
             await node.tenancy.open()
             node.agent_files.refresh()
+            await node.elsewhere.prepare()
             try:
                 yield node
             finally:
@@ -237,7 +238,7 @@ def _assemble(
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
     built = Built(ledger, catalogue, conversations, gate, meter)
-    mcp = make_mcp(settings, built, operator, fetcher)
+    mcp = make_mcp(settings, built, operator, working["elsewhere"])
     behind = _Behind(
         exchange=exchange,
         registry=registry,
@@ -303,11 +304,11 @@ def _workers(
     log: Log,
 ) -> _Working:
     crew = make_crew(settings, ledger, tracer)
-    elsewhere = Elsewhere(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max)
+    elsewhere = Elsewhere(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max, log=log)
     crew.delegations = make_delegations(settings, ledger, catalogue, crew, elsewhere, tracer=tracer)
     tools = make_tools(servers, cards)
     usable = tools if servers else None
-    cast, reach = make_cast(settings, catalogue, cards, fetcher=fetcher, tools=usable, log=log)
+    cast, reach = make_cast(settings, catalogue, cards, elsewhere, fetcher=fetcher, tools=usable, log=log)
     return _Working(crew=crew, elsewhere=elsewhere, tools=tools, cast=cast, reach=reach, tracer=tracer)
 
 

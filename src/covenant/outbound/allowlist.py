@@ -9,14 +9,18 @@
 
 A name trusts whoever answers for it in DNS with every private and loopback address, so only names that the operator's
 own name servers answer for belong here. Link-local addresses (a cloud's metadata) and the like need their address.
+
+Besides, somebody may have named a place, on a command line or in `a2a_agents.json`: it is called where it is, at
+private and loopback addresses too. Naming one of the addresses that nobody means to call is not enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_network
-from typing import Final
+from typing import Final, Self
 
 from covenant.outbound.addresses import Address, Network, SpecialUse
 from covenant.outbound.location import Host, read_authority
@@ -72,7 +76,7 @@ def port_is_open(port: int) -> bool:
 class AllowList:
     def __init__(self, entries: Iterable[str]) -> None:
         """Raises ValueError, naming the entry that cannot be read."""
-        self._names: set[tuple[str, int | None]] = set()
+        self._names: set[tuple[Host, int | None]] = set()
         self._networks: list[tuple[Network, int | None]] = []
         for text in entries:
             try:
@@ -83,6 +87,12 @@ class AllowList:
                 self._names.add((entry.what, entry.port))
             else:
                 self._networks.append((entry.what, entry.port))
+
+    def meaning(self, places: Iterable[str]) -> Self:
+        """The same, for whoever means these places (`host:port`), and no others."""
+        wider = copy(self)
+        wider._names = self._names.union(map(read_authority, places))  # noqa: SLF001  (one of us)
+        return wider
 
     def opens(self, host: Host, port: int) -> bool:
         """Whether this port may be called at all; where it leads is another question."""

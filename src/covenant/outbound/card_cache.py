@@ -33,11 +33,14 @@ class CardCache:
         card_s: float = CARD_S,
         failure_s: float = FAILURE_S,
         cards_max: int = CARDS_MAX,
+        keeps: Callable[[CovenantError], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`keeps`: which failures are kept; the others are for those alone who waited for them."""
         self._card_s = card_s
         self._failure_s = failure_s
         self._cards_max = cards_max
+        self._keeps = keeps
         self._clock = clock
         self._kept: dict[str, _Kept] = {}
         self._flights: dict[tuple[str, int], asyncio.Task[RemoteCard]] = {}
@@ -76,7 +79,8 @@ class CardCache:
         try:
             card = await fetch()
         except CovenantError as error:
-            self._keep(key, error, self._failure_s)
+            if self._keeps(error):
+                self._keep(key, error, self._failure_s)
             raise
         self._keep(key, card, self._card_s)
         return card

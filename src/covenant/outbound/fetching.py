@@ -8,7 +8,8 @@ Redirects: GET and HEAD follow all of them, other methods only 307 and 308, whic
 the answer. None leads from https to http. Another origin (scheme, host, port) is sent no body, and of the headers only
 those that are known to hold no secret.
 
-One `Fetcher` serves a daemon. httpx2 is imported with the first call.
+One `Fetcher` serves a daemon; those that it makes for places that somebody means share its limits, its resolver and
+the certificates that it trusts. httpx2 is imported, and these are read, in a thread, with the first call or by `open`.
 """
 
 from __future__ import annotations
@@ -66,6 +67,28 @@ class FetchLimits:
     connections_max: int = 1_000
 
 
+class Trust:
+    """Whose certificates are believed: the system's authorities, unless a context says otherwise. Read once."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self._given = context
+        self._context: ssl.SSLContext | None = None
+        self._opening = asyncio.Lock()
+
+    async def context(self) -> ssl.SSLContext:
+        async with self._opening:
+            if self._context is None:
+                # Importing and reading certificates take a while, and others have the loop.
+                self._context = await asyncio.to_thread(self._open)
+            return self._context
+
+    def _open(self) -> ssl.SSLContext:
+        from covenant.outbound.transport import load  # noqa: PLC0415  (see the module's contract)
+
+        load()
+        return self._given or ssl.create_default_context()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
     """An answer, of whatever status. `headers` have lower-case names; `url` is where it came from in the end."""
@@ -105,14 +128,21 @@ class Fetcher:
         limits: FetchLimits,
         *,
         user_agent: str = "covenant",
-        ssl_context: ssl.SSLContext | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self._guard = guard
         self._limits = limits
         self._user_agent = user_agent
-        self._ssl_context = ssl_context
-        self._opening = asyncio.Lock()
+        self._trust = trust or Trust()
         self._transport: GuardedTransport | None = None
+
+    def meaning(self, *places: str) -> Fetcher:
+        """One that may call these places (`host:port`) at private addresses too: somebody named them."""
+        return Fetcher(self._guard.meaning(places), self._limits, user_agent=self._user_agent, trust=self._trust)
+
+    async def open(self) -> None:
+        """Make ready what the first call would have to wait for."""
+        await self._opened()
 
     async def fetch(
         self,
@@ -216,18 +246,15 @@ class Fetcher:
         )
 
     async def _opened(self) -> GuardedTransport:
-        async with self._opening:
+        if self._transport is None:
+            context = await self._trust.context()
+            from covenant.outbound.transport import GuardedTransport  # noqa: PLC0415  (loaded by now)
+
+            # Unless somebody was quicker while we waited: there is one for all.
             if self._transport is None:
-                # Importing and reading the certificates of authorities take a while, and others have the loop.
-                self._transport = await asyncio.to_thread(self._make)
-            return self._transport
-
-    def _make(self) -> GuardedTransport:
-        from covenant.outbound.transport import GuardedTransport  # noqa: PLC0415  (see the module's contract)
-
-        return GuardedTransport(
-            self._guard, connections_max=self._limits.connections_max, ssl_context=self._ssl_context
-        )
+                limit = self._limits.connections_max
+                self._transport = GuardedTransport(self._guard, connections_max=limit, ssl_context=context)
+        return self._transport
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:

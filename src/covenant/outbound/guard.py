@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
@@ -54,6 +54,12 @@ class AddressGuard:
         self._resolver = resolver
         self._resolve_s = resolve_s
         self._logged: dict[tuple[Host, int], None] = {}
+
+    def meaning(self, places: Iterable[str]) -> AddressGuard:
+        """The same, for whoever means these places (`host:port`): they are called at private addresses too."""
+        meant = AddressGuard((), resolver=self._resolver, resolve_s=self._resolve_s)
+        meant._allow = self._allow.meaning(places)
+        return meant
 
     def read(self, url: str) -> Location:
         """The URL's parts, if its text alone does not refuse it."""

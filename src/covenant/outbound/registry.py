@@ -12,7 +12,7 @@ others with it. The file is read again when it has changed; without a file there
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -54,6 +54,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return self.auth.token
         return (environment.get(self.auth.token_env) or None) if self.auth.token_env else None
 
+    def missing(self, environment: Mapping[str, str]) -> str | None:
+        """The variable that should have the token, and does not."""
+        return self.auth.token_env if self.auth is not None and self.token(environment) is None else None
+
     @property
     def place(self) -> str:
         """Host and port, as an entry of `outbound.allow` has them: whoever wrote the entry means it to be called."""
@@ -71,8 +75,10 @@ _file: Final = msgspec.json.Decoder(_File)
 class Remotes:
     """The entries, as the file has them now."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, told: Callable[[Remotes], None] = lambda _: None) -> None:
+        """`told` hears of it when the file has been read again."""
         self.path = home / FILE
+        self._told = told
         self._stamp: tuple[int, int, int] | None = None
         self._entries: dict[str, Entry] = {}
         self._wrong: dict[str, str] = {}
@@ -112,8 +118,9 @@ class Remotes:
             return
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
         if stamp != self._stamp:
-            self._read()
             self._stamp = stamp
+            self._read()
+            self._told(self)
 
     def _read(self) -> None:
         self._entries, self._wrong, self._unreadable = {}, {}, None

@@ -16,6 +16,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
+from importlib import import_module
 
 import httpcore2
 import httpx2
@@ -25,6 +26,11 @@ from covenant.outbound.guard import AddressGuard
 from covenant.outbound.location import Unreadable, read_authority
 
 SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
+
+
+def load() -> None:
+    """Import what the first connection would import on the loop."""
+    import_module("anyio._backends._asyncio")
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
@@ -72,10 +78,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         guard: AddressGuard,
         *,
         connections_max: int,
-        ssl_context: ssl.SSLContext | None = None,
+        ssl_context: ssl.SSLContext,
     ) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=ssl_context or ssl.create_default_context(),
+            ssl_context=ssl_context,
             max_connections=connections_max,
             max_keepalive_connections=0,
             network_backend=GuardedBackend(guard),
