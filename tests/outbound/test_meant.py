@@ -34,6 +34,9 @@ METADATA = """
 """.split()
 
 
+NO_URL = "redirected to what is no URL to call"
+
+
 @pytest.fixture
 async def names() -> AsyncIterator[NameServer]:
     async with name_server(dict(ZONE)) as server:
@@ -64,7 +67,7 @@ async def test_nobody_means_metadata_link_local_multicast_or_what_is_spelled_to_
 
 async def test_to_mean_one_host_is_to_mean_no_other_and_no_other_port(names: NameServer) -> None:
     guard = AddressGuard((), resolver=names.resolver()).meaning(("private.example:8000",))
-    assert await guard.check("http://private.example:8000/")
+    assert (await guard.check("http://private.example:8000/")).port == 8000
     for url in ("http://private.example:8001/", "http://db.internal:8000/", "http://10.1.2.3:8000/"):
         with pytest.raises(AddressRefused):
             await guard.check(url)
@@ -82,7 +85,7 @@ async def test_a_host_that_is_meant_cannot_send_us_on_inside(place: str, status:
     ):
         with pytest.raises((AddressRefused, CallFailed)) as raised:
             await open_card(server.url(), Options(meant=True), verify=False)
-        assert raised.value.code in ("address_refused", "bad_redirect")
+        assert isinstance(raised.value, AddressRefused) or raised.value.args == (NO_URL,)
         assert inside.connections == 0
 
 
