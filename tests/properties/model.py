@@ -37,8 +37,8 @@ class Piece:
     update_generation: int = 0
     written: set[str] = field(default_factory=set)
     artifacts: dict[str, str] = field(default_factory=dict)
-    message: str | None = None
-    message_generation: int = 0
+    said: dict[str, int] = field(default_factory=dict)
+    """The last messages to it, and the generation of each."""
     kept: int = 0
     """Messages that came while it was at work: they are its next turn."""
     turned_by: set[str] = field(default_factory=set)
@@ -174,12 +174,12 @@ class Model:
         piece = self.pieces[id_]
         if piece.ended:
             raise No(self._over(piece))
-        if piece.message == message:
-            return piece.message_generation, True
+        if message in piece.said:
+            return piece.said[message], True
         if piece.state == "following":
             raise No("following")
         piece.generation += 1
-        piece.message, piece.message_generation = message, piece.generation
+        piece.said = dict([*piece.said.items(), (message, piece.generation)][-16:])
         if piece.state == "parked":
             self._turn(piece)
         else:

@@ -94,6 +94,8 @@ class _Said(msgspec.Struct, frozen=True, gc=False):
     task_id: TaskId
     from_watch: bool = False
     through: int | None = None
+    again: bool = False
+    """It was said before: what came of it since may be older than the watch."""
 
 
 class Conversations:
@@ -125,7 +127,7 @@ class Conversations:
             if said.from_watch:
                 _add(folder, await said.watch.next(KEEP_ALIVE_S))
             else:
-                folder = await self._views.past(said.task_id, said.through)
+                folder = await self._views.past(said.task_id, None if said.again else said.through)
             return await self._settled(said.watch, folder) if sent.blocking else _viewed(folder)
 
     async def begin(self, task: Task) -> TaskView:
@@ -288,14 +290,14 @@ class Conversations:
             )
         )
         # What was true before this message is no answer to it, and what came after it is.
-        return _Said(watch, task_id, through=reported.generation)
+        return _Said(watch, task_id, through=reported.generation, again=reported.duplicate)
 
     async def _named(self, ask: Ask, task_id: TaskId, update: MessageUpdate, said: Declared) -> str:
         """The id of this saying of a message: what its caller calls it, and what it says."""
         key = id_of_key(ask.caller, ask.agent.id, said.key)
         entry = await self._ledger.entry(task_id)
-        named = f"{key}.{hashlib.sha256(_encode(update)).hexdigest()}"
-        if entry is not None and entry.message_id != named and (entry.message_id or "").startswith(f"{key}."):
+        named = f"{key}.{hashlib.sha256(_encode(update)).hexdigest()[:32]}"
+        if entry is not None and any(name != named and name.startswith(f"{key}.") for name, _ in entry.said):
             raise key_reused()
         return named
 

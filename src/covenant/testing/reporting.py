@@ -170,6 +170,14 @@ class ReportingSuite(Suite):
         again = await desk.say(task_id(1), "that one", message_id="m1")
         assert (again.duplicate, again.generation) == (True, said.generation)
 
+    async def test_the_last_sixteen_messages_to_a_task_are_each_said_once(self, desk: Desk) -> None:
+        await desk.taken(make_task())
+        said = [await desk.say(task_id(1), f"word {number}") for number in range(17)]
+        for number in range(1, 17):
+            again = await desk.say(task_id(1), f"word {number}")
+            assert (again.duplicate, again.generation) == (True, said[number].generation)
+        assert not (await desk.say(task_id(1), "word 0")).duplicate
+
     async def test_a_message_to_what_has_ended_is_refused(self, desk: Desk) -> None:
         leased = await desk.taken(make_task())
         await desk.finish(leased, ok(task_id(1)))

@@ -217,6 +217,9 @@ class SurvivingSuite(RestartSuite):
         await desk.say(task_id(1), "that one", message_id="m1")
         desk = await restart(desk)
         assert (await desk.say(task_id(1), "that one", message_id="m1")).duplicate
+        await desk.say(task_id(1), "and this one", message_id="m2")
+        desk = await restart(desk)
+        assert (await desk.say(task_id(1), "that one", message_id="m1")).duplicate
         second = await desk.take_one()
         assert (await desk.entry(task_id(1))).turn == 2
         await desk.finish(second, ok(task_id(1)))

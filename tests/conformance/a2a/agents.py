@@ -53,7 +53,7 @@ def actor(gates: Gates, name: str = "actor", **declared: Any) -> Agent:
     @agent
     async def act(turn: Turn) -> AsyncIterator[Any]:
         verb, _, rest = turn.text.replace("\n", " ").partition(" ")
-        if turn.turn > 1:
+        if turn.turn > 1 and verb != "again":
             said = [message.parts[0].text for message in turn.history]  # type: ignore[union-attr]  # all are text
             yield f"turn {turn.turn}: {turn.text} (before: {'|'.join(said)})"
             return
@@ -84,6 +84,8 @@ def says(turn: Turn, verb: str, rest: str) -> Any:
         case "ask":
             yield "one moment. "
             yield turn.need_input(rest or "which language?")
+        case "again":
+            yield turn.need_input(f"and after {rest}?")
         case "auth":
             yield turn.need_auth("sign in at https://example.com")
         case "refuse":

@@ -90,6 +90,29 @@ async def test_a_message_to_a_task_that_is_repeated_under_its_key_is_said_once(m
         await keyed.task(words("German", task=parked.id, message_id="m-2"))
 
 
+async def test_a_message_that_is_repeated_under_its_key_is_answered_with_what_came_of_it_since(me: Binding) -> None:
+    """A reply was lost, and comes again, also if the task waits for its sender once more or has gone further."""
+    task = await me.task("ask")
+    said = [
+        (me.saying(idempotency_key=unique()), words(f"again {n}", task=task.id, message_id=f"m-{n}")) for n in range(3)
+    ]
+    async with asyncio.timeout(BOUND_S):
+        for keyed, message in said:
+            first = await keyed.task(message)
+            assert first.state == "input-required"
+            assert await keyed.task(message) == first
+        last = await me.get(task.id)
+        # Also under an earlier key: it is what has become of the task that answers, and nothing is said again.
+        for keyed, message in said:
+            assert await keyed.task(message) == last
+            frames = await keyed.streamed(message)
+            assert (frames[0].kind, frames[-1].state) == ("task", "input-required")
+            with pytest.raises(Refused, match="IDEMPOTENCY_KEY_REUSED"):
+                await keyed.task(words("something else", task=task.id, message_id="m-9"))
+    assert await me.get(task.id) == last
+    assert [each.message_id for each in last.history or () if each.role == "user"] == ["m-1", "m-0", "m-1", "m-2"]
+
+
 async def test_a_key_that_was_used_for_another_message_to_a_task_is_refused(me: Binding, world: World) -> None:
     gate, key = unique(), unique()
     task = await me.task(f"gate {gate}", blocking=False)

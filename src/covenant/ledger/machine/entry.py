@@ -33,6 +33,9 @@ from covenant.model.result import Ending, Result
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate
 
+SAID_MAX: Final = 16
+"""Of so many messages to a task is it known that they were said, however often they are said again."""
+
 replace = msgspec.structs.replace
 
 
@@ -63,8 +66,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     update_generation: int = 0
     artifacts: frozenset[str] = frozenset()
     """Artifacts that this attempt has written to: the first chunk of any other replaces what an earlier one left."""
-    message_id: str | None = None
-    message_generation: int = 0
+    said: tuple[tuple[str, int], ...] = ()
+    """The last messages to it: what each saying was called, and which generation it became."""
     result: Result | None = None
     ending: Ending | None = None
     cause: Cause | None = None
@@ -198,8 +201,7 @@ def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> 
         lease=None,
         turn_started_ms=0,
         interruption=None,
-        message_id=event.message_id,
-        message_generation=event.generation,
+        said=_said(entry, event),
         messages=(event.message,),
     )
 
@@ -211,10 +213,13 @@ def _kept(entry: Entry, event: MessageKept, after: State, ts_ms: int) -> Entry:
         events=entry.events + 1,
         updated_at_ms=ts_ms,
         generation=event.generation,
-        message_id=event.message_id,
-        message_generation=event.generation,
+        said=_said(entry, event),
         kept=(*entry.kept, event.message),
     )
+
+
+def _said(entry: Entry, event: TaskContinued | MessageKept) -> tuple[tuple[str, int], ...]:
+    return (*entry.said[1 - SAID_MAX :], (event.message_id, event.generation))
 
 
 def _turned(entry: Entry, event: TurnEnded, after: State, ts_ms: int) -> Entry:

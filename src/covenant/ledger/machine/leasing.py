@@ -222,8 +222,9 @@ def continue_(decide: Decide, command: Continue) -> Reported:
         raise decide.refuse(over(command.task_id, entry.ending))
     if entry.ending is not None:
         raise decide.refuse(over(command.task_id, entry.ending))
-    if entry.message_id == command.message_id:
-        return Reported(entry.message_generation, duplicate=True)
+    for message_id, generation in entry.said:
+        if message_id == command.message_id:
+            return Reported(generation, duplicate=True)
     generation = entry.generation + 1
     if entry.state is State.PARKED:
         decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))
