@@ -23,6 +23,7 @@ MODULES: Final = {
     "agents": "covenant.cli.agents",
     "call": "covenant.cli.call",
     "card": "covenant.cli.card",
+    "peers": "covenant.cli.peers",
     "mcp": "covenant.cli.mcp",
     "settings": "covenant.cli.settings",
     "doctor": "covenant.cli.doctor",

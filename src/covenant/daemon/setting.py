@@ -192,3 +192,12 @@ model_names: Final = Kind(
 variable: Final = Kind(_text(r"[A-Za-z_][A-Za-z0-9_]{0,127}"), "the name of a variable; empty for none")
 agent_id: Final = Kind(_text(r"[A-Za-z0-9_\-]{1,64}"), "letters, digits, `_` and `-`, at most 64; empty for none")
 line: Final = Kind(_text(r"[^\x00-\x1f\x7f]{1,200}"), "a line of text, at most 200 characters; empty for none")
+words: Final = Kind(
+    _several(lambda item: re.fullmatch(r"[!-~]{1,255}", item) is not None),
+    "words without spaces, separated by commas (a list in the file)",
+)
+_PLACE: Final = r"(?:frd1_[a-z2-7]{40}@|[A-Za-z0-9_.\-]{1,64}=)?https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-\"$->@-~]*)?"
+peer_places: Final = Kind(
+    _several(lambda item: re.fullmatch(_PLACE, item) is not None),
+    "URLs such as https://host, after frd1_…@ or name= or neither, separated by commas (a list in the file)",
+)

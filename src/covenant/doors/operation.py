@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from covenant.doors.answers import Answer
 from covenant.doors.waiting import Pause
@@ -20,6 +20,9 @@ from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.wire.frames import Wrapped
 from covenant.wire.mailbox import Request
+
+if TYPE_CHECKING:
+    from covenant.doors.peers import PeerDesk
 
 R = TypeVar("R", bound=Request)
 
@@ -33,6 +36,8 @@ class Office:
     ledger: Ledger
     tenancy: Tenancy
     catalogue: Catalogue
+    peers: PeerDesk | None = None
+    """None: this daemon has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,7 @@ class Operation(Generic[R]):
     @property
     def in_body(self) -> bool:
         """Whether HTTP carries the request in the body; otherwise in the query."""
-        return self.method in ("POST", "PATCH")
+        return self.method in ("POST", "PATCH", "PUT")
 
 
 AnyOperation = Operation[Any]

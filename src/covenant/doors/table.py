@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from covenant.doors import mailbox, pushes, registry, tenants
+from covenant.doors import mailbox, peers, pushes, registry, tenants
 from covenant.doors.operation import AnyOperation
 from covenant.wire.frames import squashed
 
@@ -13,5 +13,6 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
     *registry.OPERATIONS,
     *tenants.OPERATIONS,
     *pushes.OPERATIONS,
+    *peers.OPERATIONS,
 )
 BY_KIND: Final = {squashed(operation.kind): operation for operation in OPERATIONS}

@@ -27,6 +27,7 @@ from covenant.doors.http.reply import reply_internal, reply_not_found, reply_ref
 from covenant.doors.http.routes import ByMethod
 from covenant.doors.metrics import Meter
 from covenant.doors.operation import AnyOperation, Office
+from covenant.doors.peers import PeerDesk
 from covenant.doors.table import OPERATIONS
 from covenant.doors.waiting import Waits
 from covenant.exchange.catalogue import Catalogue
@@ -123,13 +124,14 @@ def build_http(
     origins: Sequence[str] = (),
     body_bytes_max: int = BODY_BYTES_MAX,
     legacy_kinds: bool = False,
+    peers: PeerDesk | None = None,
     more_routes: Sequence[BaseRoute] = (),
     under: Sequence[tuple[str, ASGIApp]] = (),
     described: Sequence[Described] = (),
 ) -> HttpDoor:
     """`waits` and `meter` are shared with the local socket. `more_routes` are other doors on the same port, and `under`
     those that answer for everything below a prefix; `described` is what the OpenAPI document says of them."""
-    office = Office(exchange, registry, ledger, tenancy, catalogue)
+    office = Office(exchange, registry, ledger, tenancy, catalogue, peers)
     calls = {
         operation.kind: Call(
             operation,

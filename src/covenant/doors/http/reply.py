@@ -57,7 +57,7 @@ async def reply_problem(send: Send, refusal: Refusal, headers: Sequence[Header] 
 
 def speaks_plainly(path: str) -> bool:
     """Whether refusals at this path are told as problems: everywhere but at the mailbox."""
-    return path.startswith("/v1/")
+    return path.startswith(("/v1/", "/api/v1/"))
 
 
 async def reply_internal(send: Send, *, plain: bool = False) -> None:

@@ -16,6 +16,7 @@ from covenant.doors.ipc.dialogue import HANDSHAKE_BYTES_MAX, HANDSHAKE_S, Dialog
 from covenant.doors.ipc.stream import FrameStream
 from covenant.doors.metrics import Meter
 from covenant.doors.operation import Office
+from covenant.doors.peers import PeerDesk
 from covenant.doors.waiting import Waits
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.doorkeeper import Doorkeeper
@@ -46,6 +47,7 @@ class IpcServer:
         waits: Waits,
         meter: Meter,
         version: str,
+        peers: PeerDesk | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX,
         handshake_s: float = HANDSHAKE_S,
@@ -55,7 +57,7 @@ class IpcServer:
         self._connections_max = connections_max
         self._meter = meter
         self._talk = Talk(
-            Office(exchange, registry, ledger, tenancy, catalogue),
+            Office(exchange, registry, ledger, tenancy, catalogue, peers),
             doorkeeper,
             waits,
             meter,

@@ -1,0 +1,48 @@
+"""`covenant peers verify-proof`."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import click
+
+from covenant.cli.failures import Failure
+from covenant.cli.output import put, put_json, shape
+
+FILE_BYTES_MAX = 64 * 1024 * 1024
+
+
+@click.command("verify-proof", epilog=shape("proof_verified", "holds", "checks", "unchecked"))
+@click.argument("file", type=click.File("rb"))
+@click.option("--provider", metavar="ID", help="Who must have made it.")
+@click.option("--requester", metavar="ID", help="For whom it must have been made.")
+@click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most that it may have used.")
+@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object.")
+def command(*, file: IO[bytes], provider: str | None, requester: str | None, budget: int | None, as_json: bool) -> None:
+    """Check, offline, what a peer's result proves. FILE is what `covenant peers proof` wrote; - reads it from stdin.
+
+    One changed, missing or moved line of the conversation fails, and so does a changed offer, result or usage.
+    """
+    from covenant.seal.evidence import verify_evidence
+
+    data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise Failure("too_large", f"a proof has at most {FILE_BYTES_MAX} bytes")
+    try:
+        report = verify_evidence(data, provider=provider, requester=requester, budget=budget)
+    except ValueError as wrong:
+        raise Failure("no_proof", f"this is no proof: {wrong}") from None
+    if as_json:
+        checks: list[dict[str, Any]] = [
+            {"name": check.name, "holds": check.holds, "detail": check.detail} for check in report.checks
+        ]
+        put_json(
+            {"kind": "proof_verified", "holds": report.holds, "checks": checks, "unchecked": list(report.unchecked)}
+        )
+    else:
+        for check in report.checks:
+            put(f"{'holds ' if check.holds else 'BROKEN'}  {check.name}  {check.detail}".rstrip())
+        for name in report.unchecked:
+            put(f"not checked  {name}")
+    if not report.holds:
+        raise click.exceptions.Exit(1)
