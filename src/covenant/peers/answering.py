@@ -1,0 +1,90 @@
+"""What we tell a peer that we can do, under our signature; and the token that lets it ask for that."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from covenant.model.acquaintance import Capabilities, Peer
+from covenant.model.delegation import BUDGET_MAX, CapabilityQuery, CapabilityResponse, Profile
+from covenant.model.peer import SUPPORTED_VERSIONS, Trust
+from covenant.peers.keyring import Keyring
+from covenant.peers.settings import PeerSettings
+from covenant.seal.assertions import sign_capabilities
+from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue
+
+BELIEVED_MS_MAX: Final = 3_600_000
+
+_NAMEABLE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}").fullmatch
+
+
+class Offering(NamedTuple):
+    """What a peer may ask of us now, how much of that is under way, and how much more there could be."""
+
+    profiles: tuple[Profile, ...]
+    active: int
+    free: int
+
+
+def listed(peer: Peer, entries: tuple[str, ...]) -> bool:
+    return peer.id in entries or peer.name in entries
+
+
+def barred(peer: Peer, settings: PeerSettings) -> bool:
+    """Whether an operator has said that this peer may not delegate to us."""
+    return peer.denied or listed(peer, settings.deny) or bool(settings.allow and not listed(peer, settings.allow))
+
+
+def budget_max(peer: Peer, settings: PeerSettings) -> int:
+    own = peer.limits.budget_max
+    return min(BUDGET_MAX, settings.budget_max, own if own is not None else BUDGET_MAX)
+
+
+def answer(
+    query: CapabilityQuery, peer: Peer, offering: Offering, keyring: Keyring, *, settings: PeerSettings, now_ms: int
+) -> CapabilityResponse:
+    response = CapabilityResponse(
+        provider=keyring.id,
+        audience=peer.id,
+        nonce=query.nonce,
+        versions=SUPPORTED_VERSIONS,
+        profiles=offering.profiles,
+        active_delegations=offering.active,
+        free_slots=offering.free,
+        trust_level=peer.trust,
+        keys=keyring.bundle(now_ms),
+        issued_at_ms=now_ms,
+        expires_at_ms=now_ms + settings.capabilities_life_ms,
+        token=token_for(peer, offering, keyring, settings=settings, now_ms=now_ms),
+    )
+    return sign_capabilities(keyring.private_key, response)
+
+
+def token_for(peer: Peer, offering: Offering, keyring: Keyring, *, settings: PeerSettings, now_ms: int) -> str | None:
+    """None for one that may not delegate, whatever it shows."""
+    if not peer.trust.covers(Trust.VERIFIED) or barred(peer, settings) or not offering.profiles:
+        return None
+    names = frozenset(each.name for each in offering.profiles)
+    # More than a token can name are not named in it: each offer is held against what there is in any case.
+    nameable = len(names) <= PROFILES_MAX and all(map(_NAMEABLE, names))
+    terms = Narrowing(
+        profiles=names if nameable else None,
+        budget=budget_max(peer, settings),
+        depth=settings.depth_max,
+        expires_at_ms=now_ms + settings.token_life_ms,
+    )
+    return issue(keyring.private_key, peer.id, terms)
+
+
+def learned(response: CapabilityResponse, now_ms: int) -> Capabilities:
+    """What is kept of an answer that holds; not for ever, whatever it says."""
+    return Capabilities(
+        profiles=response.profiles,
+        versions=response.versions,
+        active_delegations=response.active_delegations,
+        free_slots=response.free_slots,
+        trust_level=response.trust_level,
+        issued_at_ms=response.issued_at_ms,
+        expires_at_ms=min(response.expires_at_ms, now_ms + BELIEVED_MS_MAX),
+        token=response.token,
+    )
