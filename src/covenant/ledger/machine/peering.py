@@ -131,7 +131,8 @@ def learn_peer(decide: Decide, command: LearnPeer) -> Peer:
         learned |= {
             "challenge": None,
             "verified_at_ms": decide.now_ms,
-            "trust": max(peer.trust, Trust.VERIFIED, key=_rank),
+            # One that was verified before and is a mere peer now was lowered by an operator: that stands.
+            "trust": max(peer.trust, Trust.VERIFIED, key=_rank) if peer.verified_at_ms is None else peer.trust,
         }
     elif command.challenge is not None:
         learned["challenge"] = command.challenge
@@ -247,7 +248,9 @@ def _say(decide: Decide, delegation: Delegation, said: tuple[Said, ...], by: Age
     for each in said:
         delegation = _put_parcel(decide, delegation, each)
     if delegation.ended:
-        delegation = replace(delegation, offer=None)
+        if delegation.result is None:
+            # A result that nobody has taken yet is still to be shown with what it answers.
+            delegation = replace(delegation, offer=None)
         _make_room(decide, delegation.key)
     decide.add(DelegationPut(delegation))
     if by is not None:
