@@ -52,8 +52,8 @@ class RemovePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
 class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
     """What was learned of a peer by talking to it, and checked. None leaves a thing as it is.
 
-    With `verified`, a mere peer is verified from here on, the first time: it has answered `challenge`, which must be the
-    one that it was last sent. No trust is ever lost or gained by anything else here.
+    With `verified`, the first time, a mere peer is verified from here on: it has answered `challenge`, which must be
+    the one that it was last sent. No trust is ever lost or gained by anything else here.
     """
 
     by: AgentId
