@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from covenant.agents.budget import budgeted
 from covenant.agents.calls import DELEGATED, Calls
 from covenant.agents.tracing import begin_attempt
 from covenant.exchange.delegation import Delegations
@@ -85,6 +86,7 @@ class Job:
         "_room",
         "_timer",
         "_updates",
+        "budget",
         "deadline",
         "finishing",
         "full",
@@ -125,6 +127,7 @@ class Job:
         self.deadline: asyncio.TimerHandle | None = None
         self.notes: dict[str, Any] = {}
         """What goes into the result's metadata."""
+        self.budget = budgeted(leased.task)
         self._ledger = ledger
         self._limits = limits
         self._done = done
@@ -179,6 +182,9 @@ class Job:
         usage: dict[str, float] = self.notes.setdefault("usage", {})
         for name, amount in amounts.items():
             usage[name] = usage.get(name, 0) + amount
+        if self.budget is not None and (over := self.budget.take(amounts, self.notes)) is not None:
+            self.fail(over)
+            self._loop.call_soon(self.cut, over)
 
     def charge(self, amounts: dict[str, float]) -> None:
         """What others used that this task had asked for it."""

@@ -78,8 +78,9 @@ class ModelBody:
         except OutOfTokens as spent:
             job.fail(str(spent))
         except UsageLimitExceeded:
-            over = self._tokens_max and _tokens(job, usage) >= self._tokens_max
-            job.fail(self._spent() if over else "the model did not come to an answer")
+            most = self._most(job)
+            over = most and _tokens(job, usage) >= most
+            job.fail(_spent(most) if over else "the model did not come to an answer")
         except (ModelAPIError, UnexpectedModelBehavior) as error:
             log.warning("model.failed", exc_info=True, extra=job.fields(model=self._model.model_name))
             job.fail(f"the model failed: {trouble(error)}")
@@ -106,19 +107,26 @@ class ModelBody:
             ),
             retries=RETRIES,
         )
-        limits = UsageLimits(request_limit=REQUESTS_MAX, total_tokens_limit=self._tokens_max or None)
+        limits = UsageLimits(request_limit=REQUESTS_MAX, total_tokens_limit=self._most(job) or None)
         async with agent.run_stream_events(
             prompt_of(job), message_history=history_of(await earlier(job)), usage_limits=limits, usage=usage
         ) as events:
             await listen(events, job, speech)
 
     async def _use(self, job: Job, toolbox: Toolbox, name: str, context: RunContext[Any], /, **given: Any) -> str:
-        if self._tokens_max and _tokens(job, context.usage) >= self._tokens_max:
-            raise OutOfTokens(self._spent())
+        most = self._most(job)
+        if most and _tokens(job, context.usage) >= most:
+            raise OutOfTokens(_spent(most))
         return await toolbox.use(name, given, context.run_step)
 
-    def _spent(self) -> str:
-        return f"the token budget of this task, {self._tokens_max}, is used up"
+    def _most(self, job: Job) -> int:
+        """Tokens for this task: what is set here, or less if whoever asked for it has said so. 0: no limit."""
+        budget = job.budget.tokens if job.budget is not None else 0
+        return min(filter(None, (self._tokens_max, budget)), default=0)
+
+
+def _spent(most: int) -> str:
+    return f"the token budget of this task, {most}, is used up"
 
 
 def _tokens(job: Job, usage: RunUsage) -> float:

@@ -14,9 +14,21 @@ from covenant.model.delegating import ENDED, STATUS, Role, State
 from covenant.model.delegation import DelegationResult, Offer, Proof, Status, TokenUsage
 from covenant.model.ids import TaskId
 from covenant.model.peer import InstanceId
+from covenant.model.task import Task
 
 PEER: Final = "peer"
 """The origin of tasks that a peer has delegated to us."""
+TERMS: Final = "covenant.peer"
+"""In such a task's request metadata: what was agreed (`budget`, `depth_remaining`) and with whom (`peer`)."""
+BUDGET_EXCEEDED: Final = "budget_exceeded"
+
+
+def budget_of(task: Task) -> int | None:
+    """How many tokens a task may use, with all that it delegates; None where nobody has said."""
+    if task.origin != PEER:
+        return None
+    budget = ((task.request_metadata or {}).get(TERMS) or {}).get("budget")
+    return budget if isinstance(budget, int) else None
 
 
 class DelegationKey(msgspec.Struct, frozen=True, gc=False):
@@ -46,6 +58,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moved_at_ms: int = 0
     heard_at_ms: int = 0
     """When the other side last said something of it."""
+    accepted_at_ms: int = 0
+    """The requester's: when it was told so first. From then on its time runs."""
     status_interval_ms: int = 0
     said: int = 0
     """The number of what we said of it last, and of what we heard."""
@@ -65,7 +79,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     redacted: int = 0
     """How many secrets were found in what we said."""
     offer: Offer | None = None
-    """While it has not ended: to be offered again, and to be proven."""
+    """While it has not ended, or its result was not taken: to be offered again, and to be proven."""
     result: DelegationResult | None = None
     """The requester's, until its task has taken it."""
     proof: Proof | None = None

@@ -9,6 +9,8 @@ Everything can be checked offline: the provider's key is in the proof and gives 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,11 +20,12 @@ from covenant.model.delegation import DelegationResult, Offer, Proof, Transcript
 from covenant.model.ids import PublicKey
 from covenant.model.peer import InstanceId
 from covenant.seal import merkle
-from covenant.seal.documents import Uncanonical, canonical, digest, document_holds, sign_document
+from covenant.seal.documents import Uncanonical, base64url, canonical, digest, document_holds, sign_document
 from covenant.seal.identity import instance_id, is_key_of, unsigned
 from covenant.seal.keys import public_key
 
 KIND: Final = "proof"
+_SALT: Final = b"covenant.transcript.salt.v1\n"
 RESULT_FIELDS: Final = (
     "offerId",
     "delegationId",
@@ -75,6 +78,12 @@ def offer_hash(offer: Offer) -> str:
 def result_hash(result: DelegationResult) -> str:
     fields: dict[str, Any] = msgspec.to_builtins(result)
     return digest({name: fields[name] for name in RESULT_FIELDS})
+
+
+def line_salt(private_key: bytes, delegation_id: str, seq: int) -> str:
+    """Chance for one line, that only the provider knows: the same whenever the transcript is made again."""
+    named = f"{delegation_id}\n{seq}".encode()
+    return base64url(hmac.digest(private_key, _SALT + named, hashlib.sha256)[:16])
 
 
 def transcript_root(transcript: Sequence[TranscriptEntry]) -> str:

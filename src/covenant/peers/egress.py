@@ -1,0 +1,118 @@
+"""What leaves for a peer, searched for secrets first: what is offered, reported and answered.
+
+Only words and values are looked at; ids, numbers and signatures are not changed. Whoever signs something signs what was
+cleared. What was found is told by path and kind, never as what it was. In the mode `block` an offer with a secret is
+refused, a report goes without its words, and of a result nothing goes but that it was held back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from covenant.model.content import Content
+from covenant.model.delegation import (
+    CONTEXT_CHARS_MAX,
+    RESULT_CHARS_MAX,
+    TASK_CHARS_MAX,
+    DelegationResult,
+    Offer,
+    StatusReport,
+    TranscriptEntry,
+)
+from covenant.model.errors import TooLarge
+from covenant.peers.settings import Redaction
+from covenant.wire import redaction
+from covenant.wire.redaction import Finding
+
+HELD_BACK: Final = "secret_found"
+MESSAGE_CHARS_MAX: Final = 4_000
+ERROR_CHARS_MAX: Final = 10_000
+LINE_MEMBERS: Final = ("content", "tool_calls", "tool_result")
+
+M = TypeVar("M")
+replace = msgspec.structs.replace
+
+
+class Cleared(NamedTuple, Generic[M]):
+    """`message` may leave. `findings`: what was in it before, or (mode `warn`) still is."""
+
+    message: M
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def found(self) -> int:
+        """How many secrets."""
+        return sum(each.count for each in self.findings)
+
+
+def told(findings: tuple[Finding, ...]) -> str:
+    """For people: what was found and where."""
+    return ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
+
+
+def clear_offer(offer: Offer, mode: Redaction) -> Cleared[Offer]:
+    """`secret_found`, if it is not to be sent."""
+    if mode == "off":
+        return Cleared(offer)
+    words = {"task": offer.task, "context": offer.context, "parts": msgspec.to_builtins(offer.parts)}
+    found = redaction.redact(words, mode)
+    if found.blocked:
+        raise redaction.blocked(found)
+    if found.value is words:
+        return Cleared(offer, found.findings)
+    clean = found.value
+    if len(clean["task"]) > TASK_CHARS_MAX or len(clean["context"] or "") > CONTEXT_CHARS_MAX:
+        raise TooLarge("offer_too_large", "without the secrets that were found in it, it is too long to be offered")
+    parts = msgspec.convert(clean["parts"], tuple[Content, ...])
+    return Cleared(replace(offer, task=clean["task"], context=clean["context"], parts=parts), found.findings)
+
+
+def clear_report(report: StatusReport, mode: Redaction) -> Cleared[StatusReport]:
+    if mode == "off" or report.message is None:
+        return Cleared(report)
+    found = redaction.redact({"message": report.message}, mode)
+    if found.blocked:
+        return Cleared(replace(report, message=None), found.findings)
+    message = found.value["message"][:MESSAGE_CHARS_MAX]
+    return Cleared(replace(report, message=message) if message != report.message else report, found.findings)
+
+
+def clear_result(result: DelegationResult, mode: Redaction) -> Cleared[DelegationResult]:
+    """Without its transcript, which is cleared by itself."""
+    if mode == "off":
+        return Cleared(result)
+    words = {"result": result.result, "error": result.error, "parts": msgspec.to_builtins(result.parts)}
+    found = redaction.redact(words, mode)
+    if found.blocked:
+        error = f"the result was held back, since it seems to hold secrets: {told(found.findings)}"
+        held = replace(
+            result, status="failed", result=None, parts=(), error=error[:ERROR_CHARS_MAX], error_code=HELD_BACK
+        )
+        return Cleared(held, found.findings)
+    if found.value is words:
+        return Cleared(result, found.findings)
+    clean: dict[str, Any] = found.value
+    cleared = replace(
+        result,
+        result=clean["result"] and clean["result"][:RESULT_CHARS_MAX],
+        error=clean["error"] and clean["error"][:ERROR_CHARS_MAX],
+        parts=msgspec.convert(clean["parts"], tuple[Content, ...]),
+    )
+    return Cleared(cleared, found.findings)
+
+
+def clear_transcript(transcript: tuple[TranscriptEntry, ...], mode: Redaction) -> Cleared[tuple[TranscriptEntry, ...]]:
+    """In the mode `block` lines are cleared too: their root leaves in any case."""
+    if mode == "off":
+        return Cleared(transcript)
+    words = [{name: getattr(line, name) for name in LINE_MEMBERS} for line in transcript]
+    found = redaction.redact(words, "warn" if mode == "warn" else "redact")
+    if found.value is words:
+        return Cleared(transcript, found.findings)
+    lines = (
+        replace(line, **{name: clean[name] and clean[name][:RESULT_CHARS_MAX] for name in LINE_MEMBERS})
+        for line, clean in zip(transcript, found.value, strict=True)
+    )
+    return Cleared(tuple(lines), found.findings)
