@@ -220,7 +220,7 @@ class ProofAnswer(Answer, frozen=True, kw_only=True, rename="camel", tag="delega
     proof: Proof | None
 
 
-class MessageList(Answer, frozen=True, kw_only=True, rename="camel", tag="peer_messages"):
+class PeerMessageList(Answer, frozen=True, kw_only=True, rename="camel", tag="peer_messages"):
     messages: tuple[LoggedMessage, ...]
     total: int
 

@@ -19,9 +19,9 @@ from covenant.doors.peer_answers import (
     DelegationShown,
     DelegationTreeAnswer,
     Discovered,
-    MessageList,
     PeerAnswer,
     PeerList,
+    PeerMessageList,
     PeerRemoved,
     PeerShown,
     ProofAnswer,
@@ -280,11 +280,11 @@ async def delegation_tree(office: Office, caller: Principal, request: asked.Dele
     return DelegationTreeAnswer(tree=await desk.tree(request.delegation_id))
 
 
-async def list_peer_messages(office: Office, caller: Principal, request: asked.ListMessages) -> MessageList:
+async def list_peer_messages(office: Office, caller: Principal, request: asked.ListPeerMessages) -> PeerMessageList:
     desk = await _desk(office, caller, "listing messages")
     peer = desk.find(request.peer_id).id if request.peer_id is not None else None
     found = [each for each in await desk.messages() if peer in (None, each.peer) and request.type in (None, each.typ)]
-    return MessageList(messages=tuple(found[request.offset : request.offset + request.limit]), total=len(found))
+    return PeerMessageList(messages=tuple(found[request.offset : request.offset + request.limit]), total=len(found))
 
 
 async def peer_config(office: Office, caller: Principal, request: asked.ShowConfig) -> ConfigAnswer:  # noqa: ARG001

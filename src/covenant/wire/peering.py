@@ -151,7 +151,7 @@ class DelegationTree(DelegationRequest, frozen=True, kw_only=True):
     pass
 
 
-class ListMessages(PeerAsking, frozen=True, kw_only=True):
+class ListPeerMessages(PeerAsking, frozen=True, kw_only=True):
     peer_id: Named | None = None
     type: Annotated[str, msgspec.Meta(max_length=32)] | None = None
     limit: Page = 20
