@@ -130,6 +130,7 @@ class Correspondence:
         if not live:
             del self._at_work[key.role, key.peer]
         self._at_rest[key] = None
+        self._at_rest.move_to_end(key)
 
     def _drop_delegation(self, key: DelegationKey) -> None:
         delegation = self._delegations.pop(key)

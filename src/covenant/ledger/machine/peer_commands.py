@@ -12,6 +12,9 @@ from covenant.model.ids import AgentId
 from covenant.model.peer import InstanceId, KeyBundle, Trust
 
 PEERS: Key = ("peers",)
+"""How many there are, and what they are called."""
+ENDED: Key = ("delegations",)
+"""How many that have ended are kept."""
 
 
 class AddPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
@@ -22,14 +25,14 @@ class AddPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
     peer: Peer
 
     def keys(self) -> tuple[Key, ...]:
-        return PEERS, ("peer", self.peer.id), AUDIT
+        return PEERS, *peer_keys(self.peer.id)
 
 
 class PeerCommand(Command[Peer], frozen=True, gc=False, kw_only=True):
     id: InstanceId
 
     def keys(self) -> tuple[Key, ...]:
-        return ("peer", self.id), AUDIT
+        return PEERS, *peer_keys(self.id)
 
 
 class ChangePeer(PeerCommand, frozen=True, gc=False, kw_only=True):
@@ -75,7 +78,7 @@ class SucceedPeer(Command[Peer], frozen=True, gc=False, kw_only=True):
     """By the old key. Otherwise the operator says so, and it is a mere peer until it is verified again."""
 
     def keys(self) -> tuple[Key, ...]:
-        return PEERS, ("peer", self.old), ("peer", self.keys_shown.id), AUDIT
+        return PEERS, *peer_keys(self.old), *peer_keys(InstanceId(self.keys_shown.id))
 
 
 class RevokeToken(Command[bool], frozen=True, gc=False, kw_only=True):
@@ -143,7 +146,7 @@ class Tell(Command[Moved], frozen=True, gc=False, kw_only=True):
     """Who is in the audit for it, if it is to be there."""
 
     def keys(self) -> tuple[Key, ...]:
-        return ("parcels", self.key.peer), *delegation_keys(self.key)
+        return *peer_keys(self.key.peer), *delegation_keys(self.key)
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +180,7 @@ class Hear(Command[Heard], frozen=True, gc=False, kw_only=True):
         sender = self.envelope.sender
         of_task = self.accept.keys() if self.accept is not None else ()
         of_delegation = delegation_keys(self.key) if self.key is not None else ()
-        return ("envelopes", sender), ("peer", sender), ("parcels", sender), *of_delegation, *of_task
+        return ("envelopes", sender), *peer_keys(sender), *of_delegation, *of_task
 
 
 class MoveParcels(Command[None], frozen=True, gc=False, kw_only=True):
@@ -186,8 +189,15 @@ class MoveParcels(Command[None], frozen=True, gc=False, kw_only=True):
     moves: tuple[ParcelMove, ...]
 
     def keys(self) -> tuple[Key, ...]:
-        return tuple(key for move in self.moves for key in delegation_keys(move.delegation))
+        return tuple(
+            key for move in self.moves for key in (*peer_keys(move.delegation.peer), *delegation_keys(move.delegation))
+        )
+
+
+def peer_keys(peer: InstanceId) -> tuple[Key, ...]:
+    """A peer stands for its delegations too, as far as they are counted, removed or renamed with it."""
+    return ("peer", peer), AUDIT
 
 
 def delegation_keys(key: DelegationKey) -> tuple[Key, ...]:
-    return (("delegation", key.role.value, key.peer, key.offer_id), AUDIT)
+    return ("delegation", key.role.value, key.peer, key.offer_id), ENDED, AUDIT

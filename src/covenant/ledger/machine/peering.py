@@ -184,6 +184,8 @@ def tell(decide: Decide, command: Tell) -> Moved:
     record = decide.view.delegation(command.key)
     if record is None and command.begin is None:
         raise decide.refuse(unknown_delegation(command.key.offer_id))
+    if record is None or command.said:
+        _peer(decide, command.key.peer)  # nobody would ever deliver what is said to one that is gone
     before = record or _begun(decide, command.begin)
     state = record.state if record is not None else None
     after = _moved(decide, before, state, command.happenings, command.changes)
@@ -299,13 +301,19 @@ def _make_room(decide: Decide, ending: DelegationKey) -> None:
 
 
 def move_parcels(decide: Decide, command: MoveParcels) -> None:
-    moves: dict[tuple[DelegationKey, int], ParcelMove] = {(each.delegation, each.seq): each for each in command.moves}
-    for each in moves.values():
+    through: dict[DelegationKey, int] = {}
+    failed: dict[tuple[DelegationKey, int], ParcelMove] = {}
+    for each in command.moves:
         if each.delivered:
-            first = decide.view.parcel_first(each.delegation)
-            if first is not None and first.seq <= each.seq:
-                decide.add(ParcelsDropped(each.delegation, each.seq))
-        elif decide.view.parcel(each.delegation, each.seq) is not None:
+            through[each.delegation] = max(each.seq, through.get(each.delegation, 0))
+        else:
+            failed[each.delegation, each.seq] = each
+    for key, seq in through.items():
+        first = decide.view.parcel_first(key)
+        if first is not None and first.seq <= seq:
+            decide.add(ParcelsDropped(key, seq))
+    for (key, seq), each in failed.items():
+        if seq > through.get(key, 0) and decide.view.parcel(key, seq) is not None:
             decide.add(ParcelMoved(each))
 
 
