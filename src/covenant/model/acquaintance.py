@@ -37,6 +37,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """What it allows us, as a token that we narrow for each offer. Never shown."""
 
 
+class IssuedToken(msgspec.Struct, frozen=True, gc=False):
+    """Of a token that we gave: the id by which it, and all that was narrowed from it, can be revoked."""
+
+    id: str
+    until_ms: int
+
+
 class Challenge(msgspec.Struct, frozen=True, gc=False):
     nonce: str
     made_at_ms: int
@@ -59,6 +66,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verified_at_ms: int | None = None
     capabilities: Capabilities | None = None
     limits: PeerLimits = PeerLimits()
+    issued: tuple[IssuedToken, ...] = ()
+    """The tokens that we gave it and that are still good, the newest last."""
     heard_at_ms: int = 0
     """When it last proved to be there."""
     conflict: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from covenant.ledger.machine.commands import AUDIT, Accept, Command, Key
-from covenant.model.acquaintance import Capabilities, Challenge, Peer, PeerLimits
+from covenant.model.acquaintance import Capabilities, Challenge, IssuedToken, Peer, PeerLimits
 from covenant.model.correspondence import Delegation, DelegationKey, Envelope, ParcelMove
 from covenant.model.delegation import DelegationResult, Proof, TokenUsage
 from covenant.model.ids import AgentId
@@ -66,6 +66,8 @@ class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
     verified: bool = False
     conflict: str | None = None
     """Empty: there is none any more."""
+    issued: IssuedToken | None = None
+    """A token that it is given with this."""
 
 
 class SucceedPeer(Command[Peer], frozen=True, gc=False, kw_only=True):

@@ -45,6 +45,8 @@ from covenant.model.peer import InstanceId, Trust
 replace = msgspec.structs.replace
 
 BUSY_RETRY_MS = 60_000
+ISSUED_MAX = 32
+"""Tokens of a peer that are remembered; one is given again for as long as it is good, so there are few."""
 
 
 def add_peer(decide: Decide, command: AddPeer) -> Peer:
@@ -125,6 +127,9 @@ def learn_peer(decide: Decide, command: LearnPeer) -> Peer:
         learned["capabilities"] = command.capabilities
     if command.conflict is not None:
         learned["conflict"] = command.conflict or None
+    if command.issued is not None:
+        good = [token for token in peer.issued if token.until_ms > decide.now_ms]
+        learned["issued"] = (*good[-(ISSUED_MAX - 1) :], command.issued)
     if command.verified:
         if command.challenge is None or peer.challenge != command.challenge:
             raise decide.refuse(Conflict("challenge_over", "this is not the answer to the last challenge; ask again"))
