@@ -12,6 +12,7 @@ import msgspec
 
 from covenant.model.delegating import Role
 from covenant.model.delegation import Uuid
+from covenant.model.errors import Conflict
 from covenant.model.peer import KeyBundle
 from covenant.wire.decoding import decode as decode_json
 
@@ -58,9 +59,27 @@ class Received(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     envelope: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class Refused(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """An envelope was not taken in. `expected`: the number that is missing before it, if it came out of order."""
+
+    error: str = ""
+    code: str = ""
+    expected: int | None = None
+    retry_after_seconds: int | None = None
+
+
+class OutOfOrder(Conflict):
+    """What was said before this has not come here. Sent again in its order, it is taken in."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__("out_of_order", f"number {expected} is missing; send what was said in its order")
+        self.expected = expected
+
+
 _POLL: Final = msgspec.json.Decoder(Poll)
 _POLLED: Final = msgspec.json.Decoder(Polled)
 _RECEIVED: Final = msgspec.json.Decoder(Received)
+_REFUSED: Final = msgspec.json.Decoder(Refused)
 _INTRODUCTION: Final = msgspec.json.Decoder(Introduction)
 
 
@@ -77,6 +96,11 @@ def decode_polled(body: bytes) -> Polled:
 def decode_received(body: bytes) -> Received:
     received: Received = decode_json(_RECEIVED, body)
     return received
+
+
+def decode_refused(body: bytes) -> Refused:
+    refused: Refused = decode_json(_REFUSED, body)
+    return refused
 
 
 def decode_introduction(body: bytes) -> Introduction:

@@ -1,0 +1,17 @@
+"""A message of a peer, as the parts that act on it get it: proven, opened, read, and not acted on yet."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from covenant.model.acquaintance import Peer
+from covenant.model.correspondence import Envelope
+from covenant.model.delegation import Message
+
+
+class Incoming(NamedTuple):
+    """Whoever takes it commits one `Hear` with this envelope, and everything that follows from it in the same."""
+
+    peer: Peer
+    envelope: Envelope
+    message: Message
