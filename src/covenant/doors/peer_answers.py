@@ -12,19 +12,12 @@ from covenant.model.acquaintance import Peer, PeerLimits
 from covenant.model.correspondence import Delegation, LoggedMessage
 from covenant.model.delegation import Profile, Proof, Status, TokenUsage
 from covenant.model.peer import InstanceId, Trust
+from covenant.wire.peering import Waiting
 
 ONLINE_MS = 90_000
 """Who was heard of since is there."""
 
 Presence = Literal["online", "offline", "unknown"]
-
-
-class Waiting(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
-    """What a peer does not have yet, and why."""
-
-    count: int = 0
-    failure: str | None = None
-    next_ms: int | None = None
 
 
 class CapabilitiesShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, get_type_hints
+from typing import Any, Final, Protocol, get_type_hints
 
 import msgspec
 
@@ -26,14 +26,12 @@ from covenant.doors.peer_answers import (
     PeerShown,
     ProofAnswer,
     TokensRevoked,
-    Waiting,
 )
 from covenant.exchange.operators import require_operator
 from covenant.exchange.principal import Principal
 from covenant.ledger.contract import TreeNode
 from covenant.model.acquaintance import Capabilities, Peer, PeerLimits
 from covenant.model.correspondence import Delegation, LoggedMessage
-from covenant.model.delegation import Proof
 from covenant.model.errors import Invalid, Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.peer import InstanceId, Trust
@@ -50,24 +48,6 @@ DELEGATIONS: Final = "/api/v1/a2a/delegations"
 DELEGATION: Final = "/api/v1/a2a/delegations/{delegation_id}"
 
 
-class Evidence(NamedTuple):
-    """What proves a result: all of it as it was sent."""
-
-    offer: Any
-    result: Any
-    transcript: Any
-    proof: Proof | None
-
-
-class Begun(NamedTuple):
-    """`peer` is None where an agent here does it."""
-
-    task_id: str
-    peer: InstanceId | None
-    profile: str
-    duplicate: bool
-
-
 class PeerDesk(Protocol):
     """What a daemon with peers can do. `named`: an id, a name, or the beginning of an id."""
 
@@ -78,7 +58,7 @@ class PeerDesk(Protocol):
     def config(self) -> dict[str, Any]: ...
 
     async def peers(self) -> Sequence[Peer]: ...
-    def waiting(self, peer: InstanceId) -> Waiting: ...
+    def waiting(self, peer: InstanceId) -> asked.Waiting: ...
     def find(self, named: str) -> Peer: ...
     async def add(
         self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None
@@ -104,7 +84,7 @@ class PeerDesk(Protocol):
         """Candidates, and the ways they are found by."""
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, Capabilities]: ...
-    async def delegate(self, by: AgentId, request: asked.Delegate) -> Begun: ...
+    async def delegate(self, by: AgentId, request: asked.Delegate) -> asked.Begun: ...
     async def delegations(self) -> Sequence[Delegation]: ...
     def find_delegation(self, named: str) -> Delegation: ...
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
@@ -113,7 +93,7 @@ class PeerDesk(Protocol):
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation: ...
     async def offer_again(self, by: AgentId, named: str) -> Delegation: ...
     async def force_error(self, by: AgentId, named: str, reason: str) -> Delegation: ...
-    async def evidence(self, named: str) -> Evidence: ...
+    async def evidence(self, named: str) -> asked.Evidence: ...
     async def tree(self, named: str) -> TreeNode: ...
     async def messages(self) -> Sequence[LoggedMessage]: ...
 

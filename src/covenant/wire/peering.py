@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -11,9 +11,10 @@ from covenant.model.delegation import (
     CONTEXT_CHARS_MAX,
     TASK_CHARS_MAX,
     TIMEOUT_MS_MAX,
+    Proof,
     Status,
 )
-from covenant.model.peer import Trust
+from covenant.model.peer import InstanceId, Trust
 from covenant.wire.mailbox import Request
 
 PAGE_MAX = 100
@@ -160,3 +161,29 @@ class ListPeerMessages(PeerAsking, frozen=True, kw_only=True):
 
 class ShowConfig(PeerAsking, frozen=True, kw_only=True):
     pass
+
+
+class Waiting(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """What a peer does not have yet, and why."""
+
+    count: int = 0
+    failure: str | None = None
+    next_ms: int | None = None
+
+
+class Begun(NamedTuple):
+    """`peer` is None where an agent here does it."""
+
+    task_id: str
+    peer: InstanceId | None
+    profile: str
+    duplicate: bool
+
+
+class Evidence(NamedTuple):
+    """What proves a result: all of it as it was sent."""
+
+    offer: Any
+    result: Any
+    transcript: Any
+    proof: Proof | None

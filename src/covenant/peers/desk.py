@@ -1,0 +1,292 @@
+"""The desk: what an operator can ask of peers and delegations, over whichever door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from covenant.exchange.beginning import Beginnings
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import ELSEWHERE, REMOTE
+from covenant.exchange.views import Views
+from covenant.ledger.contract import Ledger, TreeNode
+from covenant.ledger.machine.commands import Cancel
+from covenant.ledger.machine.peer_commands import RevokeToken
+from covenant.ledger.machine.peering import unknown_delegation
+from covenant.model.acquaintance import Capabilities, Peer, PeerLimits
+from covenant.model.correspondence import Delegation, LoggedMessage
+from covenant.model.delegating import Role
+from covenant.model.delegation import Proof
+from covenant.model.errors import Conflict, Invalid, NotFound
+from covenant.model.folding import TaskState
+from covenant.model.ids import AgentId, TaskId, parse_task_id
+from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId, Trust
+from covenant.model.task import NATIVE, Task, fingerprint
+from covenant.model.tenant import DEFAULT
+from covenant.model.update import StatusUpdate
+from covenant.outbound.reply import answer_text
+from covenant.peers.acquaintances import Acquaintances, as_refusal
+from covenant.peers.courier import Courier
+from covenant.peers.discovery.candidate import Candidate
+from covenant.peers.discovery.finding import Discovery, Way
+from covenant.peers.line import LineFailed
+from covenant.peers.providing import Providing
+from covenant.peers.requesting import Requesting
+from covenant.peers.settings import PeerSettings
+from covenant.wire.peering import Begun, Delegate, Evidence, Waiting
+
+PROOF: Final = "covenant.proof"
+"""In the metadata of a task's update: all that proves the result of the delegation that it stands for."""
+STEPS_MAX: Final = 1_000
+
+
+class Desk:
+    def __init__(
+        self,
+        ledger: Ledger,
+        catalogue: Catalogue,
+        beginnings: Beginnings,
+        *,
+        settings: PeerSettings,
+        config: dict[str, Any],
+        us: InstanceId,
+        acquaintances: Acquaintances,
+        providing: Providing,
+        requesting: Requesting,
+        courier: Courier,
+        discovery: Discovery,
+        new_id: Callable[[], str],
+    ) -> None:
+        self.id = us
+        self.name = settings.name or us[-8:]
+        self._ledger = ledger
+        self._catalogue = catalogue
+        self._beginnings = beginnings
+        self._views = Views(ledger)
+        self._settings = settings
+        self._config = config
+        self._acquaintances = acquaintances
+        self._providing = providing
+        self._requesting = requesting
+        self._courier = courier
+        self._discovery = discovery
+        self._new_id = new_id
+
+    def config(self) -> dict[str, Any]:
+        return self._config
+
+    # Peers
+
+    async def peers(self) -> Sequence[Peer]:
+        await self._ledger.durable()
+        return self._ledger.peers()
+
+    def waiting(self, peer: InstanceId) -> Waiting:
+        troubles = [each for each in self._courier.troubles() if each.peer == peer]
+        first = min(troubles, key=lambda each: each.next_ms, default=None)
+        count = len(self._ledger.parcels(peer))
+        return Waiting(count, first.failure, first.next_ms) if first is not None else Waiting(count)
+
+    def find(self, named: str) -> Peer:
+        return self._acquaintances.find(named)
+
+    async def add(
+        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None
+    ) -> tuple[Peer, str | None]:
+        peer = await self._acquaintances.add(by, url=url, peer_id=peer_id, name=name)
+        return peer, None if peer.trust.covers(Trust.VERIFIED) else _next_step(peer, self.id)
+
+    async def remove(self, by: AgentId, named: str) -> Peer:
+        return await self._acquaintances.remove(by, named)
+
+    async def change(
+        self,
+        by: AgentId,
+        named: str,
+        *,
+        name: str | None = None,
+        url: str | None = None,
+        trust: Trust | None = None,
+        denied: bool | None = None,
+        limits: PeerLimits | None = None,
+    ) -> Peer:
+        return await self._acquaintances.change(
+            by, named, name=name, url=url, trust=trust, denied=denied, limits=limits
+        )
+
+    async def verify(self, named: str) -> Peer:
+        try:
+            return await self._acquaintances.verify(self.find(named))
+        except LineFailed as failed:
+            raise as_refusal(failed) from None
+
+    async def succeed(self, by: AgentId, named: str, new_id: str) -> Peer:
+        return await self._acquaintances.succeed(by, named, new_id)
+
+    async def revoke_tokens(self, by: AgentId, named: str) -> int:
+        issued = self.find(named).issued
+        for token in issued:
+            await self._ledger.commit(RevokeToken(by=by, token_id=token.id, until_ms=token.until_ms))
+        return len(issued)
+
+    async def discover(self, timeout_s: float) -> tuple[Sequence[Candidate], Sequence[Way]]:
+        return await self._discovery.scan(timeout_s), self._discovery.ways()
+
+    async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, Capabilities]:
+        if named is None:
+            return None, self._own()
+        peer = self.find(named)
+        try:
+            return peer.name, await self._acquaintances.capabilities(peer, fresh=fresh)
+        except LineFailed as failed:
+            raise as_refusal(failed) from None
+
+    def _own(self) -> Capabilities:
+        now_ms = self._ledger.now_ms()
+        ours = self._providing.offering(Peer(id=self.id, name=self.name, trust=Trust.TRUSTED))
+        return Capabilities(
+            profiles=ours.profiles,
+            versions=SUPPORTED_VERSIONS,
+            active_delegations=ours.active,
+            free_slots=ours.free,
+            trust_level=Trust.TRUSTED,
+            issued_at_ms=now_ms,
+            expires_at_ms=now_ms + self._settings.capabilities_life_ms,
+        )
+
+    # Delegations
+
+    async def delegate(self, by: AgentId, request: Delegate) -> Begun:
+        """Here, if there is such an agent and no peer was named; otherwise by a peer."""
+        task_id = parse_task_id(request.id) if request.id is not None else TaskId(self._new_id())
+        here = request.peer_id is None and self._catalogue.agent(DEFAULT, request.profile or "") is not None
+        if here:
+            assert request.profile is not None
+            recipient, peer_id, profile = self._catalogue.identity(DEFAULT, request.profile), None, request.profile
+            metadata: dict[str, Any] | None = {"context": request.context} if request.context else None
+        else:
+            peer, profile = await self._target(request)
+            recipient, peer_id = self._catalogue.identity(DEFAULT, ELSEWHERE), peer.id
+            metadata = {REMOTE: _target(peer.id, profile, request)}
+        task = Task(
+            id=task_id,
+            sender=by,
+            recipient=recipient,
+            intent_text=request.task,
+            timeout_ms=request.timeout,
+            tenant=DEFAULT,
+            origin=NATIVE,
+            context_id=task_id,
+            request_metadata=metadata,
+        )
+        accepted = await self._beginnings.accept(task, fingerprint(task)[0])
+        return Begun(task_id, peer_id, profile, accepted.duplicate)
+
+    async def _target(self, request: Delegate) -> tuple[Peer, str]:
+        if request.peer_id is None:
+            assert request.profile is not None
+            found = self._requesting.provider(request.profile)
+            if found is None:
+                raise NotFound(
+                    "no_profile", f"no agent here and no peer offers {request.profile!r}; see `covenant peers list`"
+                )
+            return found, request.profile
+        peer = self.find(request.peer_id)
+        if request.profile is not None:
+            return peer, request.profile
+        _, offered = await self.capabilities(peer.id, fresh=False)
+        names = [each.name for each in offered.profiles]
+        if len(names) != 1:
+            raise Invalid("profile_needed", f"name one of what {peer.name} offers: {', '.join(names) or 'nothing'}")
+        return peer, names[0]
+
+    async def delegations(self) -> Sequence[Delegation]:
+        await self._ledger.durable()
+        return self._ledger.delegations()
+
+    def find_delegation(self, named: str) -> Delegation:
+        found = self._ledger.delegation_of(TaskId(named))
+        if found is not None:
+            return found
+        for each in self._ledger.delegations():
+            if named in (each.offer_id, each.delegation_id):
+                return each
+        raise unknown_delegation(named)
+
+    async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
+        view = (await self._views.past(delegation.task_id)).view()
+        if view is None or not view.state.terminal:
+            return None, None
+        text = answer_text(view.state, view.message, view.artifacts, view.history)
+        return (text, None) if view.state is TaskState.COMPLETED else (None, text or view.state.value)
+
+    async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation:
+        """Its task here is canceled, and the other side is told."""
+        delegation = self.find_delegation(named)
+        if delegation.ended:
+            raise Conflict("already_ended", f"this delegation has ended: {delegation.state.value}")
+        if delegation.role is Role.REQUESTER:
+            await self._requesting.cancel(delegation.offer_id, reason or "canceled by the operator")
+        await self._ledger.commit(
+            Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
+        )
+        return self._ledger.delegation(delegation.key) or delegation
+
+    async def offer_again(self, by: AgentId, named: str) -> Delegation:
+        return await self._requesting.offer_again(by, self._asked_for(named).offer_id)
+
+    async def force_error(self, by: AgentId, named: str, reason: str) -> Delegation:
+        return await self._requesting.force_error(by, self._asked_for(named).offer_id, reason)
+
+    def _asked_for(self, named: str) -> Delegation:
+        delegation = self.find_delegation(named)
+        if delegation.role is not Role.REQUESTER:
+            raise Conflict("not_ours", "a peer asked for this one; cancel it instead")
+        return delegation
+
+    async def evidence(self, named: str) -> Evidence:
+        task_id = self._task_id(named)
+        steps = await self._ledger.steps(task_id, 0, STEPS_MAX)
+        while steps:
+            for step in reversed(steps):
+                what = step.what
+                proof = (what.metadata or {}).get(PROOF) if isinstance(what, StatusUpdate) else None
+                if isinstance(proof, dict):
+                    signed = msgspec.convert(proof["proof"], Proof) if proof.get("proof") else None
+                    return Evidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
+            steps = await self._ledger.steps(task_id, steps[-1].generation, STEPS_MAX)
+        raise NotFound("no_proof", "nothing is proven here: it has not ended, was done here, or came without a proof")
+
+    async def tree(self, named: str) -> TreeNode:
+        return await self._ledger.tree(self._task_id(named), None)
+
+    def _task_id(self, named: str) -> TaskId:
+        """Of a delegation that is known, or of one so old that only its task is."""
+        try:
+            return self.find_delegation(named).task_id
+        except NotFound:
+            return parse_task_id(named)
+
+    async def messages(self) -> Sequence[LoggedMessage]:
+        await self._ledger.durable()
+        return self._ledger.message_log()
+
+
+def _target(peer_id: InstanceId, profile: str, request: Delegate) -> dict[str, Any]:
+    target: dict[str, Any] = {"peer": peer_id, "profile": profile}
+    if request.context is not None:
+        target["context"] = request.context
+    if request.max_token_budget is not None:
+        target["budget"] = request.max_token_budget
+    return target
+
+
+def _next_step(peer: Peer, us: InstanceId) -> str:
+    if peer.url is None:
+        return f"{peer.name} is verified when it fetches; on its side: covenant peers add OUR-URL --id {us}"
+    return (
+        f"{peer.name} is not verified yet. It must know us too; on its side: covenant peers add OUR-URL --id {us}. "
+        f"Then here: covenant peers verify {peer.name}"
+    )
