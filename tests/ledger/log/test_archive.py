@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from covenant.ledger.log import archive as archive_module
 from covenant.ledger.log import faults
-from covenant.ledger.log.archive import Archive, apply_lines, archived_seq_of, open_writer
+from covenant.ledger.log.archive import LAYOUTS, Archive, apply_lines, archived_seq_of, open_writer
 from covenant.ledger.log.sql import statement
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import (
@@ -178,8 +178,8 @@ updates = (
 
 def in_memory() -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(statement("schema"))
-    db.executescript(statement("apply"))
+    for name in (*LAYOUTS[0], "apply"):
+        db.executescript(statement(name))
     return db
 
 

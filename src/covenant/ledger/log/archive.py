@@ -37,7 +37,16 @@ from covenant.ledger.log.segments import Cursor, Lines, sync_dir
 from covenant.ledger.log.sql import statement
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
+_INDEXES: Final = ("tasks_indexes", "listing_schema")
+_BEFORE: Final = ("from_layout_2", "tasks_schema", "ids_schema", "from_layout_2_rows", *_INDEXES)
+LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
+    0: ("schema", "tasks_schema", "ids_schema", *_INDEXES),
+    1: _BEFORE,
+    2: _BEFORE,
+    SCHEMA_VERSION: (),
+}
+"""What brings an archive of each layout up to this one; 0 is a new file. Rows stay: the journal may not have them."""
 SQLITE_OLDEST: Final = (3, 34, 0)
 """Generated columns, UPDATE … FROM, iif, JSON."""
 
@@ -345,8 +354,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
     db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     db.execute(f"PRAGMA journal_size_limit = {4 * WAL_PAGES * 4_096}")
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    # Layout 1 had no listings. What is added is made from what is there.
-    missing = {0: ("schema", "listing_schema"), 1: ("listing_schema",), SCHEMA_VERSION: ()}.get(version)
+    missing = LAYOUTS.get(version)
     if missing:
         made = "\n".join(map(statement, missing))
         db.executescript(f"BEGIN;\n{made}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")

@@ -205,7 +205,8 @@ CREATE TEMP TRIGGER apply INSTEAD OF INSERT ON inbox BEGIN
     ) AS g
     CROSS JOIN batch AS e ON e.place = g.last
     LEFT JOIN batch AS m ON m.place = g.moved
-    LEFT JOIN a2a_tasks AS old ON g.sent = 0 AND old.task_id = g.task_id
+    LEFT JOIN a2a_tasks AS old
+        ON old.task_no = iif(g.sent, NULL, (SELECT i.task_no FROM ids AS i WHERE i.task_id = g.task_id))
     LEFT JOIN batch AS l ON l.place = g.leased
     LEFT JOIN batch AS s ON s.place = g.settled;
 
@@ -259,6 +260,64 @@ CREATE TEMP TRIGGER apply INSTEAD OF INSERT ON inbox BEGIN
     FROM fold AS f CROSS JOIN batch AS b ON b.place = f.sent;
 
     INSERT INTO requests SELECT place, body FROM batch WHERE flags & 1;
+
+    INSERT INTO ids_new SELECT task_id, task_no FROM fold WHERE sent IS NOT NULL ORDER BY task_id;
+
+    UPDATE shelves SET held = held + changes() WHERE shelf = 'new';
+
+    -- What is too much moves on, from where the last part ended and round again. Nothing lies up to an empty id, so
+    -- nothing moves unless `emptying` is set.
+    UPDATE shelves SET
+        emptying = coalesce(
+            (
+                SELECT i.task_id FROM ids_new AS i
+                WHERE i.task_id > emptied
+                ORDER BY i.task_id
+                LIMIT 1 OFFSET (SELECT s.held - s.room FROM shelves AS s WHERE s.shelf = 'new')
+            ),
+            '~'
+        )
+    WHERE shelf = 'new' AND held >= room + part;
+
+    INSERT INTO ids_recent
+    SELECT i.task_id, i.task_no
+    FROM shelves AS s CROSS JOIN ids_new AS i ON i.task_id > s.emptied AND i.task_id <= s.emptying
+    WHERE s.shelf = 'new';
+
+    UPDATE shelves SET held = held + changes() WHERE shelf = 'recent';
+
+    DELETE FROM ids_new
+    WHERE
+        task_id > (SELECT emptied FROM shelves WHERE shelf = 'new')
+        AND task_id <= (SELECT emptying FROM shelves WHERE shelf = 'new');
+
+    UPDATE shelves SET held = held - changes(), emptied = iif(emptying = '~', '', emptying), emptying = ''
+    WHERE shelf = 'new' AND emptying <> '';
+
+    UPDATE shelves SET
+        emptying = coalesce(
+            (
+                SELECT i.task_id FROM ids_recent AS i
+                WHERE i.task_id > emptied
+                ORDER BY i.task_id
+                LIMIT 1 OFFSET (SELECT s.held - s.room FROM shelves AS s WHERE s.shelf = 'recent')
+            ),
+            '~'
+        )
+    WHERE shelf = 'recent' AND held >= room + part;
+
+    INSERT INTO ids_old
+    SELECT i.task_id, i.task_no
+    FROM shelves AS s CROSS JOIN ids_recent AS i ON i.task_id > s.emptied AND i.task_id <= s.emptying
+    WHERE s.shelf = 'recent';
+
+    DELETE FROM ids_recent
+    WHERE
+        task_id > (SELECT emptied FROM shelves WHERE shelf = 'recent')
+        AND task_id <= (SELECT emptying FROM shelves WHERE shelf = 'recent');
+
+    UPDATE shelves SET held = held - changes(), emptied = iif(emptying = '~', '', emptying), emptying = ''
+    WHERE shelf = 'recent' AND emptying <> '';
 
     UPDATE a2a_tasks SET
         updated_at = f.updated_at,

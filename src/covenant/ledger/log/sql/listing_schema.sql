@@ -1,6 +1,3 @@
--- Layout 1 kept an index that nobody asked.
-DROP INDEX IF EXISTS by_update;
-
 -- For listings of a tenant's tasks. Partial: a task of the mailbox, which has no tenant, pays for none of it.
 CREATE INDEX listed ON a2a_tasks (recipient_pubkey, updated_at, task_no) WHERE tenant_id <> '';
 CREATE INDEX listed_by_state ON a2a_tasks (recipient_pubkey, state, updated_at, task_no) WHERE tenant_id <> '';

@@ -10,4 +10,4 @@ SELECT
         'result', json(result)
     )
 FROM a2a_tasks
-WHERE task_id = :task_id AND settled_place IS NOT NULL
+WHERE task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id) AND settled_place IS NOT NULL

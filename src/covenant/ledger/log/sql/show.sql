@@ -80,7 +80,7 @@ SELECT
     )
 FROM a2a_tasks AS t CROSS JOIN requests AS r ON r.task_no = t.task_no
 WHERE
-    t.task_id = :task_id
+    t.task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id)
     AND (
         :viewer IS NULL
         OR t.sender_pubkey = :viewer

@@ -20,7 +20,7 @@ FROM (
         u.task_no, u.generation, u.kind, u.ts_ms, u.body, t.ending,
         CASE u.kind WHEN 'settled' THEN t.result END AS result
     FROM a2a_tasks AS t CROSS JOIN updates AS u ON u.task_no = t.task_no
-    WHERE t.task_id = :task_id AND u.generation > :after
+    WHERE t.task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id) AND u.generation > :after
     ORDER BY u.generation
     LIMIT :limit
 ) AS s

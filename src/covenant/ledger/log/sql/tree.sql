@@ -1,9 +1,9 @@
 -- The tasks under a root, level by level, through those that the viewer has part in; cut where it gets too large. A
 -- parent may name any id, its own descendants too: `depth` ends such circles, and the reader takes the first of each.
-WITH RECURSIVE walk (task_id, depth) AS (
-    SELECT :root, 0
+WITH RECURSIVE walk (task_id, task_no, depth) AS (
+    SELECT :root, (SELECT i.task_no FROM ids AS i WHERE i.task_id = :root), 0
     UNION
-    SELECT t.task_id, w.depth + 1
+    SELECT t.task_id, t.task_no, w.depth + 1
     FROM walk AS w CROSS JOIN a2a_tasks AS t ON t.parent = w.task_id
     WHERE
         w.depth < :depth_max
@@ -55,7 +55,7 @@ FROM (
         END AS remote,
         sum(length(r.task)) OVER (ROWS UNBOUNDED PRECEDING) AS size
     FROM walk AS w
-    CROSS JOIN a2a_tasks AS t ON t.task_id = w.task_id
+    CROSS JOIN a2a_tasks AS t ON t.task_no = w.task_no
     CROSS JOIN requests AS r ON r.task_no = t.task_no
     WHERE
         :viewer IS NULL

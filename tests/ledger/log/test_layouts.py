@@ -1,0 +1,114 @@
+"""Archives of earlier layouts: opened, they hold the same rows in the layout of today, and go on as if made with it."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.ledger.log.archive import SCHEMA_VERSION, apply_lines, archived_seq_of, open_writer
+from covenant.ledger.log.history import History
+from covenant.ledger.machine.events import ResultDrained, TaskContinued, TaskParked
+from covenant.model.errors import Damaged
+from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from tests.ledger.log.recorded import ALICE, BOB, BOOT, NODE, Recorded, lease_id, leased, sent, settled, task_id
+
+LAYOUTS = Path(__file__).parent / "layouts"
+KEPT = ("a2a_tasks", "requests", "updates", "handovers", "audit", "meta")
+MADE = ("task_counts", "ids")
+
+
+def course() -> Recorded:
+    """Tasks in every state, with and without a tenant, parents, and an audit."""
+    recorded = Recorded()
+    for number in range(1, 40):
+        fields: dict[str, Any] = {"tenant": "acme", "context_id": f"context-{number % 5}"} if number % 2 else {}
+        if number % 3 == 0:
+            fields["parent"] = task_id(number - 1)
+        recorded.record(sent(number, ALICE, BOB, **fields))
+        if number % 4:
+            recorded.record(leased(number))
+        if number % 4 > 1:
+            recorded.record(settled(number, 3, text="no" if number % 8 == 2 else None))
+        if number % 4 == 3:
+            recorded.record(ResultDrained(task_id(number)), recorded.audited(ALICE, "drained"))
+    recorded.record(TaskParked(task_id(1), lease_id(1), 3, Interruption.INPUT_REQUIRED, StatusUpdate("?")))
+    return recorded
+
+
+def take_in(db: sqlite3.Connection, recorded: Recorded) -> None:
+    after = archived_seq_of(db)
+    apply_lines(db, recorded.read_through(after, recorded.last_seq), after)
+
+
+def rows(db: sqlite3.Connection, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
+    return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables}
+
+
+def layout(db: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    found = db.execute("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY 1, 2").fetchall()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return [("version", "", str(version)), *found]
+
+
+def write_old(path: Path, number: int, today: Path) -> None:
+    """A file of the given layout with the rows of another; their columns are the same in all layouts."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        old.executescript((LAYOUTS / f"layout_{number}.sql").read_text(encoding="utf-8"))
+        old.execute("ATTACH ? AS today", (str(today),))
+        for table in KEPT:
+            columns = ", ".join(
+                name for _, name, _, _, _, _, hidden in old.execute(f"PRAGMA table_xinfo({table})") if not hidden
+            )
+            old.execute(f"DELETE FROM main.{table}")
+            old.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM today.{table}")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_path: Path, number: int) -> None:
+    recorded = course()
+    with closing(open_writer(tmp_path / "today.db", lasting=True)) as today:
+        take_in(today, recorded)
+        write_old(tmp_path / "old.db", number, tmp_path / "today.db")
+        with closing(open_writer(tmp_path / "old.db", lasting=True)) as opened:
+            assert layout(opened) == layout(today)
+            assert rows(opened, *KEPT, *MADE) == rows(today, *KEPT, *MADE)
+            assert opened.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            # Old tasks move, new ones come.
+            recorded.record(TaskContinued(task_id(1), 4, MessageUpdate("user"), "m1"))
+            recorded.record(ResultDrained(task_id(2)), sent(100, BOB, ALICE, tenant="acme", parent=task_id(3)))
+            for db in (today, opened):
+                take_in(db, recorded)
+            assert rows(opened, *KEPT, *MADE) == rows(today, *KEPT, *MADE)
+        histories = [History(tmp_path / name, node=NODE, boot=BOOT) for name in ("today.db", "old.db")]
+        shown = [[await history.show(task_id(each), None, 10) for each in (1, 2, 3, 100)] for history in histories]
+        trees = [await history.tree(task_id(3), None) for history in histories]
+        for history in histories:
+            await history.close()
+        assert shown[0] == shown[1]
+        assert None not in shown[0]
+        assert trees[0] == trees[1]
+
+
+def test_an_archive_that_cannot_be_brought_up_to_date_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(open_writer(tmp_path / "today.db", lasting=True)) as today:
+        take_in(today, course())
+        write_old(path, 2, tmp_path / "today.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        # Something of somebody else's, in the way.
+        old.execute("CREATE TABLE ids_old (other)")
+        before = (layout(old), rows(old, *KEPT))
+    with pytest.raises(sqlite3.Error):
+        open_writer(path, lasting=True)
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        assert (layout(old), rows(old, *KEPT)) == before
+
+
+def test_a_layout_of_the_future_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "archive.db"
+    with closing(open_writer(path, lasting=True)) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(Damaged, match=f"layout {SCHEMA_VERSION + 1}"):
+        open_writer(path, lasting=True)
