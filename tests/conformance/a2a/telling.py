@@ -16,6 +16,8 @@ from a2a.types import a2a_pb2 as v1
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from tests.conformance.a2a.required import missing
+
 TERMINAL: Final = frozenset({"completed", "failed", "canceled", "rejected"})
 WAITING: Final = frozenset({"input-required", "auth-required"})
 
@@ -141,7 +143,8 @@ def known(task: Told) -> tuple[str, dict[str, str]]:
 
 
 def _strictly(body: dict[str, Any], kind: type[Message]) -> None:
-    """The official types read it, know every name in it, and would write the same."""
+    """The official types read it, know every name in it, and would write the same; nothing required is missing."""
+    assert not (owed := [*missing(kind.DESCRIPTOR, body)]), (owed, body)
     read = json_format.ParseDict(body, kind())
     # It leaves out the milliseconds of a full second.
     whole = json.loads(json.dumps(body).replace('.000Z"', 'Z"'))

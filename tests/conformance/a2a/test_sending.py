@@ -113,7 +113,7 @@ async def test_a_finished_task_takes_no_further_message(me: Binding, verb: str) 
     done = await me.task(verb)
     before = await me.get(done.id)
     for _ in range(2):
-        with pytest.raises(Refused, match="UNSUPPORTED_OPERATION"):
+        with pytest.raises(Refused, match=f"UNSUPPORTED_OPERATION: .* it is {done.state}, and takes no more messages"):
             await me.send(words("more", task=done.id))
     with pytest.raises(Refused, match="UNSUPPORTED_OPERATION"):
         await me.streamed(words("more", task=done.id))

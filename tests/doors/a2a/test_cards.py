@@ -158,6 +158,18 @@ async def test_the_url_that_the_stub_names_answers(world: Cardworld) -> None:
         assert (reply.status, reply.json["card"]) == (200, f"{world.base}/v1/a2a/agents/{{id}}/agent-card.json")
 
 
+async def test_who_calls_at_the_url_that_the_stub_names_is_told_where_agents_are_called(world: Cardworld) -> None:
+    """The stub says that JSON-RPC is spoken there, so it is."""
+    call = {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": {}}
+    assert (await world.nobody.ask("POST", "/v1/a2a", call)).status == 401
+    for path in ("/v1/a2a", "/v1/a2a/"):
+        reply = await world.mine.http.ask("POST", path, call)
+        error = reply.json["error"]
+        assert (reply.status, reply.json["id"], error["code"]) == (200, 7, -32004)
+        assert f"{world.base}/v1/a2a/agents/{{id}}" in error["message"]
+    assert (await world.mine.http.ask("POST", "/v1/a2a", ["no call"])).json["error"]["code"] == -32600
+
+
 async def test_the_older_well_known_path_is_not_served(world: Cardworld) -> None:
     assert (await world.nobody.ask("GET", "/.well-known/agent.json")).status == 404
 
@@ -244,9 +256,11 @@ async def test_a_disabled_tenant_gets_no_card(world: Cardworld) -> None:
 
 
 async def test_other_methods_are_told_which_there_are(world: Cardworld) -> None:
-    for path in (WELL_KNOWN, CARD, KEYS, "/v1/a2a"):
+    for path in (WELL_KNOWN, CARD, KEYS):
         reply = await world.mine.http.ask("POST", path, b"{}")
         assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD")
+    reply = await world.mine.http.ask("DELETE", "/v1/a2a")
+    assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
 async def test_whoever_has_a_card_is_told_so_and_not_told_it_again(world: Cardworld) -> None:

@@ -14,6 +14,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.calling import TRANSPORT, Headers
+from covenant.doors.a2a.replies import reply_json
+from covenant.doors.http.body import read_body
 from covenant.doors.http.documents import Document, reply_document
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.origins import Origins
@@ -22,19 +24,24 @@ from covenant.doors.http.reply import reply_problem
 from covenant.doors.http.routes import ByMethod
 from covenant.doors.http.tenant import TenantGate, bearer
 from covenant.doors.metrics import Meter
+from covenant.doors.waiting import CallerGoneError
 from covenant.exchange.cards import A2A_PATH, AGENTS_PATH, KEYS_PATH, Anonymous, Cards, admits_anonymous
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import Ask
 from covenant.model.card import AgentCard
 from covenant.model.constitution import CatalogueAgent
-from covenant.model.errors import Refusal
+from covenant.model.errors import Conflict, Refusal
 from covenant.model.tenant import DEFAULT
+from covenant.wire import jsonrpc
 from covenant.wire.a2a_errors import Dialect
 from covenant.wire.card import CombinedCard, encode_card, encode_combined, wants_clean
 
 WELL_KNOWN_PATH: Final = "/.well-known/agent-card.json"
 CARD_NAME: Final = "agent-card.json"
 CARD_PATH: Final = f"{AGENTS_PATH}/{{agent_id}}/{CARD_NAME}"
+
+CALL_BYTES_MAX: Final = 1024 * 1024
+"""Of a call to nobody, its id is all that is read."""
 
 Answer = Callable[[Scope], Awaitable[Document]]
 
@@ -146,11 +153,9 @@ class CardPages:
             A2A_PATH: self.overview,
             CARD_PATH: self.agent_card,
         }
-        return [
-            Route(path + slash, page, name=path + slash)
-            for path, page in ((path, self._page(answer)) for path, answer in pages.items())
-            for slash in ("", "/")
-        ]
+        served = {path: self._page(answer) for path, answer in pages.items()}
+        served[A2A_PATH] = ByMethod({**served[A2A_PATH].calls, "POST": self._call_to_nobody})
+        return [Route(path + slash, page, name=path + slash) for path, page in served.items() for slash in ("", "/")]
 
     def agent_page(self) -> ASGIApp:
         """The card of the agent that the path names, for a door that has routes of its own."""
@@ -185,6 +190,26 @@ class CardPages:
         agents = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
         body = msgspec.json.encode(Overview(agent=agents, card=f"{agents}/{CARD_NAME}"))
         return Document(body, self._started_ms, public=True, varies=self._base_url.varies)
+
+    async def _call_to_nobody(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """JSON-RPC at the URL of the card that names no agent: whoever is let in is told where agents are called."""
+        try:
+            await self._gate.enter(scope)
+            call_id = jsonrpc.decode(await read_body(scope, receive, CALL_BYTES_MAX)).id
+        except jsonrpc.Unreadable as unreadable:
+            told: Refusal = unreadable
+            call_id = unreadable.id
+        except Refusal as refusal:
+            self._meter.refused(TRANSPORT, refusal.code)
+            await reply_problem(send, refusal)
+            return
+        except CallerGoneError:
+            return
+        else:
+            where = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
+            told = Conflict("unsupported_operation", f"nobody is called at this URL; an agent is called at {where}")
+        self._meter.refused(TRANSPORT, told.code)
+        await reply_json(send, jsonrpc.refused(call_id, told, Dialect.V1))
 
     def _document(
         self, card: AgentCard, modified_ms: int, *, clean: bool, public: bool, varies: tuple[str, ...]

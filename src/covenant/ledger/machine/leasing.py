@@ -35,7 +35,7 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
-from covenant.ledger.machine.refusals import find, not_lessee, over, stale, unknown
+from covenant.ledger.machine.refusals import find, not_lessee, over, stale, takes_no_more, unknown
 from covenant.ledger.machine.sending import ending_of
 from covenant.ledger.machine.settling import conclude, expire
 from covenant.ledger.machine.states import State
@@ -218,10 +218,9 @@ def continue_(decide: Decide, command: Continue) -> Reported:
     entry = find(decide, command)
     if entry is None:
         raise decide.refuse(unknown(command.task_id))
-    if isinstance(entry, Archived):
-        raise decide.refuse(over(command.task_id, entry.ending))
     if entry.ending is not None:
-        raise decide.refuse(over(command.task_id, entry.ending))
+        raise decide.refuse(takes_no_more(command.task_id, entry.ending))
+    assert isinstance(entry, Entry)
     for message_id, generation in entry.said:
         if message_id == command.message_id:
             return Reported(generation, duplicate=True)

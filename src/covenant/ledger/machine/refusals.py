@@ -55,6 +55,14 @@ def stale(task_id: TaskId) -> Refusal:
 
 def over(task_id: TaskId, ending: Ending) -> Refusal:
     """The task ended meanwhile: a holder that hears this stops."""
-    if ending is Ending.CANCELED:
-        return Conflict("canceled", f"task {task_id} was canceled; stop working on it")
-    return Conflict("already_settled", f"task {task_id} is already settled; stop working on it")
+    said = "was canceled" if ending is Ending.CANCELED else "is already settled"
+    return Conflict(_over(ending), f"task {task_id} {said}; stop working on it")
+
+
+def takes_no_more(task_id: TaskId, ending: Ending) -> Refusal:
+    """The task has ended: who has more to say begins another one."""
+    return Conflict(_over(ending), f"task {task_id} has ended: it is {ending}, and takes no more messages")
+
+
+def _over(ending: Ending) -> str:
+    return "canceled" if ending is Ending.CANCELED else "already_settled"
