@@ -32,7 +32,8 @@ def fields_of(cell: str) -> list[str]:
 
 
 def test_the_http_page_lists_every_route_with_its_answer() -> None:
-    documented = {row[0].strip("`"): kind_of(row[2]) for row in rows("mailbox-http.md", columns=3) if "/" in row[0]}
+    pages = [*rows("mailbox-http.md", columns=3), *rows("peers-http.md", columns=3)]
+    documented = {row[0].strip("`"): kind_of(row[2]) for row in pages if "/" in row[0]}
     served = {f"{each.method} {each.path}": str(each.answer.__struct_config__.tag) for each in OPERATIONS}
     assert documented == served
 
@@ -54,7 +55,7 @@ def test_the_ipc_page_lists_every_kind_with_its_fields_and_answer() -> None:
 def audit_rows_in_source() -> dict[str, set[str]]:
     """The type and fields of each literal row in the packages that write to the audit."""
     found: dict[str, set[str]] = {}
-    for package in ("ledger/machine", "exchange", "daemon"):
+    for package in ("ledger/machine", "exchange", "daemon", "peers"):
         for path in sorted((ROOT / "src" / "covenant" / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Dict):
