@@ -18,12 +18,15 @@ from covenant.ledger.machine.decide import _DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered, View
+from covenant.model.acquaintance import Peer
 from covenant.model.asking import PushConfig
 from covenant.model.audit import AuditHead
 from covenant.model.constitution import CatalogueAgent, Constitution
+from covenant.model.correspondence import Delegation, DelegationKey, Parcel
 from covenant.model.errors import Refusal
 from covenant.model.grant import COMPACT_ACTION, REQUEUE_ACTION, Grant, Identity, send_actions
 from covenant.model.ids import PublicKey, TaskId
+from covenant.model.peer import InstanceId
 from covenant.model.push import Push, PushMove
 from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
 from covenant.model.task import DELEGATION, CacheKey, Task, cache_key, fingerprint
@@ -42,6 +45,7 @@ from covenant.testing.cast import (
     task_id,
 )
 from covenant.testing.grants import responding, sending
+from tests.ledger.machine.peer_cast import peer_commands
 from tests.ledger.machine.pure import Pure
 
 A = TypeVar("A")
@@ -201,6 +205,62 @@ class Recording:
     def agent_count(self, tenant: str) -> int:
         self._need(("catalogue", tenant))
         return self._state.agent_count(tenant)
+
+    def peer(self, peer_id: InstanceId) -> Peer | None:
+        self._need(("peer", peer_id))
+        return self._state.peer(peer_id)
+
+    def peer_named(self, name: str) -> Peer | None:
+        self._need(("peers",))
+        return self._state.peer_named(name)
+
+    def peer_count(self) -> int:
+        self._need(("peers",))
+        return self._state.peer_count()
+
+    def delegation(self, key: DelegationKey) -> Delegation | None:
+        self._need(_delegation(key))
+        return self._state.delegation(key)
+
+    def delegations_live_count(self, peer: InstanceId) -> int:
+        self._need(("peer", peer))
+        return self._state.delegations_live_count(peer)
+
+    def delegations_ended_count(self) -> int:
+        self._need(("delegations",))
+        return self._state.delegations_ended_count()
+
+    def delegation_ended_first(self) -> DelegationKey | None:
+        self._need(("delegations",))
+        return self._state.delegation_ended_first()
+
+    def parcel(self, key: DelegationKey, seq: int) -> Parcel | None:
+        self._need(_delegation(key))
+        return self._state.parcel(key, seq)
+
+    def parcel_first(self, key: DelegationKey) -> Parcel | None:
+        self._need(_delegation(key))
+        return self._state.parcel_first(key)
+
+    def parcel_last(self, key: DelegationKey) -> Parcel | None:
+        self._need(_delegation(key))
+        return self._state.parcel_last(key)
+
+    def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
+        self._need(("envelopes", sender))
+        return self._state.envelope_taken(sender, jti)
+
+    def envelope_count(self, sender: InstanceId) -> int:
+        self._need(("envelopes", sender))
+        return self._state.envelope_count(sender)
+
+    def token_revoked(self, token_id: str) -> bool:
+        self._need(("token", token_id))
+        return self._state.token_revoked(token_id)
+
+
+def _delegation(key: DelegationKey) -> c.Key:
+    return "delegation", key.role.value, key.peer, key.offer_id
 
 
 class Watched(Pure):
@@ -382,9 +442,22 @@ def test_a_decision_about_identities_grants_and_tenants_reads_only_what_its_comm
         pure.attempt(command)
 
 
+def test_a_decision_about_peers_reads_only_what_its_command_names() -> None:
+    pure = Watched()
+    for command in peer_commands():
+        pure.attempt(command)
+        pure.attempt(command)
+
+
 def test_every_command_there_is_was_tried() -> None:
     pure = Watched()
-    for command in [*task_commands(), *push_commands(), *register_commands(), *tenant_commands()]:
+    for command in [
+        *task_commands(),
+        *push_commands(),
+        *register_commands(),
+        *tenant_commands(),
+        *peer_commands(),
+    ]:
         pure.attempt(command)
     assert pure.tried == set(_DECISIONS)
 
