@@ -1,0 +1,114 @@
+"""What is known of peers survives: in the journal, and in a snapshot in its place."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.log import snapshot
+from covenant.ledger.log.state import LedgerState
+from covenant.ledger.machine.view import Limits
+from covenant.model.correspondence import DelegationKey
+from covenant.model.delegating import Role
+from covenant.model.errors import Refusal
+from covenant.model.peer import InstanceId
+from covenant.testing.cast import task_id
+from covenant.testing.log import LogEngine
+from tests.ledger.machine.peer_cast import add, heard, id_of, offered, offering, peer_commands
+from tests.ledger.machine.pure import Pure
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[LogEngine]:
+    engine = LogEngine(tmp_path, segment_bytes=4_096)
+    yield engine
+    await engine.close()
+
+
+async def everything_happens(ledger: Ledger) -> None:
+    for command in peer_commands():
+        with suppress(Refusal):
+            await ledger.commit(command)
+
+
+def known(ledger: Ledger) -> dict[str, Any]:
+    """All that can be asked about peers."""
+    everybody = [id_of(number) for number in range(1, 10)]
+    delegations = ledger.delegations()
+    return {
+        "peers": ledger.peers(),
+        "named": [ledger.peer_named(peer.name) for peer in ledger.peers()],
+        "delegations": delegations,
+        "of task": [ledger.delegation_of(each.task_id) for each in delegations],
+        "live": [ledger.delegations_live(role, peer) for role in Role for peer in [None, *everybody]],
+        "parcels": [(peer, ledger.parcels(peer)) for peer in everybody],
+        "addressees": sorted(ledger.addressees()),
+        "envelopes": [ledger.envelope_taken(peer, f"j{number}") for peer in everybody for number in range(9)],
+        "revoked": [ledger.token_revoked(f"t{number}") for number in range(3)],
+        "log": ledger.message_log(),
+    }
+
+
+async def test_what_is_known_of_peers_is_the_same_after_a_crash_and_after_a_stop(engine: LogEngine) -> None:
+    ledger = await engine.open()
+    await everything_happens(ledger)
+    before = known(ledger)
+    assert all(before[question] for question in ("peers", "delegations", "addressees", "log"))
+    ledger = await engine.crash_and_reopen(ledger)
+    assert known(ledger) == before
+    ledger = await engine.close_and_reopen(ledger)
+    assert known(ledger) == before
+
+
+async def test_what_is_known_of_peers_is_the_same_after_the_journal_was_compacted(engine: LogEngine) -> None:
+    ledger = await engine.open()
+    await everything_happens(ledger)
+    before = known(ledger)
+    await ledger.compact()
+    assert known(ledger) == before
+    ledger = await engine.close_and_reopen(ledger)
+    assert known(ledger) == before
+
+
+async def test_listeners_hear_whose_affairs_have_changed(engine: LogEngine) -> None:
+    ledger = await engine.open()
+    told: list[list[InstanceId]] = [[], []]
+    for listener in told:
+        ledger.on_peer(listener.append)
+    await ledger.commit(add(1))
+    await ledger.commit(offering(1))
+    await ledger.durable()
+    assert told[0] == told[1]
+    assert set(told[0]) == {id_of(1)}
+
+
+def test_a_snapshot_holds_all_that_is_known_of_peers(tmp_path: Path) -> None:
+    pure = Pure()
+    for command in [*peer_commands(), offering(7), offered(8, jti="o8"), heard("reject", seq=1, jti="r", number=7)]:
+        with suppress(Refusal):
+            pure.do(command)
+    written = snapshot.write(tmp_path, 1, pure.state)
+    restored = LedgerState(Limits())
+    snapshot.load(written, restored)
+    assert held(restored) == held(pure.state)
+    for state in (restored, pure.state):
+        state.forget_envelopes(1 << 50)
+        assert list(state.all_envelopes()) == []
+
+
+def held(state: LedgerState) -> dict[str, Any]:
+    key = DelegationKey(Role.PROVIDER, id_of(1), task_id(8))
+    return {
+        "peers": list(state.peers_by_id.values()),
+        "delegations": list(state.delegations()),
+        "ended": (state.delegations_ended_count(), state.delegation_ended_first()),
+        "live": [list(state.delegations_live(role)) for role in Role],
+        "parcels": sorted(state.all_parcels(), key=lambda parcel: (parcel.peer, parcel.offer_id, parcel.seq)),
+        "envelopes": sorted(state.all_envelopes(), key=lambda envelope: envelope.jti),
+        "revoked": dict(state.tokens_revoked),
+        "log": list(state.messages),
+        "work": state.delegation(key),
+    }
