@@ -14,6 +14,7 @@ from covenant.model.repair import RepairOutcome, Requeued, RetryPolicy, RetryRep
 from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.model.tenant import TenantLimits
+from tests.doors.peer_golden import GOLDEN as PEER_GOLDEN
 
 T, T2, L = TaskId("t-1"), TaskId("t-2"), LeaseId("l-1")
 ALICE, BOB = AgentId("alice@x", PublicKey("A")), AgentId("bob@x", PublicKey("B"))
@@ -347,6 +348,7 @@ GOLDEN: list[tuple[a.Answer, str]] = [
     (a.Authenticated(display="bob@x"), '{"kind":"authenticated","display":"bob@x"}'),
     (a.AuthenticationFailed(reason="r"), '{"kind":"authentication_failed","reason":"r"}'),
     (a.Pong(), '{"kind":"pong"}'),
+    *PEER_GOLDEN,
 ]
 
 

@@ -18,7 +18,7 @@ from tests.doors.test_answers import GOLDEN
 from tests.doors.world import World
 
 DOCUMENT = document(OPERATIONS, PAGES, "1.2.3", TENANT_DESCRIBED)
-METHODS = {"get", "post", "patch", "delete", "head"}
+METHODS = {"get", "post", "put", "patch", "delete", "head"}
 
 
 def references(value: Any) -> Iterator[str]:

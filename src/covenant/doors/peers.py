@@ -32,7 +32,7 @@ from covenant.exchange.principal import Principal
 from covenant.ledger.contract import TreeNode
 from covenant.model.acquaintance import Capabilities, Peer, PeerLimits
 from covenant.model.correspondence import Delegation, LoggedMessage
-from covenant.model.errors import Invalid, Unavailable
+from covenant.model.errors import Conflict, Invalid
 from covenant.model.ids import AgentId
 from covenant.model.peer import InstanceId, Trust
 from covenant.wire import peering as asked
@@ -101,7 +101,7 @@ class PeerDesk(Protocol):
 async def _desk(office: Office, caller: Principal, what: str) -> PeerDesk:
     await require_operator(office.ledger, caller, what)
     if office.peers is None:
-        raise Unavailable(
+        raise Conflict(
             "peers_off",
             "this daemon has no peers; set enabled = true under [peers] in its settings.toml, and restart it",
         )
