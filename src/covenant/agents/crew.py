@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
-from contextlib import nullcontext
 from typing import Any, Final
 
 from covenant.agents.job import TIMED_OUT, Body, Job, JobLimits
@@ -181,11 +180,14 @@ class Crew:
         self._by_task[leased.task.id] = job
         self._jobs[job] = employment
         self._idle.clear()
-        # Whatever spans the body begins by itself are below the attempt's.
-        with nullcontext() if job.span is None else job.span.current():
-            job.runner = asyncio.create_task(job.run(employment.body))
+        loop = asyncio.get_running_loop()
+        if job.span is None:
+            job.runner = loop.create_task(job.run(employment.body))
+        else:
+            # Whatever spans the body begins by itself are below the attempt's.
+            with job.span.current():
+                job.runner = loop.create_task(job.run(employment.body))
         if employment.timeout_ms is not None and leased.task.timeout_ms is None:
-            loop = asyncio.get_running_loop()
             job.deadline = loop.call_later(employment.timeout_ms / 1000, self._time_out, job)
 
     @property

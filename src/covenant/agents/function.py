@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any, Final
 
 from covenant.agents.authoring import Agent, Rejection, Reply, Turn
 from covenant.agents.job import Job
 from covenant.agents.speech import Speech
 from covenant.model.content import Audio, Image, Json, Resource, ResourceLink, Text
+from covenant.model.task import NATIVE
 from covenant.model.update import MessageUpdate, StatusUpdate
 
 SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) and the other words of a turn"
@@ -25,7 +25,8 @@ class FunctionBody:
         self._yields = inspect.isasyncgenfunction(agent.function)
 
     async def run(self, job: Job) -> None:
-        turn = Turn(job, await earlier(job))
+        has_past = job.leased.turn > 1 or job.task.origin == NATIVE
+        turn = Turn(job, await earlier(job) if has_past else ())
         speech = Speech(job)
         if self._yields:
             await self._listen(self._function(turn), job, speech)
@@ -35,7 +36,7 @@ class FunctionBody:
             job.complete(*speech.close())
 
     async def _listen(self, generator: AsyncGenerator[Any, None], job: Job, speech: Speech) -> None:
-        async with aclosing(generator):
+        try:
             async for said in generator:
                 if type(said) is str:
                     speech.say(said)
@@ -45,6 +46,8 @@ class FunctionBody:
                         return
                 if job.full:
                     await job.room()
+        finally:
+            await generator.aclose()
 
 
 async def earlier(job: Job) -> tuple[MessageUpdate, ...]:

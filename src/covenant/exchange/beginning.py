@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from covenant.exchange.hands import Hands, Slot
 from covenant.exchange.tracing import accepting
@@ -21,23 +22,34 @@ class Beginnings:
         self._tracer = tracer
         self._starting: set[asyncio.Future[None]] = set()
 
-    async def accept(
-        self, task: Task, digest: str, push: PushConfig | None = None, trace: Trace | None = None
-    ) -> Accepted:
-        """`trace`: whose it is, where the task does not say so itself."""
+    def accept(
+        self,
+        task: Task,
+        digest: str,
+        push: PushConfig | None = None,
+        trace: Trace | None = None,
+        *,
+        minted: bool = False,
+    ) -> Awaitable[Accepted]:
+        """`trace`: whose it is, where the task does not say so itself. `minted`: its id is new, and from here."""
         if not self._tracer.on:
-            return await self._accept(task if trace is None else traced(task, trace), digest, push)
-        with accepting(self._tracer, task, trace or trace_of(task)) as span:
-            accepted = await self._accept(traced(task, span.trace), digest, push)
+            return self._accept(task if trace is None else traced(task, trace), digest, push, minted=minted)
+        return self._accept_traced(task, digest, push, trace or trace_of(task), minted=minted)
+
+    async def _accept_traced(
+        self, task: Task, digest: str, push: PushConfig | None, trace: Trace | None, *, minted: bool
+    ) -> Accepted:
+        with accepting(self._tracer, task, trace) as span:
+            accepted = await self._accept(traced(task, span.trace), digest, push, minted=minted)
             span.note({DUPLICATE: accepted.duplicate})
         return accepted
 
-    async def _accept(self, task: Task, digest: str, push: PushConfig | None) -> Accepted:
+    async def _accept(self, task: Task, digest: str, push: PushConfig | None, *, minted: bool) -> Accepted:
         slot = self._hands.reserve(task.recipient.pubkey)
-        started = False
+        starter, started = None if slot is None else slot.starter, False
         try:
             accepted = await self._ledger.commit(
-                Accept(task=task, digest=digest, starter=None if slot is None else slot.starter, push=push)
+                Accept(task=task, digest=digest, starter=starter, push=push, minted=minted)
             )
             if slot is not None and accepted.leased is not None:
                 slot.start(accepted.leased)

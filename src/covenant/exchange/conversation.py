@@ -84,14 +84,20 @@ class Ask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What the caller says of the calls before this one."""
 
 
+class _Saying(msgspec.Struct, frozen=True, gc=False):
+    """A message that was checked, and the task it is for: `task` if it begins one."""
+
+    task_id: TaskId
+    task: Task | None
+    said: Declared | None
+
+
 class _Said(msgspec.Struct, frozen=True, gc=False):
     """A message that is durable. `from_watch`: the watch tells the task from its first step on.
 
     Otherwise the past is to be read, and `through` is as far as it matters.
     """
 
-    watch: Watch
-    task_id: TaskId
     from_watch: bool = False
     through: int | None = None
     again: bool = False
@@ -121,14 +127,15 @@ class Conversations:
 
     async def send(self, ask: Ask, sent: SendMessage) -> TaskView:
         """The task when it has ended or waits for its sender; as soon as it is accepted, if it should not block."""
-        with ExitStack() as stack:
-            said = await self._say(stack, ask, sent)
+        saying = self._saying(ask, sent)
+        with self._ledger.watch(saying.task_id) as watch:
+            said = await self._say(ask, sent, saying)
             folder = Folder()
             if said.from_watch:
-                _add(folder, await said.watch.next(KEEP_ALIVE_S))
+                _add(folder, await watch.next(KEEP_ALIVE_S))
             else:
-                folder = await self._views.past(said.task_id, None if said.again else said.through)
-            return await self._settled(said.watch, folder) if sent.blocking else _viewed(folder)
+                folder = await self._views.past(saying.task_id, None if said.again else said.through)
+            return await self._settled(watch, folder) if sent.blocking else _viewed(folder)
 
     async def begin(self, task: Task) -> TaskView:
         """A task that another door has made, as soon as it is accepted; as it stands, if it was before."""
@@ -141,20 +148,22 @@ class Conversations:
 
     async def stream(self, ask: Ask, sent: SendMessage) -> Stream:
         """Ends with the task, or when it waits for its sender."""
+        saying = self._saying(ask, sent)
         with ExitStack() as stack:
-            said = await self._say(stack, ask, sent)
+            watch = stack.enter_context(self._ledger.watch(saying.task_id))
+            said = await self._say(ask, sent, saying)
             steps, reply = None, None
             if said.from_watch:
-                first, *steps = await self._opening(said.watch)
+                first, *steps = await self._opening(watch)
                 view = fold((first,))
                 last = steps[-1].what if steps else None
                 if isinstance(last, Ended) and last.result.reply is True:
                     reply = fold((first, *steps))
             else:
-                view = (await self._views.past(said.task_id, said.through or 1)).view()
+                view = (await self._views.past(saying.task_id, said.through or 1)).view()
             assert view is not None
             stack.pop_all()
-            return Stream(self._ledger, said.watch, view, backlog=steps, reply=reply, ends_when_parked=True)
+            return Stream(self._ledger, watch, view, backlog=steps, reply=reply, ends_when_parked=True)
 
     async def subscribe(self, ask: Ask, asked: Subscribe, *, from_start: bool, finished: bool) -> Stream:
         """`from_start`: without a cursor, begin at the first step. `finished`: one that has ended may be replayed."""
@@ -230,9 +239,9 @@ class Conversations:
 
     # Saying something: a new task, or the next message of one.
 
-    async def _say(self, stack: ExitStack, ask: Ask, sent: SendMessage) -> _Said:
-        """Make it durable, and watch what follows."""
-        check_hop(ask.hop, self._identity(ask), self.limits.depth_max)
+    def _saying(self, ask: Ask, sent: SendMessage) -> _Saying:
+        me = self._identity(ask)
+        check_hop(ask.hop, me, self.limits.depth_max)
         check_message(sent.message, ask.agent, ask.extensions)
         if sent.push is not None:
             if self._check_push is None:
@@ -240,16 +249,22 @@ class Conversations:
             self._check_push(sent.push)
         said = declared(sent, ask.idempotency_key)
         if sent.message.task_id is not None:
-            return await self._continue(stack, ask, sent, said)
+            return _Saying(known_id(sent.message.task_id), None, said)
         task_id = TaskId(self._new_id()) if said is None else id_of_key(ask.caller, ask.agent.id, said.key)
-        task = first_task(sent, ask.agent, task_id, sender=self._client(ask), recipient=self._identity(ask), said=said)
-        if ask.hop is not None:
-            task = within_chain(task, ask.hop)
-        watch = stack.enter_context(self._ledger.watch(task_id))
-        return _Said(watch, task_id, from_watch=not await self._accept(task, sent.push, ask.hop))
+        task = first_task(sent, ask.agent, task_id, sender=self._client(ask), recipient=me, said=said)
+        return _Saying(task_id, task if ask.hop is None else within_chain(task, ask.hop), said)
 
-    async def _accept(self, task: Task, push: PushConfig | None = None, hop: Hop | None = None) -> bool:
-        """Whether it was known already."""
+    async def _say(self, ask: Ask, sent: SendMessage, saying: _Saying) -> _Said:
+        """Make it durable. What follows is watched already."""
+        if saying.task is None:
+            return await self._continue(ask, sent, saying)
+        known = await self._accept(saying.task, sent.push, ask.hop, minted=saying.said is None)
+        return _Said(from_watch=not known)
+
+    async def _accept(
+        self, task: Task, push: PushConfig | None = None, hop: Hop | None = None, *, minted: bool = False
+    ) -> bool:
+        """Whether it was known already. `minted`: its id is new, and nobody else's to have used."""
         digest, size = fingerprint(without_way(task))
         if push is not None:
             # The same key with another webhook is another request, as with another message.
@@ -258,20 +273,18 @@ class Conversations:
         if task.deadline_ms is not None and task.origin == ORIGIN:
             task = within_deadline(task, self._ledger.now_ms())
         try:
-            accepted = await self._beginnings.accept(task, digest, push, None if hop is None else trace_of(hop))
+            trace = None if hop is None else trace_of(hop)
+            accepted = await self._beginnings.accept(task, digest, push, trace, minted=minted)
         except Refusal as refusal:
             if refusal.code == "duplicate_task_id":
                 raise key_reused() from None
             raise
         return accepted.duplicate
 
-    async def _continue(self, stack: ExitStack, ask: Ask, sent: SendMessage, said: Declared | None) -> _Said:
-        message = sent.message
-        assert message.task_id is not None
-        task_id, me = known_id(message.task_id), self._identity(ask)
+    async def _continue(self, ask: Ask, sent: SendMessage, saying: _Saying) -> _Said:
+        task_id, said, message, me = saying.task_id, saying.said, sent.message, self._identity(ask)
         update = next_message(message)
         check_size(len(_encode(update)), self.limits.message_bytes_max)
-        watch = stack.enter_context(self._ledger.watch(task_id))
         view = await self._views.get(task_id, me.pubkey, self._viewer(ask))
         if message.context_id not in (None, view.task.context_id):
             raise Invalid("invalid_params", f"message.contextId: task {task_id} is in another context")
@@ -279,7 +292,7 @@ class Conversations:
             # Before the message, so that its step is told too; once, since many clients say it with every message.
             await self._ledger.commit(PutPush(task_id=task_id, recipient=me.pubkey, config=sent.push, once=True))
         if said is not None and view.state.terminal and update in view.history:
-            return _Said(watch, task_id, through=view.generation)
+            return _Said(through=view.generation)
         reported = await self._ledger.commit(
             Continue(
                 task_id=task_id,
@@ -290,7 +303,7 @@ class Conversations:
             )
         )
         # What was true before this message is no answer to it, and what came after it is.
-        return _Said(watch, task_id, through=reported.generation, again=reported.duplicate)
+        return _Said(through=reported.generation, again=reported.duplicate)
 
     async def _named(self, ask: Ask, task_id: TaskId, update: MessageUpdate, said: Declared) -> str:
         """The id of this saying of a message: what its caller calls it, and what it says."""

@@ -10,8 +10,9 @@ import msgspec
 from covenant.ledger.contract import Ledger
 from covenant.model.content import Text
 from covenant.model.errors import NotFound, Refusal
-from covenant.model.folding import Folder, TaskView
+from covenant.model.folding import Artifact, Folder, TaskView
 from covenant.model.ids import PublicKey, TaskId, parse_task_id
+from covenant.model.update import MessageUpdate
 
 PAGE: Final = 1_000
 KEPT_MAX: Final = 256
@@ -78,9 +79,12 @@ def _theirs(view: TaskView | None, task_id: TaskId, recipient: PublicKey, sender
 
 def _characters(view: TaskView) -> int:
     """About how much a view holds. What is not text counts as too much."""
-    said = [*(part for message in view.history for part in message.parts)]
-    said += (part for artifact in view.artifacts for part in artifact.parts)
-    return sum(len(part.text) if isinstance(part, Text) else KEPT_CHARACTERS_MAX for part in said)
+    found = 0
+    said: tuple[MessageUpdate | Artifact, ...] = (*view.history, *view.artifacts)
+    for each in said:
+        for part in each.parts:
+            found += len(part.text) if isinstance(part, Text) else KEPT_CHARACTERS_MAX
+    return found
 
 
 def unknown(task_id: str) -> NotFound:

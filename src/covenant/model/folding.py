@@ -40,7 +40,8 @@ class TaskState(enum.StrEnum):
         return self in _INTERRUPTED
 
 
-_TERMINAL = frozenset(TaskState(ending.value) for ending in Ending)
+_ENDED = {ending: TaskState(ending.value) for ending in Ending}
+_TERMINAL = frozenset(_ENDED.values())
 _INTERRUPTED = frozenset({TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED})
 
 
@@ -110,45 +111,37 @@ class Folder:
         self._result: Result | None = None
 
     def add(self, step: Step) -> None:
+        # The most frequent first; a `match` over the same classes takes twice as long.
         what = step.what
         self.generation, self.updated_at_ms = step.generation, step.ts_ms
         if isinstance(what, ArtifactUpdate):
-            self._write(what)
-            return
-        if isinstance(what, MessageUpdate):
+            draft = self._artifacts.get(what.artifact_id)
+            if draft is None or not what.append:
+                # A replaced artifact keeps its place among the others.
+                self._artifacts[what.artifact_id] = draft = _Draft(what)
+            draft.add(what)
+        elif isinstance(what, MessageUpdate):
             self._history.append(what)
-            return
-        match what:
-            case Began(task):
-                self._task = task
-                self._created_at_ms = step.ts_ms
-                self._history.append(first_message(task))
-            case Started():
-                self.state = TaskState.WORKING
-            case StatusUpdate(state=state):
-                self.state = TaskState(state)
-                self._message = self._said(what, step.generation)
-                if self._message is not None and self.state.waits:
-                    self._history.append(self._message)
-            case Continued(message):
-                self.state, self._message = TaskState.WORKING, None
-                self._history.append(message)
-            case Ended(ending, result):
-                self.state, self._result = TaskState(ending.value), result
-                self._message = final_message(result, ending)
-                if self._message is not None:
-                    self._history.append(self._message)
-
-    def _said(self, update: StatusUpdate, generation: int) -> MessageUpdate | None:
-        assert self._task is not None
-        return status_message(self._task.id, update, generation)
-
-    def _write(self, update: ArtifactUpdate) -> None:
-        draft = self._artifacts.get(update.artifact_id)
-        if draft is None or not update.append:
-            # A replaced artifact keeps its place among the others.
-            self._artifacts[update.artifact_id] = draft = _Draft()
-        draft.add(update)
+        elif isinstance(what, Began):
+            self._task = what.task
+            self._created_at_ms = step.ts_ms
+            self._history.append(first_message(what.task))
+        elif isinstance(what, Started):
+            self.state = TaskState.WORKING
+        elif isinstance(what, Ended):
+            self.state, self._result = _ENDED[what.ending], what.result
+            self._message = final_message(what.result, what.ending)
+            if self._message is not None:
+                self._history.append(self._message)
+        elif isinstance(what, Continued):
+            self.state, self._message = TaskState.WORKING, None
+            self._history.append(what.message)
+        else:
+            assert self._task is not None
+            self.state = TaskState(what.state)
+            self._message = status_message(self._task.id, what, step.generation)
+            if self._message is not None and self.state.waits:
+                self._history.append(self._message)
 
     def view(self) -> TaskView | None:
         if self._task is None:
@@ -169,17 +162,15 @@ class Folder:
 class _Draft:
     """An artifact in the making. Consecutive plain text is one part: chunks are how it came, not what it is."""
 
-    __slots__ = ("_first", "_last", "_metadata", "_parts", "_text")
+    __slots__ = ("_first", "_metadata", "_parts", "_text")
 
-    def __init__(self) -> None:
-        self._first: ArtifactUpdate | None = None
-        self._last: ArtifactUpdate | None = None
+    def __init__(self, first: ArtifactUpdate) -> None:
+        self._first = first
         self._parts: list[Content] = []
         self._text: list[str] = []
         self._metadata: dict[str, Any] | None = None
 
     def add(self, update: ArtifactUpdate) -> None:
-        self._first = self._first or update
         for part in update.parts:
             if type(part) is Text and part.metadata is None and part.mimeType is None and part.filename is None:
                 self._text.append(part.text)
@@ -195,7 +186,6 @@ class _Draft:
             self._text = []
 
     def artifact(self) -> Artifact:
-        assert self._first is not None
         parts = (*self._parts, Text("".join(self._text))) if self._text else tuple(self._parts)
         return Artifact(
             artifact_id=self._first.artifact_id,

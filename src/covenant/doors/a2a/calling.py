@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+import msgspec
 from starlette.types import Scope
 
 from covenant.doors.a2a.operations import Asked, Operation, check_version
@@ -30,7 +31,9 @@ TRANSPORT: Final = "a2a"
 _NO_PLACE: Final = nullcontext()
 EXTENSIONS_MAX: Final = 50
 
-_HOP: Final = tuple(name.encode() for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE))
+_HOP: Final = frozenset(
+    name.encode() for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)
+)
 _WANTED: Final = frozenset(
     (b"authorization", b"a2a-version", b"a2a-extensions", b"idempotency-key", b"last-event-id", b"content-type", *_HOP)
 )
@@ -45,10 +48,10 @@ class Headers:
     __slots__ = ("_found",)
 
     def __init__(self, scope: Scope) -> None:
-        self._found = {name: value for name, value in scope["headers"] if name in _WANTED}
+        self._found: dict[bytes, bytes] = {name: value for name, value in scope["headers"] if name in _WANTED}
 
     def get(self, name: bytes) -> str | None:
-        value: bytes | None = self._found.get(name)
+        value = self._found.get(name)
         return None if value is None else value.decode("latin-1")
 
     @property
@@ -64,7 +67,9 @@ class Headers:
 
     @property
     def of_hop(self) -> dict[str, str]:
-        return {name.decode(): value for name in _HOP if (value := self.get(name)) is not None}
+        if _HOP.isdisjoint(self._found):
+            return {}
+        return {name.decode(): value.decode("latin-1") for name, value in self._found.items() if name in _HOP}
 
     def version(self, scope: Scope) -> str:
         """Said in a header or in the query."""
@@ -75,8 +80,7 @@ class Headers:
         return next((value for name, value in query if name.lower() == "a2a-version"), "")
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(msgspec.Struct, frozen=True):
     """A caller that was let in, and the agent it came for, which need not exist."""
 
     scope: Scope

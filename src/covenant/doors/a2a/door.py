@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,15 +25,13 @@ class A2ADoor:
         self._rest = Rest(gate, office, body_bytes_max=body_bytes_max)
         self._cards = cards
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         agent_id, _, place = scope["path"][len(PREFIX) :].partition("/")
         place = place.rstrip("/")
         if not place:
             if scope["method"] == "POST":
-                await self._rpc.answer(agent_id, scope, receive, send)
-            else:
-                await reply_not_allowed(send, ("POST",), plain=True)
-        elif place == CARD:
-            await self._cards(scope, receive, send)
-        else:
-            await self._rest.answer(agent_id, place, scope, receive, send)
+                return self._rpc.answer(agent_id, scope, receive, send)
+            return reply_not_allowed(send, ("POST",), plain=True)
+        if place == CARD:
+            return self._cards(scope, receive, send)
+        return self._rest.answer(agent_id, place, scope, receive, send)

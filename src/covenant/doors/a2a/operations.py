@@ -43,8 +43,7 @@ class Office:
     encoded: Encoded = field(default_factory=Encoded)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """One request, as its binding read it. `base_url` says where we were called."""
 
     ask: Ask
@@ -76,30 +75,30 @@ class Operation:
     """Whether it starts work, and so takes one of the tenant's places."""
 
 
-async def _send(office: Office, asked: Asked) -> TaskView:
-    return await office.conversations.send(asked.ask, asked.request)
+def _send(office: Office, asked: Asked) -> Awaitable[TaskView]:
+    return office.conversations.send(asked.ask, asked.request)
 
 
-async def _stream(office: Office, asked: Asked) -> Stream:
-    return await office.conversations.stream(asked.ask, asked.request)
+def _stream(office: Office, asked: Asked) -> Awaitable[Stream]:
+    return office.conversations.stream(asked.ask, asked.request)
 
 
 async def _get(office: Office, asked: Asked) -> Told:
     return Told(await office.conversations.get(asked.ask, asked.request), office.encoded)
 
 
-async def _list(office: Office, asked: Asked) -> TaskPage:
-    return await office.conversations.list_tasks(asked.ask, asked.request)
+def _list(office: Office, asked: Asked) -> Awaitable[TaskPage]:
+    return office.conversations.list_tasks(asked.ask, asked.request)
 
 
-async def _cancel(office: Office, asked: Asked) -> TaskView:
-    return await office.conversations.cancel(asked.ask, asked.request)
+def _cancel(office: Office, asked: Asked) -> Awaitable[TaskView]:
+    return office.conversations.cancel(asked.ask, asked.request)
 
 
-async def _subscribe(office: Office, asked: Asked) -> Stream:
+def _subscribe(office: Office, asked: Asked) -> Awaitable[Stream]:
     # A client of 0.3 follows a task from its beginning, also one that has ended; one of 1.0 from where it is.
     old = asked.dialect is V03
-    return await office.conversations.subscribe(asked.ask, asked.request, from_start=old, finished=old)
+    return office.conversations.subscribe(asked.ask, asked.request, from_start=old, finished=old)
 
 
 async def _push(office: Office, asked: Asked) -> Any:

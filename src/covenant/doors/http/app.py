@@ -86,11 +86,16 @@ class HttpDoor:
             if scope["method"] == "OPTIONS":
                 await reply_preflight(send)
                 return
-        path = scope["path"]
-        call = self._hot.get((scope["method"], path))
-        if call is None:
-            call = next((door for prefix, door in self._under if path.startswith(prefix)), self._route)
-        await call(scope, receive, send)
+        await self._call(scope["method"], scope["path"])(scope, receive, send)
+
+    def _call(self, method: str, path: str) -> ASGIApp:
+        hot = self._hot.get((method, path))
+        if hot is not None:
+            return hot
+        for prefix, door in self._under:
+            if path.startswith(prefix):
+                return door
+        return self._route
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False

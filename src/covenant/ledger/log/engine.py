@@ -105,10 +105,11 @@ class LogLedger:
 
     async def commit(self, command: Command[A]) -> A:
         # Most commands need neither: asking first spares each of them two coroutines, a twentieth of its cost.
-        if self._archive_lag() >= LAG_SLOWS_REPORTS:
+        journal = self._journal
+        if journal.durable_seq - self._archive.archived_seq >= LAG_SLOWS_REPORTS:
             await self._admit(command)
         recalled = await self._recall(command) if self._forgotten(command) else {}
-        journal, state, now_ms = self._journal, self._state, self.now_ms()
+        state, now_ms = self._state, self.now_ms()
         if journal.failure is not None:
             raise storage_failed(journal.failure)
         state.recalled = recalled
@@ -139,15 +140,17 @@ class LogLedger:
 
     def _ring(self, events: Sequence[AnyEvent]) -> None:
         """Wake whoever waits for this. They decide at once, and share the sync that this record waits for."""
+        rung = None
         for event in events:
-            if not isinstance(event, TaskEvent):
+            if not isinstance(event, TaskEvent) or event.task_id == rung:
                 continue
-            entry = self._state.entries[event.task_id]
+            rung = event.task_id
+            entry = self._state.entries[rung]
             if entry.state is QUEUED:
                 self._bell.ring(("queue", entry.task.recipient.pubkey))
                 self._bell.ring(("queue",))
             elif entry.finished:
-                self._bell.ring(("task", event.task_id))
+                self._bell.ring(("task", rung))
                 if self._state.orphaned:
                     self._bell.ring(("orphans",))
                 if entry.state is SETTLED:
@@ -170,12 +173,14 @@ class LogLedger:
         """The tasks this command names that only the archive may still know."""
         entries, seen = self._state.entries, self._storage.seen
         ids: tuple[TaskId, ...]
-        accept = command.accept if isinstance(command, Hear) else command
-        if isinstance(accept, Accept):
-            task_id = accept.task.id
-            return (task_id,) if task_id not in entries and seen.maybe(task_id) else ()
         if isinstance(command, TaskCommand):
+            if command.task_id in entries:
+                return ()
             ids = (command.task_id,)
+        elif isinstance(command, Accept):
+            ids = () if command.minted else (command.task.id,)
+        elif isinstance(command, Hear):
+            ids = () if command.accept is None else (command.accept.task.id,)
         elif isinstance(command, Drain):
             ids = (command.task_id,) if command.task_id is not None else ()
             if command.request_id is not None:

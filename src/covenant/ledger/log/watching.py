@@ -11,13 +11,14 @@ import enum
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from covenant.ledger.machine.events import (
     AnyEvent,
     MessageKept,
     PushDropped,
     PushPut,
+    TaskClosed,
     TaskContinued,
     TaskEvent,
     TaskFollowed,
@@ -38,25 +39,24 @@ KEPT_MAX: Final = 2_048
 """How many steps wait for a slow reader before it is cut off; it can come back with its cursor."""
 
 
-def step_of(event: TaskEvent, ts_ms: int) -> Step | None:
-    """What a watcher sees of an event; None if nothing."""
-    match event:
-        case TaskUpdated(generation=generation, update=update) | TaskParked(generation=generation, update=update):
-            return Step(generation, ts_ms, update)
-        case TaskSent(task=task, generation=generation) | TaskFollowed(task=task, generation=generation):
-            return Step(generation, ts_ms, Began(task))
-        case TaskLeased(generation=generation) if generation:
-            return Step(generation, ts_ms, Started())
-        case (
-            TaskContinued(generation=generation, message=message) | MessageKept(generation=generation, message=message)
-        ):
-            return Step(generation, ts_ms, Continued(message))
-        case TurnEnded(reply=reply, generation=generation) if reply is not None:
-            return Step(generation, ts_ms, reply)
-        case TaskSettled(result=result, ending=ending, generation=generation):
-            return Step(generation, ts_ms, Ended(ending, result))
-        case _:
-            return None
+Told = Callable[[Any, int], Step | None]
+
+_STARTED: Final = Started()
+
+# What a watcher sees of an event, and when. Of any other it sees nothing.
+_TOLD: Final[dict[type[AnyEvent], Told]] = {
+    TaskSent: lambda event, ts_ms: Step(event.generation, ts_ms, Began(event.task)),
+    TaskFollowed: lambda event, ts_ms: Step(event.generation, ts_ms, Began(event.task)),
+    TaskLeased: lambda event, ts_ms: Step(event.generation, ts_ms, _STARTED) if event.generation else None,
+    TaskUpdated: lambda event, ts_ms: Step(event.generation, ts_ms, event.update),
+    TaskParked: lambda event, ts_ms: Step(event.generation, ts_ms, event.update),
+    TaskContinued: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
+    MessageKept: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
+    TurnEnded: lambda event, ts_ms: Step(event.generation, ts_ms, event.reply) if event.reply is not None else None,
+    TaskSettled: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result)),
+    TaskClosed: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result)),
+}
+_LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
 
 
 class Watch:
@@ -84,13 +84,13 @@ class Watch:
         steps, self._steps = self._steps, []
         return steps
 
-    def give(self, step: Step) -> None:
+    def give(self, steps: Sequence[Step]) -> None:
         if self.cut:
             return
-        if len(self._steps) >= KEPT_MAX:
+        self._steps += steps
+        if len(self._steps) > KEPT_MAX:
+            del self._steps[KEPT_MAX:]
             self.cut = True
-        else:
-            self._steps.append(step)
         if self._woken is not None:
             _wake(self._woken)
 
@@ -119,8 +119,8 @@ class Watching:
 
     def __init__(self, has_push: Callable[[TaskId], bool]) -> None:
         self._has_push = has_push
-        self._watches: dict[TaskId, list[Watch]] = {}
-        self._waiting: deque[tuple[int, str, Step | _Signal]] = deque()
+        self._watches: dict[str, list[Watch]] = {}
+        self._waiting: deque[tuple[int, str, list[Step] | _Signal]] = deque()
         self._lost: Callable[[TaskId], None] | None = None
         self._push: Callable[[TaskId], None] | None = None
         self._peer: list[Callable[[InstanceId], None]] = []
@@ -147,8 +147,10 @@ class Watching:
         self._peer.append(callback)
 
     def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
-        """A record was decided."""
+        """A record was decided. What it says of a task is given to whoever watches it at once."""
         watches, waiting = self._watches, self._waiting
+        watched: TaskId | None = None
+        steps: list[Step] = []
         for event in events:
             if not isinstance(event, TaskEvent):
                 if self._push is not None and isinstance(event, (PushPut, PushDropped)):
@@ -156,29 +158,33 @@ class Watching:
                 elif self._peer and isinstance(event, PeerEvent) and event.peer_id is not None:
                     waiting.append((seq, event.peer_id, _Signal.PEER))
                 continue
-            task_id = event.task_id
-            if self._lost is not None and isinstance(event, (TaskSettled, TaskRequeued)):
+            kind, task_id = type(event), event.task_id
+            if kind in _LEASE_ENDS and self._lost is not None:
                 waiting.append((seq, task_id, _Signal.LOST))
             if self._push is not None and self._has_push(task_id):
                 waiting.append((seq, task_id, _Signal.PUSH))
-            if task_id in watches:
-                step = step_of(event, ts_ms)
-                if step is not None:
-                    waiting.append((seq, task_id, step))
+            if task_id in watches and kind in _TOLD:
+                step = _TOLD[kind](event, ts_ms)
+                if step is None:
+                    continue
+                if task_id != watched:
+                    watched, steps = task_id, []
+                    waiting.append((seq, task_id, steps))
+                steps.append(step)
 
     def landed(self, durable_seq: int) -> None:
         """Records through this one are durable."""
         watches, waiting = self._watches, self._waiting
         while waiting and waiting[0][0] <= durable_seq:
-            _, whose, step = waiting.popleft()
-            if isinstance(step, Step):
-                for watch in watches.get(TaskId(whose), ()):
-                    watch.give(step)
-            elif step is _Signal.PEER:
+            _, whose, news = waiting.popleft()
+            if isinstance(news, list):
+                for watch in watches.get(whose, ()):
+                    watch.give(news)
+            elif news is _Signal.PEER:
                 for tell in self._peer:
                     tell(InstanceId(whose))
             else:
-                listener = self._lost if step is _Signal.LOST else self._push
+                listener = self._lost if news is _Signal.LOST else self._push
                 assert listener is not None
                 listener(TaskId(whose))
 

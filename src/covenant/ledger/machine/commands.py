@@ -92,6 +92,8 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
     """Leased to it in the same record, unless others wait before it or the work is done already."""
     push: PushConfig | None = None
     """Made in the same record; told from the task's first step on."""
+    minted: bool = False
+    """Its id is new, by chance and from here: nobody looks for an earlier task of that id."""
 
     def keys(self) -> tuple[Key, ...]:
         task, key = self.task, cache_key(self.task)

@@ -105,10 +105,11 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 def evolve(entry: Entry | None, event: TaskEvent, ts_ms: int) -> Entry:
     """The entry after `event`. A move that the table does not have is a defect, here or in the journal."""
-    after = TRANSITIONS.get((entry.state if entry is not None else None, event.__struct_config__.tag))  # type: ignore[arg-type]
+    move, afters = _MOVES[type(event)]
+    after = afters.get(entry.state if entry is not None else None)
     if after is None:
         raise IllegalMoveError(entry, event)
-    return _MOVES[type(event)](entry, event, after, ts_ms)
+    return move(entry, event, after, ts_ms)
 
 
 class IllegalMoveError(Exception):
@@ -263,7 +264,7 @@ def _settled(entry: Entry, event: TaskSettled, after: State, ts_ms: int) -> Entr
     )
 
 
-_MOVES: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = {
+_MADE: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = {
     TaskSent: _began,
     TaskFollowed: _began,
     TaskPromoted: _moved,
@@ -281,3 +282,12 @@ _MOVES: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = 
     TaskClosed: _settled,
     ResultDrained: _moved,
 }
+
+
+def _afters(event: type[TaskEvent]) -> dict[State | None, State]:
+    """The table's moves by this event: from which state to which."""
+    tag = event.__struct_config__.tag
+    return {before: after for (before, named), after in TRANSITIONS.items() if named == tag}
+
+
+_MOVES: Final = {event: (made, _afters(event)) for event, made in _MADE.items()}

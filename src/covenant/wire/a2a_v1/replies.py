@@ -153,9 +153,6 @@ def encode_page(page: TaskPage, asked: ListTasks) -> bytes:
 def _task(view: TaskView, length: int | None, *, listed: bool = False, artifacts: bool = True) -> _Task:
     task = view.task
     task_id, context_id = task.id, context_of(task)
-    message = None
-    if view.message is not None:
-        message = message_of(view.message, task_id, context_id, f"{task_id}-s{view.generation}")
     shown: list[_Artifact] | msgspec.UnsetType = msgspec.UNSET
     # Where a listing is asked for artifacts it says so even of none; elsewhere none is simply not there.
     if artifacts and (listed or view.artifacts):
@@ -167,6 +164,12 @@ def _task(view: TaskView, length: int | None, *, listed: bool = False, artifacts
         ]
     first, kept = newest(view, length)
     history = [message_of(each, task_id, context_id, f"{task_id}-h{at}") for at, each in enumerate(kept, start=first)]
+    message = None
+    if view.message is not None:
+        # What ended a task is the last that was said: written once, and told in both places.
+        last = kept and kept[-1] is view.message and view.message.message_id is not None
+        unnamed = f"{task_id}-s{view.generation}"
+        message = history[-1] if last else message_of(view.message, task_id, context_id, unnamed)
     return _Task(
         task_id,
         context_id,
