@@ -1,0 +1,259 @@
+"""Reception: where envelopes come in, from whomever, and go to whom they are for, once.
+
+The order is: size, signature, sender, place and time; then whether it was taken before, and how often this peer speaks;
+only then is it opened, read and acted on. Each of those who act commits one `Hear`, so an envelope and what follows
+from it are one record. Whoever is refused is in the audit (see `refusals`); what it hears, `told` decides.
+
+A mere peer may ask, answer and fetch. What it began while it was trusted, it may still end; its offers are rejected in
+the protocol's own words. Large envelopes are opened in threads, a few at a time: the loop is for everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.peer_commands import Heard
+from covenant.model.acquaintance import Peer
+from covenant.model.correspondence import DelegationKey, Envelope
+from covenant.model.delegating import Role
+from covenant.model.delegation import CapabilityQuery, CapabilityResponse, Message
+from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal, Unavailable
+from covenant.model.ids import AgentId
+from covenant.model.peer import InstanceId, Trust
+from covenant.peers.handing_out import HandingOut, Questions
+from covenant.peers.incoming import Incoming
+from covenant.peers.keyring import Keyring
+from covenant.peers.pace import MessageRate
+from covenant.peers.refusals import Refusals
+from covenant.peers.settings import PeerSettings
+from covenant.seal.envelope import (
+    Checked,
+    Code,
+    EnvelopeRefused,
+    Header,
+    check,
+    open_checked,
+    remember_until_ms,
+    replayed,
+    told,
+)
+from covenant.wire import peers, polling
+
+LARGE_BYTES: Final = 64 * 1024
+"""From here on the loop would feel it."""
+LARGE_AT_ONCE: Final = 4
+TRUSTED_FACTOR: Final = 10
+
+OFFER: Final = "delegation_offer"
+CANCEL: Final = "delegation_cancel"
+QUERY: Final = "capability_query"
+RESPONSE: Final = "capability_response"
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+class Acquainted(Questions, Protocol):
+    async def hear_query(self, peer: Peer, envelope: Envelope, query: CapabilityQuery) -> bytes: ...
+    async def hear_response(self, peer: Peer, envelope: Envelope, response: CapabilityResponse) -> None: ...
+
+
+class Hearing(Protocol):
+    async def hear(self, incoming: Incoming) -> Heard: ...
+
+
+class Taken(NamedTuple):
+    """Of an envelope that we fetched: what is acknowledged with the next poll, and what is to be said at once."""
+
+    ack: polling.Ack | None = None
+    reply: bytes | None = None
+
+
+class Reception:
+    """`us`: who is in the audit for what is refused. Lives as long as its ledger, on one loop."""
+
+    def __init__(  # noqa: PLR0917  (one for each part that it stands between)
+        self,
+        ledger: Ledger,
+        keyring: Keyring,
+        acquaintances: Acquainted,
+        providing: Hearing,
+        requesting: Hearing,
+        settings: PeerSettings,
+        *,
+        us: AgentId,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._keyring = keyring
+        self._acquaintances = acquaintances
+        self._providing = providing
+        self._requesting = requesting
+        self._settings = settings
+        self._now_ms = now_ms
+        self._rate = MessageRate(now_ms)
+        self._refusals = Refusals(ledger, us)
+        self._handing_out = HandingOut(ledger, keyring, acquaintances, us=us, now_ms=now_ms)
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    async def receive(self, body: bytes, address: str | None) -> polling.Received:
+        """Answers once it is durable. Raises a `Refusal` that the sender may hear."""
+        return await self._hear(body, address, peers.decode, self._received)
+
+    async def poll(self, body: bytes, address: str | None) -> polling.Polled:
+        """What waits for the one who asks; the answer may take as long as it is ready to wait."""
+        return await self._hear(body, address, _decode_poll, self._handing_out.answer)
+
+    async def take(self, body: bytes) -> Taken:
+        """An envelope that we fetched ourselves. At our own pace, so no rate is asked for."""
+        return await self._hear(body, None, peers.decode, self._took, metered=False)
+
+    async def too_large(self, address: str | None) -> Refusal:
+        """The answer to what was too large to be read to its end."""
+        refused = EnvelopeRefused(Code.TOO_LARGE, "more than an envelope can have")
+        await self._refusals.note(refused.code.value, refused.message, address, None)
+        return told(refused)
+
+    def close(self) -> None:
+        """Answer those who wait, now and from now on: nothing is lost by it."""
+        self._handing_out.close()
+
+    async def _hear(
+        self,
+        body: bytes,
+        address: str | None,
+        decode: Callable[[str, bytes], M],
+        act: Callable[[Peer, Envelope, M], Awaitable[T]],
+        *,
+        metered: bool = True,
+    ) -> T:
+        sender: InstanceId | None = None
+        try:
+            checked = await self._check(body)
+            sender = InstanceId(checked.header.sender)
+            if metered:
+                self._spend(sender)
+            message = await self._open(checked, decode)
+            # Whom we know may have changed while it was opened.
+            return await act(self._peer(sender), _record(checked.header), message)
+        except EnvelopeRefused as refused:
+            await self._refusals.note(refused.code.value, refused.message, address, refused.sender)
+            raise told(refused) from None
+        except Unavailable:
+            raise
+        except Refusal as refusal:
+            await self._refusals.note(refusal.code, refusal.message, address, sender)
+            raise
+
+    async def _check(self, body: bytes) -> Checked:
+        now_ms = self._now_ms()
+        checking = partial(check, body, us=self._keyring.id, now_ms=now_ms, known=self._knows)
+        checked = await self._aside(len(body), checking)
+        header = checked.header
+        if self._ledger.envelope_taken(InstanceId(header.sender), header.jti):
+            raise replayed(header)
+        return checked
+
+    def _knows(self, sender: InstanceId) -> bool:
+        peer = self._ledger.peer(sender)
+        return peer is not None and not peer.denied
+
+    def _peer(self, sender: InstanceId) -> Peer:
+        peer = self._ledger.peer(sender)
+        if peer is None or peer.denied:
+            raise EnvelopeRefused(Code.UNKNOWN_SENDER, f"{sender} is not a peer")
+        return peer
+
+    def _spend(self, sender: InstanceId) -> None:
+        per_min = self._settings.messages_per_min
+        if self._peer(sender).trust is Trust.TRUSTED:
+            per_min *= TRUSTED_FACTOR
+        wait_ms = self._rate.take(sender, per_min)
+        if wait_ms is not None:
+            message = f"more than {per_min} messages a minute; slow down"
+            raise OverLimit("rate_limited", message, retry_after_ms=wait_ms)
+
+    async def _open(self, checked: Checked, decode: Callable[[str, bytes], M]) -> M:
+        prekey, now_ms = self._keyring.prekey(checked.header.kid), self._now_ms()
+
+        def opening() -> M:
+            return decode(checked.header.typ, open_checked(checked, prekey, now_ms=now_ms).body)
+
+        return await self._aside(len(checked.ciphertext), opening)
+
+    async def _aside(self, size: int, work: Callable[[], T]) -> T:
+        if size <= LARGE_BYTES:
+            return work()
+        async with self._large:
+            return await asyncio.to_thread(work)
+
+    # Acting on it
+
+    async def _received(self, peer: Peer, envelope: Envelope, message: Message) -> polling.Received:
+        reply, heard = await self._dispatch(Incoming(peer, envelope, message))
+        if reply is not None:
+            return polling.Received(envelope=msgspec.Raw(reply))
+        known = heard.known or (heard.moved is not None and not heard.moved.changed)
+        return polling.Received(duplicate=known)
+
+    async def _took(self, peer: Peer, envelope: Envelope, message: Message) -> Taken:
+        reply, _ = await self._dispatch(Incoming(peer, envelope, message))
+        if isinstance(message, CapabilityQuery | CapabilityResponse):
+            return Taken(reply=reply)
+        assert envelope.seq is not None
+        said_by = Role.REQUESTER if envelope.typ in peers.REQUESTER_SENDS else Role.PROVIDER
+        return Taken(ack=polling.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
+
+    async def _dispatch(self, incoming: Incoming) -> tuple[bytes | None, Heard]:
+        peer, envelope, message = incoming
+        if isinstance(message, CapabilityQuery | CapabilityResponse):
+            if envelope.seq is not None:
+                raise Invalid("invalid_seq", "this belongs to no delegation, and has no number")
+            if isinstance(message, CapabilityQuery):
+                return await self._acquaintances.hear_query(peer, envelope, message), Heard()
+            await self._acquaintances.hear_response(peer, envelope, message)
+            return None, Heard()
+        if envelope.seq is None:
+            raise Invalid("invalid_seq", "what is said of a delegation is numbered, from 1")
+        ours = Role.PROVIDER if envelope.typ in peers.REQUESTER_SENDS else Role.REQUESTER
+        key = DelegationKey(ours, peer.id, message.offer_id)
+        self._check_trust(incoming, key)
+        hearing = self._providing if ours is Role.PROVIDER else self._requesting
+        try:
+            return None, await hearing.hear(incoming)
+        except Refusal as refusal:
+            if refusal.code != "out_of_order":
+                raise
+            record = self._ledger.delegation(key)
+            raise polling.OutOfOrder(record.heard + 1 if record is not None else 1) from None
+
+    def _check_trust(self, incoming: Incoming, key: DelegationKey) -> None:
+        """An offer is answered by a message, whoever makes it. Everything else is about one that is known."""
+        if incoming.peer.trust is not Trust.PEER or incoming.envelope.typ == OFFER:
+            return
+        if self._ledger.delegation(key) is None:
+            raise Forbidden(
+                "untrusted", "a peer that is not verified here can only ask what there is; see `covenant peers`"
+            )
+
+
+def _decode_poll(typ: str, body: bytes) -> polling.Poll:
+    if typ != polling.POLL:
+        raise Invalid("type_not_supported", f"a poll is not of type {typ[:64]!r}")
+    return polling.decode_poll(body)
+
+
+def _record(header: Header) -> Envelope:
+    return Envelope(
+        sender=InstanceId(header.sender),
+        jti=header.jti,
+        typ=header.typ,
+        until_ms=remember_until_ms(header),
+        seq=header.seq,
+    )

@@ -1,0 +1,341 @@
+"""Instances for tests: a real ledger in a folder, real keys, a real port on loopback; and those who listen there."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+from starlette.routing import Router
+
+from covenant.daemon.listening import HttpServer
+from covenant.daemon.peer_lines import PeerLines
+from covenant.daemon.settings import HttpSettings
+from covenant.doors.metrics import Meter
+from covenant.doors.peers_sealed import sealed_routes
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.machine.peer_commands import AddPeer, Hear, Heard, Said, Tell
+from covenant.ledger.machine.view import Limits
+from covenant.model.acquaintance import Peer
+from covenant.model.correspondence import Delegation, DelegationKey
+from covenant.model.delegating import Role, State
+from covenant.model.delegation import Accept, Cancel, DelegationResult, Message, Offer, StatusReport
+from covenant.model.errors import Refusal
+from covenant.model.ids import TaskId
+from covenant.model.peer import InstanceId, Prekey, Trust
+from covenant.outbound.guard import AddressGuard
+from covenant.outbound.resolving import Unresolved
+from covenant.peers.acquaintances import Acquaintances, Offering
+from covenant.peers.courier import Courier
+from covenant.peers.incoming import Incoming
+from covenant.peers.keyring import Keyring
+from covenant.peers.reception import Reception
+from covenant.peers.settings import PeerSettings
+from covenant.seal.identity import PrivatePrekey, prekey_to_use
+from covenant.seal.keys import new_private_key
+from covenant.testing.cast import OPERATOR
+from covenant.wire import peers
+from covenant.wire.polling import Introduction
+
+BOUND_S: Final = 20.0
+QUICK: Final = PeerSettings(retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000)
+
+
+class Clock:
+    """The time, which a test may move."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def __call__(self) -> int:
+        return time.time_ns() // 1_000_000 + self.ahead_ms
+
+
+def offer_id(number: int) -> str:
+    return str(UUID(int=number))
+
+
+def raw(message: Message) -> msgspec.Raw:
+    return msgspec.Raw(peers.encode(message))
+
+
+def said(message: Message, *, latest: bool = False) -> Said:
+    return Said(typ=peers.type_of(message), body=raw(message), latest=latest)
+
+
+def offer(number: int = 1, task: str = "do it") -> Offer:
+    return Offer(offer_id=offer_id(number), profile="worker", task=task, max_token_budget=100, timeout=60_000)
+
+
+def accept(number: int = 1) -> Accept:
+    return Accept(offer_id=offer_id(number), delegation_id=offer_id(number), max_token_budget=100, timeout=60_000)
+
+
+def status(number: int, seq: int) -> StatusReport:
+    return StatusReport(offer_id=offer_id(number), delegation_id=offer_id(number), seq=seq, status="running")
+
+
+def result(number: int = 1, text: str = "done") -> DelegationResult:
+    return DelegationResult(
+        offer_id=offer_id(number), delegation_id=offer_id(number), profile="worker", status="completed", result=text
+    )
+
+
+def cancel(number: int = 1) -> Cancel:
+    return Cancel(offer_id=offer_id(number))
+
+
+def begun(role: Role, peer: InstanceId, number: int) -> Delegation:
+    return Delegation(
+        role=role,
+        peer=peer,
+        offer_id=offer_id(number),
+        task_id=TaskId(offer_id(number)),
+        profile="worker",
+        state=State.OFFERED,
+        budget=100,
+        timeout_ms=60_000,
+    )
+
+
+class Listener:
+    """Takes in what is said of delegations, as the table of states has it, and remembers what was new to it."""
+
+    def __init__(self, ledger: LogLedger, role: Role) -> None:
+        self._ledger = ledger
+        self._role = role
+        self.heard: list[tuple[str, str, int]] = []
+        self.messages: list[Message] = []
+        self._changed = asyncio.Condition()
+
+    async def hear(self, incoming: Incoming) -> Heard:
+        peer, envelope, message = incoming
+        number = str(message.offer_id)  # type: ignore[union-attr]  # what belongs to a delegation has one
+        key = DelegationKey(self._role, peer.id, number)
+        heard = await self._ledger.commit(
+            Hear(
+                envelope=envelope,
+                key=key,
+                begin=begun(self._role, peer.id, UUID(number).int) if isinstance(message, Offer) else None,
+                happenings=_happenings(message),
+            )
+        )
+        if heard.moved is not None and heard.moved.changed:
+            assert envelope.seq is not None
+            self.heard.append((envelope.typ, number, envelope.seq))
+            self.messages.append(message)
+        async with self._changed:
+            self._changed.notify_all()
+        return heard
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(BOUND_S), self._changed:
+            await self._changed.wait_for(lambda: len(self.heard) >= count)
+
+
+def _happenings(message: Message) -> tuple[str, ...]:
+    match message:
+        case Offer():
+            return ("offer", "accept")
+        case Accept():
+            return ("accept",)
+        case StatusReport():
+            return ("status",)
+        case DelegationResult():
+            return (f"result_{message.status}",)
+        case _:
+            return ("cancel",)
+
+
+async def nobody(name: str) -> Any:
+    raise Unresolved(f"nobody answers for {name}", transient=False)
+
+
+@dataclass
+class Keys:
+    """What of an instance outlives it besides its folder: its keys, and its port."""
+
+    private_key: bytes = field(default_factory=new_private_key)
+    prekeys: list[PrivatePrekey] = field(default_factory=list)
+    port: int = 0
+
+    def save(self, prekeys: Any) -> None:
+        self.prekeys = list(prekeys)
+
+
+@dataclass
+class House:
+    folder: Path
+    clock: Clock
+    keys: Keys
+    ledger: LogLedger
+    keyring: Keyring
+    lines: PeerLines
+    acquaintances: Acquaintances
+    providing: Listener
+    requesting: Listener
+    reception: Reception
+    courier: Courier
+    bells: list[asyncio.Event] = field(default_factory=list)
+
+    @property
+    def id(self) -> InstanceId:
+        return self.keyring.id
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.keys.port}"
+
+    def prekey(self) -> Prekey:
+        prekey = prekey_to_use(self.keyring.bundle(self.clock()).prekeys, self.clock())
+        assert prekey is not None
+        return prekey
+
+    async def knows(
+        self, other: "House", *, trust: Trust = Trust.VERIFIED, url: str | None = "", keys: bool = True
+    ) -> Peer:
+        """`url` None: it cannot be reached from here."""
+        return await self.ledger.commit(
+            AddPeer(
+                by=OPERATOR,
+                peer=Peer(
+                    id=other.id,
+                    name=f"n{other.id[-8:]}",
+                    url=other.url if url == "" else url,
+                    trust=trust,
+                    keys=other.keyring.bundle(self.clock()) if keys else None,
+                ),
+            )
+        )
+
+    async def offers(self, to: InstanceId, number: int = 1, *more: Message, task: str = "do it") -> DelegationKey:
+        key = DelegationKey(Role.REQUESTER, to, offer_id(number))
+        await self.ledger.commit(
+            Tell(
+                key=key,
+                begin=begun(Role.REQUESTER, to, number),
+                happenings=("offer",),
+                said=(said(offer(number, task)), *map(said, more)),
+            )
+        )
+        return key
+
+    async def says(
+        self, role: Role, to: InstanceId, number: int, *messages: Message, happenings: tuple[str, ...] = ()
+    ) -> None:
+        key = DelegationKey(role, to, offer_id(number))
+        await self.ledger.commit(Tell(key=key, happenings=happenings, said=tuple(map(said, messages))))
+
+    def sealed(self, message: Message, to: "House", *, seq: int | None = None, **more: Any) -> bytes:
+        """An envelope, as this instance would make it."""
+        return self.keyring.seal(
+            peers.encode(message),
+            typ=more.pop("typ", peers.type_of(message)),
+            to=to.id,
+            prekey=more.pop("prekey", None) or to.prekey(),
+            now_ms=more.pop("now_ms", self.clock()),
+            seq=seq,
+        )
+
+    def ring(self, _: InstanceId) -> None:
+        for bell in self.bells:
+            bell.set()
+
+    async def until(self, holds: Callable[[], Any]) -> None:
+        """Until something that peers have to do with has become so."""
+        bell = asyncio.Event()
+        self.bells.append(bell)
+        try:
+            async with asyncio.timeout(BOUND_S):
+                while not holds():
+                    bell.clear()
+                    await bell.wait()
+        finally:
+            self.bells.remove(bell)
+
+    async def delivered(self) -> None:
+        await self.until(lambda: not self.ledger.addressees())
+
+    async def audit(self, kind: str = "envelope_refused") -> list[dict[str, Any]]:
+        rows = [json.loads(record.row)["kind"] for record in await self.ledger.audit_recent(None, 1_000, None)]
+        return [row for row in rows if row["type"] == kind]
+
+
+@asynccontextmanager
+async def house(
+    folder: Path,
+    keys: Keys | None = None,
+    *,
+    settings: PeerSettings = QUICK,
+    clock: Clock | None = None,
+    limits: Limits | None = None,
+) -> AsyncIterator[House]:
+    """An instance that is open, listens nowhere and delivers nothing yet."""
+    keys, clock = keys or Keys(), clock or Clock()
+    ledger = await open_ledger(folder, clock=clock, limits=limits)
+    keyring = Keyring(keys.private_key, keys.prekeys, keys.save)
+    keyring.rotate(clock())
+    lines = PeerLines(AddressGuard((), resolver=nobody))
+    acquaintances = Acquaintances(
+        ledger, keyring, lines, settings, us=OPERATOR, offering=lambda _: Offering((), 0, 0), now_ms=clock
+    )
+    providing, requesting = Listener(ledger, Role.PROVIDER), Listener(ledger, Role.REQUESTER)
+    reception = Reception(ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock)
+    courier = Courier(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
+    made = House(folder, clock, keys, ledger, keyring, lines, acquaintances, providing, requesting, reception, courier)
+    ledger.on_peer(made.ring)
+    try:
+        yield made
+    finally:
+        reception.close()
+        await acquaintances.stop()
+        await lines.close()
+        await ledger.close()
+
+
+@asynccontextmanager
+async def listening(at: House) -> AsyncIterator[House]:
+    """It takes envelopes at its port, which stays the same when it listens again."""
+    routes = sealed_routes(
+        at.reception, lambda: Introduction(name="house", keys=at.keyring.bundle(at.clock())), Meter()
+    )
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", at.keys.port))
+        at.keys.port = bound.getsockname()[1]
+        server = HttpServer(Router(routes), bound, HttpSettings(), grace_s=1)
+        serving = asyncio.create_task(server.run_until_told())
+        try:
+            async with asyncio.timeout(BOUND_S):
+                await server.listening.wait()
+            yield at
+        finally:
+            server.should_exit = True
+            server.force_exit = True
+            await asyncio.wait_for(serving, BOUND_S)
+
+
+@asynccontextmanager
+async def delivering(at: House) -> AsyncIterator[House]:
+    running = asyncio.create_task(at.courier.run())
+    try:
+        yield at
+    finally:
+        await asyncio.wait_for(at.courier.stop(), BOUND_S)
+        await asyncio.wait_for(running, BOUND_S)
+
+
+async def refused(call: Awaitable[Any]) -> Refusal:
+    """The refusal that this call raises; anything else that it raises is a fault."""
+    try:
+        await call
+    except Refusal as refusal:
+        return refusal
+    raise AssertionError("nothing was refused")
