@@ -71,6 +71,7 @@ def test_wrong_usage_exits_with_2(daemon: Daemon, words: list[str]) -> None:
 def test_without_its_token_an_agent_refuses(daemon: Daemon) -> None:
     ran = covenant("call", agent(daemon, SAYS), "go", "--home", str(daemon.home), "--json")
     assert (ran.code, ran.json["code"]) == (1, "unauthenticated")
+    assert "--token-file FILE or --token-env NAME" in ran.err
 
 
 def test_a_timeout_ends_it_at_both_ends(daemon: Daemon) -> None:
@@ -106,7 +107,12 @@ def test_a_name_in_the_home_is_as_good_as_a_url(daemon: Daemon) -> None:
     token = (daemon.home / "operator.token").read_text().strip()
     assert daemon.run("call", "echo", "go", env={"ECHO_TOKEN": token}).out == "hello there\n"
     assert daemon.run("card", "get", "echo", env={"ECHO_TOKEN": token}).code == 0
-    for name, said in (("bad", "the entry 'bad' cannot be used"), ("nobody", "there is no remote agent 'nobody'")):
+    for name, said in (
+        ("bad", "the entry 'bad' cannot be used"),
+        ("nobody", "there is no remote agent 'nobody'"),
+        ("nobody", f"its own agents at {daemon.url}/v1/a2a/agents/NAME"),
+        ("echo", "has its token in the variable ECHO_TOKEN, which is not set"),
+    ):
         ran = daemon.run("call", name, "go")
         assert (ran.code, said in ran.err) == (1, True)
 

@@ -42,15 +42,18 @@ def test_every_printed_command_works_as_it_stands_and_again_after_a_restart(fold
         process, said = start(folder)
         try:
             commands = COMMAND.findall(said)
-            assert len(commands) == 7
+            assert len(commands) == 10
             outputs = [run(command, folder) for command in commands]
         finally:
             assert end(process) == 0
         assert outputs[0] == "echo: hello\n"
-        assert outputs[2] == "count the stars\n"
-        assert "in flight" in outputs[3]
-        assert outputs[5].startswith("valid: ")
-        assert outputs[6].startswith('{"kind":"a2a_queue"')
+        assert outputs[1] == "The counter found 4 words.\n"
+        assert outputs[2] == "4 words\n"
+        assert outputs[3].startswith("clerk ")
+        assert outputs[5] == "count the stars\n"
+        assert "in flight" in outputs[6]
+        assert outputs[8].startswith("valid: ")
+        assert outputs[9].startswith('{"kind":"a2a_queue"')
 
 
 def run(command: str, folder: Path) -> str:

@@ -55,7 +55,7 @@ def command(
                 teller.tell(news)
             return stream.reply, f"{remote.way.binding} {remote.way.version}"
 
-    reply, way = told(converse)
+    reply, way = told(converse, target, options)
     if as_json:
         put_json(_shown(reply, way))
     else:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from covenant.cli.calling import said_before
 from covenant.cli.failures import Failure, Refused, Unreachable
 from covenant.daemon.environment import environment, find_home
+
+if TYPE_CHECKING:
+    from covenant.daemon.connecting import Options
 
 A = TypeVar("A")
 
@@ -53,8 +56,8 @@ def calls_out(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def told(work: Callable[[], Coroutine[Any, Any, A]]) -> A:
-    """Runs it, and tells its failures as a command does."""
+def told(work: Callable[[], Coroutine[Any, Any, A]], target: str, options: Options) -> A:
+    """Runs it, and tells its failures as a command does, with what can be done about them."""
     import asyncio
 
     from covenant.model.errors import CovenantError, Refusal
@@ -73,9 +76,28 @@ def told(work: Callable[[], Coroutine[Any, Any, A]]) -> A:
         ) from error
     except (Refusal, RemoteError) as error:
         detail = getattr(error, "detail", error.message)
-        raise Refused(error.code, detail) from error
+        raise Refused(error.code, f"{detail}{_advice(error.code, target, options)}") from error
     except CovenantError as error:
         raise Failure("failed", str(error)) from error
+
+
+def _advice(code: str, target: str, options: Options) -> str:
+    """What to do about it, where that can be known."""
+    from covenant.daemon.connecting import find_entry
+    from covenant.daemon.whereabouts import url_in
+
+    folder = Path(options.home or "")
+    base = url_in(folder) if code == "unknown_remote" else None
+    if base is not None:
+        return f"; the daemon of this home has its own agents at {base}/v1/a2a/agents/NAME"
+    if code != "unauthenticated" or options.token is not None or options.token_env is not None:
+        return ""
+    if "://" in target:
+        return "; name its token with --token-file FILE or --token-env NAME"
+    missing = find_entry(target, folder).missing(environment())
+    if missing is not None:
+        return f"; the entry {target!r} has its token in the variable {missing}, which is not set"
+    return f"; the entry {target!r} needs an auth with a token or token_env"
 
 
 def _allowed(target: str, home: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A try-out: a home of its own, an agent that echoes, a worker to play, and commands to copy.
+"""A try-out: a home of its own, agents to call by mail and over A2A, a worker to play, and commands to copy.
 
 Everything is found as it was left if it is started again, and nothing of it is part of an ordinary daemon.
 """
@@ -9,6 +9,8 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
+from covenant.agents.authoring import Agent, Turn
+from covenant.agents.discovery import Found, played
 from covenant.daemon.home import save_secret
 from covenant.daemon.logs import Log
 from covenant.exchange.mailbox import MailboxExchange
@@ -25,6 +27,24 @@ HOME_NAME: Final = ".demo"
 ECHO: Final = "echo@local"
 WORKER: Final = "bob@local"
 WAIT_MS: Final = 1_000
+
+counter = Agent("counter", description="Counts the words of a text", skills=["count"])
+clerk = Agent("clerk", description="Has a text looked at by the counter, and reports what it found")
+
+
+@counter
+async def count(turn: Turn) -> str:
+    return f"{len(turn.text.split())} words"
+
+
+@clerk
+async def report(turn: Turn) -> str:
+    found = await turn.call("counter", turn.text)
+    return f"The counter found {found.text}."
+
+
+def demo_agents() -> list[Found]:
+    return [Found(*played(agent), Path(__file__)) for agent in (counter, clerk)]
 
 
 def make_demo_home(folder: Path) -> Path:
@@ -99,11 +119,17 @@ class Echo:
 
 def suggestions(program: str, home: str, url: str) -> str:
     """What to try next. What follows a `$` can be copied as it is, and a test runs each of them."""
+    calls = f"{program} --home {home} --token-file {home}/operator.token"
     return f"""
 Try this in another terminal, from the same folder:
 
   an agent that answers by itself
     $ {program} --home {home} a2a send --to {ECHO} --wait "hello"
+
+  call an agent over A2A, as any client can: this one calls another; then let the master pick who does it
+    $ {calls} call {url}/v1/a2a/agents/clerk "count these four words"
+    $ {calls} call {url}/v1/a2a/agents/index "how many words, counter?"
+    $ {calls} card get {url}/v1/a2a/agents/clerk
 
   be a worker: send it a task, lease the task, and look at the lease
     $ {program} --home {home} a2a send --to {WORKER} "count the stars"

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 import uvloop
 
 from covenant.agents.discovery import Found, load_agents
-from covenant.daemon.demo import Echo, enroll_demo
+from covenant.daemon.demo import Echo, demo_agents, enroll_demo
 from covenant.daemon.environment import monotonic_ms
 from covenant.daemon.home import SOCKET_NAME
 from covenant.daemon.listening import HttpServer, bound, url_of
@@ -79,7 +79,7 @@ def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files:
     log = Log()
     for name in loaded.unread:
         log.warning("settings.unread", variable=name)
-    found = load_agents(files)
+    found = [*load_agents(files), *(demo_agents() if demo else ())]
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
     _allow_files(settings.http.connections_max + settings.ipc.connections_max + calls_max + FILES_BESIDES)

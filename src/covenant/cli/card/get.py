@@ -30,7 +30,7 @@ def command(options: Options, *, target: str, as_json: bool, verify: bool) -> No
 
         return await open_card(target, options, verify=verify)
 
-    card = told(fetch)
+    card = told(fetch, target, options)
     if as_json:
         put_json(_object(card))
         return
