@@ -40,6 +40,7 @@ async def journal_in(
         yield journal
     finally:
         await journal.close()
+        journal.release()
 
 
 def seqs(data: bytes) -> list[int]:
@@ -617,6 +618,7 @@ async def test_a_reader_does_not_care_whether_there_is_a_file(tmp_path: Path, ki
         journal.append(b"[\n]", NOW_MS)
     with pytest.raises(ValueError, match="record 11"):
         await journal.wait(11)
+    journal.release()
     await journal.close()
     with pytest.raises(Unavailable, match="closed"):
         journal.append(EVENTS, NOW_MS)

@@ -69,6 +69,8 @@ class Source(Protocol):
     def cursor(self, after_seq: int) -> Cursor: ...
     def read(self, cursor: Cursor, max_bytes: int) -> Lines: ...
     def trim(self, seq: int) -> None: ...
+    def release(self) -> None:
+        """Nothing more is read for now."""
 
 
 class Writer(Protocol):
@@ -115,6 +117,7 @@ class Here:
 
     def close(self) -> None:
         self._db.close()
+        self._source.release()
 
 
 class Archive:
@@ -236,6 +239,7 @@ class Archive:
                 self._follow()
                 self._serve_checkpoints()
                 if self._stopping.is_set():
+                    self._follow()  # what was notified meanwhile
                     break
         self._let_go()
 

@@ -128,6 +128,9 @@ class _Segments(Source):
     def trim(self, seq: int) -> None:
         """Segments go when a compaction drops them."""
 
+    def release(self) -> None:
+        self._reader.close()
+
 
 def serve(path: Path, folder: Path, questions: BinaryIO, answers: BinaryIO) -> None:
     """Until there are no more questions, or the first error."""

@@ -168,7 +168,10 @@ class Journal:
         return await self._barrier(seal=True)
 
     async def close(self) -> None:
-        """Sync everything (also with durability "os"), stop the thread, close the files. Does not raise."""
+        """Sync everything (also with durability "os"), stop the thread, close what is written to. Does not raise.
+
+        Whoever reads may go on to the end, and lets go of the files itself (`release`).
+        """
         if self._closed:
             return
         self._closed = True
@@ -181,7 +184,6 @@ class Journal:
             with suppress(OSError):  # opening knows what the zeros mean
                 self._writer.give_back()
         self._writer.close()
-        self._reader.close()
 
     # For the archive and compaction, from their threads.
 
@@ -211,6 +213,11 @@ class Journal:
 
     def trim(self, seq: int) -> None:
         """The reader is done with everything through `seq`. Means something only to a journal in memory."""
+
+    def release(self) -> None:
+        """Close what `read` keeps open. For the reader's thread: in any other, a read under way would go on with a
+        number that may be another file's by then."""
+        self._reader.close()
 
     def _sync_for_reader(self, end: Cursor) -> None:
         # With durability "os" a power cut may take acknowledged records back. What is copied elsewhere must not
@@ -452,3 +459,6 @@ class MemoryJournal:
         for number in range(self._trimmed + 1, min(seq, self.last_seq) + 1):
             del self._lines[number]
         self._trimmed = max(self._trimmed, min(seq, self.last_seq))
+
+    def release(self) -> None:
+        """There is no file."""
