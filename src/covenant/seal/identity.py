@@ -89,6 +89,11 @@ def fingerprint(key: PublicKey) -> str:
     return hashlib.sha256(from_base58(key)).hexdigest()[:16]
 
 
+def fingerprint_of(claimed: InstanceId) -> str:
+    """That of every key with this id, which begins with the same hash: whoever announces another one errs or lies."""
+    return base64.b32decode(claimed.removeprefix(ID_PREFIX).upper()).hex()[:16]
+
+
 def new_prekey(identity_private_key: bytes, now_ms: int) -> PrivatePrekey:
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()

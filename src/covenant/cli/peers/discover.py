@@ -28,8 +28,8 @@ def command(call: Call, *, wait_ms: int) -> None:
         rows.add_row(
             each["source"],
             brief(each["name"], 32),
-            brief(each["url"] or each["announced_as"], 60),
-            each["instance_id"] or "unknown",
+            brief(each["url"] or each["announcedAs"], 60),
+            each["instanceId"] or "unknown",
             brief(about, 80),
             style="red" if wrong else "",
         )

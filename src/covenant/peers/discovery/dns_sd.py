@@ -1,0 +1,191 @@
+"""Instances that a domain lists in its DNS (RFC 6763): PTR of `_friday-a2a._tcp.<domain>`, then SRV and TXT of each.
+
+Promises: at most `INSTANCES_MAX` of a domain, in the order of their names, and `patience_s` for all of it; what was
+found until then is returned, with what is missing said in `failure`. Of several places of one instance the one of the
+lowest priority comes first, and the heaviest of those; it is not drawn by lot, since it is only looked at.
+
+Addresses are not asked for here: whoever calls a candidate does that, through the address guard. What DNS says is a
+hint, signed zone or not: an instance proves itself by its key. dnspython is imported with the first look-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from covenant.outbound.addresses import Address
+from covenant.outbound.location import Unreadable, host_text, read_host
+from covenant.peers.discovery.candidate import Candidate, Conflict, shown_name
+from covenant.peers.discovery.settings import root_of
+from covenant.peers.discovery.txt import Announced, decode_strings
+
+if TYPE_CHECKING:
+    from dns.asyncresolver import Resolver
+    from dns.name import Name
+    from dns.resolver import Answer
+
+SERVICE: Final = "_friday-a2a._tcp"
+INSTANCES_MAX: Final = 50
+PLACES_MAX: Final = 8
+AT_ONCE_MAX: Final = 8
+PATIENCE_S: Final = 3.0
+UDP_BYTES: Final = 1_232
+"""What goes through everywhere in one piece; more comes by TCP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """What a domain lists. `failure` says what could not be found out, and is None if that is all there is."""
+
+    candidates: tuple[Candidate, ...] = ()
+    left_out: int = 0
+    """Beyond the limit."""
+    failure: str | None = None
+
+
+class DomainBrowser:
+    """Asks these name servers, or those of the system if there are none."""
+
+    def __init__(self, servers: Sequence[tuple[Address, int]], *, patience_s: float = PATIENCE_S) -> None:
+        self._servers = servers
+        self._patience_s = patience_s
+        self._resolver: Resolver | None = None
+
+    async def look_up(self, domain: str, now_ms: int) -> Listed:
+        """Never raises but for a domain that is no name: whatever goes wrong is in the answer."""
+        from dns.exception import DNSException  # noqa: PLC0415  (see the module's contract)
+        from dns.name import from_text  # noqa: PLC0415
+
+        service = from_text(f"{SERVICE}.{host_text(read_host(domain))}.")
+        until = asyncio.get_running_loop().time() + self._patience_s
+        try:
+            async with asyncio.timeout_at(until):
+                resolver = await self._opened()
+                answer = await self._ask(resolver, service, "PTR")
+        except (DNSException, OSError, EOFError, ValueError, TimeoutError) as error:
+            return Listed(failure=_why(error))
+        if answer is None:
+            return Listed()
+        names = sorted({record.target for record in answer})
+        found = await self._all(
+            resolver, names[:INSTANCES_MAX], until, authenticated=_authenticated(answer), now_ms=now_ms
+        )
+        missing = min(len(names), INSTANCES_MAX) - len(found)
+        return Listed(
+            candidates=tuple(each for each in found if each is not None),
+            left_out=max(0, len(names) - INSTANCES_MAX),
+            failure=f"{missing} of {len(names)} instances could not be looked up" if missing else None,
+        )
+
+    async def _all(
+        self, resolver: Resolver, names: Sequence[Name], until: float, *, authenticated: bool, now_ms: int
+    ) -> list[Candidate | None]:
+        """For each that was answered for in time: the candidate, or None if its service is not offered."""
+        found: list[Candidate | None] = []
+        free = asyncio.Semaphore(AT_ONCE_MAX)
+
+        async def look(name: Name) -> None:
+            from dns.exception import DNSException  # noqa: PLC0415  (loaded by now)
+
+            try:
+                async with free:
+                    found.append(await self._one(resolver, name, authenticated=authenticated, now_ms=now_ms))
+            except (DNSException, OSError, EOFError, ValueError):
+                """It is missed in the end, as one is that took too long."""
+
+        try:
+            async with asyncio.timeout_at(until), asyncio.TaskGroup() as group:
+                for name in names:
+                    group.create_task(look(name))
+        except TimeoutError:
+            """What there is will do."""
+        return found
+
+    async def _one(self, resolver: Resolver, name: Name, *, authenticated: bool, now_ms: int) -> Candidate | None:
+        places = await self._ask(resolver, name, "SRV")
+        text = await self._ask(resolver, name, "TXT")
+        answers = [each for each in (places, text) if each is not None]
+        return _candidate(
+            name,
+            [] if places is None else list(places),
+            Announced(malformed="no TXT record") if text is None else decode_strings(min(text).strings),
+            authenticated=authenticated and all(map(_authenticated, answers)),
+            now_ms=now_ms,
+        )
+
+    async def _ask(self, resolver: Resolver, name: Name, kind: str) -> Answer | None:
+        """None if there is no such record."""
+        from dns.resolver import NXDOMAIN, NoAnswer  # noqa: PLC0415  (loaded by now)
+
+        try:
+            return await resolver.resolve(name, kind, search=False, lifetime=self._patience_s)
+        except (NXDOMAIN, NoAnswer):
+            return None
+
+    async def _opened(self) -> Resolver:
+        if self._resolver is None:
+            # Importing takes a while, and without servers of its own it reads the system's files.
+            self._resolver = await asyncio.to_thread(self._make)
+        return self._resolver
+
+    def _make(self) -> Resolver:
+        from dns.asyncresolver import Resolver  # noqa: PLC0415  (see the module's contract)
+        from dns.flags import AD, RD  # noqa: PLC0415
+        from dns.nameserver import Do53Nameserver  # noqa: PLC0415
+
+        resolver = Resolver(configure=not self._servers)
+        if self._servers:
+            resolver.nameservers = [Do53Nameserver(str(address), port) for address, port in self._servers]
+        # RFC 6840, 5.7: whoever sets AD in a question is told whether the answer's signatures were checked.
+        resolver.set_flags(RD | AD)
+        resolver.use_edns(0, 0, UDP_BYTES)
+        return resolver
+
+
+def _candidate(name: Name, places: list[Any], said: Announced, *, authenticated: bool, now_ms: int) -> Candidate | None:
+    """None if the domain says that the service is decidedly not available: a target of `.` (RFC 2782)."""
+    places.sort(key=lambda place: (place.priority, -place.weight, place.target, place.port))
+    offered = [place for place in places[:PLACES_MAX] if place.target.to_text() != "." and place.port]
+    if places and not offered:
+        return None
+    urls = [url for place in offered if (url := _url(place, tls=said.tls))]
+    wrong = said.malformed or (None if urls else "no place to call")
+    best = offered[0] if offered else None
+    return Candidate(
+        instance_id=said.instance_id,
+        url=urls[0] if urls else "",
+        name=shown_name(name.labels[0].decode("utf-8", "replace") if len(name.labels) > 1 else ""),
+        source="dns",
+        versions=said.versions,
+        fingerprint=said.fingerprint,
+        host="" if best is None else shown_name(best.target.to_text(omit_final_dot=True)),
+        port=0 if best is None else best.port,
+        path=said.path,
+        tls=said.tls,
+        seen_at_ms=now_ms,
+        conflict=Conflict.MALFORMED if wrong else None,
+        detail=wrong or "",
+        announced_as=shown_name(name.to_text(omit_final_dot=True)),
+        authenticated=authenticated,
+        others=tuple(urls[1:]),
+    )
+
+
+def _url(place: Any, *, tls: bool) -> str | None:
+    try:
+        host = host_text(read_host(place.target.to_text(omit_final_dot=True)))
+        return root_of(f"{'https' if tls else 'http'}://{host}:{place.port}")
+    except Unreadable:
+        return None
+
+
+def _authenticated(answer: Answer) -> bool:
+    from dns.flags import AD  # noqa: PLC0415  (loaded by now)
+
+    return bool(answer.response.flags & AD)
+
+
+def _why(error: Exception) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"

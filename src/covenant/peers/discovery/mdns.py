@@ -1,0 +1,348 @@
+"""Instances on the local network (RFC 6762): saying that we are here, and hearing who else is.
+
+Promises: starting waits for nothing, and never fails; a network that is not there yet, or changes, is tried again and
+again, and `failure` says what is wrong meanwhile. When `run` is canceled we say goodbye. What is heard goes into the
+register of candidates and nowhere else. Whoever says goodbye goes; so does whoever, asked again each minute, does not
+answer for longer than his announcement holds.
+
+Anybody on the network can announce anything, so work for what is heard is bounded, and an address is taken only where
+an instance may be: link-local ones are passed over, and loopback counts only if we listen on the loopback. A host that
+is not under `local` is left to DNS. zeroconf is imported when `run` begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, ip_address
+from typing import TYPE_CHECKING, Final
+
+from covenant.outbound.addresses import Address, special_use
+from covenant.outbound.location import Unreadable, host_text, read_host
+from covenant.peers.discovery.candidate import Candidate, Candidates, Conflict, Note, shown_name
+from covenant.peers.discovery.interfaces import addresses_of
+from covenant.peers.discovery.settings import root_of
+from covenant.peers.discovery.txt import Announced, decode_txt, encode_txt
+
+if TYPE_CHECKING:
+    from zeroconf import ServiceStateChange, Zeroconf
+    from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+log = logging.getLogger(__name__)
+
+SERVICE_TYPE: Final = "_friday-a2a._tcp.local."
+HEARD_MAX: Final = 1_000
+"""Names of services that are followed at once. Others wait until some of them are gone."""
+READERS: Final = 8
+READ_MS: Final = 3_000
+ADDRESSES_MAX: Final = 16
+CLOSE_S: Final = 3.0
+LOOK_AGAIN_S: Final = 60.0
+"""How often those who were heard are asked again, and whether this machine still has the same addresses."""
+PAUSE_S: Final = 2.0
+PAUSE_S_MAX: Final = 60.0
+SETTLE_S: Final = 1.5
+"""RFC 6762, 10.2: what an announcement replaces still counts for a second beside it."""
+LABEL_BYTES_MAX: Final = 63
+WILDCARDS: Final = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  (read from settings, never listened on here)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """What we say of ourselves."""
+
+    said: Announced
+    name: str
+    port: int
+    listens: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104  (see WILDCARDS)
+    """The addresses that our own door listens on: only there are we announced. A wildcard is all of the interfaces'."""
+    host: str = ""
+    """The name that our certificate has, if there is one; otherwise a name of our own under `local`."""
+
+
+class Mdns:
+    def __init__(
+        self,
+        candidates: Candidates,
+        *,
+        interfaces: Sequence[str],
+        announcement: Announcement | None,
+        now_ms: Callable[[], int],
+        look_again_s: float = LOOK_AGAIN_S,
+    ) -> None:
+        self._candidates = candidates
+        self._interfaces = tuple(interfaces)
+        self._announcement = announcement
+        self._now_ms = now_ms
+        self._look_again_s = look_again_s
+        self._hearing = _Hearing()
+        self._own: AsyncServiceInfo | None = None
+        self._loopback = False
+        self.failure: str | None = "not started"
+        self.announced_as: str | None = None
+        """Our own service's name, once the network has heard it."""
+        self.on_change: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """Until canceled."""
+        pause_s = PAUSE_S
+        mdns_error = await asyncio.to_thread(_load)
+        while True:
+            begun = asyncio.get_running_loop().time()
+            try:
+                await self._live(await asyncio.to_thread(addresses_of, self._interfaces))
+            except* (OSError, RuntimeError, ValueError, mdns_error) as failed:
+                self._tell("; ".join(str(each) or type(each).__name__ for each in failed.exceptions))
+                log.warning("peers.mdns.failed", extra={"reason": self.failure})
+            if asyncio.get_running_loop().time() - begun > PAUSE_S_MAX:
+                pause_s = PAUSE_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _live(self, addresses: Sequence[Address]) -> None:
+        """One set of sockets, for as long as the machine has these addresses."""
+        from zeroconf.asyncio import AsyncServiceBrowser, AsyncZeroconf  # noqa: PLC0415  (loaded by now)
+
+        joined = _joined(addresses, self._interfaces)
+        if not joined:
+            raise OSError("none of the interfaces has an address to send from")
+        self._loopback = any(address.is_loopback for address in addresses)
+        self._hearing = _Hearing()
+        network = AsyncZeroconf(interfaces=joined)
+        browser = AsyncServiceBrowser(network.zeroconf, [SERVICE_TYPE], handlers=[self._changed])
+        try:
+            self._tell(None)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(READERS):
+                    group.create_task(self._read_on(network.zeroconf))
+                group.create_task(self._announce(network, addresses))
+                await self._look_again(addresses)
+        except* _Moved:
+            log.info("peers.mdns.moved")
+        finally:
+            self.announced_as, self._own = None, None
+            self._candidates.forget("mdns")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await browser.async_cancel()
+                    # Says goodbye for whatever was announced.
+                    await network.async_close()
+
+    async def _look_again(self, addresses: Sequence[Address]) -> None:
+        while True:
+            await asyncio.sleep(self._look_again_s)
+            self._hearing.again()
+            if await asyncio.to_thread(addresses_of, self._interfaces) != addresses:
+                raise _Moved
+
+    async def _announce(self, network: AsyncZeroconf, addresses: Sequence[Address]) -> None:
+        ours = self._announcement
+        if ours is None:
+            return
+        reachable = [each for each in addresses if _listens(ours.listens, each) and not each.is_link_local]
+        if not reachable:
+            self._tell("not announced: our door does not listen on any address of these interfaces")
+            return
+        info = _service(ours, reachable)
+        self._own = info
+        await (await network.async_register_service(info, allow_name_change=True))
+        self.announced_as = info.name
+        log.info("peers.mdns.announced", extra={"service": info.name, "port": ours.port})
+        self.on_change()
+
+    def _changed(self, *, name: str, state_change: ServiceStateChange, **_: object) -> None:
+        """Called by the browser, on our loop."""
+        if state_change.name == "Removed":
+            self._hearing.gone(name)
+            self._candidates.gone(_group(name))
+            return
+        self._hearing.heard(name)
+        if state_change.name == "Updated":
+            self._hearing.heard_again_soon(name)
+
+    async def _read_on(self, network: Zeroconf) -> None:
+        while True:
+            name = await self._hearing.next()
+            try:
+                await self._read(network, name)
+            except Exception:
+                # Whatever somebody managed to announce, the others are heard.
+                log.exception("peers.mdns.unread", extra={"service": shown_name(name)})
+
+    async def _read(self, network: Zeroconf, name: str) -> None:
+        from zeroconf import Error  # noqa: PLC0415  (loaded by now)
+        from zeroconf.asyncio import AsyncServiceInfo  # noqa: PLC0415
+
+        try:
+            info = AsyncServiceInfo(SERVICE_TYPE, name)
+            answered = await info.async_request(network, READ_MS)
+        except (Error, ValueError):
+            # A name that is no service's name, announced as one.
+            self._hearing.gone(name)
+            return
+        # Whoever has said goodbye while we asked is gone.
+        if not answered or name not in self._hearing.present or self._is_ours(info):
+            return
+        now_ms = self._now_ms()
+        candidate = _candidate(info, loopback=self._loopback, now_ms=now_ms)
+        self._candidates.saw(candidate, group=_group(name), until_ms=now_ms + self._holds_ms(network, name))
+
+    def _holds_ms(self, network: Zeroconf, name: str) -> int:
+        """For how long it can be missing without being gone: as the record of its host says, and one look again."""
+        from zeroconf import current_time_millis  # noqa: PLC0415  (loaded by now)
+        from zeroconf.const import _CLASS_IN, _TYPE_SRV  # noqa: PLC0415  (the library has no public names for these)
+
+        record = network.cache.get_by_details(name, _TYPE_SRV, _CLASS_IN)
+        remaining_s = 0 if record is None else record.get_remaining_ttl(current_time_millis())
+        return int(1000 * (remaining_s + self._look_again_s)) + READ_MS
+
+    def _is_ours(self, info: AsyncServiceInfo) -> bool:
+        own = self._own
+        return (
+            own is not None
+            and (info.name, info.port, info.text) == (own.name, own.port, own.text)
+            and set(info.parsed_addresses()) <= set(own.parsed_addresses())
+        )
+
+    def _tell(self, failure: str | None) -> None:
+        self.failure = failure
+        self.on_change()
+
+
+class _Moved(Exception):
+    """The machine has other addresses now."""
+
+
+class _Hearing:
+    """Which services were heard of and not gone, and those of them that have to be read. Both bounded."""
+
+    def __init__(self) -> None:
+        self.present: set[str] = set()
+        self._queued: set[str] = set()
+        self._soon: set[str] = set()
+        self._queue: asyncio.Queue[str] = asyncio.Queue(HEARD_MAX)
+
+    def heard(self, name: str) -> None:
+        if name in self.present or len(self.present) < HEARD_MAX:
+            self.present.add(name)
+            self._to_be_read(name)
+
+    def heard_again_soon(self, name: str) -> None:
+        if name in self.present and name not in self._soon:
+            self._soon.add(name)
+            asyncio.get_running_loop().call_later(SETTLE_S, self._settled, name)
+
+    def again(self) -> None:
+        for name in self.present:
+            self._to_be_read(name)
+
+    def gone(self, name: str) -> None:
+        self.present.discard(name)
+
+    async def next(self) -> str:
+        name = await self._queue.get()
+        self._queued.discard(name)
+        return name
+
+    def _settled(self, name: str) -> None:
+        self._soon.discard(name)
+        if name in self.present:
+            self._to_be_read(name)
+
+    def _to_be_read(self, name: str) -> None:
+        # A full queue is somebody's flood. What has no place now has one when all are asked again.
+        if name not in self._queued and not self._queue.full():
+            self._queued.add(name)
+            self._queue.put_nowait(name)
+
+
+def _load() -> type[Exception]:
+    """Off the loop: it takes a tenth of a second. What the library raises of its own."""
+    import zeroconf.asyncio  # noqa: PLC0415  (see the module's contract)
+
+    return zeroconf.Error
+
+
+def _group(name: str) -> str:
+    return f"mdns:{name.lower()}"
+
+
+def _listens(where: Sequence[str], address: Address) -> bool:
+    return any(each in WILDCARDS or each == str(address) for each in where)
+
+
+def _joined(addresses: Sequence[Address], wanted: Sequence[str]) -> list[str]:
+    """Where to send and hear: on IPv4, and on IPv6 where the operator named an address of it."""
+    return [str(each) for each in addresses if isinstance(each, IPv4Address) or str(each) in wanted]
+
+
+def _service(ours: Announcement, addresses: Sequence[Address]) -> AsyncServiceInfo:
+    from zeroconf.asyncio import AsyncServiceInfo  # noqa: PLC0415  (loaded by now)
+
+    tail = ours.said.instance_id[-12:]
+    return AsyncServiceInfo(
+        SERVICE_TYPE,
+        f"{_label(ours.name, tail)}.{SERVICE_TYPE}",
+        port=ours.port,
+        properties=encode_txt(ours.said),
+        server=f"{ours.host}." if ours.host else f"covenant-{tail}.local.",
+        parsed_addresses=[str(each) for each in addresses[:ADDRESSES_MAX]],
+    )
+
+
+def _label(name: str, tail: str) -> str:
+    """For people, and unlike any other: the name, as far as there is room, and the end of the id."""
+    room = LABEL_BYTES_MAX - len(tail) - 1 - len("-999")
+    plain = " ".join("".join(each if each.isprintable() and each != "." else " " for each in name).split())
+    return f"{plain.encode()[:room].decode('utf-8', 'ignore').strip() or 'covenant'} {tail}"
+
+
+def _candidate(info: AsyncServiceInfo, *, loopback: bool, now_ms: int) -> Candidate:
+    said = decode_txt(info.text or b"")
+    server = (info.server or "").removesuffix(".")
+    place, note = _place(server, info.parsed_addresses(), loopback=loopback)
+    url, wrong = "", said.malformed
+    if place is not None:
+        try:
+            url = root_of(f"{'https' if said.tls else 'http'}://{place}:{info.port}")
+        except Unreadable as error:
+            wrong = wrong or str(error)
+    return Candidate(
+        instance_id=said.instance_id,
+        url=url,
+        name=shown_name(info.name.removesuffix(f".{SERVICE_TYPE}")),
+        source="mdns",
+        versions=said.versions,
+        fingerprint=said.fingerprint,
+        host=shown_name(server),
+        port=info.port or 0,
+        path=said.path,
+        tls=said.tls,
+        seen_at_ms=now_ms,
+        conflict=Conflict.MALFORMED if wrong else None,
+        note=note,
+        detail=wrong or "",
+        announced_as=shown_name(info.name),
+    )
+
+
+def _place(server: str, texts: Sequence[str], *, loopback: bool) -> tuple[str | None, Note | None]:
+    """The host to call. A name under `local` is known to this network alone, so its address is taken instead."""
+    if not server.lower().endswith(".local"):
+        with suppress(Unreadable):
+            return host_text(read_host(server)), None
+    addresses = [ip_address(text) for text in texts[:ADDRESSES_MAX]]
+    usable = [each for each in addresses if _may_be_called(each, loopback=loopback)]
+    skipped = any(each.is_link_local for each in addresses)
+    if not usable:
+        return None, Note.LINK_LOCAL_SKIPPED if skipped else Note.NO_USABLE_ADDRESS
+    best = min(usable, key=lambda each: (each.version, each.packed))
+    return host_text(best), Note.LINK_LOCAL_SKIPPED if skipped else None
+
+
+def _may_be_called(address: Address, *, loopback: bool) -> bool:
+    use = special_use(address)
+    return use is None or (use.by_name and (loopback or not address.is_loopback))

@@ -1,0 +1,75 @@
+"""What the operator chooses: which ways of finding are on, and where they look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from covenant.outbound.location import Unreadable, read_address, read_host, read_url
+from covenant.outbound.resolving import DNS_PORT
+
+STATIC_MAX: Final = 100
+DOMAINS_MAX: Final = 10
+SERVERS_MAX: Final = 10
+INTERFACES_MAX: Final = 50
+NAME_CHARS_MAX: Final = 64
+
+_INTERFACE: Final = re.compile(r"[0-9A-Za-z_.:@-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoverySettings:
+    """Raises ValueError, naming the setting, if one cannot be read. Everything is off unless it is given."""
+
+    static: tuple[str, ...] = ()
+    """Where other instances are: `https://host` or `http://host:port`, each asked for its keys."""
+    mdns: bool = False
+    """Say on the local network that we are here, and hear who else is."""
+    mdns_interfaces: tuple[str, ...] = ()
+    """Names of network interfaces, or addresses of theirs; none for all but the loopback."""
+    dns_domains: tuple[str, ...] = ()
+    """Domains whose DNS lists instances under `_friday-a2a._tcp`."""
+    dns_servers: tuple[str, ...] = ()
+    """Name servers to ask for them, `address` or `address:port`; none for those of the system."""
+    name: str = "covenant"
+    """How we are called in announcements."""
+
+    def __post_init__(self) -> None:
+        _check("static", self.static, STATIC_MAX, root_of)
+        _check("mdns_interfaces", self.mdns_interfaces, INTERFACES_MAX, _read_interface)
+        _check("dns_domains", self.dns_domains, DOMAINS_MAX, _read_domain)
+        _check("dns_servers", self.dns_servers, SERVERS_MAX, lambda text: read_address(text, DNS_PORT))
+        if not 0 < len(self.name) <= NAME_CHARS_MAX or not self.name.isprintable():
+            raise ValueError(f"name must have 1 to {NAME_CHARS_MAX} printable characters")
+
+
+def root_of(url: str) -> str:
+    """The one spelling of where an instance is, without a final slash. Raises Unreadable."""
+    location = read_url(url)
+    if "?" in location.target:
+        raise Unreadable("it has a query")
+    return location.url.rstrip("/")
+
+
+def _check(setting: str, entries: tuple[str, ...], entries_max: int, read: Callable[[str], object]) -> None:
+    if len(entries) > entries_max:
+        raise ValueError(f"{setting} has more than {entries_max} entries")
+    for text in entries:
+        try:
+            read(text)
+        except ValueError as error:
+            raise ValueError(f"{setting}: {text!r} cannot be used: {error}") from error
+
+
+def _read_interface(text: str) -> None:
+    if not _INTERFACE.fullmatch(text):
+        raise Unreadable("it is neither the name of an interface nor an address")
+
+
+def _read_domain(text: str) -> None:
+    if not isinstance(read_host(text), str):
+        raise Unreadable("it is an address, not a domain")
+    if text.rstrip(".").endswith(".local") or text.rstrip(".") == "local":
+        raise Unreadable("names under local are for mDNS")

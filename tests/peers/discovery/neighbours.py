@@ -1,0 +1,133 @@
+"""Instances with keys of their own, what they announce and show, and how a test waits for what is found."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+from covenant.model.ids import PublicKey
+from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId, KeyBundle
+from covenant.outbound.fetching import Fetcher
+from covenant.peers.discovery.candidate import Candidate
+from covenant.peers.discovery.finding import Discovery
+from covenant.peers.discovery.mdns import SERVICE_TYPE, Announcement
+from covenant.peers.discovery.settings import DiscoverySettings
+from covenant.peers.discovery.txt import Announced, encode_txt
+from covenant.seal.identity import Identity, fingerprint, new_prekey, sign_bundle
+from covenant.seal.keys import new_private_key
+from tests.outbound.http_servers import HERE, Answer, always, fetcher, reply
+
+WAIT_S = 20.0
+LOOPBACK = DiscoverySettings(mdns=True, mdns_interfaces=(HERE,))
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Neighbour:
+    def __init__(self, private_key: bytes | None = None) -> None:
+        self.private_key = private_key or new_private_key()
+        self.identity = Identity(self.private_key)
+
+    @property
+    def id(self) -> InstanceId:
+        return self.identity.id
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(PublicKey(self.identity.key))
+
+    def says(self, **changes: Any) -> Announced:
+        given = {"instance_id": self.id, "versions": SUPPORTED_VERSIONS, "fingerprint": self.fingerprint}
+        return Announced(**{**given, **changes})
+
+    def announces(self, port: int, **changes: Any) -> Announcement:
+        return Announcement(**{"said": self.says(), "name": "neighbour", "port": port, "listens": (HERE,), **changes})
+
+    def bundle(self) -> KeyBundle:
+        now = now_ms()
+        return sign_bundle(self.private_key, [new_prekey(self.private_key, now).prekey], now)
+
+    def shows(self, **more: object) -> Answer:
+        """Its identity, over HTTP."""
+        document = {"keys": msgspec.to_builtins(self.bundle()), **more}
+        return always(reply(200, json.dumps(document).encode(), content_type="application/json"))
+
+    def candidate(self, url: str = "http://10.0.0.1:8421", **changes: Any) -> Candidate:
+        given: dict[str, Any] = {
+            "instance_id": self.id,
+            "url": url,
+            "name": "neighbour",
+            "source": "mdns",
+            "versions": SUPPORTED_VERSIONS,
+            "fingerprint": self.fingerprint,
+            "seen_at_ms": 1_000,
+        }
+        return Candidate(**{**given, **changes})
+
+
+@asynccontextmanager
+async def discovery(
+    settings: DiscoverySettings,
+    us: Neighbour,
+    *,
+    known: Mapping[InstanceId, str | None] | None = None,
+    by: Fetcher | None = None,
+    **more: Any,
+) -> AsyncIterator[Discovery]:
+    """Started, and stopped in the end."""
+    async with fetcher() as default:
+        found = Discovery(
+            settings,
+            **{"own_id": us.id, "known": lambda: known or {}, "now_ms": now_ms, "fetcher": by or default, **more},
+        )
+        await found.start()
+        try:
+            yield found
+        finally:
+            await found.stop()
+
+
+async def until(finding: Discovery, true: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not true():
+            await finding.changed()
+
+
+def of(finding: Discovery, instance_id: str) -> list[Candidate]:
+    """Others may be on the same network."""
+    return [each for each in finding.candidates() if each.instance_id == instance_id]
+
+
+async def heard(finding: Discovery, instance_id: str, count: int = 1) -> list[Candidate]:
+    await until(finding, lambda: len(of(finding, instance_id)) >= count)
+    return of(finding, instance_id)
+
+
+@asynccontextmanager
+async def announcing(
+    label: str, txt: Announced | bytes, *, port: int = 8421, addresses: tuple[str, ...] = (HERE,), server: str = ""
+) -> AsyncIterator[AsyncServiceInfo]:
+    """Whatever somebody on the network makes up, said once as it is, without asking whether the name is free."""
+    network = AsyncZeroconf(interfaces=[HERE])
+    info = AsyncServiceInfo(
+        SERVICE_TYPE,
+        f"{label}.{SERVICE_TYPE}",
+        port=port,
+        properties=encode_txt(txt) if isinstance(txt, Announced) else txt,
+        server=server or f"{label.replace(' ', '-')}.local.",
+        parsed_addresses=list(addresses),
+    )
+    try:
+        # It is said three times; whoever listens has it from the first, or asks.
+        saying = asyncio.ensure_future(await network.async_register_service(info, cooperating_responders=True))
+        yield info
+        saying.cancel()
+    finally:
+        await network.async_close()
