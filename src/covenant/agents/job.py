@@ -99,6 +99,7 @@ class Job:
         "stopping",
         "task",
         "tracer",
+        "unfinished",
     )
 
     def __init__(
@@ -127,6 +128,8 @@ class Job:
         self.deadline: asyncio.TimerHandle | None = None
         self.notes: dict[str, Any] = {}
         """What goes into the result's metadata."""
+        self.unfinished: Callable[[], object] | None = None
+        """Closes what is being said, for those who wait for its last chunk."""
         self.budget = budgeted(leased.task)
         self._ledger = ledger
         self._limits = limits
@@ -471,6 +474,7 @@ class Job:
         much = f"{limits.updates_max} updates" if self._updates > limits.updates_max else f"{limits.bytes_max} bytes"
         message = f"the agent said more than {much} in one turn"
         log.warning("agent.flooded", extra=self.fields(limit=much))
+        self.unfinished = None
         self.fail(message)
         # Canceled a moment later, and only if it is still at it: the end of this very task must still be written.
         self._loop.call_soon(self.cut, message)
@@ -480,6 +484,8 @@ class Job:
         return Result(task_id=self.task.id, status=ResultStatus.ERROR, error_message=message, content=content)
 
     def _end(self, result: Result, ending: Ending) -> None:
+        if self.unfinished is not None and not self._mute:
+            self.unfinished()
         if not self.ended:
             self._result, self._ending = result, ending
             self._mute = True

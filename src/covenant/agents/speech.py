@@ -53,6 +53,7 @@ class Speech:
             update = ArtifactUpdate(self._text_id, (Text(chunk),), None, None, True)
         else:
             update = ArtifactUpdate(self._text_id, (Text(chunk),), RESPONSE)
+            self._job.unfinished = self.close
         self._said.append(chunk)
         self._job.say(update, size)
 
@@ -107,6 +108,7 @@ class Speech:
         if self._text_id:
             self._job.say(ArtifactUpdate(self._text_id, _NO_TEXT, None, None, True, True), OVERHEAD)
             self._text_id = ""
+            self._job.unfinished = None
         return (Text("".join(self._said)),)
 
 

@@ -53,8 +53,12 @@ async def test_a_stream_says_once_that_it_is_final(me: Binding) -> None:
 
 @pytest.mark.parametrize("verb", ["raise", "refuse", "nonsense"])
 async def test_a_stream_of_a_task_that_does_not_succeed_ends_with_why(me: Binding, verb: str) -> None:
-    last = (await me.streamed(verb))[-1]
+    frames = await me.streamed(verb)
+    last = frames[-1]
     assert last.state == ("rejected" if verb == "refuse" else "failed")
+    # Who waits for the last chunk of a text gets one, also of a text that was broken off.
+    chunks = [frame.last for frame in frames if frame.made is not None]
+    assert chunks == ([False, True] if verb == "raise" else [])
     assert last.message is not None
     assert last.message.text
 
