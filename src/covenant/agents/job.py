@@ -2,8 +2,7 @@
 
 What the body says is buffered and written some of it at a time, in order, as one record each: the body does not wait
 for the disk, and nobody sees anything before it is durable. A body that says everything at once and ends costs one
-record. The buffer is bounded: a body that is faster than the disk waits for `room`. What an agent may say in a turn is
-bounded too.
+record. The buffer is bounded (a body that is faster than the disk waits for `room`), and what may be said in a turn.
 
 A job ends once, in the first way that was named; whatever is said after that, or after the job was stopped, is dropped.
 """
@@ -128,8 +127,7 @@ class Job:
         self.deadline: asyncio.TimerHandle | None = None
         self.notes: dict[str, Any] = {}
         """What goes into the result's metadata."""
-        self.unfinished: Callable[[], object] | None = None
-        """Closes what is being said, for those who wait for its last chunk."""
+        self.unfinished: Callable[[], object] | None = None  # closes what is being said
         self.budget = budgeted(leased.task)
         self._ledger = ledger
         self._limits = limits
