@@ -65,7 +65,7 @@ class RemoteBody:
         if not target or not (target.get("url") or target.get("name")):
             job.fail("nobody knows where this agent is")
             return
-        beating = asyncio.ensure_future(_beat(job))
+        beating = asyncio.ensure_future(beat(job))
         try:
             await self._talk(job, target)
         except Refusal as refusal:
@@ -161,7 +161,7 @@ async def _follow(job: Job, remote: Remote, task_id: str) -> Reply:
         looks += 1
 
 
-async def _beat(job: Job) -> None:
+async def beat(job: Job) -> None:
     """A call may take hours. The retry gate takes an old lease for one that was lost."""
     with suppress(Refusal):
         while True:

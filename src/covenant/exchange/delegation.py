@@ -38,8 +38,10 @@ from covenant.model.update import MessageUpdate
 
 ELSEWHERE: Final = "remote.url"
 """As whom agents are known that are called by their address. No agent of a catalogue can have this name."""
+PEERS: Final = "remote.peer"
+"""As whom agents of peers are known. No agent of a catalogue can have this name either."""
 REMOTE: Final = "covenant.remote"
-"""In a task's request metadata: at which address, or under which name of the registry, it is done elsewhere."""
+"""In a task's request metadata: at which address, under which name of the registry or by which peer it is done."""
 ORPHANS_WAIT_MS: Final = 60_000
 REFUSED_S: Final = 10.0
 
@@ -61,7 +63,8 @@ class DelegationLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Who is called. `remote`: its `url`, and the `name` that the registry has for it; None if it works here."""
+    """Who is called. `remote`: its `url`, and the `name` that the registry has for it; or the `peer` that does it, and
+    its `profile` there. None if it works here."""
 
     identity: AgentId
     agent: CatalogueAgent | None = None
@@ -95,18 +98,23 @@ class Delegations:
         limits: DelegationLimits | None = None,
         *,
         registered: Callable[[str, str], str | None] = lambda _tenant, _name: None,
+        peers: Callable[[str, str], dict[str, str] | None] = lambda _tenant, _name: None,
         tracer: Tracer = OFF,
     ) -> None:
-        """`registered`: the URL of a remote agent that a tenant knows by this name; the catalogue has the others'."""
+        """`registered`: the URL of a remote agent that a tenant knows by this name; the catalogue has the others'.
+
+        `peers`: the peer that does something by this name for a tenant, as `Callee.remote` has it.
+        """
         self.limits = limits or DelegationLimits()
         self.ledger = ledger
         self._catalogue = catalogue
         self._beginnings = Beginnings(ledger, hands, tracer)
         self._views = Views(ledger)
         self._registered = registered
+        self.peers = peers
 
     def callee(self, caller: AgentId, named: str) -> Callee:
-        """An agent of the caller's own tenant, or one elsewhere, by its URL or its name in the registry."""
+        """An agent of the caller's tenant; one elsewhere, by its URL or its name in the registry; or one of a peer."""
         tenant = tenant_of(caller)
         if named.startswith(("http://", "https://")):
             return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote={"url": named})
@@ -120,9 +128,12 @@ class Delegations:
         else:
             identity = self._catalogue.identity(tenant, ELSEWHERE)
         url = self._registered(tenant, named)
-        if url is None:
+        if url is not None:
+            return Callee(identity=identity, agent=agent, remote={"name": named, "url": url})
+        peer = self.peers(tenant, named) if agent is None else None
+        if peer is None:
             raise unknown_agent(named)
-        return Callee(identity=identity, agent=agent, remote={"name": named, "url": url})
+        return Callee(identity=self._catalogue.identity(tenant, PEERS), remote=peer)
 
     def delegated(
         self,
@@ -141,7 +152,7 @@ class Delegations:
         check_chain(depth, chain, callee.identity, self.limits.depth_max)
         if callee.agent is not None:
             check_message(Message(message_id=task_id, parts=parts), callee.agent, callee.agent.constitution.extensions)
-        if callee.elsewhere and not all(isinstance(part, Text) for part in parts):
+        if callee.remote is not None and "peer" not in callee.remote and not all(isinstance(p, Text) for p in parts):
             raise Invalid("text_only", "an agent elsewhere is sent text, and nothing else")
         if idempotent is None:
             idempotent = constitution is not None and constitution.idempotent

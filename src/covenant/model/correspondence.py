@@ -20,6 +20,10 @@ PEER: Final = "peer"
 """The origin of tasks that a peer has delegated to us."""
 TERMS: Final = "covenant.peer"
 """In such a task's request metadata: what was agreed (`budget`, `depth_remaining`) and with whom (`peer`)."""
+ARTIFACT: Final = "covenant.artifact"
+"""In the metadata of a result's part: which artifact of the provider's it is of (`id`, `name`)."""
+PROOF: Final = "covenant.proof"
+"""In the metadata of an update of the requester's task: all that proves the result, as it can be checked offline."""
 BUDGET_EXCEEDED: Final = "budget_exceeded"
 
 

@@ -1,0 +1,355 @@
+"""Providing: offers of peers taken or rejected, cancels carried out, and the work attended to until its result is told.
+
+An offer that is taken begins a task of the agent that its profile names, in the record that takes the offer in: there
+is no work without a delegation, and no accept without work. The task's id follows from the peer and the offer's id, so
+the same offer never begins work twice, however long ago it came.
+
+What the agent gets is the `task` as its text and `parts` after it; `context` comes as a resource of that name, and in
+the message's metadata. What was agreed is in the request's metadata (`covenant.peer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import call_id
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.commands import Accept as Begin
+from covenant.ledger.machine.commands import Cancel as EndTask
+from covenant.ledger.machine.peer_commands import Changes, Hear, Heard, Tell
+from covenant.model.acquaintance import Peer
+from covenant.model.constitution import INDEX, CatalogueAgent
+from covenant.model.content import Content, Embedded, Resource, Text
+from covenant.model.correspondence import PEER, TERMS, Delegation, DelegationKey
+from covenant.model.delegating import CANCELLING, OFFERED, REJECTED, Role
+from covenant.model.delegation import PROFILES_MAX, Accept, Cancel, Offer, Profile, Reject, RejectCode
+from covenant.model.errors import Invalid, NotFound, Refusal
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.peer import SUPPORTED_VERSIONS
+from covenant.model.task import Task
+from covenant.model.tenant import DEFAULT
+from covenant.peers.admission import BUSY_RETRY_MS, Facts, OfferRate, Rejected, Terms, judge
+from covenant.peers.answering import Offering, barred, budget_max
+from covenant.peers.attending import Attendant, Means, said
+from covenant.peers.incoming import Incoming
+from covenant.peers.keyring import Keyring
+from covenant.peers.naming import as_agent
+from covenant.peers.settings import PeerSettings
+from covenant.wire import peers as wire
+
+WORKS_HERE: Final = frozenset({"function", "process", "worker", "model"})
+CONTEXT: Final = "context"
+DESCRIPTION_CHARS_MAX: Final = 500
+RESTART_S: Final = 5.0
+"""After the disk, or we ourselves, failed."""
+_REFUSED: Final[dict[str, RejectCode]] = {
+    "queue_full": "busy",
+    "results_undrained": "busy",
+    "deadline_past": "expired",
+    "duplicate_task_id": "invalid",
+}
+"""What the ledger says of work that it does not begin, and how that is told."""
+
+log = logging.getLogger(__name__)
+
+
+class Providing:
+    """Lives on one loop. `run` it to attend to what an earlier run has left; `stop` it before the ledger closes."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        keyring: Keyring,
+        catalogue: Catalogue,
+        settings: PeerSettings,
+        *,
+        us: AgentId,
+        depth_max: int,
+        now_ms: Callable[[], int],
+        used: Callable[[TaskId], Mapping[str, Any] | None] = lambda _: None,
+        rate: OfferRate | None = None,
+    ) -> None:
+        """`us`: who ends tasks here that cannot go on. `depth_max`: of calls in this instance.
+
+        `used`: what a task at work has used so far.
+        """
+        self._ledger = ledger
+        self._keyring = keyring
+        self._catalogue = catalogue
+        self._settings = settings
+        self._depth_max = depth_max
+        self._now_ms = now_ms
+        self._rate = rate or OfferRate(settings, now_ms)
+        self._means = Means(ledger, keyring.private_key, settings, us, used)
+        self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
+        self._stopped = asyncio.Event()
+
+    # What we offer
+
+    def offering(self, peer: Peer) -> Offering:
+        active = len(self._ledger.delegations_live(Role.PROVIDER))
+        profiles = tuple(self._profiles(peer).values()) if not barred(peer, self._settings) else ()
+        return Offering(profiles, active, max(0, self._settings.slots - active))
+
+    def _profiles(self, peer: Peer) -> dict[str, Profile]:
+        most = max(1, budget_max(peer, self._settings))
+        found: dict[str, Profile] = {}
+        for agent in self._catalogue.agents(DEFAULT):
+            if self._offered(agent) and len(found) < PROFILES_MAX:
+                about = agent.constitution.description or agent.constitution.goal
+                found[agent.id] = Profile(
+                    name=agent.id, description=about[:DESCRIPTION_CHARS_MAX], max_token_budget=most
+                )
+        return found
+
+    def _offered(self, agent: CatalogueAgent) -> bool:
+        named = self._settings.profiles
+        if agent.constitution.kind not in WORKS_HERE:
+            return False
+        return agent.id in named if named else agent.id != INDEX
+
+    # What is heard
+
+    async def hear(self, incoming: Incoming) -> Heard:
+        match incoming.message:
+            case Offer() as offer:
+                return await self._hear_offer(incoming, offer)
+            case Cancel() as cancel:
+                return await self._hear_cancel(incoming, cancel)
+            case other:
+                raise Invalid("type_not_supported", f"a provider is not sent a {wire.type_of(other)}")
+
+    async def _hear_offer(self, incoming: Incoming, offer: Offer) -> Heard:
+        key = DelegationKey(Role.PROVIDER, incoming.peer.id, offer.offer_id)
+        known = self._ledger.delegation(key)
+        if known is not None:
+            return await self._answer_again(incoming, known)
+        try:
+            terms = self._judge(offer, incoming.peer)
+            heard = await self._accept(incoming, offer, terms)
+        except Rejected as rejected:
+            return await self._reject(incoming, offer, rejected)
+        except Refusal as refusal:
+            code = _REFUSED.get(refusal.code)
+            if code is None:
+                raise
+            return await self._reject(incoming, offer, Rejected(code, refusal.message, refusal.retry_after_ms))
+        if heard.known:
+            over = Rejected("expired", "this offer was taken once, and what came of it is not kept any more")
+            await self._ledger.commit(
+                Tell(
+                    key=key,
+                    begin=self._begin(incoming.peer, offer),
+                    happenings=("offer", "reject"),
+                    changes=_why(over),
+                    said=(said(_rejecting(offer, over)),),
+                )
+            )
+        elif heard.moved is not None and heard.moved.changed:
+            self._attend(key)
+        return heard
+
+    def _judge(self, offer: Offer, peer: Peer) -> Terms:
+        ledger = self._ledger
+        facts = Facts(
+            active=len(ledger.delegations_live(Role.PROVIDER)),
+            active_of_peer=len(ledger.delegations_live(Role.PROVIDER, peer.id)),
+            profiles=self._profiles(peer),
+            us=self._keyring.id,
+            our_key=self._keyring.identity.key,
+            now_ms=self._now_ms(),
+        )
+        return judge(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
+
+    async def _accept(self, incoming: Incoming, offer: Offer, terms: Terms) -> Heard:
+        begin = msgspec.structs.replace(
+            self._begin(incoming.peer, offer),
+            budget=terms.budget,
+            timeout_ms=terms.timeout_ms,
+            depth_remaining=terms.depth_remaining,
+            status_interval_ms=terms.status_interval_ms,
+        )
+        task = self._task(incoming.peer, offer, terms)
+        return await self._ledger.commit(
+            Hear(
+                envelope=incoming.envelope,
+                key=begin.key,
+                begin=begin,
+                happenings=("offer", "accept"),
+                said=(said(_accepting(begin)),),
+                accept=Begin(task=task, digest=_digest(incoming.peer, offer)),
+            )
+        )
+
+    async def _reject(self, incoming: Incoming, offer: Offer, rejected: Rejected) -> Heard:
+        begin = self._begin(incoming.peer, offer)
+        return await self._ledger.commit(
+            Hear(
+                envelope=incoming.envelope,
+                key=begin.key,
+                begin=begin,
+                happenings=("offer", "reject"),
+                changes=_why(rejected),
+                said=(said(_rejecting(offer, rejected)),),
+            )
+        )
+
+    async def _answer_again(self, incoming: Incoming, known: Delegation) -> Heard:
+        """As before. What has ended is told already, or is on its way."""
+        if not known.ended:
+            heard = await self._ledger.commit(
+                Hear(envelope=incoming.envelope, key=known.key, happenings=("offer",), said=(said(_accepting(known)),))
+            )
+            self._attend(known.key)
+            return heard
+        heard = await self._ledger.commit(Hear(envelope=incoming.envelope, key=known.key))
+        anew = incoming.envelope.seq is None or incoming.envelope.seq > known.heard
+        if anew and known.state is REJECTED:
+            reject = Reject(
+                offer_id=known.offer_id,
+                code=msgspec.convert(known.code, RejectCode),
+                reason=known.reason or "",
+                retry_after=known.retry_after_ms,
+            )
+            await self._ledger.commit(Tell(key=known.key, said=(said(reject),)))
+        return heard
+
+    async def _hear_cancel(self, incoming: Incoming, cancel: Cancel) -> Heard:
+        key = DelegationKey(Role.PROVIDER, incoming.peer.id, cancel.offer_id)
+        heard = await self._ledger.commit(Hear(envelope=incoming.envelope, key=key, happenings=("cancel",)))
+        delegation = heard.moved.delegation if heard.moved is not None else None
+        if delegation is not None and delegation.state is CANCELLING:
+            reason = cancel.reason or "cancelled by the peer"
+            # The attendant sees it end, and says so. If this does not come to it, the attendant of the next run does.
+            with suppress(NotFound):
+                await self._ledger.commit(
+                    EndTask(task_id=delegation.task_id, by=as_agent(incoming.peer), reason=reason)
+                )
+            self._attend(key)
+        return heard
+
+    # The work
+
+    def _begin(self, peer: Peer, offer: Offer) -> Delegation:
+        """As it is offered."""
+        work = work_id(peer, offer.offer_id)
+        return Delegation(
+            role=Role.PROVIDER,
+            peer=peer.id,
+            offer_id=offer.offer_id,
+            task_id=work,
+            profile=offer.profile,
+            state=OFFERED,
+            budget=offer.max_token_budget,
+            timeout_ms=offer.timeout,
+            depth_remaining=offer.depth_remaining,
+            delegation_id=work,
+            offer=offer,
+        )
+
+    def _task(self, peer: Peer, offer: Offer, terms: Terms) -> Task:
+        agent = self._catalogue.agent(DEFAULT, terms.profile)
+        own_ms = agent.constitution.timeout_ms if agent is not None else None
+        parts: list[Content] = [Text(offer.task)]
+        if offer.context:
+            parts.append(Resource(Embedded(uri="", mimeType="text/plain", text=offer.context), filename=CONTEXT))
+        parts += offer.parts
+        return Task(
+            id=work_id(peer, offer.offer_id),
+            sender=as_agent(peer),
+            recipient=self._catalogue.identity(DEFAULT, terms.profile),
+            intent_text=offer.task,
+            deadline_ms=offer.deadline_ms,
+            parts=tuple(parts) if len(parts) > 1 else (),
+            timeout_ms=min(terms.timeout_ms, own_ms) if own_ms is not None else terms.timeout_ms,
+            context_id=offer.correlation_id or work_id(peer, offer.offer_id),
+            tenant=DEFAULT,
+            origin=PEER,
+            # What it delegates is one deeper, and may be so as often as is left.
+            depth=max(0, self._depth_max - terms.depth_remaining),
+            metadata={CONTEXT: offer.context} if offer.context else None,
+            request_metadata={
+                TERMS: {
+                    "peer": peer.id,
+                    "offer_id": offer.offer_id,
+                    "budget": terms.budget,
+                    "depth_remaining": terms.depth_remaining,
+                    "via": list(offer.via),
+                }
+            },
+            traceparent=offer.traceparent,
+        )
+
+    # Attending
+
+    async def run(self) -> None:
+        """Attend to what is under way, until `stop`."""
+        for delegation in self._ledger.delegations_live(Role.PROVIDER):
+            self._attend(delegation.key)
+        await self._stopped.wait()
+
+    async def stop(self) -> None:
+        """What is under way is attended to by the next run."""
+        self._stopped.set()
+        attending = tuple(self._attending.values())
+        for each in attending:
+            each.cancel()
+        await asyncio.gather(*attending, return_exceptions=True)
+
+    def _attend(self, key: DelegationKey) -> None:
+        if key not in self._attending and not self._stopped.is_set():
+            self._attending[key] = attending = asyncio.ensure_future(self._see_through(key))
+            attending.add_done_callback(lambda _: self._attending.pop(key, None))
+
+    async def _see_through(self, key: DelegationKey) -> None:
+        while True:
+            try:
+                await Attendant(self._means, key).run()
+                return
+            except Refusal as refusal:
+                log.warning("peer.unattended", extra={"offer_id": key.offer_id, "code": refusal.code})
+            except Exception:
+                log.exception("peer.unattended", extra={"offer_id": key.offer_id})
+            await asyncio.sleep(RESTART_S)
+
+
+def work_id(peer: Peer, offer_id: str) -> TaskId:
+    """The task that this offer of this peer is done as: what the provider calls the delegation."""
+    return call_id(TaskId(peer.id), "offer", offer_id)
+
+
+def _digest(peer: Peer, offer: Offer) -> str:
+    """Equal for the same offer, whatever is agreed each time."""
+    return hashlib.sha256(peer.id.encode() + b"\n" + wire.encode(offer)).hexdigest()
+
+
+def _accepting(delegation: Delegation) -> Accept:
+    return Accept(
+        offer_id=delegation.offer_id,
+        delegation_id=delegation.delegation_id or delegation.task_id,
+        max_token_budget=delegation.budget,
+        timeout=delegation.timeout_ms,
+        status_interval=max(100, delegation.status_interval_ms),
+    )
+
+
+def _rejecting(offer: Offer, rejected: Rejected) -> Reject:
+    return Reject(
+        offer_id=offer.offer_id,
+        code=rejected.code,
+        reason=rejected.reason[:500],
+        retry_after=rejected.retry_after_ms if rejected.code != "busy" else rejected.retry_after_ms or BUSY_RETRY_MS,
+        versions=SUPPORTED_VERSIONS if rejected.code == "version" else None,
+    )
+
+
+def _why(rejected: Rejected) -> Changes:
+    return Changes(code=rejected.code, reason=rejected.reason[:500], retry_after_ms=rejected.retry_after_ms)
