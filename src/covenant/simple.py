@@ -27,7 +27,8 @@ from covenant.agents.job import Body
 from covenant.agents.process import ProcessBody
 from covenant.daemon.cards import mcp_servers, offer_of
 from covenant.daemon.environment import environment, monotonic_ms, now_ms, program_environment
-from covenant.daemon.home import make_home, make_key, read_key
+from covenant.daemon.home import make_home
+from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.loading import load
 from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Sweeper
@@ -122,9 +123,11 @@ class A2ATaskDeps:
         """Kept in a folder, which is made if it is not there. A constitution is a process agent's."""
         folder = Path(home)
         make_home(folder)
-        key = read_key(folder) or make_key(folder, new_private_key)
+        keystore = Keystore(folder, find_passphrase(environment()))
+        key = await asyncio.to_thread(lambda: keystore.read_key() or keystore.make_key(new_private_key))
         ledger = await open_ledger(folder, clock=clock)
         async with _working(ledger, key, agents, limits) as deps:
+            await asyncio.to_thread(keystore.lock_key)
             yield deps
 
     @staticmethod

@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covenant.daemon.agent_files import look, read_agent
+from covenant.daemon.environment import PASSPHRASE_VARIABLE
 from covenant.daemon.home import (
     JOURNAL_NAME,
     KEY_NAME,
     OTHERS,
     TOKEN_NAME,
+    LockedHome,
     UnsafeHome,
     read_key,
     read_token,
 )
+from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.loading import load
 from covenant.daemon.salvage import Salvage, plan
 from covenant.ledger.log import snapshot
@@ -60,7 +63,7 @@ class Checkup(NamedTuple):
 def check(home: Path, variables: Mapping[str, str]) -> Checkup:
     if not home.is_dir():
         return Checkup((Finding(f"there is no home at {home}", well=False, way_out="start one: covenant serve"),))
-    findings = [*_permissions(home), *_secrets(home), *_settings(home, variables), *_agent_files(home)]
+    findings = [*_permissions(home), *_secrets(home, variables), *_settings(home, variables), *_agent_files(home)]
     try:
         with lock_home(home):
             files, salvage = _files(home)
@@ -80,7 +83,7 @@ def _permissions(home: Path) -> Iterator[Finding]:
         yield Finding(f"{home} is for its owner alone")
 
 
-def _secrets(home: Path) -> Iterator[Finding]:
+def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
     for name, read in ((TOKEN_NAME, _read_token), (KEY_NAME, read_key)):
         path = home / name
         if not path.exists() and not path.is_symlink():
@@ -88,11 +91,26 @@ def _secrets(home: Path) -> Iterator[Finding]:
             continue
         try:
             read(home)
+        except LockedHome:
+            yield _locked(home, variables)
         except UnsafeHome as unsafe:
             what, _, way_out = str(unsafe).partition("; ")
             yield Finding(what, well=False, way_out=way_out)
         else:
             yield Finding(f"{name} is there, for its owner alone")
+
+
+def _locked(home: Path, variables: Mapping[str, str]) -> Finding:
+    """Opened if there is a passphrase; what is locked is not changed by that."""
+    try:
+        passphrase = find_passphrase(variables)
+        if passphrase is None:
+            return Finding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
+        Keystore(home, passphrase).read_key()
+    except (UnsafeHome, SettingsError) as error:
+        what, _, way_out = str(error).partition("; ")
+        return Finding(what, well=False, way_out=way_out)
+    return Finding(f"{KEY_NAME} is there, locked, and opens with the passphrase")
 
 
 def _read_token(home: Path) -> str:

@@ -13,6 +13,8 @@ from typing import Final, Literal
 
 HOME_VARIABLE: Final = "COVENANT_HOME"
 TOKEN_VARIABLE: Final = "COVENANT_TOKEN"  # noqa: S105  (the name of a variable, not a secret)
+PASSPHRASE_VARIABLE: Final = "COVENANT_PASSPHRASE"  # noqa: S105
+PASSPHRASE_FILE_VARIABLE: Final = "COVENANT_PASSPHRASE_FILE"  # noqa: S105
 HOME_DEFAULT: Final = "~/.covenant"
 PROGRAM_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 

@@ -2,7 +2,7 @@
 
     settings.toml        optional
     operator.token       the operator's bearer token: the root of trust, since who can read it is the operator
-    identity/local.key   the Ed25519 key that signs grants, 32 bytes in hex
+    identity/local.key   the Ed25519 key that signs grants, 32 bytes in hex; or locked with a passphrase (`keystore`)
     sock, lock           where the CLI calls; one daemon at a time
     http.url             where it listens for HTTP, while it does
 
@@ -30,8 +30,16 @@ SECRET_BYTES_MAX: Final = 4_096
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
+LOCKED_MARK: Final = "covenant-locked-key-"
+"""In every secret that is kept under a passphrase."""
+
+
 class UnsafeHome(CovenantError):
     """The home, or a secret in it, cannot be trusted as it is. The message says what to do."""
+
+
+class LockedHome(UnsafeHome):
+    """The key is kept under a passphrase, and there is none, or another one."""
 
 
 def make_home(home: Path) -> None:
@@ -75,8 +83,16 @@ def read_key(home: Path) -> bytes | None:
     path = home / KEY_NAME
     if not path.exists() and not path.is_symlink():
         return None
+    return parse_key(path, read_secret(path))
+
+
+def parse_key(path: Path, text: str) -> bytes:
+    if LOCKED_MARK in text:
+        raise LockedHome(
+            f"{path} is locked with a passphrase; set COVENANT_PASSPHRASE, or COVENANT_PASSPHRASE_FILE to where it is"
+        )
     try:
-        key = bytes.fromhex(read_secret(path))
+        key = bytes.fromhex(text)
     except ValueError:
         key = b""
     if len(key) != 32:
@@ -86,16 +102,25 @@ def read_key(home: Path) -> bytes | None:
 
 def make_key(home: Path, new_key: Callable[[], bytes]) -> bytes:
     """A first key. Only for a ledger that knows nobody yet: whatever was signed with another would be worthless."""
-    path = home / KEY_NAME
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    _make_secret(path, new_key().hex())
+    make_key_file(home, new_key().hex())
     key = read_key(home)
     assert key is not None
     return key
 
 
+def make_key_file(home: Path, text: str) -> None:
+    """Unless there is one."""
+    path = home / KEY_NAME
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    _make_secret(path, text)
+
+
 def read_secret(path: Path) -> str:
     """The text of a file that its owner alone can read."""
+    return read_secret_bytes(path, SECRET_BYTES_MAX).decode("ascii", "replace").strip()
+
+
+def read_secret_bytes(path: Path, bytes_max: int) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -110,8 +135,7 @@ def read_secret(path: Path) -> str:
             raise UnsafeHome(f"others can read {path}; run: chmod 600 {path}")
         if found.st_uid not in (os.geteuid(), 0):
             raise UnsafeHome(f"{path} belongs to another user; make it yours, or run as its owner")
-        raw = file.read(SECRET_BYTES_MAX)
-    return raw.decode("ascii", "replace").strip()
+        return file.read(bytes_max)
 
 
 def _make_secret(path: Path, text: str) -> None:
@@ -123,6 +147,12 @@ def _make_secret(path: Path, text: str) -> None:
     finally:
         unfinished.unlink()
     _sync_folder(path.parent)
+
+
+def drop_unfinished(path: Path) -> None:
+    """What a crash left of writing this secret. For the one daemon that there is."""
+    for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
+        unfinished.unlink(missing_ok=True)
 
 
 def _write_aside(path: Path, text: str) -> Path:

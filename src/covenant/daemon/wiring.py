@@ -6,6 +6,7 @@ once, here: every live grant's signature, and the audit rows that are new since 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,11 +27,10 @@ from covenant.daemon.home import (
     SOCKET_NAME,
     UnsafeHome,
     make_home,
-    make_key,
-    read_key,
     read_or_make_token,
     save_token,
 )
+from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.logs import Log
 from covenant.daemon.mcp import make_mcp, make_tools
 from covenant.daemon.models import Cast, Reach, make_cast
@@ -144,7 +144,8 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
     """Raises HomeLocked, Damaged, UnsafeHome or SettingsError, each with what to do about it."""
     home = settings.home
     make_home(home)
-    key, token = read_key(home), read_or_make_token(home, new_token)
+    keystore = Keystore(home, find_passphrase(environment()))
+    key, token = await asyncio.to_thread(keystore.read_key), read_or_make_token(home, new_token)
     ledger = await open_ledger(
         home,
         clock=now_ms,
@@ -157,7 +158,9 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
     try:
         if key is None:
             await _check_unsigned(ledger)
-            key = make_key(home, new_private_key)
+            key = await asyncio.to_thread(keystore.make_key, new_private_key)
+        elif await asyncio.to_thread(keystore.lock_key):
+            log.info("identity.locked", file=KEY_NAME)
         operator = operator_agent(OPERATOR_DISPLAY, key)
         await check_grants(ledger, operator.pubkey)
         principal = await admit_operator(ledger, operator, token, partial(save_token, home))

@@ -1,7 +1,8 @@
 """Private keys at rest: scrypt over a passphrase, then AES-256-GCM. A file's mode is its writer's business.
 
-A locked key is JSON with everything but the passphrase, and its parameters are authenticated with it. Each one has a
-key of its own, from fresh salt. Unlocking never takes more memory than the greatest cost below, whatever the file says.
+A locked key is JSON with everything but the passphrase, and its parameters are authenticated with it. `lock_key` makes
+a key of its own for each, from fresh salt; a `Locker` keeps the one that it has made, so that locking anew what changes
+each day takes no time. Unlocking never takes more memory than the greatest cost below, whatever the file says.
 """
 
 from __future__ import annotations
@@ -47,33 +48,65 @@ class _Locked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ciphertext: _Text
 
 
+class Locker:
+    """A passphrase, with the keys that were made from it so far. For several threads."""
+
+    def __init__(self, passphrase: str, *, cost: int = COST) -> None:
+        if not passphrase:
+            raise ValueError("a passphrase cannot be empty")
+        if not COST_MIN <= cost <= COST_MAX:
+            raise ValueError("cannot be locked so")
+        self._passphrase = passphrase
+        self._made: dict[tuple[bytes, int], bytes] = {}
+        # The library's own randomness: keys are what it makes, and salt and nonce need nothing more.
+        self._locks_with = (AESGCM.generate_key(bit_length=128), cost)
+
+    def __repr__(self) -> str:
+        return "Locker()"
+
+    def lock(self, secret: bytes) -> bytes:
+        if not 0 < len(secret) <= KEY_BYTES_MAX:
+            raise ValueError("cannot be locked so")
+        salt, cost = self._locks_with
+        nonce = AESGCM.generate_key(bit_length=128)[:_NONCE_BYTES]
+        locked = _Locked(FORMAT, "scrypt", cost, base64url(salt), base64url(nonce), "")
+        sealed = AESGCM(self._key(salt, cost)).encrypt(nonce, secret, _bound(locked))
+        return msgspec.json.encode(msgspec.structs.replace(locked, ciphertext=base64url(sealed))) + b"\n"
+
+    def unlock(self, locked: bytes) -> bytes:
+        """What was locked. What is locked from here on has the same salt, if its cost is not less than ours."""
+        if len(locked) > LOCKED_BYTES_MAX:
+            raise KeyLocked("malformed", "too long to be a locked key")
+        try:
+            read = msgspec.json.decode(locked, type=_Locked)
+            salt, nonce, sealed = map(from_base64url, (read.salt, read.nonce, read.ciphertext))
+        except ValueError as wrong:
+            raise KeyLocked("malformed", f"not a locked key: {wrong}") from None
+        if len(salt) != 16 or len(nonce) != _NONCE_BYTES:
+            raise KeyLocked("malformed", "not a locked key: salt or nonce has the wrong length")
+        try:
+            secret = AESGCM(self._key(salt, read.cost)).decrypt(nonce, sealed, _bound(read))
+        except InvalidTag:
+            raise KeyLocked("wrong_passphrase", "the passphrase is wrong, or the file was changed") from None
+        if read.cost >= self._locks_with[1]:
+            self._locks_with = (salt, read.cost)
+        return secret
+
+    def _key(self, salt: bytes, cost: int) -> bytes:
+        made = self._made.get((salt, cost))
+        if made is None:
+            made = self._made[salt, cost] = _derived(self._passphrase, salt, cost)
+        return made
+
+
 def lock_key(private_key: bytes, passphrase: str, *, cost: int = COST) -> bytes:
-    if not passphrase:
-        raise ValueError("a passphrase cannot be empty")
-    if not 0 < len(private_key) <= KEY_BYTES_MAX or not COST_MIN <= cost <= COST_MAX:
-        raise ValueError("cannot be locked so")
-    # The library's own randomness: keys are what it makes, and salt and nonce need nothing more.
-    salt = AESGCM.generate_key(bit_length=128)
-    nonce = AESGCM.generate_key(bit_length=128)[:_NONCE_BYTES]
-    locked = _Locked(FORMAT, "scrypt", cost, base64url(salt), base64url(nonce), "")
-    sealed = AESGCM(_derived(passphrase, salt, cost)).encrypt(nonce, private_key, _bound(locked))
-    return msgspec.json.encode(msgspec.structs.replace(locked, ciphertext=base64url(sealed))) + b"\n"
+    return Locker(passphrase, cost=cost).lock(private_key)
 
 
 def unlock_key(locked: bytes, passphrase: str) -> bytes:
-    if len(locked) > LOCKED_BYTES_MAX:
-        raise KeyLocked("malformed", "too long to be a locked key")
-    try:
-        read = msgspec.json.decode(locked, type=_Locked)
-        salt, nonce, sealed = map(from_base64url, (read.salt, read.nonce, read.ciphertext))
-    except ValueError as wrong:
-        raise KeyLocked("malformed", f"not a locked key: {wrong}") from None
-    if len(salt) != 16 or len(nonce) != _NONCE_BYTES:
-        raise KeyLocked("malformed", "not a locked key: salt or nonce has the wrong length")
-    try:
-        return AESGCM(_derived(passphrase, salt, read.cost)).decrypt(nonce, sealed, _bound(read))
-    except InvalidTag:
-        raise KeyLocked("wrong_passphrase", "the passphrase is wrong, or the file was changed") from None
+    if not passphrase:
+        raise KeyLocked("wrong_passphrase", "the passphrase is empty")
+    return Locker(passphrase).unlock(locked)
 
 
 def is_locked(data: bytes) -> bool:

@@ -1,0 +1,165 @@
+"""The keys in the home: the one that this instance is, and those that other instances seal to.
+
+    identity/local.key       the identity key
+    identity/prekeys.json    what others seal to, with the private halves
+    identity/change.json     optional: that an earlier key has named this one as its successor, signed by both
+
+With a passphrase, from COVENANT_PASSPHRASE or the file that COVENANT_PASSPHRASE_FILE names, the two secrets are locked
+(`seal.locking`), and those that are not yet are locked in place. A key that is locked is never replaced for want of its
+passphrase; prekeys that cannot be read are, since others find out by themselves.
+
+Only the daemon that holds the home's lock writes; reading the key is for anybody. Unlocking takes half a second of a
+processor: call it from a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE
+from covenant.daemon.home import (
+    KEY_NAME,
+    LOCKED_MARK,
+    LockedHome,
+    UnsafeHome,
+    drop_unfinished,
+    make_key_file,
+    parse_key,
+    read_secret,
+    read_secret_bytes,
+    save_secret,
+)
+from covenant.model.errors import SettingsError
+from covenant.model.peer import IdentityChange, Prekey
+from covenant.seal.identity import PrivatePrekey
+from covenant.seal.locking import COST, KeyLocked, Locker
+
+PREKEYS_NAME: Final = "identity/prekeys.json"
+CHANGE_NAME: Final = "identity/change.json"
+FILE_BYTES_MAX: Final = 32_768
+PASSPHRASE_BYTES_MAX: Final = 4_096
+
+log = logging.getLogger(__name__)
+
+
+class _Kept(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    prekey: Prekey
+    private_key: str
+    """In hex."""
+
+
+class _KeptPrekeys(msgspec.Struct, frozen=True):
+    prekeys: tuple[_Kept, ...]
+
+
+def find_passphrase(variables: Mapping[str, str]) -> str | None:
+    """None if neither variable is set. Raises SettingsError and UnsafeHome."""
+    said, named = variables.get(PASSPHRASE_VARIABLE, ""), variables.get(PASSPHRASE_FILE_VARIABLE, "")
+    if said and named:
+        raise SettingsError(f"{PASSPHRASE_VARIABLE} and {PASSPHRASE_FILE_VARIABLE} are both set; keep one")
+    if not named:
+        return said or None
+    path = Path(named).expanduser()
+    try:
+        passphrase = read_secret_bytes(path, PASSPHRASE_BYTES_MAX).decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise SettingsError(f"{PASSPHRASE_FILE_VARIABLE}: {path} is not text in UTF-8") from None
+    if not passphrase:
+        raise SettingsError(f"{PASSPHRASE_FILE_VARIABLE}: {path} is empty; put the passphrase into it")
+    return passphrase
+
+
+class Keystore:
+    def __init__(self, home: Path, passphrase: str | None, *, cost: int = COST) -> None:
+        self._home = home
+        self._locker = Locker(passphrase, cost=cost) if passphrase is not None else None
+
+    def read_key(self) -> bytes | None:
+        """None if this home has none yet. Raises LockedHome and UnsafeHome."""
+        path = self._home / KEY_NAME
+        if not path.exists() and not path.is_symlink():
+            return None
+        text = read_secret(path)
+        if self._locker is None:
+            return parse_key(path, text)
+        if LOCKED_MARK in text:
+            return parse_key(path, self._unlock(path, text.encode()).decode("ascii", "replace"))
+        return parse_key(path, text)
+
+    def lock_key(self) -> bool:
+        """Lock a key in place that is there without a lock, if there is a passphrase. Whether it was done."""
+        path = self._home / KEY_NAME
+        text = read_secret(path)
+        if self._locker is None or LOCKED_MARK in text:
+            return False
+        save_secret(path, self._locked(parse_key(path, text).hex()))
+        # What an earlier start may have left half done is not locked.
+        drop_unfinished(path)
+        return True
+
+    def make_key(self, new_key: Callable[[], bytes]) -> bytes:
+        """A first key. Only for a ledger that knows nobody yet: whatever was signed with another would be worthless."""
+        made = new_key().hex()
+        make_key_file(self._home, made if self._locker is None else self._locked(made))
+        key = self.read_key()
+        assert key is not None
+        return key
+
+    def read_prekeys(self) -> Sequence[PrivatePrekey]:
+        """Raises UnsafeHome if somebody else could have been at them."""
+        path = self._home / PREKEYS_NAME
+        drop_unfinished(path)
+        if not path.exists() and not path.is_symlink():
+            return ()
+        data = read_secret_bytes(path, FILE_BYTES_MAX)
+        was_locked = LOCKED_MARK.encode() in data
+        try:
+            prekeys = _decode(self._unlock(path, data) if was_locked else data)
+        except (ValueError, LockedHome) as wrong:
+            log.warning("%s cannot be read, and is made anew: %s", path, wrong)
+            return ()
+        if self._locker is not None and not was_locked:
+            self.save_prekeys(prekeys)
+        return prekeys
+
+    def save_prekeys(self, prekeys: Sequence[PrivatePrekey]) -> None:
+        """In the place of those that were there, durably."""
+        kept = _KeptPrekeys(tuple(_Kept(each.prekey, each.private_key.hex()) for each in prekeys))
+        text = msgspec.json.encode(kept).decode()
+        path = self._home / PREKEYS_NAME
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        save_secret(path, text if self._locker is None else self._locked(text))
+
+    def read_change(self) -> IdentityChange | None:
+        """From whom this identity took over. Whether it holds is looked at by whoever is shown it."""
+        path = self._home / CHANGE_NAME
+        try:
+            return msgspec.json.decode(path.read_bytes()[:FILE_BYTES_MAX], type=IdentityChange)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as wrong:
+            raise UnsafeHome(f"{path} holds no change of identity: {wrong}; remove it, or put it right") from None
+
+    def _locked(self, text: str) -> str:
+        assert self._locker is not None
+        return self._locker.lock(text.encode()).decode().strip()
+
+    def _unlock(self, path: Path, data: bytes) -> bytes:
+        if self._locker is None:
+            raise LockedHome(f"{path} is locked with a passphrase; set {PASSPHRASE_VARIABLE}")
+        try:
+            return self._locker.unlock(data)
+        except KeyLocked as locked:
+            raise LockedHome(
+                f"{path} stays locked: {locked}; set the right {PASSPHRASE_VARIABLE}, or put back a backup of it"
+            ) from None
+
+
+def _decode(data: bytes) -> tuple[PrivatePrekey, ...]:
+    read = msgspec.json.decode(data, type=_KeptPrekeys)
+    return tuple(PrivatePrekey(each.prekey, bytes.fromhex(each.private_key)) for each in read.prekeys)
