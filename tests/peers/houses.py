@@ -29,7 +29,7 @@ from covenant.model.delegating import Role, State
 from covenant.model.delegation import Accept, Cancel, DelegationResult, Message, Offer, StatusReport
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
-from covenant.model.peer import InstanceId, Prekey, Trust
+from covenant.model.peer import IdentityChange, InstanceId, Prekey, Trust
 from covenant.outbound.guard import AddressGuard
 from covenant.outbound.resolving import Unresolved
 from covenant.peers.acquaintances import Acquaintances, Offering
@@ -45,6 +45,7 @@ from covenant.wire import peers
 from covenant.wire.polling import Introduction
 
 BOUND_S: Final = 20.0
+NOTHING: Final = Offering((), 0, 0)
 QUICK: Final = PeerSettings(retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000)
 
 
@@ -165,6 +166,7 @@ class Keys:
     private_key: bytes = field(default_factory=new_private_key)
     prekeys: list[PrivatePrekey] = field(default_factory=list)
     port: int = 0
+    change: IdentityChange | None = None
 
     def save(self, prekeys: Any) -> None:
         self.prekeys = list(prekeys)
@@ -276,15 +278,16 @@ async def house(
     settings: PeerSettings = QUICK,
     clock: Clock | None = None,
     limits: Limits | None = None,
+    offering: Offering = NOTHING,
 ) -> AsyncIterator[House]:
     """An instance that is open, listens nowhere and delivers nothing yet."""
     keys, clock = keys or Keys(), clock or Clock()
     ledger = await open_ledger(folder, clock=clock, limits=limits)
-    keyring = Keyring(keys.private_key, keys.prekeys, keys.save)
+    keyring = Keyring(keys.private_key, keys.prekeys, keys.save, change=keys.change)
     keyring.rotate(clock())
     lines = PeerLines(AddressGuard((), resolver=nobody))
     acquaintances = Acquaintances(
-        ledger, keyring, lines, settings, us=OPERATOR, offering=lambda _: Offering((), 0, 0), now_ms=clock
+        ledger, keyring, lines, settings, us=OPERATOR, offering=lambda _: offering, now_ms=clock
     )
     providing, requesting = Listener(ledger, Role.PROVIDER), Listener(ledger, Role.REQUESTER)
     reception = Reception(ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock)

@@ -81,7 +81,7 @@ class Asking:
             if failure is not None and self._now_ms() < until_ms:
                 raise failure.with_traceback(None)
         try:
-            asked = await (self.ask(known) if known.url is not None else self._ask_when_it_fetches(known))
+            asked = await self.ask(known)
         except (LineFailed, Refusal) as failed:
             self._failures[peer.id] = (self._now_ms() + FAILURE_MS, failed)
             raise
@@ -99,8 +99,9 @@ class Asking:
         return kept
 
     async def ask(self, peer: Peer) -> Peer:
-        """The peer as it is once it has answered, and is verified."""
-        return await self._flights.join(peer.id, lambda: self._ask(peer))
+        """The peer as it is once it has answered, and is verified. One without an address may take its time."""
+        asking = self._ask if peer.url is not None else self._ask_when_it_fetches
+        return await self._flights.join(peer.id, lambda: asking(peer))
 
     async def challenge(self, peer: Peer) -> Peer:
         """For one that fetches: it stays asked until it answers."""
@@ -199,16 +200,17 @@ class Asking:
         return self._query(known)
 
     async def _ask_when_it_fetches(self, peer: Peer) -> Peer:
-        answered = self._answered.setdefault(peer.id, asyncio.Event())
-        answered.clear()
-        await self._challenge(peer)
+        answered = self._answered[peer.id] = asyncio.Event()
         try:
+            await self.challenge(peer)
             async with asyncio.timeout(FETCHED_S):
                 await answered.wait()
         except TimeoutError:
             raise Unavailable(
                 "not_fetched", f"{peer.name} has no address, and has not come to fetch our question; try again"
             ) from None
+        finally:
+            del self._answered[peer.id]
         return self._known(peer.id)
 
     def _known(self, peer_id: InstanceId) -> Peer:
