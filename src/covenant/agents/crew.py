@@ -42,13 +42,25 @@ log = logging.getLogger(__name__)
 class Employment:
     """An identity, what works for it, and how many places it has left."""
 
-    __slots__ = ("body", "concurrency", "free", "freed", "idempotent", "identity", "on_lost", "starter", "timeout_ms")
+    __slots__ = (
+        "attempts_max",
+        "body",
+        "concurrency",
+        "free",
+        "freed",
+        "idempotent",
+        "identity",
+        "on_lost",
+        "starter",
+        "timeout_ms",
+    )
 
     body: Body
     concurrency: int
     timeout_ms: int | None
     idempotent: bool
     on_lost: OnLost
+    attempts_max: int | None
 
     def __init__(self, identity: AgentId, starter: Starter) -> None:
         self.identity = identity
@@ -114,10 +126,12 @@ class Crew:
         timeout_ms: int | None = None,
         idempotent: bool = False,
         on_lost: OnLost = "hold",
+        attempts_max: int | None = ATTEMPTS_MAX,
     ) -> None:
         """From now on this body does the work that is sent to this identity, `concurrency` (0: as usual) at once.
 
-        `timeout_ms` is for tasks that have none of their own; the ledger sees to those that do.
+        `timeout_ms` is for tasks that have none of their own; the ledger sees to those that do. `attempts_max`: how
+        often lost work is begun again by itself; None, where that only follows work elsewhere: as often as it is lost.
         """
         if on_lost == "requeue" and not idempotent:
             raise ValueError('on_lost="requeue" needs idempotent=True: the lost work may have been done')
@@ -137,6 +151,7 @@ class Crew:
         known.timeout_ms = timeout_ms
         known.idempotent = idempotent
         known.on_lost = on_lost
+        known.attempts_max = attempts_max
 
     def dismiss(self, identity: AgentId) -> None:
         """Takes no more work; what it is at goes on."""
@@ -193,6 +208,11 @@ class Crew:
     @property
     def jobs(self) -> int:
         return len(self._jobs)
+
+    def used(self, task_id: TaskId) -> dict[str, float] | None:
+        """What a task at work here has used so far; None if nobody here is at it."""
+        job = self._by_task.get(task_id)
+        return job.notes.get("usage") if job is not None else None
 
     async def idle(self) -> None:
         """Return when nobody is at work."""
@@ -383,7 +403,7 @@ class Crew:
         command: RepairCommand = Requeue(Posture.IDEMPOTENT, entry.lease_id)
         if employment.on_lost == "fail":
             command = ForceError("the agent was lost while it worked on this", entry.lease_id)
-        elif entry.attempt >= ATTEMPTS_MAX:
+        elif employment.attempts_max is not None and entry.attempt >= employment.attempts_max:
             log.warning("agent.lost_held", extra={"task_id": entry.task.id, "attempts": entry.attempt})
             return
         reason = f"its holder was lost, and the agent says on_lost={employment.on_lost}"
