@@ -279,6 +279,23 @@ async def test_a_scan_that_is_given_up_by_one_goes_on_for_the_other() -> None:
         assert [each.instance_id for each in await patient] == [ALPHA.id]
 
 
+async def test_a_scan_without_time_asks_nobody_and_tells_what_is_known() -> None:
+    async with http_server(ALPHA.shows()) as there, discovery(static(there.url()), US) as finding:
+        await heard(finding, ALPHA.id)
+        asked = len(there.requests)
+        assert [each.instance_id for each in await finding.scan(0)] == [ALPHA.id]
+        assert len(there.requests) == asked
+
+
+async def test_stopping_tells_whoever_waits_for_a_scan_what_is_known() -> None:
+    async with http_server(silence) as there:
+        async with discovery(static(there.url()), US) as finding:
+            waiting = asyncio.ensure_future(finding.scan())
+            await there.asked.wait()
+        async with asyncio.timeout(WAIT_S):
+            assert [each.note for each in await waiting] == [Note.NOT_ASKED]
+
+
 async def test_stopping_while_a_scan_waits_ends_it() -> None:
     async with http_server(silence) as there:
         async with discovery(static(there.url()), US):
@@ -300,9 +317,8 @@ async def test_stopping_while_a_scan_waits_ends_it() -> None:
         {"dns_servers": ("ns.example",)},
         {"mdns_interfaces": ("",)},
         {"mdns_interfaces": ("eth 0",)},
-        {"name": ""},
         {"name": "a\nb"},
-        {"name": "x" * 65},
+        {"name": "x" * 201},
     ],
     ids=lambda given: str(given)[:40],
 )

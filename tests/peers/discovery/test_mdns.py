@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from ipaddress import ip_address
 
 import pytest
@@ -42,8 +43,8 @@ def announced(finding: Discovery) -> str | None:
 
 async def meet(alpha: Neighbour, beta: Neighbour) -> None:
     async with (
-        discovery(LOOPBACK, alpha, announcement=alpha.announces(8421, name="Research")) as first,
-        discovery(LOOPBACK, beta, announcement=beta.announces(8422, name="Operations")) as second,
+        discovery(LOOPBACK, alpha, announcement=alpha.announces(8421)) as first,
+        discovery(replace(LOOPBACK, name="Operations"), beta, announcement=beta.announces(8422)) as second,
     ):
         (seen,) = await heard(first, beta.id)
         assert (seen.url, seen.fingerprint, seen.versions) == ("http://127.0.0.1:8422", beta.fingerprint, (2,))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -78,6 +78,7 @@ class Discovery:
         self._domains = DomainBrowser([read_address(text, DNS_PORT) for text in settings.dns_servers])
         self._mdns = Mdns(
             self._candidates,
+            name=settings.name,
             interfaces=settings.mdns_interfaces,
             announcement=announcement,
             now_ms=now_ms,
@@ -111,11 +112,18 @@ class Discovery:
         await self._changed.wait()
 
     async def scan(self, timeout_s: float = SCAN_S) -> tuple[Candidate, ...]:
-        """Asks the static addresses and the domains again, and tells all that is known after that."""
-        if self._scanning is None or self._scanning.done():
-            self._scanning = asyncio.create_task(self._scan(min(timeout_s, SCAN_S_MAX)), name="peers.discovery.scan")
-        # Whoever does not wait any longer does not end the scan of those who do.
-        await asyncio.shield(self._scanning)
+        """Asks the static addresses and the domains again, and tells all that is known after that. With no time at all
+        nobody is asked."""
+        if timeout_s <= 0:
+            return self.candidates()
+        scanning = self._scanning
+        if scanning is None or scanning.done():
+            scanning = asyncio.create_task(self._scan(min(timeout_s, SCAN_S_MAX)), name="peers.discovery.scan")
+            self._scanning = scanning
+        # Whoever does not wait any longer does not end the scan of those who do; and it may have ended with us.
+        await asyncio.wait([scanning])
+        if not scanning.cancelled():
+            scanning.result()
         return self.candidates()
 
     async def who_is(self, url: str) -> Shown:
@@ -150,20 +158,21 @@ class Discovery:
         return announced and port_is_open(location.port) and not isinstance(location.host, str)
 
     async def _live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            if self._static or self._settings.dns_domains:
+                group.create_task(self._kept_from_harm(self._first_scan()))
+            if self._settings.mdns:
+                group.create_task(self._kept_from_harm(self._mdns.run()))
+
+    async def _kept_from_harm(self, work: Coroutine[None, None, None]) -> None:
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._first_scan())
-                if self._settings.mdns:
-                    group.create_task(self._mdns.run())
-        except* Exception:
+            await work
+        except Exception:
             # Finding others is a convenience: the daemon goes on without it, and says so.
             log.exception("peers.discovery.failed")
-            self._mdns.failure = "failed; the log says why"
-            self._tell()
 
     async def _first_scan(self) -> None:
-        if self._static or self._settings.dns_domains:
-            await self.scan()
+        await self.scan()
 
     async def _scan(self, timeout_s: float) -> None:
         free = asyncio.Semaphore(AT_ONCE_MAX)

@@ -55,7 +55,6 @@ class Announcement:
     """What we say of ourselves."""
 
     said: Announced
-    name: str
     port: int
     listens: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104  (see WILDCARDS)
     """The addresses that our own door listens on: only there are we announced. A wildcard is all of the interfaces'."""
@@ -68,12 +67,14 @@ class Mdns:
         self,
         candidates: Candidates,
         *,
+        name: str,
         interfaces: Sequence[str],
         announcement: Announcement | None,
         now_ms: Callable[[], int],
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
         self._candidates = candidates
+        self._name = name
         self._interfaces = tuple(interfaces)
         self._announcement = announcement
         self._now_ms = now_ms
@@ -88,8 +89,14 @@ class Mdns:
 
     async def run(self) -> None:
         """Until canceled."""
+        try:
+            await self._run(await asyncio.to_thread(_load))
+        except Exception:
+            self._tell("ended; the log says why")
+            raise
+
+    async def _run(self, mdns_error: type[Exception]) -> None:
         pause_s = PAUSE_S
-        mdns_error = await asyncio.to_thread(_load)
         while True:
             begun = asyncio.get_running_loop().time()
             try:
@@ -146,7 +153,7 @@ class Mdns:
         if not reachable:
             self._tell("not announced: our door does not listen on any address of these interfaces")
             return
-        info = _service(ours, reachable)
+        info = _service(self._name, ours, reachable)
         self._own = info
         await (await network.async_register_service(info, allow_name_change=True))
         self.announced_as = info.name
@@ -279,13 +286,13 @@ def _joined(addresses: Sequence[Address], wanted: Sequence[str]) -> list[str]:
     return [str(each) for each in addresses if isinstance(each, IPv4Address) or str(each) in wanted]
 
 
-def _service(ours: Announcement, addresses: Sequence[Address]) -> AsyncServiceInfo:
+def _service(name: str, ours: Announcement, addresses: Sequence[Address]) -> AsyncServiceInfo:
     from zeroconf.asyncio import AsyncServiceInfo  # noqa: PLC0415  (loaded by now)
 
     tail = ours.said.instance_id[-12:]
     return AsyncServiceInfo(
         SERVICE_TYPE,
-        f"{_label(ours.name, tail)}.{SERVICE_TYPE}",
+        f"{_label(name, tail)}.{SERVICE_TYPE}",
         port=ours.port,
         properties=encode_txt(ours.said),
         server=f"{ours.host}." if ours.host else f"covenant-{tail}.local.",

@@ -14,7 +14,7 @@ STATIC_MAX: Final = 100
 DOMAINS_MAX: Final = 10
 SERVERS_MAX: Final = 10
 INTERFACES_MAX: Final = 50
-NAME_CHARS_MAX: Final = 64
+NAME_CHARS_MAX: Final = 200
 
 _INTERFACE: Final = re.compile(r"[0-9A-Za-z_.:@-]{1,64}")
 
@@ -33,16 +33,16 @@ class DiscoverySettings:
     """Domains whose DNS lists instances under `_friday-a2a._tcp`."""
     dns_servers: tuple[str, ...] = ()
     """Name servers to ask for them, `address` or `address:port`; none for those of the system."""
-    name: str = "covenant"
-    """How we are called in announcements."""
+    name: str = ""
+    """How we are called in announcements, as far as there is room; the end of our id follows."""
 
     def __post_init__(self) -> None:
         _check("static", self.static, STATIC_MAX, root_of)
         _check("mdns_interfaces", self.mdns_interfaces, INTERFACES_MAX, _read_interface)
         _check("dns_domains", self.dns_domains, DOMAINS_MAX, _read_domain)
         _check("dns_servers", self.dns_servers, SERVERS_MAX, lambda text: read_address(text, DNS_PORT))
-        if not 0 < len(self.name) <= NAME_CHARS_MAX or not self.name.isprintable():
-            raise ValueError(f"name must have 1 to {NAME_CHARS_MAX} printable characters")
+        if len(self.name) > NAME_CHARS_MAX or not self.name.isprintable():
+            raise ValueError(f"name has more than {NAME_CHARS_MAX} characters, or some that cannot be printed")
 
 
 def root_of(url: str) -> str:
