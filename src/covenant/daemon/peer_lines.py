@@ -1,0 +1,205 @@
+"""Lines to peers: HTTP to the addresses that an operator or a setting has given, kept open between messages.
+
+Each connection goes to an address that the guard has just judged. A peer's own place may be private or loopback, since
+somebody means it; link-local addresses, a cloud's metadata and the like are not called, whoever names them. No redirect
+is followed; an answer is bounded in size and time, and read as it is.
+
+Unlike other calls, these share connections: whoever answers out of turn could say that an envelope was taken that was
+not, which whoever sits on the way can do in any case, and cannot read or forge any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Final
+
+from covenant.outbound.failures import AddressRefused
+from covenant.outbound.fetching import Trust
+from covenant.outbound.guard import AddressGuard
+from covenant.outbound.location import Location, Unreadable, host_text, read_url
+from covenant.peers.line import LineFailed, Response
+from covenant.seal.envelope import ENVELOPE_BYTES_MAX
+
+if TYPE_CHECKING:
+    import httpcore2
+
+ANSWER_BYTES_MAX: Final = ENVELOPE_BYTES_MAX + 64 * 1024
+INTRODUCTION_BYTES_MAX: Final = 256 * 1024
+GET_S: Final = 15.0
+CONNECT_S: Final = 5.0
+CONNECTIONS_MAX: Final = 16
+"""To one place: deliveries, a poll, and questions."""
+KEPT_S: Final = 30.0
+"""How long a connection is kept that nobody uses; ours keep theirs for longer."""
+PLACES_MAX: Final = 256
+
+
+class PeerLines:
+    """`guard` is the daemon's own. To be closed when no line is used any more."""
+
+    def __init__(self, guard: AddressGuard, *, user_agent: str = "covenant", trust: Trust | None = None) -> None:
+        self._guard = guard
+        self._trust = trust or Trust()
+        self._user_agent = user_agent
+        self._lines: OrderedDict[str, PeerLine] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def to(self, url: str) -> PeerLine:
+        """Nothing is called, and nothing refused, before something is asked of the line."""
+        line = self._lines.get(url)
+        if line is None:
+            line = self._lines[url] = PeerLine(url, self._guard, self._trust, self._user_agent)
+            if len(self._lines) > PLACES_MAX:
+                self._drop_oldest()
+        self._lines.move_to_end(url)
+        return line
+
+    async def close(self) -> None:
+        lines, self._lines = list(self._lines.values()), OrderedDict()
+        await asyncio.gather(*(line.close() for line in lines), *self._closing, return_exceptions=True)
+
+    def _drop_oldest(self) -> None:
+        _, oldest = self._lines.popitem(last=False)
+        closing = asyncio.ensure_future(oldest.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+class PeerLine:
+    """To one place. Whatever becomes of a call, `LineFailed` is all that it raises."""
+
+    def __init__(self, url: str, guard: AddressGuard, trust: Trust, user_agent: str) -> None:
+        self._url = url
+        self._guard = guard
+        self._trust = trust
+        self._user_agent = user_agent
+        self._pool: httpcore2.AsyncConnectionPool | None = None
+        self._used = 0
+        self._closed = False
+
+    async def get(self, path: str) -> Response:
+        return await self._call("GET", path, b"", timeout_s=GET_S, bytes_max=INTRODUCTION_BYTES_MAX)
+
+    async def post(self, path: str, body: bytes, *, timeout_s: float) -> Response:
+        return await self._call("POST", path, body, timeout_s=timeout_s, bytes_max=ANSWER_BYTES_MAX)
+
+    async def close(self) -> None:
+        """At once, unless a call is under way: then that closes it."""
+        self._closed = True
+        if self._pool is not None and not self._used:
+            pool, self._pool = self._pool, None
+            await pool.aclose()
+
+    async def _call(self, method: str, path: str, body: bytes, *, timeout_s: float, bytes_max: int) -> Response:
+        self._used += 1
+        try:
+            with _failures_named():
+                async with asyncio.timeout(timeout_s):
+                    location = read_url(self._place().url.rstrip("/") + path)
+                    return await self._exchange(method, location, body, timeout_s=timeout_s, bytes_max=bytes_max)
+        finally:
+            self._used -= 1
+            if self._closed:
+                await self.close()
+
+    async def _exchange(
+        self, method: str, location: Location, body: bytes, *, timeout_s: float, bytes_max: int
+    ) -> Response:
+        pool = await self._opened()
+        import httpcore2  # noqa: PLC0415  (loaded by now; see `Trust`)
+
+        headers: dict[bytes | str, bytes | str] = {
+            "host": location.authority,
+            "user-agent": self._user_agent,
+            "accept": "application/json",
+            "accept-encoding": "identity",
+        }
+        if method == "POST":
+            headers |= {"content-type": "application/json", "content-length": str(len(body))}
+        response = await pool.handle_async_request(
+            httpcore2.Request(
+                method,
+                location.url,
+                headers=headers,
+                content=body or None,
+                extensions={
+                    "timeout": {"connect": CONNECT_S, "pool": timeout_s, "read": timeout_s, "write": timeout_s}
+                },
+            )
+        )
+        async with aclosing(response):
+            return Response(response.status, _plain(response), await _read(response, bytes_max))
+
+    def _place(self) -> Location:
+        """Where the peer is, as somebody has given it."""
+        try:
+            return read_url(self._url)
+        except Unreadable as error:
+            raise AddressRefused(f"this URL cannot be called: {error}") from error
+
+    def _meant(self) -> AddressGuard:
+        place = self._place()
+        return self._guard.meaning((f"{host_text(place.host)}:{place.port}",))
+
+    async def _opened(self) -> httpcore2.AsyncConnectionPool:
+        if self._pool is None:
+            context = await self._trust.context()
+            import httpcore2  # noqa: PLC0415  (loaded by now)
+
+            from covenant.outbound.transport import GuardedBackend  # noqa: PLC0415  (loaded by now)
+
+            if self._pool is None:
+                self._pool = httpcore2.AsyncConnectionPool(
+                    ssl_context=context,
+                    max_connections=CONNECTIONS_MAX,
+                    max_keepalive_connections=CONNECTIONS_MAX,
+                    keepalive_expiry=KEPT_S,
+                    network_backend=GuardedBackend(self._meant()),
+                )
+        return self._pool
+
+
+def _plain(response: httpcore2.Response) -> Mapping[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+
+
+async def _read(response: httpcore2.Response, bytes_max: int) -> bytes:
+    if _plain(response).get("content-encoding", "identity") != "identity":
+        raise LineFailed("bad_response", "the answer came compressed, unasked", passing=False)
+    pieces: list[bytes] = []
+    size = 0
+    async with aclosing(response.aiter_stream()) as stream:
+        async for piece in stream:
+            size += len(piece)
+            if size > bytes_max:
+                raise LineFailed("too_large", f"the answer has more than {bytes_max} bytes", passing=False)
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """One word for each way in which nobody answered."""
+    try:
+        yield
+    except LineFailed:
+        raise
+    except AddressRefused as refused:
+        raise LineFailed(refused.code, refused.detail, passing=refused.transient) from refused
+    except TimeoutError as error:
+        raise LineFailed("timed_out", "no answer in time", passing=True) from error
+    except Exception as error:
+        import httpcore2  # noqa: PLC0415  (loaded, if it raised this)
+
+        for kind, code, message in (
+            (httpcore2.TimeoutException, "timed_out", "no answer in time"),
+            (httpcore2.ConnectError, "connect_failed", "no connection could be made"),
+            (httpcore2.NetworkError, "connection_lost", "the connection broke"),
+            (httpcore2.RemoteProtocolError, "connection_lost", "the connection ended, or what came was not HTTP"),
+        ):
+            if isinstance(error, kind):
+                raise LineFailed(code, message, passing=True) from error
+        raise

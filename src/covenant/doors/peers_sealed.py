@@ -1,0 +1,181 @@
+"""What other instances ask over HTTP: who we are, to anybody; and envelopes, which prove themselves.
+
+No token is asked for. Whoever has not proven to be a peer hears one and the same refusal, whatever was wrong; what is
+larger than any envelope is refused in the same words. A wait ends when the one who waits is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+import msgspec
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
+
+from covenant.doors.http.body import read_body
+from covenant.doors.http.openapi import Described
+from covenant.doors.http.reply import CLOSE, Header, refusal_headers, reply_internal
+from covenant.doors.http.routes import described_routes
+from covenant.doors.http.tenant import address
+from covenant.doors.metrics import Meter
+from covenant.doors.waiting import CallerGoneError
+from covenant.model.errors import Refusal, TooLarge
+from covenant.seal.envelope import ENVELOPE_BYTES_MAX
+from covenant.wire.polling import Introduction, OutOfOrder, Polled, Received, Refused
+
+TRANSPORT: Final = "sealed"
+IDENTITY: Final = "/api/v1/a2a/identity"
+RECEIVE: Final = "/api/v1/a2a/receive"
+POLL: Final = "/api/v1/a2a/poll"
+IDENTITY_AGE_S: Final = 60
+"""How long a cache may show our keys: a small part of the time for which they overlap."""
+
+_JSON: Final[Header] = (b"content-type", b"application/json")
+_NO_STORE: Final[Header] = (b"cache-control", b"no-store")
+_SHORTLY: Final[Header] = (b"cache-control", b"public, max-age=%d" % IDENTITY_AGE_S)
+
+log = logging.getLogger(__name__)
+
+
+class SealedEnvelope(msgspec.Struct, frozen=True, gc=False):
+    """Each in base64url; see the page on envelopes."""
+
+    protected: str
+    ciphertext: str
+    signature: str
+
+
+class Letterbox(Protocol):
+    """Where envelopes come in. Raises refusals that the sender may hear."""
+
+    async def receive(self, body: bytes, address: str | None) -> Received: ...
+    async def poll(self, body: bytes, address: str | None) -> Polled: ...
+    async def too_large(self, address: str | None) -> Refusal: ...
+
+
+class SealedCall:
+    """One way in as an ASGI callable. `run` is broken off when the caller has left, if it `waits`."""
+
+    def __init__(
+        self,
+        letterbox: Letterbox,
+        meter: Meter,
+        name: str,
+        run: Callable[[bytes, str | None], Coroutine[Any, Any, Received | Polled]],
+        *,
+        waits: bool = False,
+    ) -> None:
+        self._letterbox = letterbox
+        self._meter = meter
+        self._timer = meter.timer(TRANSPORT, name)
+        self._name = name
+        self._run = run
+        self._waits = waits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_s = perf_counter()
+        try:
+            await self._answer(scope, receive, send)
+        except CallerGoneError:
+            return
+        except Exception:  # the last stand before the client: it hears nothing of what went wrong
+            log.exception("http.failed", extra={"operation": self._name})
+            self._meter.refused(TRANSPORT, "internal")
+            await reply_internal(send, plain=True)
+        finally:
+            self._timer.observe(perf_counter() - started_s)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = address(scope)
+        headers: tuple[Header, ...] = ()
+        try:
+            try:
+                body = await read_body(scope, receive, ENVELOPE_BYTES_MAX)
+            except TooLarge:
+                headers = (CLOSE,)
+                raise await self._letterbox.too_large(caller) from None
+            answer = await (self._while_there(body, caller, receive) if self._waits else self._run(body, caller))
+            await _reply(send, 200, msgspec.json.encode(answer), (_NO_STORE,))
+        except Refusal as refusal:
+            self._meter.refused(TRANSPORT, refusal.code)
+            expected = refusal.expected if isinstance(refusal, OutOfOrder) else None
+            refused = Refused(error=refusal.message, code=refusal.code, expected=expected)
+            told = (_NO_STORE, *refusal_headers(refusal), *headers)
+            await _reply(send, refusal.status, msgspec.json.encode(refused), told)
+
+    async def _while_there(self, body: bytes, caller: str, receive: Receive) -> Received | Polled:
+        answering = asyncio.ensure_future(self._run(body, caller))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                raise CallerGoneError
+            return answering.result()
+        finally:
+            # What is handed out waits until it is acknowledged, so nothing is lost by breaking off.
+            answering.cancel()
+            gone.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    message: Any = None
+    while message is None or message["type"] != "http.disconnect":
+        message = await receive()
+
+
+async def _reply(send: Send, status: int, body: bytes, headers: tuple[Header, ...]) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [_JSON, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+DESCRIBED: Final = (
+    Described(
+        path=IDENTITY,
+        method="GET",
+        name="peer_identity",
+        summary="Who this instance is: its name and its signed keys",
+        answer=Introduction,
+        token=False,
+    ),
+    Described(
+        path=RECEIVE,
+        method="POST",
+        name="peer_receive",
+        summary="Take in a sealed envelope of a peer; answers once it is durable",
+        request=SealedEnvelope,
+        answer=Received,
+        token=False,
+        refusal=Refused,
+    ),
+    Described(
+        path=POLL,
+        method="POST",
+        name="peer_poll",
+        summary="Hand out what waits for a peer, sealed to it; the poll is a sealed envelope itself",
+        request=SealedEnvelope,
+        answer=Polled,
+        token=False,
+        refusal=Refused,
+    ),
+)
+
+
+def sealed_routes(letterbox: Letterbox, introduce: Callable[[], Introduction], meter: Meter) -> list[BaseRoute]:
+    """`introduce` gives our name and keys as they are now."""
+
+    async def identity(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await _reply(send, 200, msgspec.json.encode(introduce()), (_SHORTLY,))
+
+    return described_routes(
+        DESCRIBED,
+        {
+            "peer_identity": identity,
+            "peer_receive": SealedCall(letterbox, meter, "peer_receive", letterbox.receive),
+            "peer_poll": SealedCall(letterbox, meter, "peer_poll", letterbox.poll, waits=True),
+        },
+    )
