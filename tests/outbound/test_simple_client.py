@@ -183,6 +183,13 @@ async def test_credential_identity_and_a_deeper_depth_go_along() -> None:
         assert (sent.headers["covenant-depth"], sent.headers["covenant-chain"]) == ("2", "me@here")
 
 
+async def test_a_chain_goes_along_as_it_is_given() -> None:
+    async with other_end(polls=[(200, task("completed"))]) as end:
+        await invoke(end, depth=2, chain=("first", "me"), source_agent="a name for people")
+        sent = next(request for request in end.served.requests if request.method == "POST")
+        assert (sent.headers["covenant-depth"], sent.headers["covenant-chain"]) == ("3", "first,me")
+
+
 async def test_a_card_that_cannot_be_had_is_an_error_with_its_status_and_no_discovery() -> None:
     async with other_end(card_status=503) as end:
         with pytest.raises(simple.ExternalServiceError, match="HTTP 503") as raised:

@@ -55,7 +55,7 @@ SUB = {"agent": "writer", "depth": 1, "content": "a poem"}
         (
             Began(TASK),
             "request_received",
-            {"agent": "bob", "text": TASK.intent_text, "tenant_id": "acme", "conversation_id": "c"},
+            {"agent": "bob", "text": TASK.intent_text, "tenant_id": "acme"},
         ),
         (Started(), "stream_start", {"agent": "bob"}),
         (made("text", Text("a"), Text("b")), "text", {**named("text"), "text": "ab"}),
@@ -108,7 +108,7 @@ def test_each_step_is_an_event_under_its_name(what: Happening, event: str, carri
 
 def test_the_end_says_how_it_went_and_what_it_took() -> None:
     mine = {"stream_id": 0, "depth": 0}
-    whose = {"agent": "bob", "tenant_id": "acme", "conversation_id": "c", "duration_ms": 500, **mine}
+    whose = {"agent": "bob", "tenant_id": "acme", "duration_ms": 500, **mine}
     usage = {"tokens": 3, "input_tokens": 2, "output_tokens": 1}
     result = Result(task_id=ID, status=ResultStatus.OK, content=(Text("done"),), metadata={"usage": usage})
     assert all_told(Ended(Ending.COMPLETED, result)) == [

@@ -1,7 +1,7 @@
 """The simple door: `POST /a2a/tasks/send` and `GET /a2a/tasks/{task_id}`, for a tenant's callers.
 
-The order of checks is authentication, the tenant's limits, size, JSON, depth, this door's own rate, agent. A refusal is
-`{"error", "code"}` under its true status; one code goes with each status.
+The order of checks is authentication, the tenant's limits, size, JSON, depth, agent, chain, this door's own rate. A
+refusal is `{"error", "code"}` under its true status; one code goes with each status.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.doors.http.bearer import TRANSPORT
 from covenant.doors.http.body import BODY_TOO_LARGE, read_body
+from covenant.doors.http.hops import hop_in
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.reply import CLOSE, Header, refusal_headers, reply
 from covenant.doors.http.routes import ByMethod
@@ -25,6 +26,7 @@ from covenant.doors.metrics import Meter
 from covenant.doors.waiting import CallerGoneError
 from covenant.exchange.simple import SimpleSend, SimpleTasks
 from covenant.model.errors import Invalid, NotFound, Refusal
+from covenant.model.hop import Hop
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest, SimpleError, decode_send, task_of
 
 SEND: Final = "/a2a/tasks/send"
@@ -38,7 +40,7 @@ log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
-def asked_for(request: A2ATaskSendRequest) -> SimpleSend:
+def asked_for(request: A2ATaskSendRequest, hop: Hop | None = None) -> SimpleSend:
     """`params` counts as a whole where it is given, except that the depth may stand beside it."""
     given: Any = request.params if request.params is not None else request
     if given.message is None or not given.message.strip():
@@ -49,6 +51,7 @@ def asked_for(request: A2ATaskSendRequest) -> SimpleSend:
         timeout_ms=given.timeout_ms,
         depth=given.depth or request.depth or 1,
         source_agent=request.source_agent,
+        hop=hop,
     )
 
 
@@ -57,12 +60,12 @@ class SimpleDoor:
         self._tasks = tasks
         self._gate = gate
 
-    async def send(self, asked: Asked) -> A2ATask:
-        request = asked_for(decode_send(asked.body))
+    async def send(self, asked: Asked, hop: Hop | None) -> A2ATask:
+        request = asked_for(decode_send(asked.body), hop)
         with self._gate.limiter.running(asked.caller):
             return task_of(await self._tasks.send(asked.caller, request))
 
-    async def get(self, asked: Asked) -> A2ATask:
+    async def get(self, asked: Asked, hop: Hop | None) -> A2ATask:  # noqa: ARG002  (no call is made by looking)
         try:
             return task_of(await self._tasks.get(asked.caller, asked.path["task_id"]))
         except NotFound:
@@ -77,7 +80,7 @@ class SimpleCall:
         gate: TenantGate,
         meter: Meter,
         name: str,
-        run: Callable[[Asked], Awaitable[A2ATask]],
+        run: Callable[[Asked, Hop | None], Awaitable[A2ATask]],
         *,
         body_bytes_max: int,
     ) -> None:
@@ -93,7 +96,8 @@ class SimpleCall:
         try:
             caller = await self._gate.enter(scope)
             body = await read_body(scope, receive, self._body_bytes_max)
-            task = await self._run(Asked(caller, scope["path_params"], scope["query_string"], body))
+            asked = Asked(caller, scope["path_params"], scope["query_string"], body)
+            task = await self._run(asked, hop_in(scope))
             await reply(send, 200, _encode(task))
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)

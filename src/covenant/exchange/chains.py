@@ -18,9 +18,10 @@ DEPTH_MAX: Final = 3
 
 def check_chain(depth: int, chain: Sequence[str], callee: AgentId, depth_max: int) -> None:
     if callee.pubkey in chain:
+        above = len(chain) - chain.index(callee.pubkey)
         raise Invalid(
             "loop_detected",
-            f"{callee.display} is in this chain of calls already, {len(chain) - chain.index(callee.pubkey)} calls up; "
+            f"{callee.display} is in this chain of calls already, {above} call{'s' if above > 1 else ''} up; "
             "it is not called again on its own behalf",
         )
     if depth > depth_max:

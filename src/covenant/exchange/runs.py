@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.chains import check_hop
 from covenant.exchange.conversation import Conversations
-from covenant.exchange.messages import PROCESS_TIMEOUT_MS, check_message, declared, id_of_key, text_of
+from covenant.exchange.messages import PROCESS_TIMEOUT_MS, check_message, declared, id_of_key, text_of, within_chain
 from covenant.exchange.requests import Requests
 from covenant.exchange.streams import Stream
 from covenant.exchange.tenancy import Caller
@@ -23,8 +24,10 @@ from covenant.model.asking import Message, SendMessage
 from covenant.model.constitution import INDEX, CatalogueAgent, Constitution, read_constitution
 from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid
+from covenant.model.hop import Hop
 from covenant.model.ids import TaskId
 from covenant.model.task import NATIVE, Task
+from covenant.model.tracing import trace_of, traced
 
 INLINE: Final = "covenant.agent_def"
 """In a task's request metadata: the agent that came with it."""
@@ -55,9 +58,9 @@ class Runs:
             raise unknown_agent(agent_id)
         return agent
 
-    async def start(self, caller: Caller, run: Run, key: str | None) -> Stream:
+    async def start(self, caller: Caller, run: Run, key: str | None, hop: Hop | None = None) -> Stream:
         """All that happens to it, from its first step on, until it ends or waits for its sender."""
-        return await self.follow(caller, self.task(caller, run, key))
+        return await self.follow(caller, self.task(caller, run, key, hop=hop))
 
     async def follow(self, caller: Caller, task: Task) -> Stream:
         await self._conversations.begin(task)
@@ -71,6 +74,7 @@ class Runs:
         *,
         parent: TaskId | None = None,
         context_id: str | None = None,
+        hop: Hop | None = None,
     ) -> Task:
         """Refused if it cannot be asked. The same key makes the same task."""
         about = dict(run.about or {})
@@ -79,6 +83,8 @@ class Runs:
             agent_id = INDEX
             about[INLINE] = msgspec.to_builtins(inline_agent(run.definition))
         agent = self.agent(caller, agent_id)
+        recipient = self._catalogue.identity(agent.tenant, agent.id)
+        check_hop(hop, recipient, self._conversations.limits.depth_max)
         constitution = agent.constitution
         message = Message(message_id="", parts=run.parts)
         check_message(msgspec.structs.replace(message, message_id="m"), agent, constitution.extensions)
@@ -87,10 +93,10 @@ class Runs:
         if said is not None:
             task_id = id_of_key(caller, f"{NATIVE} {context_id or ''} {agent_id}", said.key)
         plain = len(run.parts) == 1 and run.parts[0] == Text(text_of(run.parts))
-        return Task(
+        task = Task(
             id=task_id,
             sender=self._catalogue.client(agent.tenant),
-            recipient=self._catalogue.identity(agent.tenant, agent.id),
+            recipient=recipient,
             intent_text=text_of(run.parts),
             parts=() if plain else run.parts,
             parent=parent,
@@ -100,6 +106,7 @@ class Runs:
             origin=NATIVE,
             request_metadata=about or None,
         )
+        return task if hop is None else traced(within_chain(task, hop), trace_of(hop))
 
 
 def inline_agent(definition: dict[str, Any]) -> Constitution:

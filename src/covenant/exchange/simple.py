@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.chains import DEPTH_MAX
+from covenant.exchange.chains import DEPTH_MAX, check_chain
 from covenant.exchange.conversation import Conversations
 from covenant.exchange.messages import check_message
 from covenant.exchange.skills import skills_of
@@ -28,9 +28,11 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.content import Text
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.folding import TaskView
+from covenant.model.hop import Hop
 from covenant.model.ids import TaskId
 from covenant.model.task import SIMPLE, Task
 from covenant.model.tools import Tool
+from covenant.model.tracing import trace_of, traced
 
 TIMEOUT_MS: Final = 300_000
 RATE_PER_MIN: Final = 5
@@ -52,6 +54,8 @@ class SimpleSend(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     timeout_ms: int | None = None
     depth: int = 1
     source_agent: str | None = None
+    hop: Hop | None = None
+    """What it says of the calls before this one, besides: whichever is stricter counts."""
 
 
 class SimpleLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -89,13 +93,16 @@ class SimpleTasks:
 
     async def send(self, caller: Caller, sent: SimpleSend) -> TaskView:
         """The task as it was accepted: at work already, if its agent is free."""
-        if sent.depth > self._limits.depth_max:
+        hop = sent.hop or Hop()
+        depth = max(sent.depth, hop.depth)
+        if depth > self._limits.depth_max:
             # Before the rate: a circle that is cut must not cost its caller what it may still ask.
             raise Invalid("depth_exceeded", TOO_DEEP)
-        self._window.spend(caller.token_sha256)
         tenant = caller.tenant.name
         agent, ignored = self._choose(tenant, sent.skill)
-        task = self._task(agent, sent, ignored)
+        check_chain(depth, hop.chain, self._catalogue.identity(tenant, agent.id), self._limits.depth_max)
+        self._window.spend(caller.token_sha256)
+        task = self._task(agent, sent, msgspec.structs.replace(hop, depth=depth), ignored)
         message = Message(message_id=task.id, parts=(Text(sent.message),))
         check_message(message, agent, ())
         view = await self._conversations.begin(task)
@@ -130,9 +137,11 @@ class SimpleTasks:
                 return agent, ()
         return able[0], ("skill",)
 
-    def _task(self, agent: CatalogueAgent, sent: SimpleSend, ignored: tuple[str, ...]) -> Task:
+    def _task(self, agent: CatalogueAgent, sent: SimpleSend, hop: Hop, ignored: tuple[str, ...]) -> Task:
         task_id, own_ms = TaskId(self._new_id()), agent.constitution.timeout_ms
         timeout_ms = min(filter(None, (sent.timeout_ms, own_ms)), default=TIMEOUT_MS)
+        if hop.deadline_ms is not None:
+            timeout_ms = max(1, min(timeout_ms, hop.deadline_ms - self._ledger.now_ms()))
         said: dict[str, Any] = {"source": "agent", "project": agent.constitution.default_project}
         if sent.skill is not None:
             said["skill"] = sent.skill
@@ -140,7 +149,7 @@ class SimpleTasks:
             said["sourceAgent"] = sent.source_agent
         if ignored:
             said["ignored"] = list(ignored)
-        return Task(
+        task = Task(
             id=task_id,
             sender=self._catalogue.client(agent.tenant),
             recipient=self._catalogue.identity(agent.tenant, agent.id),
@@ -151,9 +160,11 @@ class SimpleTasks:
             deadline_ms=self._ledger.now_ms() + timeout_ms,
             tenant=agent.tenant,
             origin=SIMPLE,
-            depth=sent.depth,
+            depth=hop.depth,
+            chain=hop.chain,
             request_metadata=said,
         )
+        return traced(task, trace_of(hop))
 
     async def _shelf(self, tenant: str) -> dict[TaskId, None]:
         """The finished tasks that a tenant is shown, and those that are under way, the oldest first."""

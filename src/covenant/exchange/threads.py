@@ -24,9 +24,9 @@ from covenant.model.folding import TaskView, fold
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import NATIVE, Task, fingerprint
 from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.wire.native import CONVERSATION, conversation_of
 
 KEEPER: Final = "conversations"
-CONTEXT: Final = "conversation:"
 ABOUT: Final = "covenant.conversation"
 HISTORY_TASKS_MAX: Final = 50
 HISTORY_CHARACTERS_MAX: Final = 200_000
@@ -131,13 +131,13 @@ def unknown_conversation() -> NotFound:
 
 
 def context_of(conversation_id: str) -> str:
-    return f"{CONTEXT}{conversation_id}"
+    return f"{CONVERSATION}{conversation_id}"
 
 
 async def said_before(ledger: Ledger, task: Task) -> tuple[MessageUpdate, ...]:
     """What was said in a task's conversation before it, within bounds; nothing if it is in none."""
-    context_id = task.context_id or ""
-    if task.origin != NATIVE or not context_id.startswith(CONTEXT):
+    context_id = task.context_id
+    if context_id is None or conversation_of(task.origin, context_id) is None:
         return ()
     kept: list[MessageUpdate] = []
     room = HISTORY_CHARACTERS_MAX

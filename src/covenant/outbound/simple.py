@@ -20,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from covenant.model.errors import CovenantError, Invalid
-from covenant.model.hop import Hop
+from covenant.model.hop import CHAIN_MAX, Hop
 from covenant.model.remote_card import RemoteCard
 from covenant.outbound.card_cache import CardCache
 from covenant.outbound.credentials import Credentials
@@ -133,6 +133,7 @@ async def invoke_remote_agent(
     timeout_ms: int = TIMEOUT_MS,
     token: str | None = None,
     depth: int = 0,
+    chain: Sequence[str] = (),
     source_agent: str | None = None,
     poll_interval_ms: int = POLL_INTERVAL_MS,
     allow_private: Sequence[str] = (),
@@ -140,7 +141,9 @@ async def invoke_remote_agent(
 ) -> RemoteInvocationResult:
     """Have the agent at this address do something, and wait for it.
 
-    `depth` is the caller's own, 0 for whoever was asked by nobody; the other side is told one more.
+    `depth` is the caller's own, 0 for whoever was asked by nobody; the other side is told one more. `chain` has the
+    keys of those who called one another up to now, the caller's last: an agent that is in it is not called again. An
+    agent at work says `depth=turn.task.depth, chain=(*turn.task.chain, turn.task.recipient.pubkey)`.
     """
     base = base_url.rstrip("/")
     low, high = REMOTE_TIMEOUT_MS
@@ -148,7 +151,8 @@ async def invoke_remote_agent(
     body: dict[str, Any] = {"params": {name: value for name, value in params.items() if value is not None}}
     if source_agent is not None:
         body["sourceAgent"] = source_agent
-    hop = Hop(depth=depth).next(source_agent) if source_agent is not None else Hop(depth=depth + 1)
+    names = chain or ((source_agent,) if source_agent is not None else ())
+    hop = Hop(depth=depth + 1, chain=tuple(names)[-CHAIN_MAX:])
     headers = {"content-type": "application/json", "accept": "application/json", **hop_headers(hop)}
     headers |= Credentials(base, token=token).headers(base)
     task_id: str | None = None

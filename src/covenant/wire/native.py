@@ -24,10 +24,13 @@ from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.folding import TaskState, TaskView, final_message
 from covenant.model.result import Ending, Result
 from covenant.model.step import Began, Continued, Ended, Started, Step
-from covenant.model.task import Task
+from covenant.model.task import NATIVE, Task
 from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
 from covenant.model.usage import numbers, tokens_of
-from covenant.wire.telling import agent_of, context_of, usage_of
+from covenant.wire.telling import agent_of, usage_of
+
+CONVERSATION: Final = "conversation:"
+"""What the context of a conversation's requests begins with; its id comes after it."""
 
 RequestState = Literal["running", "completed", "failed", "canceled"]
 
@@ -38,7 +41,7 @@ class RequestShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     request_id: str
     tenant_id: str
     agent_id: str
-    conversation_id: str
+    conversation_id: str | None
     origin: str
     state: RequestState
     a2a_state: str
@@ -91,6 +94,13 @@ _ENDED: Final[dict[str, RequestState]] = {
 _encode = msgspec.json.Encoder().encode
 
 
+def conversation_of(origin: str, context_id: str | None) -> str | None:
+    """The conversation that a request is part of. A2A's contexts are none, whatever they are called."""
+    if origin != NATIVE or context_id is None or not context_id.startswith(CONVERSATION):
+        return None
+    return context_id.removeprefix(CONVERSATION)
+
+
 def shown(view: TaskView) -> RequestShown:
     task, over = view.task, view.state.terminal
     error = view.result.error_message if view.result is not None else None
@@ -98,7 +108,7 @@ def shown(view: TaskView) -> RequestShown:
         request_id=task.id,
         tenant_id=task.tenant or "",
         agent_id=agent_of(task),
-        conversation_id=context_of(task),
+        conversation_id=conversation_of(task.origin, task.context_id),
         origin=task.origin,
         state=running_or(view.state),
         a2a_state=view.state.value,
@@ -162,7 +172,7 @@ class Telling:
             case ArtifactUpdate():
                 return _made(task, what)
             case Began():
-                named = {"tenant_id": task.tenant, "conversation_id": context_of(task)}
+                named = {"tenant_id": task.tenant, "conversation_id": conversation_of(task.origin, task.context_id)}
                 return "request_received", {"agent": agent_of(task), "text": task.intent_text, **named}
             case Started():
                 return "stream_start", {"agent": agent_of(task)}
@@ -189,7 +199,7 @@ class Telling:
             "error": None if ok or said is None else _text(said.parts),
             "agent": agent_of(task),
             "tenant_id": task.tenant,
-            "conversation_id": context_of(task),
+            "conversation_id": conversation_of(task.origin, task.context_id),
             "duration_ms": max(0, ts_ms - self._began_at_ms),
             "metadata": usage_of(result),
             **tokens_used(result),

@@ -9,6 +9,8 @@ from covenant.agents.authoring import Agent
 from covenant.exchange.conversation import Ask
 from covenant.model.asking import Message, SendMessage
 from covenant.model.content import Text
+from covenant.model.ids import TaskId
+from covenant.model.step import Began
 from tests.doors.native.test_orchestrate import streaming, told
 from tests.doors.simple.stage import BOUND_S, TOKEN, Patient, Stage, echo, frames_of, stage
 
@@ -57,6 +59,37 @@ async def test_a_message_is_answered_with_what_was_said_before_in_mind_also_afte
         assert listed["count"] == 6
         assert [each["role"] for each in listed["messages"]] == ["user", "agent"] * 3
         assert [each["content"] for each in listed["messages"] if each["role"] == "user"] == ["one", "two", "three"]
+
+
+async def test_what_is_said_in_a_conversation_names_it_and_nothing_else_does(tmp_path: Path) -> None:
+    async with stage(tmp_path, parrot()) as s:
+        conversation = await opened(s)
+        events = await told(s, f"/v1/conversations/{conversation}/messages", {"message": "one"})
+        named = [carried["conversation_id"] for _, name, carried in events if name in ("request_received", "done")]
+        assert named == [conversation, conversation]
+        shown = (await s.ask("GET", f"/v1/requests/{events[0][2]['request_id']}")).json()["request"]
+        assert shown["conversation_id"] == conversation
+        alone = await told(s, "/v1/orchestrate", {"message": "two", "agent": "parrot"})
+        assert not any("conversation_id" in carried for _, _, carried in alone)
+
+
+async def test_a_run_that_would_close_a_chain_of_calls_is_refused(tmp_path: Path) -> None:
+    async with stage(tmp_path, parrot()) as s:
+        me = s.catalogue.identity("default", "parrot").pubkey
+        conversation = await opened(s)
+        for path in ("/v1/orchestrate", f"/v1/conversations/{conversation}/messages"):
+            for headers, code in (
+                ({"covenant-chain": me}, "loop_detected"),
+                ({"covenant-depth": "4"}, "depth_exceeded"),
+            ):
+                body = {"message": "one", **({"agent": "parrot"} if path.endswith("orchestrate") else {})}
+                response = await s.ask("POST", path, json=body, headers=headers)
+                assert (response.status_code, response.json()["code"]) == (400, code)
+        headers = {"covenant-chain": "a", "covenant-depth": "1"}
+        events = await told(s, "/v1/orchestrate", {"message": "one", "agent": "parrot"}, **headers)
+        (step, *_) = await s.ledger.steps(TaskId(events[0][2]["request_id"]), 0, 1)
+        assert isinstance(step.what, Began)
+        assert (step.what.task.chain, step.what.task.depth) == (("a",), 1)
 
 
 async def test_conversations_are_listed_shown_and_deleted(tmp_path: Path) -> None:

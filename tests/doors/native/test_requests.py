@@ -29,7 +29,7 @@ async def test_requests_are_listed_the_newest_first_and_shown_one_by_one(tmp_pat
             "request_id": first,
             "tenant_id": "default",
             "agent_id": "echo",
-            "conversation_id": first,
+            "conversation_id": None,
             "origin": "simple",
             "state": "completed",
             "a2a_state": "completed",

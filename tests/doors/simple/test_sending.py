@@ -170,6 +170,26 @@ async def test_what_has_come_through_too_many_hands_is_refused_and_costs_nothing
             assert (await s.send({"message": "Hello", "depth": 3})).status_code == 200
 
 
+async def test_the_chain_of_calls_goes_along_in_headers_and_ends_where_it_would_close(tmp_path: Path) -> None:
+    async with stage(tmp_path, echo(), settings=RATE) as s:
+        me = s.catalogue.identity("default", "echo").pubkey
+        for _ in range(10):
+            response = await s.send({"message": "Hello"}, headers={"covenant-chain": f"a,{me},b"})
+            assert (response.status_code, response.json()["code"]) == (400, "VALIDATION_ERROR")
+            assert "echo@default is in this chain of calls already, 2 calls up" in response.json()["error"]
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        soon = s.clock() + 5_000
+        headers = {"covenant-chain": "a,b", "covenant-depth": "3", "covenant-deadline-ms": str(soon)}
+        response = await s.send({"message": "Hello", "depth": 2}, headers={**headers, "traceparent": trace})
+        (step, *_) = await s.ledger.steps(response.json()["id"], 0, 1)
+        assert isinstance(step.what, Began)
+        task = step.what.task
+        assert (task.chain, task.depth, task.deadline_ms, task.timeout_ms) == (("a", "b"), 3, soon, 5_000)
+        assert task.traceparent == trace
+        deep = await s.send({"message": "Hello"}, headers={"covenant-depth": "4"})
+        assert (deep.status_code, deep.json()["error"]) == (400, "Invocation depth limit exceeded.")
+
+
 async def test_a_skill_chooses_the_agent_that_has_it_and_one_that_nobody_has_is_said_to_be_ignored(
     tmp_path: Path,
 ) -> None:

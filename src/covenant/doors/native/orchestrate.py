@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from starlette.routing import BaseRoute
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from covenant.doors.a2a.pouring import flow
 from covenant.doors.http.bearer import TRANSPORT
 from covenant.doors.http.body import BODY_TOO_LARGE, read_body
+from covenant.doors.http.hops import hop_in
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.reply import CLOSE, reply_internal, reply_problem
 from covenant.doors.http.routes import described_routes
@@ -35,6 +36,7 @@ from covenant.model.asking import Message, SendMessage
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
 from covenant.model.folding import TaskView
+from covenant.model.hop import Hop
 from covenant.model.ids import TaskId
 from covenant.wire.decoding import decode_query
 from covenant.wire.native import RequestEvent
@@ -100,14 +102,23 @@ class ConversationDeleted(msgspec.Struct, frozen=True, gc=False):
     deleted: bool = True
 
 
+class Said(NamedTuple):
+    """A request for a run: its path, its body, its `Idempotency-Key`, and what it says of the calls before it."""
+
+    path: dict[str, str]
+    body: bytes
+    key: str | None
+    hop: Hop | None
+
+
 class NativeDoor:
     def __init__(self, runs: Runs, threads: Threads, conversations: Conversations) -> None:
         self._runs = runs
         self._threads = threads
         self._conversations = conversations
 
-    async def run(self, caller: Caller, path: dict[str, str], body: bytes, key: str | None) -> tuple[Stream, bool]:  # noqa: ARG002
-        asked = decode_run(body)
+    async def run(self, caller: Caller, said: Said) -> tuple[Stream, bool]:
+        asked = decode_run(said.body)
         about = {"original_query": asked.original_query, "channel": asked.channel}
         run = Run(
             parts=content_of(asked.message),
@@ -115,17 +126,16 @@ class NativeDoor:
             definition=asked.agent_def,
             about={name: said for name, said in about.items() if said is not None},
         )
-        return await self._runs.start(caller, run, key), True
+        return await self._runs.start(caller, run, said.key, said.hop), True
 
-    async def say(self, caller: Caller, path: dict[str, str], body: bytes, key: str | None) -> tuple[Stream, bool]:
+    async def say(self, caller: Caller, said: Said) -> tuple[Stream, bool]:
         """A new task of the conversation's agent, or the answer that its last one waits for."""
-        conversation_id = path["conversation_id"]
+        conversation_id, key = said.path["conversation_id"], said.key
         thread = await self._threads.get(caller, conversation_id)
-        parts = content_of(decode_message(body).message)
+        parts = content_of(decode_message(said.body).message)
         context_id = context_of(thread.conversation_id)
-        task = self._runs.task(
-            caller, Run(parts=parts, agent=thread.agent), key, parent=_task_id(thread), context_id=context_id
-        )
+        run, parent = Run(parts=parts, agent=thread.agent), TaskId(thread.conversation_id)
+        task = self._runs.task(caller, run, key, parent=parent, context_id=context_id, hop=said.hop)
         waiting = await self._threads.waiting(caller, conversation_id, task.id)
         if waiting is None:
             return await self._runs.follow(caller, task), True
@@ -158,10 +168,6 @@ class NativeDoor:
         return 200, MessagePage(count=len(shown), messages=shown)
 
 
-def _task_id(thread: Thread) -> TaskId:
-    return TaskId(thread.conversation_id)
-
-
 def _shown(view: TaskView) -> list[MessageShown]:
     return [
         MessageShown(
@@ -175,7 +181,7 @@ def _shown(view: TaskView) -> list[MessageShown]:
     ]
 
 
-Running = Callable[[Caller, dict[str, str], bytes, str | None], Awaitable[tuple[Stream, bool]]]
+Running = Callable[[Caller, Said], Awaitable[tuple[Stream, bool]]]
 """What is told, and whether from its first step on."""
 
 
@@ -205,7 +211,8 @@ class RunCall:
     async def _answer(self, caller: Caller, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         started_s = perf_counter()
         try:
-            stream, from_start = await self._run(caller, scope["path_params"], body, _key(scope))
+            said = Said(scope["path_params"], body, _key(scope), hop_in(scope))
+            stream, from_start = await self._run(caller, said)
         except Refusal:
             raise
         except Exception:  # the last stand before the client: it hears nothing of what went wrong

@@ -26,7 +26,7 @@ from covenant.ledger.contract import TaskRow
 from covenant.model.errors import NotFound, Refusal
 from covenant.model.folding import TaskState
 from covenant.wire.decoding import decode_query
-from covenant.wire.native import RequestEvent, RequestShown, Telling, running_or, shown
+from covenant.wire.native import RequestEvent, RequestShown, Telling, conversation_of, running_or, shown
 from covenant.wire.sse import KEEP_ALIVE, last_event_id
 
 REQUESTS: Final = "/v1/requests"
@@ -105,7 +105,7 @@ def _listed(tenant: str, row: TaskRow) -> RequestShown:
         request_id=row.task_id,
         tenant_id=tenant,
         agent_id=row.agent_id,
-        conversation_id=row.context_id or row.task_id,
+        conversation_id=conversation_of(row.origin, row.context_id),
         origin=row.origin,
         state=running_or(row.state),
         a2a_state=row.state,

@@ -1,0 +1,18 @@
+"""What a caller says of the calls before this one, in headers: for doors whose bodies have no place for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import Scope
+
+from covenant.model.hop import Hop
+from covenant.wire.hops import CHAIN_HEADER, DEADLINE_HEADER, DEPTH_HEADER, TRACEPARENT, TRACESTATE, read_hop
+
+_NAMES: Final = {name.encode(): name for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)}
+
+
+def hop_in(scope: Scope) -> Hop | None:
+    """None if nothing is said."""
+    said = {_NAMES[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _NAMES}
+    return read_hop(None, said) if said else None
