@@ -72,6 +72,7 @@ def test_a_refusal_exits_with_1_and_names_its_code(daemon: Daemon, words: list[s
         ["a2a", "results", "--next", "--recent"],
         ["agents", "add"],
         ["agents", "add", "x", "--kind", "function"],
+        ["agents", "add", "x.json"],
         ["tenants", "add"],
         ["tenants", "add", "x", "--burst", "-1"],
         ["a2a", "results", "--next", "--limit", "3"],

@@ -29,10 +29,6 @@ def test_a_comment_stays_a_comment_whatever_it_says() -> None:
     assert sse.KEEP_ALIVE.endswith(b"\n\n")
 
 
-def test_an_unnumbered_frame_has_no_id() -> None:
-    assert sse.unnumbered(b"{}") == b"data: {}\n\n"
-
-
 @pytest.mark.parametrize(("header", "after"), [(None, None), ("", None), ("  ", None), ("0", 0), (" 42 ", 42)])
 def test_the_last_event_id_is_a_generation(header: str | None, after: int | None) -> None:
     assert sse.last_event_id(header) == after

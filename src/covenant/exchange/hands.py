@@ -23,10 +23,3 @@ class Slot(Protocol):
 class Hands(Protocol):
     def reserve(self, recipient: PublicKey) -> Slot | None:
         """None if nobody here works for this recipient, or nobody is free."""
-
-
-class NoHands:
-    """A daemon without agents of its own: all work is taken from the queue."""
-
-    def reserve(self, recipient: PublicKey) -> Slot | None:  # noqa: ARG002
-        return None

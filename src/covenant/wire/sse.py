@@ -38,11 +38,6 @@ def comment(text: str) -> bytes:
     return b"".join(b": %b\n" % line.encode() for line in text.splitlines() or ("",)) + b"\n"
 
 
-def unnumbered(data: bytes) -> bytes:
-    """A frame that no client can resume from, such as an error that ends a stream."""
-    return b"data: %b\n\n" % data
-
-
 def last_event_id(header: str | None) -> int | None:
     """The generation that a client has seen last; None if it says nothing."""
     said = header.strip() if header is not None else ""

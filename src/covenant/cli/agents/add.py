@@ -36,6 +36,8 @@ def command(call: Call, *, agent_id: str | None, tenant: str, file: str | None, 
         covenant agents add summarizer --tenant acme --description "Summarises a text"
         covenant identities enroll summarizer@acme        # the token of its worker
     """
+    if file is None and agent_id is not None and agent_id.endswith((".json", ".toml")):
+        raise click.UsageError(f"an id has no dot in it; to read a file: --file {shlex.quote(agent_id)}")
     definition: dict[str, Any] = _read(file) if file is not None else {"kind": "worker"}
     if agent_id is not None:
         definition["id"] = agent_id
