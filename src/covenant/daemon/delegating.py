@@ -21,7 +21,7 @@ from covenant.daemon.settings import Settings
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.ledger.contract import Ledger
-from covenant.model.errors import NotFound
+from covenant.model.errors import Invalid, NotFound
 from covenant.model.remote_card import RemoteCard
 from covenant.model.tenant import DEFAULT
 from covenant.model.tracing import OFF, Tracer
@@ -29,7 +29,7 @@ from covenant.outbound.card_cache import CardCache
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.finding import find_card, verified
-from covenant.outbound.registry import Entry, Remotes
+from covenant.outbound.registry import FILE, Entry, Remotes
 from covenant.outbound.remote import Manners, Remote
 from covenant.outbound.remote_errors import NoCard
 from covenant.outbound.ways import ways_of
@@ -60,6 +60,9 @@ class Elsewhere:
             return self.registry.entry(name).url
         except NotFound:
             return None
+        except Invalid as wrong:
+            # Why, with the file's whole path, is in the log: whoever calls may be a stranger.
+            raise Invalid(wrong.code, f"the entry {name!r} of {FILE} cannot be used now, or is disabled") from wrong
 
     async def prepare(self) -> None:
         """Load now what calls elsewhere need, if any are to be expected: not while turns wait for it."""
