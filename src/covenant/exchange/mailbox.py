@@ -15,6 +15,7 @@ from covenant.exchange.chains import DEPTH_MAX, check_chain
 from covenant.exchange.operators import require_operator
 from covenant.exchange.principal import Principal
 from covenant.exchange.tracing import accepting, tell_attempt
+from covenant.exchange.trees import grown
 from covenant.ledger.contract import Ledger, Queue, QueueQuery, Shown, TreeNode
 from covenant.ledger.machine.commands import (
     Accept,
@@ -304,7 +305,7 @@ class MailboxExchange:
         return shown
 
     async def tree(self, principal: Principal, root: TaskId) -> TreeNode:
-        return await self._ledger.tree(root, principal.viewer)
+        return await grown(self._ledger, root, principal.viewer)
 
     async def repair(self, principal: Principal, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
         check_repair(command, reason)

@@ -166,6 +166,10 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """True of a task that is done elsewhere: at this `url`, and what it is called there once that is known."""
     url: str | msgspec.UnsetType | None = msgspec.UNSET
     remote_task_id: str | msgspec.UnsetType | None = msgspec.UNSET
+    provider: str | msgspec.UnsetType = msgspec.UNSET
+    """The peer that does it, by its id; as which `profile`, and how it stands, in the protocol's words."""
+    profile: str | msgspec.UnsetType = msgspec.UNSET
+    status: str | msgspec.UnsetType = msgspec.UNSET
     children: tuple[TreeNode, ...] = ()
     truncated: bool | msgspec.UnsetType = msgspec.UNSET
     """True at the top of a tree that is larger than one answer: some of its nodes are left out."""

@@ -9,14 +9,15 @@ import msgspec
 
 from covenant.exchange.beginning import Beginnings
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import ELSEWHERE, REMOTE
+from covenant.exchange.delegation import PEERS, REMOTE
+from covenant.exchange.trees import grown
 from covenant.exchange.views import Views
 from covenant.ledger.contract import Ledger, TreeNode
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.peer_commands import RevokeToken
 from covenant.ledger.machine.peering import unknown_delegation
 from covenant.model.acquaintance import Capabilities, Peer, PeerLimits
-from covenant.model.correspondence import Delegation, LoggedMessage
+from covenant.model.correspondence import PROOF, Delegation, LoggedMessage
 from covenant.model.delegating import Role
 from covenant.model.delegation import Proof
 from covenant.model.errors import Conflict, Invalid, NotFound
@@ -37,8 +38,6 @@ from covenant.peers.requesting import Requesting
 from covenant.peers.settings import PeerSettings
 from covenant.wire.peering import Begun, Delegate, Evidence, Waiting
 
-PROOF: Final = "covenant.proof"
-"""In the metadata of a task's update: all that proves the result of the delegation that it stands for."""
 STEPS_MAX: Final = 1_000
 
 
@@ -56,7 +55,7 @@ class Desk:
         providing: Providing,
         requesting: Requesting,
         courier: Courier,
-        discovery: Discovery,
+        discovery: Callable[[], Discovery],
         new_id: Callable[[], str],
     ) -> None:
         self.id = us
@@ -132,7 +131,8 @@ class Desk:
         return len(issued)
 
     async def discover(self, timeout_s: float) -> tuple[Sequence[Candidate], Sequence[Way]]:
-        return await self._discovery.scan(timeout_s), self._discovery.ways()
+        discovery = self._discovery()
+        return await discovery.scan(timeout_s), discovery.ways()
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, Capabilities]:
         if named is None:
@@ -168,7 +168,7 @@ class Desk:
             metadata: dict[str, Any] | None = {"context": request.context} if request.context else None
         else:
             peer, profile = await self._target(request)
-            recipient, peer_id = self._catalogue.identity(DEFAULT, ELSEWHERE), peer.id
+            recipient, peer_id = self._catalogue.identity(DEFAULT, PEERS), peer.id
             metadata = {REMOTE: _target(peer.id, profile, request)}
         task = Task(
             id=task_id,
@@ -260,7 +260,7 @@ class Desk:
         raise NotFound("no_proof", "nothing is proven here: it has not ended, was done here, or came without a proof")
 
     async def tree(self, named: str) -> TreeNode:
-        return await self._ledger.tree(self._task_id(named), None)
+        return await grown(self._ledger, self._task_id(named), None)
 
     def _task_id(self, named: str) -> TaskId:
         """Of a delegation that is known, or of one so old that only its task is."""

@@ -1,0 +1,293 @@
+"""Whole instances for tests: agents at work, peers known by real keys, envelopes over real sockets on loopback.
+
+An estate can be left and entered again: its folder, keys and port stay.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+from uuid import uuid4
+
+import msgspec
+
+from covenant.agents.authoring import Agent
+from covenant.agents.crew import Crew
+from covenant.agents.discovery import played
+from covenant.agents.peer import PeerBody
+from covenant.daemon.peer_lines import PeerLines
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import PEERS, REMOTE, DelegationLimits, Delegations
+from covenant.exchange.views import Views
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.machine.commands import Accept, Cancel
+from covenant.ledger.machine.peer_commands import AddPeer
+from covenant.ledger.machine.tenant_commands import AddTenant
+from covenant.model.acquaintance import Peer
+from covenant.model.content import Content
+from covenant.model.correspondence import PROOF, Delegation
+from covenant.model.delegating import Role, State
+from covenant.model.folding import TaskView
+from covenant.model.ids import TaskId
+from covenant.model.peer import InstanceId, Prekey, Trust
+from covenant.model.step import Step
+from covenant.model.task import NATIVE, Task, fingerprint
+from covenant.model.tenant import DEFAULT, Tenant
+from covenant.model.update import StatusUpdate
+from covenant.outbound.guard import AddressGuard
+from covenant.peers.acquaintances import Acquaintances
+from covenant.peers.courier import Courier
+from covenant.peers.keyring import Keyring
+from covenant.peers.providing import Providing
+from covenant.peers.reception import Reception
+from covenant.peers.requesting import Requesting
+from covenant.peers.settings import PeerSettings
+from covenant.seal.identity import prekey_to_use
+from covenant.testing.cast import ALICE, OPERATOR
+from tests.peers.houses import BOUND_S, Clock, Keys, delivering, listening, nobody
+
+DEPTH_MAX: Final = 3
+QUICK: Final = PeerSettings(
+    retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000, status_interval_ms=300, timeout_ms=30_000
+)
+
+
+@dataclass
+class Estate:
+    name: str
+    clock: Clock
+    keys: Keys
+    ledger: LogLedger
+    catalogue: Catalogue
+    crew: Crew
+    keyring: Keyring
+    lines: PeerLines
+    acquaintances: Acquaintances
+    providing: Providing
+    requesting: Requesting
+    reception: Reception
+    courier: Courier
+    bells: list[asyncio.Event] = field(default_factory=list)
+
+    @property
+    def id(self) -> InstanceId:
+        return self.keyring.id
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.keys.port}"
+
+    def prekey(self) -> Prekey:
+        prekey = prekey_to_use(self.keyring.bundle(self.clock()).prekeys, self.clock())
+        assert prekey is not None
+        return prekey
+
+    async def knows(self, *others: "Estate", trust: Trust = Trust.VERIFIED, **more: Any) -> None:
+        for other in others:
+            keys = other.keyring.bundle(self.clock())
+            peer = Peer(id=other.id, name=other.name, url=other.url, trust=trust, keys=keys, **more)
+            await self.ledger.commit(AddPeer(by=OPERATOR, peer=peer))
+
+    async def delegate(
+        self, to: "Estate", text: str = "go", *, profile: str = "worker", parts: tuple[Content, ...] = (), **more: Any
+    ) -> TaskId:
+        """As an operator does: a task whose target is named."""
+        fields = {name: more.pop(name) for name in ("timeout_ms", "deadline_ms") if name in more}
+        task = Task(
+            id=TaskId(str(uuid4())),
+            sender=ALICE,
+            recipient=self.catalogue.identity(DEFAULT, PEERS),
+            intent_text=text,
+            parts=parts,
+            tenant=DEFAULT,
+            origin=NATIVE,
+            request_metadata={REMOTE: {"peer": to.id, "profile": profile, **more}},
+            **fields,
+        )
+        await self.ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+        return task.id
+
+    async def ask(self, agent: str, text: str = "go") -> TaskId:
+        """A task for an agent here."""
+        task = Task(
+            id=TaskId(str(uuid4())),
+            sender=ALICE,
+            recipient=self.catalogue.identity(DEFAULT, agent),
+            intent_text=text,
+            tenant=DEFAULT,
+            origin=NATIVE,
+        )
+        await self.ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+        return task.id
+
+    async def cancel(self, task_id: TaskId) -> None:
+        await self.ledger.commit(Cancel(task_id=task_id, by=ALICE, reason="no longer wanted"))
+
+    async def steps(self, task_id: TaskId) -> Sequence[Step]:
+        return await self.ledger.steps(task_id, 0, 100_000)
+
+    async def ended(self, task_id: TaskId) -> TaskView:
+        return await self.seen(task_id, lambda view: view.state.terminal)
+
+    async def seen(self, task_id: TaskId, met: Callable[[TaskView], bool]) -> TaskView:
+        async with asyncio.timeout(BOUND_S):
+            with self.ledger.watch(task_id) as watch:
+                while True:
+                    view = (await Views(self.ledger).past(task_id)).view()
+                    if view is not None and met(view):
+                        return view
+                    await watch.next(BOUND_S)
+
+    def delegation(self, task_id: TaskId) -> Delegation:
+        found = self.ledger.delegation_of(task_id)
+        assert found is not None
+        return found
+
+    def works(self) -> list[Delegation]:
+        """What it does or did for others, the latest first."""
+        return [each for each in self.ledger.delegations() if each.role is Role.PROVIDER]
+
+    async def stands(self, task_id: TaskId, *states: State) -> Delegation:
+        await self.until(lambda: (found := self.ledger.delegation_of(task_id)) is not None and found.state in states)
+        return self.delegation(task_id)
+
+    async def until(self, holds: Callable[[], Any]) -> None:
+        """Until something that peers have to do with has become so."""
+        bell = asyncio.Event()
+        self.bells.append(bell)
+        try:
+            async with asyncio.timeout(BOUND_S):
+                while not holds():
+                    bell.clear()
+                    await bell.wait()
+        finally:
+            self.bells.remove(bell)
+
+    def ring(self, _: InstanceId) -> None:
+        for bell in self.bells:
+            bell.set()
+
+    async def noted(self, task_id: TaskId, name: str) -> list[Any]:
+        """What was said under this name in the metadata of the task's updates."""
+        updates = [step.what for step in await self.steps(task_id) if isinstance(step.what, StatusUpdate)]
+        return [update.metadata[name] for update in updates if update.metadata and name in update.metadata]
+
+    async def evidence(self, task_id: TaskId) -> dict[str, Any]:
+        (found,) = await self.noted(task_id, PROOF)
+        return cast("dict[str, Any]", found)
+
+
+def said(view: TaskView) -> str:
+    assert view.message is not None, view.state
+    return "".join(part.text for part in view.message.parts if hasattr(part, "text"))
+
+
+@asynccontextmanager
+async def estate(
+    home: Path,
+    *agents: Agent,
+    keys: Keys | None = None,
+    settings: PeerSettings = QUICK,
+    clock: Clock | None = None,
+    listens: bool = True,
+    delivers: bool = True,
+    works: bool = True,
+) -> AsyncIterator[Estate]:
+    """`works`: its agents do. Without, whatever is accepted stays in the queue."""
+    keys, clock = keys or Keys(), clock or Clock()
+    ledger = await open_ledger(home / "ledger", clock=clock)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(ledger.close)
+        if ledger.tenant(DEFAULT) is None:
+            await ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name=DEFAULT, created_at_ms=clock())))
+        keyring = Keyring(keys.private_key, keys.prekeys, keys.save)
+        keyring.rotate(clock())
+        catalogue, crew = Catalogue(ledger, keys.private_key), Crew(ledger, stop_s=0.2)
+        lines = PeerLines(AddressGuard((), resolver=nobody))
+        stack.push_async_callback(lines.close)
+        providing = Providing(
+            ledger, keyring, catalogue, settings, us=OPERATOR, depth_max=DEPTH_MAX, now_ms=clock, used=crew.used
+        )
+        acquaintances = Acquaintances(
+            ledger, keyring, lines, settings, us=OPERATOR, offering=providing.offering, now_ms=clock
+        )
+        stack.push_async_callback(acquaintances.stop)
+        requesting = Requesting(ledger, keyring, acquaintances, settings, depth_max=DEPTH_MAX, now_ms=clock)
+        reception = Reception(
+            ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock
+        )
+        stack.callback(reception.close)
+        courier = Courier(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
+        limits = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
+        crew.delegations = Delegations(ledger, catalogue, crew, limits, peers=requesting.callee)
+        for agent in agents:
+            constitution, body = played(agent)
+            catalogue.add_resident(DEFAULT, constitution, "code")
+            if works:
+                crew.employ(
+                    catalogue.identity(DEFAULT, constitution.id),
+                    body,
+                    idempotent=constitution.idempotent,
+                    on_lost=constitution.on_lost,
+                )
+        crew.employ(
+            catalogue.identity(DEFAULT, PEERS),
+            PeerBody(requesting),
+            idempotent=True,
+            on_lost="requeue",
+            attempts_max=None,
+        )
+        made = Estate(
+            home.name,
+            clock,
+            keys,
+            ledger,
+            catalogue,
+            crew,
+            keyring,
+            lines,
+            acquaintances,
+            providing,
+            requesting,
+            reception,
+            courier,
+        )
+        ledger.on_peer(made.ring)
+        if listens:
+            await stack.enter_async_context(listening(cast("Any", made)))
+        if delivers:
+            await stack.enter_async_context(delivering(cast("Any", made)))
+        running = [asyncio.create_task(each) for each in (crew.run(), providing.run(), requesting.run())]
+        await asyncio.sleep(0)
+        try:
+            yield made
+        finally:
+            await providing.stop()
+            await requesting.stop()
+            crew.stop()
+            running[0].cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def pair(
+    home: Path, *agents: Agent, ours: PeerSettings = QUICK, theirs: PeerSettings = QUICK
+) -> AsyncIterator[tuple[Estate, Estate]]:
+    """Two that know each other; the second has the agents."""
+    async with estate(home / "rita", settings=ours) as rita, estate(home / "paul", *agents, settings=theirs) as paul:
+        await rita.knows(paul)
+        await paul.knows(rita)
+        yield rita, paul
+
+
+def worker(function: Callable[..., Any], name: str = "worker", **declared: Any) -> Agent:
+    agent = Agent(name, **declared)
+    agent(function)
+    return agent
+
+
+def changed(settings: PeerSettings = QUICK, **more: Any) -> PeerSettings:
+    return msgspec.structs.replace(settings, **more)
