@@ -12,7 +12,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from starlette.routing import Router
+from starlette.routing import BaseRoute, Router
 
 from covenant.daemon.listening import HttpServer
 from covenant.daemon.peer_lines import PeerLines
@@ -306,23 +306,31 @@ async def house(
 @asynccontextmanager
 async def listening(at: House) -> AsyncIterator[House]:
     """It takes envelopes at its port, which stays the same when it listens again."""
-    routes = sealed_routes(
-        at.reception, lambda: Introduction(name="house", keys=at.keyring.bundle(at.clock())), Meter()
-    )
+
+    def introduce() -> Introduction:
+        return Introduction(name="house", keys=at.keyring.bundle(at.clock()))
+
+    async with serving(sealed_routes(at.reception, introduce, Meter()), at.keys.port) as port:
+        at.keys.port = port
+        yield at
+
+
+@asynccontextmanager
+async def serving(routes: list[BaseRoute], port: int = 0) -> AsyncIterator[int]:
+    """These routes on loopback, for a while."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", at.keys.port))
-        at.keys.port = bound.getsockname()[1]
+        bound.bind(("127.0.0.1", port))
         server = HttpServer(Router(routes), bound, HttpSettings(), grace_s=1)
-        serving = asyncio.create_task(server.run_until_told())
+        running = asyncio.create_task(server.run_until_told())
         try:
             async with asyncio.timeout(BOUND_S):
                 await server.listening.wait()
-            yield at
+            yield bound.getsockname()[1]
         finally:
             server.should_exit = True
             server.force_exit = True
-            await asyncio.wait_for(serving, BOUND_S)
+            await asyncio.wait_for(running, BOUND_S)
 
 
 @asynccontextmanager

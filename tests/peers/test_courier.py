@@ -307,13 +307,23 @@ async def test_a_peer_that_asks_for_time_is_given_it(alice: House) -> None:
     [
         (reply(200, b"<html>welcome</html>"), "bad_response"),
         (reply(200, b'{"status":"ok"}'), "bad_response"),
+        (reply(200, b"{}"), "bad_response"),
         (reply(302, location="http://127.0.0.1:1/"), "http_302"),
         (reply(404, b'{"error":"there is nothing at this path","code":"unknown_route"}'), "unknown_route"),
         (reply(400, b'{"error":"not accepted","code":"refused"}'), "refused"),
         (reply(200, b"x", content_encoding="gzip"), "bad_response"),
         (b"nonsense\r\n\r\n", "connection_lost"),
     ],
-    ids=["a web page", "another api", "a redirect", "no peers there", "we are strangers", "compressed", "no http"],
+    ids=[
+        "a web page",
+        "another api",
+        "nothing",
+        "a redirect",
+        "no peers there",
+        "we are strangers",
+        "compressed",
+        "no http",
+    ],
 )
 async def test_only_an_instance_that_says_so_has_taken_a_message(alice: House, answer: bytes, failure: str) -> None:
     async with http_server(always(answer, close=True)) as served, delivering(alice):

@@ -265,13 +265,11 @@ class Courier:
         if isinstance(answer, Failed):
             return answer
         try:
-            said = decode_received(answer).status
+            decode_received(answer)
         except Invalid:
-            said = ""
-        if said == "accepted":
-            return None
-        # Somebody answers there, and it is no instance that has taken anything.
-        return Failed("bad_response", "the answer is not one to an envelope", whole=True)
+            # Somebody answers there, and it is no instance that has taken anything.
+            return Failed("bad_response", "the answer is not one to an envelope", whole=True)
+        return None
 
     def _fail(self, round_: _Round, parcel: Parcel, failed: Failed, began: float) -> None:
         settings, key, now_ms = self._settings, parcel.delegation, self._now_ms()

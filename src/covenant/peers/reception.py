@@ -198,9 +198,9 @@ class Reception:
     async def _received(self, peer: Peer, envelope: Envelope, message: Message) -> polling.Received:
         reply, heard = await self._dispatch(Incoming(peer, envelope, message))
         if reply is not None:
-            return polling.Received(envelope=msgspec.Raw(reply))
+            return polling.Received(status="accepted", envelope=msgspec.Raw(reply))
         known = heard.known or (heard.moved is not None and not heard.moved.changed)
-        return polling.Received(duplicate=known)
+        return polling.Received(status="accepted", duplicate=known)
 
     async def _took(self, peer: Peer, envelope: Envelope, message: Message) -> Taken:
         reply, _ = await self._dispatch(Incoming(peer, envelope, message))

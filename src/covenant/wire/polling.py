@@ -6,7 +6,7 @@ asks: whoever looks on learns how many there are and how large, and nothing else
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -51,10 +51,13 @@ class Polled(msgspec.Struct, frozen=True, kw_only=True):
     envelopes: tuple[msgspec.Raw, ...]
 
 
-class Received(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An envelope was taken in. `envelope`: the answer to a question, sealed, where it is given at once."""
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """An envelope was taken in. `envelope`: the answer to a question, sealed, where it is given at once.
 
-    status: str = "accepted"
+    `status` has no default: somebody else's `{}` must not be taken for it.
+    """
+
+    status: Literal["accepted"]
     duplicate: bool = False
     envelope: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
