@@ -120,6 +120,9 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
             staff = Staff(node.ledger, node.catalogue, node.crew, log, elsewhere=node.elsewhere, cast=node.cast)
             staff.remote_concurrency = settings.delegation.remote_concurrency
             staff.serve(found)
+            if node.peering is not None:
+                staff.peers = node.peering.requesting
+                node.peering.listening(*listener.getsockname()[:2])
             await staff.step()
             workers: list[Worker] = [node.crew, *([await _demo_agent(node, log)] if demo else [])]
             await node.ipc.start()
@@ -175,6 +178,8 @@ async def _close(
     """In order; returns when all that was under way has ended."""
     node.exchange.leasing = False
     node.waits.stop()
+    if node.peering is not None:
+        node.peering.hush()
     for worker in workers:
         worker.stop()
     *working, serving = under_way
@@ -209,6 +214,8 @@ def _schedulers(node: Node, log: Log) -> list[Scheduler]:
         node.reach,
         node.mcp,
     ]
+    if node.peering is not None:
+        found.append(node.peering)
     if node.push_runner is not None:
         found.append(node.push_runner)
     if retry.scheduler:

@@ -36,6 +36,7 @@ from covenant.daemon.mcp import make_mcp, make_tools
 from covenant.daemon.models import Cast, Reach, make_cast
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
+from covenant.daemon.peers import Around, Peering, join_peers, open_keyring
 from covenant.daemon.pushing import make_pushes
 from covenant.daemon.settings import LimitSettings, Settings
 from covenant.daemon.telemetry import open_tracer
@@ -51,6 +52,8 @@ from covenant.doors.http.tenant import TenantGate
 from covenant.doors.ipc.server import IpcServer
 from covenant.doors.mcp.http import McpDoor
 from covenant.doors.metrics import Meter
+from covenant.doors.peers import PeerDesk
+from covenant.doors.peers_sealed import DESCRIBED as SEALED_DESCRIBED
 from covenant.doors.waiting import Waits
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
@@ -72,7 +75,9 @@ from covenant.model.tenant import TenantLimits
 from covenant.model.tools import McpServer
 from covenant.model.tracing import Tracer
 from covenant.outbound.fetching import Fetcher
+from covenant.outbound.guard import AddressGuard
 from covenant.outbound.pushing import PushRunner
+from covenant.peers.keyring import Keyring
 from covenant.seal.grants import verify_grant
 from covenant.seal.keys import new_private_key, new_token
 
@@ -101,6 +106,8 @@ class Node:
     a2a_office: Office
     push_runner: PushRunner | None
     """None: push notifications are off."""
+    peering: Peering | None
+    """None: switched off."""
     agent_files: AgentFiles
     waits: Waits
     http: HttpDoor
@@ -126,6 +133,15 @@ class _Behind(TypedDict):
     meter: Meter
     version: str
     legacy_kinds: bool
+    peers: PeerDesk | None
+
+
+class _Outside(TypedDict):
+    """How others are called, and what they seal to. `keyring` is None where there are no peers."""
+
+    guard: AddressGuard
+    fetcher: Fetcher
+    keyring: Keyring | None
 
 
 class _Working(TypedDict):
@@ -166,16 +182,19 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
         principal = await admit_operator(ledger, operator, token, partial(save_token, home))
         await _report(ledger, log)
         async with (
-            open_outbound(settings.outbound) as (_, fetcher),
+            open_outbound(settings.outbound) as (guard, fetcher),
             open_tracer(settings.telemetry, environment(), log) as tracer,
         ):
-            node = _assemble(settings, ledger, principal, key, fetcher=fetcher, tracer=tracer, log=log)
+            outside = _Outside(guard=guard, fetcher=fetcher, keyring=await open_keyring(settings, key, keystore))
+            node = _assemble(settings, ledger, principal, key, outside=outside, tracer=tracer, log=log)
             await node.tenancy.open()
             node.agent_files.refresh()
             await node.elsewhere.prepare()
             try:
                 yield node
             finally:
+                if node.peering is not None:
+                    await node.peering.close()
                 await node.elsewhere.close()
                 await node.reach.close()
                 await node.tools.close()
@@ -220,11 +239,11 @@ def _assemble(
     operator: Principal,
     key: bytes,
     *,
-    fetcher: Fetcher,
+    outside: _Outside,
     tracer: Tracer,
     log: Log,
 ) -> Node:
-    home = settings.home
+    home, fetcher = settings.home, outside["fetcher"]
     exchange = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings), tracer)
     doorkeeper = Doorkeeper(ledger, operator.agent)
     catalogue = Catalogue(ledger, key)
@@ -237,6 +256,18 @@ def _assemble(
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, tracer=tracer, log=log)
+    around = Around(
+        settings=settings,
+        ledger=ledger,
+        catalogue=catalogue,
+        crew=working["crew"],
+        meter=meter,
+        tracer=tracer,
+        guard=outside["guard"],
+        fetcher=fetcher,
+        us=operator.agent,
+    )
+    peering = join_peers(around, outside["keyring"], log)
     conversations = make_conversations(settings, ledger, catalogue, working["crew"], tracer)
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
@@ -253,15 +284,17 @@ def _assemble(
         meter=meter,
         version=covenant.__version__,
         legacy_kinds=settings.doors.legacy_kinds,
+        peers=peering.desk if peering is not None else None,
     )
+    sealed = peering.routes() if peering is not None else ()
     http = build_http(
         **behind,
         allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
         origins=settings.http.origins,
         body_bytes_max=settings.http.body_bytes_max,
-        more_routes=[*tenant_routes(settings.a2a, built, cards.offer.tools), *pages.routes(), *mcp.routes()],
+        more_routes=[*tenant_routes(settings.a2a, built, cards.offer.tools), *pages.routes(), *mcp.routes(), *sealed],
         under=[(PREFIX, make_door(settings, a2a_gate, a2a_office, pages))],
-        described=(*TENANT_DESCRIBED, *CARDS_DESCRIBED),
+        described=(*TENANT_DESCRIBED, *CARDS_DESCRIBED, *SEALED_DESCRIBED),
     )
     return Node(
         settings=settings,
@@ -276,6 +309,7 @@ def _assemble(
         a2a_gate=a2a_gate,
         a2a_office=a2a_office,
         push_runner=runner,
+        peering=peering,
         agent_files=AgentFiles(home, catalogue, log),
         waits=waits,
         http=http,

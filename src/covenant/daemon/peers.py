@@ -1,0 +1,208 @@
+"""Peers in a daemon: the parts of sealed delegation, put together, run and taken apart.
+
+Without `peers.enabled` there is none of this: no route, no key to seal to, and nobody is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import asdict, dataclass
+from uuid import uuid4
+
+from starlette.routing import BaseRoute
+
+import covenant
+from covenant.agents.crew import Crew
+from covenant.daemon.environment import now_ms
+from covenant.daemon.keystore import Keystore
+from covenant.daemon.logs import Log
+from covenant.daemon.peer_lines import PeerLines
+from covenant.daemon.settings import Settings
+from covenant.doors.metrics import Meter
+from covenant.doors.peers_sealed import sealed_routes
+from covenant.exchange.beginning import Beginnings
+from covenant.exchange.catalogue import Catalogue
+from covenant.ledger.contract import Ledger
+from covenant.model.ids import AgentId
+from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId
+from covenant.model.tracing import Tracer
+from covenant.outbound.fetching import Fetcher
+from covenant.outbound.guard import AddressGuard
+from covenant.peers.acquaintances import Acquaintances
+from covenant.peers.courier import Courier
+from covenant.peers.desk import Desk
+from covenant.peers.discovery.finding import Discovery
+from covenant.peers.discovery.mdns import Announcement
+from covenant.peers.discovery.settings import DiscoverySettings
+from covenant.peers.discovery.txt import Announced
+from covenant.peers.keyring import Keyring
+from covenant.peers.naming import read_entry
+from covenant.peers.providing import Providing
+from covenant.peers.reception import Reception
+from covenant.peers.requesting import Requesting
+from covenant.peers.settings import PeerSettings
+from covenant.peers.upkeep import Upkeep
+from covenant.seal.identity import fingerprint
+from covenant.wire.polling import Introduction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What a daemon has besides, that peers need."""
+
+    settings: Settings
+    ledger: Ledger
+    catalogue: Catalogue
+    crew: Crew
+    meter: Meter
+    tracer: Tracer
+    guard: AddressGuard
+    fetcher: Fetcher
+    us: AgentId
+    """Who is in the audit for what the daemon does by itself."""
+
+
+class Peering:
+    """Made before the daemon listens; `run` once it does, and cancel that to end it."""
+
+    def __init__(self, around: Around, keyring: Keyring) -> None:
+        settings, ledger, us = around.settings, around.ledger, around.us
+        ours = PeerSettings(**{name: getattr(settings.peers, name) for name in PeerSettings.__struct_fields__})
+        depth_max = settings.delegation.depth_max
+        self._around = around
+        self._keyring = keyring
+        self._settings = ours
+        self._lines = PeerLines(around.guard, user_agent=f"covenant/{covenant.__version__}")
+        self._providing = Providing(
+            ledger,
+            keyring,
+            around.catalogue,
+            ours,
+            us=us,
+            depth_max=depth_max,
+            now_ms=now_ms,
+            used=around.crew.used,
+        )
+        acquaintances = Acquaintances(
+            ledger, keyring, self._lines, ours, us=us, offering=self._providing.offering, now_ms=now_ms
+        )
+        self.requesting = Requesting(ledger, keyring, acquaintances, ours, depth_max=depth_max, now_ms=now_ms)
+        self._reception = Reception(
+            ledger, keyring, acquaintances, self._providing, self.requesting, ours, us=us, now_ms=now_ms
+        )
+        self._courier = Courier(
+            ledger,
+            keyring,
+            acquaintances,
+            self._reception,
+            self._lines,
+            ours,
+            now_ms=now_ms,
+            chance=random.random,
+        )
+        self._upkeep = Upkeep(ledger, keyring, acquaintances, us=us, now_ms=now_ms)
+        self._discovery = self._look_around(settings.http.bind_addr, settings.http.port)
+        self.desk = Desk(
+            ledger,
+            around.catalogue,
+            Beginnings(ledger, around.crew, around.tracer),
+            settings=ours,
+            config=asdict(settings.peers),
+            us=keyring.id,
+            acquaintances=acquaintances,
+            providing=self._providing,
+            requesting=self.requesting,
+            courier=self._courier,
+            discovery=lambda: self._discovery,
+            new_id=lambda: str(uuid4()),
+        )
+
+    @property
+    def id(self) -> InstanceId:
+        return self._keyring.id
+
+    def routes(self) -> list[BaseRoute]:
+        return sealed_routes(self._reception, self._introduction, self._around.meter)
+
+    def _introduction(self) -> Introduction:
+        return Introduction(name=self.desk.name, keys=self._keyring.bundle(now_ms()))
+
+    def listening(self, address: str, port: int) -> None:
+        """Where this daemon can be called: before `run`, so that others are told."""
+        self._discovery = self._look_around(address, port)
+
+    async def run(self) -> None:
+        await self._discovery.start()
+        parts = (self._providing.run, self.requesting.run, self._courier.run, self._keep_up)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for run in parts:
+                    group.create_task(run())
+        finally:
+            await self._discovery.stop()
+
+    async def _keep_up(self) -> None:
+        await self._upkeep.settle_static(self._around.settings.peers.static)
+        await self._upkeep.run()
+
+    def hush(self) -> None:
+        """Answer those who wait to fetch something: the daemon is about to stop."""
+        self._reception.close()
+
+    async def close(self) -> None:
+        self.hush()
+        await self._providing.stop()
+        await self.requesting.stop()
+        await self._courier.stop()
+        await self._upkeep.stop()
+        await self._lines.close()
+
+    def _look_around(self, address: str, port: int) -> Discovery:
+        ours, http = self._around.settings.peers, self._around.settings.http
+        places = [read_entry(entry).url for entry in ours.static]
+        settings = DiscoverySettings(
+            static=tuple(url for url in places if url is not None),
+            mdns=ours.mdns,
+            mdns_interfaces=ours.mdns_interfaces,
+            dns_domains=ours.dns_domains,
+            dns_servers=ours.dns_servers,
+            name=ours.name or self.id[-8:],
+        )
+        said = Announced(
+            instance_id=self.id,
+            versions=SUPPORTED_VERSIONS,
+            fingerprint=fingerprint(self._keyring.key),
+            tls=http.public_base_url.startswith("https:"),
+        )
+        ledger = self._around.ledger
+        return Discovery(
+            settings,
+            own_id=self.id,
+            known=lambda: {peer.id: peer.url for peer in ledger.peers()},
+            now_ms=now_ms,
+            fetcher=self._around.fetcher,
+            announcement=Announcement(said=said, port=port, listens=(address,)),
+        )
+
+
+async def open_keyring(settings: Settings, key: bytes, keystore: Keystore) -> Keyring | None:
+    """The keys that others seal to, with a fresh one if it is time; None: peers are switched off."""
+    if not settings.peers.enabled:
+        return None
+    prekeys = await asyncio.to_thread(keystore.read_prekeys)
+    change = await asyncio.to_thread(keystore.read_change)
+    keyring = Keyring(key, prekeys, keystore.save_prekeys, change=change)
+    await asyncio.to_thread(keyring.rotate, now_ms())
+    return keyring
+
+
+def join_peers(around: Around, keyring: Keyring | None, log: Log) -> Peering | None:
+    """Make them known to the daemon's own agents, too."""
+    if keyring is None:
+        return None
+    peering = Peering(around, keyring)
+    if around.crew.delegations is not None:
+        around.crew.delegations.peers = peering.requesting.callee
+    log.info("peers.on", id=peering.id, peers=len(around.ledger.peers()))
+    return peering
