@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -325,3 +327,11 @@ async def test_stopping_while_a_scan_waits_ends_it() -> None:
 def test_a_setting_that_cannot_be_used_is_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         DiscoverySettings(**given)
+
+
+def test_nothing_large_is_imported_before_it_is_needed() -> None:
+    program = (
+        "import sys, covenant.peers.discovery.finding; "
+        "sys.exit(', '.join({'zeroconf', 'ifaddr', 'dns', 'httpx2'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=WAIT_S)

@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 SERVICE_TYPE: Final = "_friday-a2a._tcp.local."
 HEARD_MAX: Final = 1_000
-"""Names of services that are followed at once. Others wait until some of them are gone."""
-READERS: Final = 8
+"""Names of services that are followed at once."""
+ASKERS: Final = 8
 READ_MS: Final = 3_000
 ADDRESSES_MAX: Final = 16
 CLOSE_S: Final = 3.0
@@ -123,10 +123,10 @@ class Mdns:
         try:
             self._tell(None)
             async with asyncio.TaskGroup() as group:
-                for _ in range(READERS):
-                    group.create_task(self._read_on(network.zeroconf))
+                for _ in range(ASKERS):
+                    group.create_task(self._ask_on(network.zeroconf))
                 group.create_task(self._announce(network, addresses))
-                await self._look_again(addresses)
+                await self._look_again(network.zeroconf, addresses)
         except* _Moved:
             log.info("peers.mdns.moved")
         finally:
@@ -138,10 +138,14 @@ class Mdns:
                     # Says goodbye for whatever was announced.
                     await network.async_close()
 
-    async def _look_again(self, addresses: Sequence[Address]) -> None:
+    async def _look_again(self, network: Zeroconf, addresses: Sequence[Address]) -> None:
         while True:
             await asyncio.sleep(self._look_again_s)
-            self._hearing.again()
+            for name in tuple(self._hearing.told):
+                info = _service_named(name)
+                # What still holds needs no question; what has run out does.
+                if info is not None and not info.load_from_cache(network):
+                    self._hearing.to_be_asked(name)
             if await asyncio.to_thread(addresses_of, self._interfaces) != addresses:
                 raise _Moved
 
@@ -160,42 +164,59 @@ class Mdns:
         log.info("peers.mdns.announced", extra={"service": info.name, "port": ours.port})
         self.on_change()
 
-    def _changed(self, *, name: str, state_change: ServiceStateChange, **_: object) -> None:
+    def _changed(self, *, zeroconf: Zeroconf, name: str, state_change: ServiceStateChange, **_: object) -> None:
         """Called by the browser, on our loop."""
         if state_change.name == "Removed":
             self._hearing.gone(name)
             self._candidates.gone(_group(name))
             return
-        self._hearing.heard(name)
-        if state_change.name == "Updated":
-            self._hearing.heard_again_soon(name)
+        self._read_now(zeroconf, name)
+        if state_change.name == "Updated" and self._hearing.settles(name):
+            asyncio.get_running_loop().call_later(SETTLE_S, self._settled, zeroconf, self._hearing, name)
 
-    async def _read_on(self, network: Zeroconf) -> None:
+    def _settled(self, network: Zeroconf, hearing: _Hearing, name: str) -> None:
+        hearing.settling.discard(name)
+        if hearing is self._hearing and name in hearing.told:
+            self._read_now(network, name)
+
+    def _read_now(self, network: Zeroconf, name: str) -> None:
+        """Who announces all of it at once, as is usual, has not to wait for those who must be asked for the rest."""
+        if (info := _service_named(name)) is None:
+            return
+        if info.load_from_cache(network):
+            self._take(network, info)
+        else:
+            self._hearing.to_be_asked(name)
+
+    async def _ask_on(self, network: Zeroconf) -> None:
         while True:
             name = await self._hearing.next()
-            try:
-                await self._read(network, name)
-            except Exception:
-                # Whatever somebody managed to announce, the others are heard.
-                log.exception("peers.mdns.unread", extra={"service": shown_name(name)})
+            info = await self._asked(network, name)
+            # Whoever has said goodbye while we asked is gone.
+            if self._hearing.was_asked(name) and info is not None:
+                self._take(network, info)
 
-    async def _read(self, network: Zeroconf, name: str) -> None:
-        from zeroconf import Error  # noqa: PLC0415  (loaded by now)
-        from zeroconf.asyncio import AsyncServiceInfo  # noqa: PLC0415
-
+    async def _asked(self, network: Zeroconf, name: str) -> AsyncServiceInfo | None:
+        info = _service_named(name)
         try:
-            info = AsyncServiceInfo(SERVICE_TYPE, name)
-            answered = await info.async_request(network, READ_MS)
-        except (Error, ValueError):
-            # A name that is no service's name, announced as one.
-            self._hearing.gone(name)
+            return info if info is not None and await info.async_request(network, READ_MS) else None
+        except Exception as error:  # noqa: BLE001  (whatever somebody managed to announce, the others are heard)
+            log.info("peers.mdns.not_asked", extra={"service": shown_name(name), "reason": str(error)})
+            return None
+
+    def _take(self, network: Zeroconf, info: AsyncServiceInfo) -> None:
+        try:
+            if self._is_ours(info):
+                return
+            now_ms = self._now_ms()
+            candidate = _candidate(info, loopback=self._loopback, now_ms=now_ms)
+            until_ms = now_ms + self._holds_ms(network, info.name)
+        except Exception:
+            # Whatever somebody managed to announce, the others are heard.
+            log.exception("peers.mdns.unread", extra={"service": shown_name(info.name)})
             return
-        # Whoever has said goodbye while we asked is gone.
-        if not answered or name not in self._hearing.present or self._is_ours(info):
-            return
-        now_ms = self._now_ms()
-        candidate = _candidate(info, loopback=self._loopback, now_ms=now_ms)
-        self._candidates.saw(candidate, group=_group(name), until_ms=now_ms + self._holds_ms(network, name))
+        self._hearing.has_told(info.name)
+        self._candidates.saw(candidate, group=_group(info.name), until_ms=until_ms)
 
     def _holds_ms(self, network: Zeroconf, name: str) -> int:
         """For how long it can be missing without being gone: as the record of its host says, and one look again."""
@@ -204,7 +225,7 @@ class Mdns:
 
         record = network.cache.get_by_details(name, _TYPE_SRV, _CLASS_IN)
         remaining_s = 0 if record is None else record.get_remaining_ttl(current_time_millis())
-        return int(1000 * (remaining_s + self._look_again_s)) + READ_MS
+        return int(1000 * (remaining_s + self._look_again_s)) + 2 * READ_MS
 
     def _is_ours(self, info: AsyncServiceInfo) -> bool:
         own = self._own
@@ -224,46 +245,51 @@ class _Moved(Exception):
 
 
 class _Hearing:
-    """Which services were heard of and not gone, and those of them that have to be read. Both bounded."""
+    """Who has told where it is, and who has still to be asked. All of it bounded: a flood of names that lead nowhere
+    keeps nobody out who tells."""
 
     def __init__(self) -> None:
-        self.present: set[str] = set()
-        self._queued: set[str] = set()
-        self._soon: set[str] = set()
+        self.told: dict[str, None] = {}
+        self.settling: set[str] = set()
+        self._asking: set[str] = set()
         self._queue: asyncio.Queue[str] = asyncio.Queue(HEARD_MAX)
 
-    def heard(self, name: str) -> None:
-        if name in self.present or len(self.present) < HEARD_MAX:
-            self.present.add(name)
-            self._to_be_read(name)
+    def has_told(self, name: str) -> None:
+        """The one that has not told for longest makes room, as it does among the candidates."""
+        self.told.pop(name, None)
+        self.told[name] = None
+        if len(self.told) > HEARD_MAX:
+            del self.told[next(iter(self.told))]
 
-    def heard_again_soon(self, name: str) -> None:
-        if name in self.present and name not in self._soon:
-            self._soon.add(name)
-            asyncio.get_running_loop().call_later(SETTLE_S, self._settled, name)
+    def settles(self, name: str) -> bool:
+        """Whether it is to be looked at again soon, and is not already."""
+        if name in self.settling or len(self.settling) >= HEARD_MAX:
+            return False
+        self.settling.add(name)
+        return True
 
-    def again(self) -> None:
-        for name in self.present:
-            self._to_be_read(name)
-
-    def gone(self, name: str) -> None:
-        self.present.discard(name)
+    def to_be_asked(self, name: str) -> None:
+        if name not in self._asking and not self._queue.full():
+            self._asking.add(name)
+            self._queue.put_nowait(name)
 
     async def next(self) -> str:
-        name = await self._queue.get()
-        self._queued.discard(name)
-        return name
+        while True:
+            name = await self._queue.get()
+            if name in self._asking:
+                return name
 
-    def _settled(self, name: str) -> None:
-        self._soon.discard(name)
-        if name in self.present:
-            self._to_be_read(name)
+    def was_asked(self, name: str) -> bool:
+        """Whether it has not gone meanwhile."""
+        try:
+            self._asking.remove(name)
+        except KeyError:
+            return False
+        return True
 
-    def _to_be_read(self, name: str) -> None:
-        # A full queue is somebody's flood. What has no place now has one when all are asked again.
-        if name not in self._queued and not self._queue.full():
-            self._queued.add(name)
-            self._queue.put_nowait(name)
+    def gone(self, name: str) -> None:
+        self.told.pop(name, None)
+        self._asking.discard(name)
 
 
 def _load() -> type[Exception]:
@@ -271,6 +297,17 @@ def _load() -> type[Exception]:
     import zeroconf.asyncio  # noqa: PLC0415  (see the module's contract)
 
     return zeroconf.Error
+
+
+def _service_named(name: str) -> AsyncServiceInfo | None:
+    """None for a name that is no service's name, announced as one."""
+    from zeroconf import Error  # noqa: PLC0415  (loaded by now)
+    from zeroconf.asyncio import AsyncServiceInfo  # noqa: PLC0415
+
+    try:
+        return AsyncServiceInfo(SERVICE_TYPE, name)
+    except (Error, ValueError):
+        return None
 
 
 def _group(name: str) -> str:
