@@ -23,7 +23,7 @@ from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.correspondence import ARTIFACT, PROOF, Delegation
 from covenant.model.delegating import CANCELLED, CANCELLING, COMPLETED, LOST, TIMEOUT
 from covenant.model.delegation import DelegationResult, TokenUsage
-from covenant.model.errors import Refusal, Unavailable
+from covenant.model.errors import NotFound, Refusal, Unavailable
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate, StatusUpdate
 from covenant.wire.redaction import Finding
@@ -43,6 +43,7 @@ class Desk(Protocol):
     """Who delegates to peers for this instance (`peers.requesting`)."""
 
     def peer(self, named: str) -> Peer: ...
+    def provider(self, profile: str) -> Peer | None: ...
     def delegation(self, offer_id: str) -> Delegation | None: ...
     async def offer(
         self,
@@ -62,13 +63,13 @@ class Desk(Protocol):
 
 class PeerBody:
     def __init__(self, desk: Desk, target: Mapping[str, Any] | None = None) -> None:
-        """`target`: the `peer` and its `profile`, for tasks that do not say so."""
+        """`target`: the `peer` (empty: whichever offers it) and its `profile`, for tasks that do not say so."""
         self._desk = desk
         self._target = target
 
     async def run(self, job: Job) -> None:
         target = target_of(job.task) or self._target
-        if not target or not target.get("peer") or not target.get("profile"):
+        if not target or not target.get("profile"):
             job.fail("nobody knows which peer does this")
             return
         beating = asyncio.ensure_future(beat(job))
@@ -92,7 +93,7 @@ class PeerBody:
             try:
                 await self._desk.offer(
                     job.task,
-                    self._desk.peer(str(target["peer"])),
+                    self._peer(target),
                     str(target["profile"]),
                     budget=_whole(target.get("budget")),
                     timeout_ms=_whole(target.get("timeout_ms")),
@@ -105,6 +106,14 @@ class PeerBody:
                     job.say(StatusUpdate(f"the peer cannot be asked now, and is asked again: {unavailable.message}"))
                 await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
                 tries += 1
+
+    def _peer(self, target: Mapping[str, Any]) -> Peer:
+        if target.get("peer"):
+            return self._desk.peer(str(target["peer"]))
+        found = self._desk.provider(str(target["profile"]))
+        if found is None:
+            raise NotFound("no_profile", f"no peer offers {target['profile']!r}; see `covenant peers list`")
+        return found
 
     async def _ended(self, job: Job) -> Delegation:
         """Says how it goes, until it has ended; or until it has no claim to be waited for any more."""

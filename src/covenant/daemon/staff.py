@@ -11,23 +11,25 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from covenant.agents.crew import Crew
+from covenant.agents.crew import ATTEMPTS_MAX, Crew
 from covenant.agents.discovery import Found
 from covenant.agents.job import Body
+from covenant.agents.peer import Desk, PeerBody
 from covenant.agents.process import TIMEOUT_MS, ProcessBody
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.logs import Log
 from covenant.daemon.models import Cast
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import ELSEWHERE
+from covenant.exchange.delegation import ELSEWHERE, PEERS
 from covenant.ledger.contract import Ledger
 from covenant.model.constitution import INDEX, Constitution
 from covenant.model.tenant import DEFAULT
 
 INTERVAL_S: Final = 1.0
-PLAYED: Final = frozenset({"process", "remote", "model"})
+PLAYED: Final = frozenset({"process", "remote", "model", "peer"})
 _CALLED_BY_ADDRESS: Final = Constitution(id=ELSEWHERE, kind="remote")
+_OF_PEERS: Final = Constitution(id=PEERS, kind="peer")
 
 
 class Staff:
@@ -40,8 +42,10 @@ class Staff:
         *,
         elsewhere: Elsewhere | None = None,
         cast: Cast | None = None,
+        peers: Desk | None = None,
     ) -> None:
         """`elsewhere`: how agents that are not here are called. `cast`: who plays those that a model plays.
+        `peers`: who delegates to other instances, for the first tenant.
 
         Without them there are none.
         """
@@ -52,6 +56,7 @@ class Staff:
         self._programs: dict[tuple[str, str], Constitution] = {}
         self._elsewhere = elsewhere
         self._cast = cast
+        self.peers = peers
         self._seen = (-1, -1)
         self.remote_concurrency = 0
         """Calls elsewhere at once, of one agent that does not say how many; 0: as of any other agent."""
@@ -69,11 +74,13 @@ class Staff:
         if seen == self._seen:
             return
         wanted: dict[tuple[str, str], Constitution] = {}
+        if self.peers is not None:
+            wanted[DEFAULT, PEERS] = _OF_PEERS
         for tenant in tenants:
             if self._elsewhere is not None:
                 wanted[tenant.name, ELSEWHERE] = _CALLED_BY_ADDRESS
             for agent in self._catalogue.agents(tenant.name):
-                if agent.constitution.kind in PLAYED:
+                if agent.constitution.kind in PLAYED and (agent.constitution.kind != "peer" or tenant.name == DEFAULT):
                     wanted[tenant.name, agent.id] = agent.constitution
         for key in self._programs.keys() - wanted.keys():
             self._dismiss(*key)
@@ -84,13 +91,15 @@ class Staff:
                 if self._elsewhere is not None and constitution.kind == "remote":
                     identity = self._catalogue.identity(tenant_name, agent_id)
                     self._elsewhere.withdrawals.look_after(identity, _target(constitution))
-                if agent_id not in (INDEX, ELSEWHERE):
+                if agent_id not in (INDEX, ELSEWHERE, PEERS):
                     self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
         self._programs, self._seen = wanted, seen
 
     def _body(self, constitution: Constitution) -> Body | None:
         if constitution.kind == "process":
             return ProcessBody(constitution.command, environment=program_environment())
+        if constitution.kind == "peer":
+            return PeerBody(self.peers, _done_by(constitution)) if self.peers is not None else None
         if constitution.kind == "model":
             return self._cast.body(constitution) if self._cast is not None else None
         if self._elsewhere is None:
@@ -107,8 +116,10 @@ class Staff:
         if timeout_ms is None and constitution.kind == "process":
             timeout_ms = TIMEOUT_MS
         # They wait for others most of the time.
-        usual = self.remote_concurrency if constitution.kind in ("remote", "model") else 0
-        again = self._cast is not None and self._cast.repeatable(constitution)
+        usual = self.remote_concurrency if constitution.kind in ("remote", "model", "peer") else 0
+        # What a peer does is offered once; to begin anew here is to go on listening.
+        peers = constitution.kind == "peer"
+        again = peers or (self._cast is not None and self._cast.repeatable(constitution))
         self._crew.employ(
             self._catalogue.identity(tenant, constitution.id),
             body,
@@ -116,6 +127,7 @@ class Staff:
             timeout_ms=timeout_ms,
             idempotent=constitution.idempotent or again,
             on_lost="requeue" if again else constitution.on_lost,
+            attempts_max=None if peers else ATTEMPTS_MAX,
         )
 
     def _dismiss(self, tenant: str, agent_id: str) -> None:
@@ -131,3 +143,11 @@ def _target(constitution: Constitution) -> dict[str, str] | None:
     if constitution is _CALLED_BY_ADDRESS:
         return None
     return {"url": constitution.url} if constitution.url else {"name": constitution.id}
+
+
+def _done_by(constitution: Constitution) -> dict[str, str] | None:
+    """Which peer does an agent's work, as what; None where each task says so."""
+    if constitution is _OF_PEERS:
+        return None
+    peer, _, profile = constitution.peer.partition("/")
+    return {"peer": peer, "profile": profile or constitution.id}

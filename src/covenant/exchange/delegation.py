@@ -121,6 +121,12 @@ class Delegations:
         agent = self._catalogue.agent(tenant, named)
         if agent is not None:
             identity = self._catalogue.identity(tenant, named)
+            if agent.constitution.kind == "peer":
+                who, _, profile = agent.constitution.peer.partition("/")
+                remote = self.peers(tenant, f"{who}/{profile or named}" if who else named)
+                if remote is None:
+                    raise unknown_agent(named)
+                return Callee(identity=identity, agent=agent, remote=remote)
             if agent.constitution.kind != "remote":
                 return Callee(identity=identity, agent=agent)
             if agent.constitution.url:

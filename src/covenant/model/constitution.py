@@ -114,6 +114,11 @@ class Constitution(_Part, frozen=True, gc=False, kw_only=True):
     """The program of a process agent, and its arguments."""
     url: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
     """Where a remote agent is: its address, or its card's. Empty: where `a2a_agents.json` has it, under its id."""
+    peer: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """Who does a peer agent's work: the peer's name or id, then `/` and the profile there if that is not its own id.
+
+    Empty: whichever peer offers its id as a profile.
+    """
     skills: Annotated[tuple[Skill, ...], msgspec.Meta(max_length=200)] = ()
     extensions: Lines = ()
     """A2A extensions that a caller must declare, by URI."""
@@ -187,6 +192,8 @@ def _check_whole(made: Constitution) -> None:
         raise _wrong("/url: must be an http or https URL")
     if made.url and made.kind != "remote":
         raise _wrong('/url: only a "remote" agent has one')
+    if made.peer and made.kind != "peer":
+        raise _wrong('/peer: only a "peer" agent has one')
     if len(msgspec.json.encode(made)) > CONSTITUTION_BYTES_MAX:
         raise _wrong(f"a constitution may have at most {CONSTITUTION_BYTES_MAX} bytes")
 
