@@ -268,7 +268,7 @@ class Acquaintances:
             raise Conflict(IDENTITY_CHANGED, f"{known.name} goes by the id {known.id} now; look it up again")
         prekey = self._usable(known)
         if prekey is None:
-            raise Unavailable("no_keys", f"{known.name} shows no keys that can be used; see its record")
+            raise Unavailable("no_keys", f"{known.name} shows no keys that can be used now; is its clock right?")
         return prekey
 
     def _usable(self, peer: Peer) -> Prekey | None:

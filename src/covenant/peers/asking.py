@@ -40,6 +40,7 @@ STRANGER_MS: Final = 2_000
 HANDED_MS: Final = 10_000
 """How long one that fetches has to answer before it is handed the same question again."""
 FETCHED_S: Final = 30.0
+CLOCKS: Final = frozenset({"from_future", "stale"})
 KEYS_OVER: Final = frozenset({"unknown_prekey", "prekey_expired"})
 
 
@@ -247,5 +248,7 @@ def _declined(peer: Peer, response: Response, us: InstanceId) -> LineFailed:
             "refused", f"{peer.name} takes nothing from us; have its operator add this instance: {us}", passing=True
         )
     passing = response.status >= 500 or response.status == 429
+    if code in CLOCKS:
+        return LineFailed(code, f"{peer.name} answered {code}: its clock and ours are apart; set them", passing=True)
     said = f" ({code[:64]})" if code else ""
     return LineFailed(code[:64] or "declined", f"{peer.name} answered {response.status}{said}", passing=passing)
