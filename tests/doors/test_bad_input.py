@@ -57,6 +57,7 @@ async def refused(speaker: Speaker, actor: Actor, kind: str, code: str, status: 
         ({"recipient": {"display": "bob@test", "pubkey": KEY}}, "recipient_mismatch"),
         ({"parts": [{"type": "video"}]}, "invalid_request"),
         ({"parts": [{"type": "Text", "text": "x"}]}, "invalid_request"),
+        ({"parts": [{"type": "image", "data": "no base64", "mimeType": "image/png"}]}, "invalid_content"),
     ],
 )
 async def test_a_bad_task_is_refused_and_costs_no_audit_row(
@@ -67,6 +68,43 @@ async def test_a_bad_task_is_refused_and_costs_no_audit_row(
     await refused(speaker, alice, "send_a2a_task", code, 400, task=task)
     assert not await world.ledger.audit_recent(alice.agent.pubkey, 100, None)
     assert (await speaker.ask(bob, "try_recv_a2a_task"))["task"] is None
+
+
+TEXT = {"type": "text", "text": "t"}
+NOT_BASE64 = (
+    {"type": "image", "data": "!", "mimeType": "image/png"},
+    {"type": "audio", "data": "abc", "mimeType": "audio/wav"},
+    {"type": "resource", "resource": {"uri": "x", "blob": "a b="}},
+)
+
+
+@pytest.mark.parametrize(
+    ("update", "code", "said"),
+    [
+        ({"type": "artifact", "artifact_id": "", "parts": [TEXT]}, "invalid_update", "update.artifact_id"),
+        ({"type": "artifact", "artifact_id": "x" * 257, "parts": [TEXT]}, "invalid_update", "update.artifact_id"),
+        ({"type": "artifact", "artifact_id": "a", "parts": []}, "invalid_update", "update.parts"),
+        ({"type": "message", "parts": []}, "invalid_update", "update.parts"),
+        ({"type": "message", "role": "user", "parts": [TEXT]}, "invalid_update", "update.role"),
+        *(
+            ({"type": "artifact", "artifact_id": "a", "parts": [TEXT, block]}, "invalid_content", "update.parts[1]")
+            for block in NOT_BASE64
+        ),
+        ({"type": "status", "parts": [NOT_BASE64[0]]}, "invalid_content", "update.parts[0]"),
+    ],
+)
+async def test_what_no_client_could_read_is_refused_to_who_works_on_a_task(
+    world: World, speaker: Speaker, update: dict[str, Any], code: str, said: str
+) -> None:
+    alice, bob = await world.pair()
+    task, lease = await leased_task(speaker, alice, bob)
+    named = {"task_id": task["id"], "lease_id": lease["lease_id"]}
+    assert said in await refused(speaker, bob, "update_a2a_task", code, 400, **named, update=update)
+    for block in NOT_BASE64:
+        result = result_of(task, content=[block])
+        assert "content[0]" in await refused(speaker, bob, "post_a2a_result", "invalid_content", 400, result=result)
+    good = {"type": "artifact", "artifact_id": "a", "parts": [{"type": "image", "data": "YQ==", "mimeType": "a/b"}]}
+    assert (await speaker.ask(bob, "update_a2a_task", **named, update=good))["generation"] == 3
 
 
 async def test_a_task_that_is_its_own_parent_is_refused(world: World, speaker: Speaker) -> None:

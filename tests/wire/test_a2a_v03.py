@@ -187,6 +187,11 @@ def test_every_kind_of_content_has_its_part(block: Content, part: dict[str, Any]
     assert read(a2a_v03.encode_step(TASK, step))["artifact"]["parts"] == [part]
 
 
+def test_nothing_is_an_empty_text() -> None:
+    told = read(a2a_v03.encode_step(TASK, steps(Began(TASK), ArtifactUpdate("a"))[1]))
+    assert told["artifact"]["parts"] == [{"kind": "text", "text": ""}]
+
+
 def test_every_request_is_read() -> None:
     assert a2a_v03.decode_send(json({"message": MESSAGE})) == asking.SendMessage(
         message=asking.Message(message_id="m", parts=(Text("hi"),))

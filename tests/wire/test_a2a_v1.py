@@ -215,6 +215,14 @@ def test_every_kind_of_content_has_its_part(block: Content, part: dict[str, Any]
     }  # fmt: skip
 
 
+def test_nothing_is_an_empty_text() -> None:
+    """The protocol wants a part in everything, and somebody else's code may have made none."""
+    story = (Began(TASK), ArtifactUpdate("a"), MessageUpdate())
+    assert read(a2a_v1.encode_step(TASK, steps(*story)[1]))["artifactUpdate"]["artifact"]["parts"] == [{"text": ""}]
+    task = read(a2a_v1.encode_task(folded(story)))
+    assert [told["parts"] for told in (task["artifacts"][0], task["history"][-1])] == [[{"text": ""}]] * 2
+
+
 def test_every_request_is_read() -> None:
     assert a2a_v1.decode_send(json({"message": MESSAGE})) == asking.SendMessage(
         message=asking.Message(message_id="m", parts=(Text("hi"),))

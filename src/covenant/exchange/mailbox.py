@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from covenant.exchange.blocks import check_blocks, check_update
 from covenant.exchange.chains import DEPTH_MAX, check_chain
 from covenant.exchange.operators import require_operator
 from covenant.exchange.principal import Principal
@@ -213,6 +214,7 @@ class MailboxExchange:
         self, principal: Principal, task_id: TaskId, lease_id: LeaseId, update: Update, update_no: int
     ) -> Reported:
         check_size(_encode(update), self.limits.update_bytes_max, "update")
+        check_update(update)
         return await self._ledger.commit(
             Report(
                 task_id=task_id,
@@ -231,6 +233,7 @@ class MailboxExchange:
 
     async def settle(self, principal: Principal, result: Result, lease_id: LeaseId | None) -> Settled:
         check_size(_encode(result), self.limits.result_bytes_max, "result")
+        check_blocks(result.content, "content")
         task_id = result.task_id
         sender = await self._ledger.sender(task_id)
         access = None
@@ -384,6 +387,7 @@ def check_task(task: Task, bytes_max: int) -> str:
     digest, size = fingerprint(task)
     if size > bytes_max:
         raise TooLarge("task_too_large", f"the task has {size} bytes; the limit is {bytes_max}")
+    check_blocks(task.parts, "parts")
     return digest
 
 

@@ -7,6 +7,7 @@ nothing is lost between the dialects, these travel in the part's metadata; a val
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -138,6 +139,11 @@ def _with(metadata: dict[str, Any] | None, media_type: str | None, filename: str
     return noted
 
 
+def parts_of(content: Iterable[Content]) -> list[Part]:
+    """At least one, as the protocol asks: nothing is an empty text."""
+    return [part_of(block) for block in content] or [Part("text", "")]
+
+
 def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unnamed: str) -> Message:
     """`unnamed` is the id of a message that came without one."""
     return Message(
@@ -146,7 +152,7 @@ def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unname
         context_id=context_id,
         task_id=task_id,
         role="user" if said.role == "user" else "agent",
-        parts=[part_of(block) for block in said.parts],
+        parts=parts_of(said.parts),
         metadata=said.metadata,
         extensions=said.extensions or None,
         reference_task_ids=said.reference_task_ids or None,

@@ -16,7 +16,7 @@ from covenant.model.result import Result
 from covenant.model.step import Began, Step
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate
-from covenant.wire.a2a_v03.parts import Message, Part, message_of, part_of
+from covenant.wire.a2a_v03.parts import Message, Part, message_of, parts_of
 from covenant.wire.moments import written
 from covenant.wire.telling import (
     AWAITING_REPAIR,
@@ -161,7 +161,7 @@ def _task(view: TaskView, length: int | None, *, listed: bool = False, artifacts
         shown = [
             _Artifact(
                 kept.artifact_id,
-                [part_of(block) for block in kept.parts],
+                parts_of(kept.parts),
                 kept.name,
                 kept.description,
                 kept.metadata,
@@ -217,8 +217,9 @@ def encode_step(task: Task, step: Step) -> bytes:
     """One step is one frame, live or replayed."""
     what = step.what
     if isinstance(what, ArtifactUpdate):
-        parts = [part_of(block) for block in what.parts]
-        artifact = _Artifact(what.artifact_id, parts, what.name, what.description, what.metadata, what.extensions)
+        artifact = _Artifact(
+            what.artifact_id, parts_of(what.parts), what.name, what.description, what.metadata, what.extensions
+        )
         return _encode(_ArtifactUpdate(task.id, context_of(task), artifact, what.append, what.last_chunk))
     if isinstance(what, Began):
         view = fold((step,))

@@ -90,7 +90,8 @@ def part_of(block: Content) -> Part:
 
 
 def parts_of(content: Iterable[Content]) -> list[Part]:
-    return [part_of(block) for block in content]
+    """At least one, as the protocol asks: nothing is an empty text."""
+    return [part_of(block) for block in content] or [Part("")]
 
 
 def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unnamed: str) -> Message:
@@ -100,7 +101,7 @@ def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unname
         context_id=context_id,
         task_id=task_id,
         role=_ROLE_NAMES.get(said.role, "ROLE_AGENT"),
-        parts=[part_of(block) for block in said.parts],
+        parts=parts_of(said.parts),
         metadata=said.metadata,
         extensions=said.extensions or None,
         reference_task_ids=said.reference_task_ids or None,
