@@ -23,7 +23,7 @@ from covenant.model.acquaintance import Peer
 from covenant.model.correspondence import DelegationKey, Parcel, ParcelMove
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.peer import InstanceId
-from covenant.peers.delivery import Delivery, Failed, Prekeys
+from covenant.peers.delivery import RETRY_AFTER_S_MAX, Delivery, Failed, Prekeys
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import RECEIVE, Lines
 from covenant.peers.pace import backoff_ms
@@ -38,6 +38,7 @@ READ_MAX: Final = 64
 MOVES_MAX: Final = 500
 LOOK_AGAIN_S: Final = 60.0
 """No sleep is longer than this without a look at the clock, which may have been set."""
+PAUSE_MS_MAX: Final = RETRY_AFTER_S_MAX * 1_000
 FAULT: Final = Failed("internal", "internal error; the daemon's log has the trace", whole=False)
 
 
@@ -215,13 +216,16 @@ class Courier:
         return list(islice((each for each in waiting if self._is_due(round_, each[0].delegation)), READ_MAX))
 
     def _is_due(self, round_: _Round, key: DelegationKey) -> bool:
-        now_ms = self._now_ms()
         held = round_.held.get(key)
         return (
             key not in round_.busy
-            and (round_.trouble is None or (round_.trouble.next_ms <= now_ms and not round_.busy))
-            and (held is None or held.next_ms <= now_ms)
+            and (round_.trouble is None or (self._is_over(round_.trouble) and not round_.busy))
+            and (held is None or self._is_over(held))
         )
+
+    def _is_over(self, trouble: Trouble) -> bool:
+        """Whether it may be tried again. A clock that was set back must not make it wait longer than any pause is."""
+        return not 0 < trouble.next_ms - self._now_ms() <= max(PAUSE_MS_MAX, 2 * self._settings.retry_max_ms)
 
     async def _pause(self, round_: _Round) -> None:
         """Until something changes, or it is time to try again."""
