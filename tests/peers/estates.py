@@ -196,7 +196,7 @@ async def estate(
     delivers: bool = True,
     works: bool = True,
 ) -> AsyncIterator[Estate]:
-    """`works`: its agents do. Without, whatever is accepted stays in the queue."""
+    """`works`: its agents do, those of its peers with them. Without, whatever is accepted stays in the queue."""
     keys, clock = keys or Keys(), clock or Clock()
     ledger = await open_ledger(home / "ledger", clock=clock)
     async with AsyncExitStack() as stack:
@@ -233,13 +233,14 @@ async def estate(
                     idempotent=constitution.idempotent,
                     on_lost=constitution.on_lost,
                 )
-        crew.employ(
-            catalogue.identity(DEFAULT, PEERS),
-            PeerBody(requesting),
-            idempotent=True,
-            on_lost="requeue",
-            attempts_max=None,
-        )
+        if works:
+            crew.employ(
+                catalogue.identity(DEFAULT, PEERS),
+                PeerBody(requesting),
+                idempotent=True,
+                on_lost="requeue",
+                attempts_max=None,
+            )
         made = Estate(
             home.name,
             clock,

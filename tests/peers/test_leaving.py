@@ -1,0 +1,124 @@
+"""What leaves for a peer: searched for secrets, in each mode, and no more of it than the settings allow."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from covenant.model.content import Json, Text
+from covenant.model.delegating import COMPLETED
+from covenant.model.folding import TaskState
+from covenant.model.update import StatusUpdate
+from covenant.seal.evidence import verify_evidence
+from tests.peers.estates import Estate, changed, pair, said, worker
+
+SECRET = "ghp_" + "A1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8"
+HONEST = "max_token: 500"
+
+
+async def echo(turn: Any) -> Any:
+    yield turn.status(f"I was given {turn.text}")
+    yield turn.data({"given": turn.text})
+    yield turn.text
+
+
+async def leak(turn: Any) -> Any:
+    yield turn.status(f"the key is {SECRET}")
+    yield turn.data({"api_key": SECRET})
+    yield f"here: {SECRET}; {HONEST}"
+
+
+async def everything(at: Estate, task_id: Any) -> str:
+    """All that an instance has of a task and of what was said about it, as text."""
+    steps = msgspec.json.encode(await at.steps(task_id)).decode()
+    return steps + repr(at.ledger.delegations()) + repr([at.ledger.parcels(peer.id) for peer in at.ledger.peers()])
+
+
+async def test_secrets_in_an_offer_are_taken_out_and_the_sender_is_told_where(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(echo)) as (rita, paul):
+        parts = (Text(f"use {SECRET}; {HONEST}"), Json({"token": SECRET}))
+        task_id = await rita.delegate(paul, f"use {SECRET}; {HONEST}", parts=parts, context=f"and {SECRET}")
+        view = await rita.ended(task_id)
+        assert view.state is TaskState.COMPLETED
+        assert HONEST in said(view)
+        (work,) = paul.works()
+        assert SECRET not in await everything(paul, work.task_id)
+        (found,) = await rita.noted(task_id, "covenant.redacted")
+        assert {each["path"] for each in found} == {"/task", "/context", "/parts/0/value/token"}
+        assert rita.delegation(task_id).redacted == 3
+
+
+async def test_an_offer_with_a_secret_is_not_made_where_that_is_the_setting(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(echo), ours=changed(redaction="block")) as (rita, paul):
+        task_id = await rita.delegate(paul, f"use {SECRET}")
+        view = await rita.ended(task_id)
+        assert view.state is TaskState.FAILED
+        assert said(view).startswith("secret_found")
+        assert SECRET not in said(view)
+        assert "/task" in said(view)
+        assert paul.works() == []
+
+
+@pytest.mark.parametrize("mode", ["warn", "off"])
+async def test_an_offer_leaves_as_it_is_where_that_is_the_setting(tmp_path: Path, mode: Any) -> None:
+    ours = changed(redaction=mode)
+    async with pair(tmp_path, worker(echo), ours=ours, theirs=changed(redaction="off")) as (rita, paul):
+        task_id = await rita.delegate(paul, f"use {SECRET}")
+        assert SECRET in said(await rita.ended(task_id))
+        assert len(await rita.noted(task_id, "covenant.redacted")) == (mode == "warn")
+
+
+async def test_secrets_in_status_result_and_transcript_are_taken_out_and_the_proof_holds(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(leak)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        view = await rita.ended(task_id)
+        assert HONEST in said(view)
+        assert SECRET not in await everything(rita, task_id)
+        evidence = await rita.evidence(task_id)
+        assert verify_evidence(msgspec.json.encode(evidence), provider=paul.id, requester=rita.id).holds
+        assert paul.works()[0].redacted >= 3
+
+
+async def test_a_result_with_a_secret_is_held_back_where_that_is_the_setting(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(leak), theirs=changed(redaction="block")) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        view = await rita.ended(task_id)
+        assert view.state is TaskState.FAILED
+        assert said(view).startswith("secret_found")
+        assert SECRET not in await everything(rita, task_id)
+        texts = [step.what.text for step in await rita.steps(task_id) if isinstance(step.what, StatusUpdate)]
+        assert not any("the key is" in text for text in texts)
+        assert rita.delegation(task_id).broken == ()
+        assert len(paul.works()) == 1
+
+
+async def test_the_conversation_stays_where_it_was_held_where_that_is_the_setting(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(echo), theirs=changed(transcripts="root")) as (rita, paul):
+        task_id = await rita.delegate(paul, "hello")
+        assert said(await rita.ended(task_id)) == "hello"
+        evidence = await rita.evidence(task_id)
+        assert evidence["transcript"] is None
+        assert evidence["proof"]["entries"] == 4
+        report = verify_evidence(msgspec.json.encode(evidence), provider=paul.id, requester=rita.id)
+        assert report.holds
+        assert report.unchecked == ("transcript",)
+        assert rita.delegation(task_id).state is COMPLETED
+
+
+async def test_a_result_that_is_too_large_leaves_out_its_transcript_and_then_its_last_parts(tmp_path: Path) -> None:
+    async def much(turn: Any) -> Any:
+        for number in range(5):
+            yield turn.file(f"{number}.bin", bytes(1_500_000))
+        yield "done"
+
+    async with pair(tmp_path, worker(much)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        view = await rita.ended(task_id)
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "done")
+        assert view.partial
+        assert [artifact.name for artifact in view.artifacts] == ["0.bin", "1.bin", "2.bin", "3.bin"]
+        delegation = rita.delegation(task_id)
+        assert delegation.code == "result_too_large"
+        assert delegation.broken == ()
+        assert paul.works()[0].state is COMPLETED
