@@ -1,7 +1,7 @@
-"""The daemon's HTTP server with an echo behind it, plain at `/plain`, sealed at `/sealed`: `python -m bench.sealed_echo`.
+"""The daemon's HTTP server with an echo behind it, plain and sealed: `python -m bench.sealed_echo`.
 
-Both read JSON and write the same JSON back. The sealed one checks the envelope's signature, opens it, and seals what it
-answers to the caller, whose keys it is told at `/meet`. Prints its address and serves until SIGTERM.
+`/plain` and `/sealed` read JSON and write the same JSON back. The sealed one checks the envelope's signature, opens it,
+and seals what it answers to the caller, whose keys it is told at `/meet`. Prints its address and serves until SIGTERM.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.routing import BaseRoute
@@ -49,31 +50,38 @@ from covenant.wire.polling import Introduction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What a daemon has besides, that peers need."""
+    """What a daemon has besides, that peers need. `us`: who is in the audit for what the daemon does by itself."""
 
     settings: Settings
     ledger: Ledger
     catalogue: Catalogue
-    crew: Crew
     meter: Meter
-    tracer: Tracer
+    us: AgentId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """How others are called, and what they seal to. `keyring` is None where there are no peers."""
+
     guard: AddressGuard
     fetcher: Fetcher
-    us: AgentId
-    """Who is in the audit for what the daemon does by itself."""
+    keyring: Keyring | None
 
 
 class Peering:
     """Made before the daemon listens; `run` once it does, and cancel that to end it."""
 
-    def __init__(self, around: Around, keyring: Keyring) -> None:
+    def __init__(self, around: Around, crew: Crew, outside: Outside, *, tracer: Tracer) -> None:
         settings, ledger, us = around.settings, around.ledger, around.us
+        keyring = outside.keyring
+        assert keyring is not None
         ours = PeerSettings(**{name: getattr(settings.peers, name) for name in PeerSettings.__struct_fields__})
         depth_max = settings.delegation.depth_max
         self._around = around
+        self._fetcher = outside.fetcher
         self._keyring = keyring
         self._settings = ours
-        self._lines = PeerLines(around.guard, user_agent=f"covenant/{covenant.__version__}")
+        self._lines = PeerLines(outside.guard, user_agent=f"covenant/{covenant.__version__}")
         self._providing = Providing(
             ledger,
             keyring,
@@ -82,7 +90,7 @@ class Peering:
             us=us,
             depth_max=depth_max,
             now_ms=now_ms,
-            used=around.crew.used,
+            used=crew.used,
         )
         acquaintances = Acquaintances(
             ledger, keyring, self._lines, ours, us=us, offering=self._providing.offering, now_ms=now_ms
@@ -106,7 +114,7 @@ class Peering:
         self.desk = Desk(
             ledger,
             around.catalogue,
-            Beginnings(ledger, around.crew, around.tracer),
+            Beginnings(ledger, crew, tracer),
             settings=ours,
             config=asdict(settings.peers),
             us=keyring.id,
@@ -169,21 +177,29 @@ class Peering:
             dns_servers=ours.dns_servers,
             name=ours.name or self.id[-8:],
         )
-        said = Announced(
-            instance_id=self.id,
-            versions=SUPPORTED_VERSIONS,
-            fingerprint=fingerprint(self._keyring.key),
-            tls=http.public_base_url.startswith("https:"),
-        )
+        said = Announced(instance_id=self.id, versions=SUPPORTED_VERSIONS, fingerprint=fingerprint(self._keyring.key))
+        announcement = Announcement(said=said, port=port, listens=(address,))
+        if http.public_base_url:
+            announcement = _announced_as(announcement, http.public_base_url)
         ledger = self._around.ledger
         return Discovery(
             settings,
             own_id=self.id,
             known=lambda: {peer.id: peer.url for peer in ledger.peers()},
             now_ms=now_ms,
-            fetcher=self._around.fetcher,
-            announcement=Announcement(said=said, port=port, listens=(address,)),
+            fetcher=self._fetcher,
+            announcement=announcement,
         )
+
+
+def _announced_as(announcement: Announcement, public_url: str) -> Announcement:
+    """What stands before us, such as a proxy with a certificate, is what others call."""
+    public = urlsplit(public_url)
+    tls = public.scheme == "https"
+    port = public.port or (443 if tls else 80)
+    return replace(
+        announcement, said=replace(announcement.said, tls=tls), port=port, host=public.hostname or announcement.host
+    )
 
 
 async def open_keyring(settings: Settings, key: bytes, keystore: Keystore) -> Keyring | None:
@@ -197,12 +213,12 @@ async def open_keyring(settings: Settings, key: bytes, keystore: Keystore) -> Ke
     return keyring
 
 
-def join_peers(around: Around, keyring: Keyring | None, log: Log) -> Peering | None:
+def join_peers(around: Around, crew: Crew, outside: Outside, *, tracer: Tracer, log: Log) -> Peering | None:
     """Make them known to the daemon's own agents, too."""
-    if keyring is None:
+    if outside.keyring is None:
         return None
-    peering = Peering(around, keyring)
-    if around.crew.delegations is not None:
-        around.crew.delegations.peers = peering.requesting.callee
+    peering = Peering(around, crew, outside, tracer=tracer)
+    if crew.delegations is not None:
+        crew.delegations.peers = peering.requesting.callee
     log.info("peers.on", id=peering.id, peers=len(around.ledger.peers()))
     return peering

@@ -7,11 +7,14 @@ once, here: every live grant's signature, and the audit rows that are new since 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
+
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 import covenant
 from covenant.agents.crew import Crew
@@ -36,7 +39,7 @@ from covenant.daemon.mcp import make_mcp, make_tools
 from covenant.daemon.models import Cast, Reach, make_cast
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
-from covenant.daemon.peers import Around, Peering, join_peers, open_keyring
+from covenant.daemon.peers import Around, Outside, Peering, join_peers, open_keyring
 from covenant.daemon.pushing import make_pushes
 from covenant.daemon.settings import LimitSettings, Settings
 from covenant.daemon.telemetry import open_tracer
@@ -75,9 +78,7 @@ from covenant.model.tenant import TenantLimits
 from covenant.model.tools import McpServer
 from covenant.model.tracing import Tracer
 from covenant.outbound.fetching import Fetcher
-from covenant.outbound.guard import AddressGuard
 from covenant.outbound.pushing import PushRunner
-from covenant.peers.keyring import Keyring
 from covenant.seal.grants import verify_grant
 from covenant.seal.keys import new_private_key, new_token
 
@@ -136,14 +137,6 @@ class _Behind(TypedDict):
     peers: PeerDesk | None
 
 
-class _Outside(TypedDict):
-    """How others are called, and what they seal to. `keyring` is None where there are no peers."""
-
-    guard: AddressGuard
-    fetcher: Fetcher
-    keyring: Keyring | None
-
-
 class _Working(TypedDict):
     """Who works inside the daemon, and what they can use."""
 
@@ -185,7 +178,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
             open_outbound(settings.outbound) as (guard, fetcher),
             open_tracer(settings.telemetry, environment(), log) as tracer,
         ):
-            outside = _Outside(guard=guard, fetcher=fetcher, keyring=await open_keyring(settings, key, keystore))
+            outside = Outside(guard=guard, fetcher=fetcher, keyring=await open_keyring(settings, key, keystore))
             node = _assemble(settings, ledger, principal, key, outside=outside, tracer=tracer, log=log)
             await node.tenancy.open()
             node.agent_files.refresh()
@@ -239,11 +232,11 @@ def _assemble(
     operator: Principal,
     key: bytes,
     *,
-    outside: _Outside,
+    outside: Outside,
     tracer: Tracer,
     log: Log,
 ) -> Node:
-    home, fetcher = settings.home, outside["fetcher"]
+    home, fetcher = settings.home, outside.fetcher
     exchange = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings), tracer)
     doorkeeper = Doorkeeper(ledger, operator.agent)
     catalogue = Catalogue(ledger, key)
@@ -256,18 +249,8 @@ def _assemble(
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, tracer=tracer, log=log)
-    around = Around(
-        settings=settings,
-        ledger=ledger,
-        catalogue=catalogue,
-        crew=working["crew"],
-        meter=meter,
-        tracer=tracer,
-        guard=outside["guard"],
-        fetcher=fetcher,
-        us=operator.agent,
-    )
-    peering = join_peers(around, outside["keyring"], log)
+    around = Around(settings=settings, ledger=ledger, catalogue=catalogue, meter=meter, us=operator.agent)
+    peering = join_peers(around, working["crew"], outside, tracer=tracer, log=log)
     conversations = make_conversations(settings, ledger, catalogue, working["crew"], tracer)
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter), make_office(conversations, cards, pushes)
@@ -286,16 +269,9 @@ def _assemble(
         legacy_kinds=settings.doors.legacy_kinds,
         peers=peering.desk if peering is not None else None,
     )
-    sealed = peering.routes() if peering is not None else ()
-    http = build_http(
-        **behind,
-        allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
-        origins=settings.http.origins,
-        body_bytes_max=settings.http.body_bytes_max,
-        more_routes=[*tenant_routes(settings.a2a, built, cards.offer.tools), *pages.routes(), *mcp.routes(), *sealed],
-        under=[(PREFIX, make_door(settings, a2a_gate, a2a_office, pages))],
-        described=(*TENANT_DESCRIBED, *CARDS_DESCRIBED, *SEALED_DESCRIBED),
-    )
+    doors = [*tenant_routes(settings.a2a, built, cards.offer.tools), *pages.routes(), *mcp.routes()]
+    if peering is not None:
+        doors += peering.routes()
     return Node(
         settings=settings,
         operator=operator,
@@ -312,11 +288,23 @@ def _assemble(
         peering=peering,
         agent_files=AgentFiles(home, catalogue, log),
         waits=waits,
-        http=http,
+        http=_http(settings, behind, doors, (PREFIX, make_door(settings, a2a_gate, a2a_office, pages))),
         grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
         ipc=_ipc(settings, behind),
         mcp=mcp,
         **working,
+    )
+
+
+def _http(settings: Settings, behind: _Behind, doors: Sequence[BaseRoute], a2a: tuple[str, ASGIApp]) -> HttpDoor:
+    return build_http(
+        **behind,
+        allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
+        origins=settings.http.origins,
+        body_bytes_max=settings.http.body_bytes_max,
+        more_routes=doors,
+        under=[a2a],
+        described=(*TENANT_DESCRIBED, *CARDS_DESCRIBED, *SEALED_DESCRIBED),
     )
 
 
