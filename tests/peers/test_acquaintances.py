@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from covenant.ledger.machine.peer_commands import RevokeToken
+from covenant.ledger.machine.peering import ISSUED_MAX
 from covenant.model.acquaintance import Peer, PeerLimits
 from covenant.model.correspondence import Envelope
 from covenant.model.delegation import CapabilityQuery, CapabilityResponse, Offer, Profile
@@ -22,7 +24,7 @@ from covenant.seal.assertions import assert_offer, new_challenge, sign_capabilit
 from covenant.seal.envelope import open_
 from covenant.seal.identity import PREKEY_PERIOD_MS, Identity, sign_change
 from covenant.seal.keys import new_private_key
-from covenant.seal.tokens import Narrowing, narrow
+from covenant.seal.tokens import Narrowing, narrow, token_ids
 from covenant.testing.cast import OPERATOR
 from covenant.wire import peers as wire
 from tests.peers.houses import QUICK, Clock, House, Keys, house, listening, offer_id, refused
@@ -460,12 +462,57 @@ class TestCapabilities:
         assert at(b, a.id).keys == before
 
 
+class TestTokens:
+    async def asked(self, a: House, b: House) -> str:
+        token = (await a.acquaintances.capabilities(at(a, b.id), fresh=True)).token
+        assert token is not None
+        return token
+
+    async def test_one_that_asks_often_gets_the_same_token_for_half_of_its_life(self, tmp_path: Path) -> None:
+        clock = Clock()
+        async with instance(tmp_path / "a", clock=clock) as a, instance(tmp_path / "b", clock=clock) as b:
+            await introduced(a, b)
+            first = await self.asked(a, b)
+            assert [await self.asked(a, b) for _ in range(3)] == [first] * 3
+            clock.ahead_ms += QUICK.token_life_ms // 2 + 1
+            second = await self.asked(a, b)
+            assert second != first
+            ids = [token_ids(token, b.keyring.key)[0] for token in (first, second)]
+            assert [each.id for each in at(b, a.id).issued] == ids
+
+    async def test_one_that_was_revoked_or_allows_what_is_not_allowed_any_more_is_not_given_again(
+        self, two: tuple[House, House]
+    ) -> None:
+        a, b = two
+        await introduced(a, b)
+        first = await self.asked(a, b)
+        (given,) = at(b, a.id).issued
+        await b.ledger.commit(RevokeToken(by=OPERATOR, token_id=given.id, until_ms=given.until_ms))
+        second = await self.asked(a, b)
+        await b.acquaintances.change(OPERATOR, a.id, limits=PeerLimits(budget_max=7))
+        third = await self.asked(a, b)
+        assert len({first, second, third}) == 3
+        await b.acquaintances.change(OPERATOR, a.id, trust=Trust.PEER)
+        assert (await a.acquaintances.capabilities(at(a, b.id), fresh=True)).token is None
+
+    async def test_of_too_many_the_oldest_is_revoked_before_it_is_forgotten(self, two: tuple[House, House]) -> None:
+        a, b = two
+        await introduced(a, b)
+        first = token_ids(await self.asked(a, b), b.keyring.key)[0]
+        for most in range(1, ISSUED_MAX + 1):
+            await b.acquaintances.change(OPERATOR, a.id, limits=PeerLimits(budget_max=most))
+            await self.asked(a, b)
+        issued = [each.id for each in at(b, a.id).issued]
+        assert (len(issued), first in issued, b.ledger.token_revoked(first)) == (ISSUED_MAX, False, True)
+        assert not any(map(b.ledger.token_revoked, issued))
+
+
 class TestAnswers:
     async def answer(self, a: House, b: House, asked: str, /, **changes: Any) -> CapabilityResponse:
         """B's answer to A, as B's own code makes it."""
         query = CapabilityQuery(nonce=asked, versions=SUPPORTED_VERSIONS)
         of_a = Peer(id=a.id, name="a", trust=Trust.VERIFIED)
-        made = answer(query, of_a, OFFERING, b.keyring, settings=QUICK, now_ms=b.clock())
+        made = answer(query, of_a, OFFERING, b.keyring, token=None, life_ms=60_000, now_ms=b.clock())
         changed = msgspec.structs.replace(made, **changes)
         return sign_capabilities(b.keyring.private_key, changed) if changes else made
 

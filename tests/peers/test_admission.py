@@ -12,7 +12,7 @@ from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
 from covenant.model.peer import InstanceId, Trust
 from covenant.peers.admission import Facts, OfferRate, Rejected, Terms, judge
-from covenant.peers.answering import Offering, token_for
+from covenant.peers.answering import Offering, terms_for
 from covenant.peers.keyring import Keyring
 from covenant.peers.settings import PeerSettings
 from covenant.seal.assertions import assert_offer
@@ -33,10 +33,10 @@ def peer(**changes: Any) -> Peer:
     return Peer(**{**given, **changes})
 
 
-def token(settings: PeerSettings = SETTINGS, *, holder: Peer | None = None, now_ms: int = NOW) -> str:
-    made = token_for(holder or peer(), OFFERING, US, settings=settings, now_ms=now_ms)
-    assert made is not None
-    return made
+def token(settings: PeerSettings = SETTINGS, *, holder: Peer | None = None, offering: Offering = OFFERING) -> str:
+    terms = terms_for(holder or peer(), offering, settings)
+    assert terms is not None
+    return issue(US.private_key, THEM.id, msgspec.structs.replace(terms, expires_at_ms=NOW + settings.token_life_ms))
 
 
 def offer(signer: Keyring = THEM, provider: InstanceId = US.id, **changes: Any) -> Offer:
@@ -223,15 +223,14 @@ class TestTokens:
             (peer(), changed(deny=("north",))),
             (peer(), changed(allow=("south",))),
         ):
-            assert token_for(of, OFFERING, US, settings=settings, now_ms=NOW) is None
-        assert token_for(peer(), Offering((), 0, 5), US, settings=SETTINGS, now_ms=NOW) is None
+            assert terms_for(of, OFFERING, settings) is None
+        assert terms_for(peer(), Offering((), 0, 5), SETTINGS) is None
 
     def test_more_profiles_than_a_token_can_name_are_not_named_in_it(self) -> None:
         many = tuple(Profile(name=f"p{number}", max_token_budget=1_000) for number in range(100))
         odd = (Profile(name="a name with spaces", max_token_budget=1_000),)
         for profiles in (many, odd):
-            made = token_for(peer(), Offering(profiles, 0, 5), US, settings=SETTINGS, now_ms=NOW)
-            asked = offer(profile=profiles[-1].name, token=made)
+            asked = offer(profile=profiles[-1].name, token=token(offering=Offering(profiles, 0, 5)))
             assert judged(asked, profiles={each.name: each for each in profiles}).budget == 1_000
 
 

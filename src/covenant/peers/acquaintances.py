@@ -33,6 +33,7 @@ from covenant.model.peer import InstanceId, KeyBundle, Prekey, Trust, parse_inst
 from covenant.peers.answering import Offering, answer
 from covenant.peers.asking import Asking
 from covenant.peers.flights import Flights
+from covenant.peers.issuing import Issuing
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import IDENTITY, LineFailed, Lines, address
 from covenant.peers.naming import apart, as_agent, check_name, name_from, read_place
@@ -77,6 +78,7 @@ class Acquaintances:
         self._offering = offering
         self._now_ms = now_ms
         self._asking = Asking(ledger, keyring, lines, us=us, prekey_for=self.prekey_for, now_ms=now_ms)
+        self._issuing = Issuing(ledger, keyring, settings, us=us, now_ms=now_ms)
         self._refreshing: Flights[Peer] = Flights()
 
     async def stop(self) -> None:
@@ -319,8 +321,15 @@ class Acquaintances:
                 raise Invalid(UNVERIFIED_KEYS, "the keys in the query are not yours, or are over; check your clock")
             asker = await self._shown(asker, query.keys)
         prekey = await self.prekey_for(asker)
+        offering = self._offering(asker)
         response = answer(
-            query, asker, self._offering(asker), self._keyring, settings=self._settings, now_ms=self._now_ms()
+            query,
+            asker,
+            offering,
+            self._keyring,
+            token=await self._issuing.token_for(asker, offering),
+            life_ms=self._settings.capabilities_life_ms,
+            now_ms=self._now_ms(),
         )
         return self._keyring.seal(
             encode(response), typ=type_of(response), to=asker.id, prekey=prekey, now_ms=self._now_ms()

@@ -1,4 +1,4 @@
-"""What we tell a peer that we can do, under our signature; and the token that lets it ask for that."""
+"""What we tell a peer that we can do, under our signature; and how far a token for it may go."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covenant.model.peer import SUPPORTED_VERSIONS, Trust
 from covenant.peers.keyring import Keyring
 from covenant.peers.settings import PeerSettings
 from covenant.seal.assertions import sign_capabilities
-from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue
+from covenant.seal.tokens import PROFILES_MAX, Narrowing
 
 BELIEVED_MS_MAX: Final = 3_600_000
 
@@ -41,7 +41,14 @@ def budget_max(peer: Peer, settings: PeerSettings) -> int:
 
 
 def answer(
-    query: CapabilityQuery, peer: Peer, offering: Offering, keyring: Keyring, *, settings: PeerSettings, now_ms: int
+    query: CapabilityQuery,
+    peer: Peer,
+    offering: Offering,
+    keyring: Keyring,
+    *,
+    token: str | None,
+    life_ms: int,
+    now_ms: int,
 ) -> CapabilityResponse:
     response = CapabilityResponse(
         provider=keyring.id,
@@ -54,26 +61,20 @@ def answer(
         trust_level=peer.trust,
         keys=keyring.bundle(now_ms),
         issued_at_ms=now_ms,
-        expires_at_ms=now_ms + settings.capabilities_life_ms,
-        token=token_for(peer, offering, keyring, settings=settings, now_ms=now_ms),
+        expires_at_ms=now_ms + life_ms,
+        token=token,
     )
     return sign_capabilities(keyring.private_key, response)
 
 
-def token_for(peer: Peer, offering: Offering, keyring: Keyring, *, settings: PeerSettings, now_ms: int) -> str | None:
-    """None for one that may not delegate, whatever it shows."""
+def terms_for(peer: Peer, offering: Offering, settings: PeerSettings) -> Narrowing | None:
+    """What a token for this peer allows, but for its time. None: it may not delegate, whatever it shows."""
     if not peer.trust.covers(Trust.VERIFIED) or barred(peer, settings) or not offering.profiles:
         return None
     names = frozenset(each.name for each in offering.profiles)
     # More than a token can name are not named in it: each offer is held against what there is in any case.
     nameable = len(names) <= PROFILES_MAX and all(map(_NAMEABLE, names))
-    terms = Narrowing(
-        profiles=names if nameable else None,
-        budget=budget_max(peer, settings),
-        depth=settings.depth_max,
-        expires_at_ms=now_ms + settings.token_life_ms,
-    )
-    return issue(keyring.private_key, peer.id, terms)
+    return Narrowing(profiles=names if nameable else None, budget=budget_max(peer, settings), depth=settings.depth_max)
 
 
 def learned(response: CapabilityResponse, now_ms: int) -> Capabilities:
