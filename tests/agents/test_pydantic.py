@@ -92,9 +92,9 @@ async def test_a_later_turn_knows_the_earlier_ones(stage: Stage) -> None:
     assert isinstance(first, ModelRequest)
     assert isinstance(answer, ModelResponse)
     assert isinstance(second, ModelRequest)
-    assert [part.content for part in first.parts if isinstance(part, UserPromptPart)] == [["one"]]
+    assert [part.content for part in first.parts if isinstance(part, UserPromptPart)] == ["one"]
     assert [part.content for part in answer.parts if isinstance(part, TextPart)] == ["heard 1"]
-    assert [part.content for part in second.parts if isinstance(part, UserPromptPart)] == [["two"]]
+    assert [part.content for part in second.parts if isinstance(part, UserPromptPart)] == ["two"]
 
 
 async def test_a_cancel_stops_the_run(stage: Stage) -> None:

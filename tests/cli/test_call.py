@@ -1,6 +1,7 @@
 """`covenant call` and `covenant card get`, against a real daemon: answers, questions, Ctrl-C, and exit codes."""
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -99,6 +100,12 @@ def in_flight(daemon: Daemon) -> int:
     count = daemon.json("a2a", "status", "--counts")["counts"]["in_flight"]
     assert isinstance(count, int)
     return count
+
+
+def test_the_tree_tells_how_long_it_took(daemon: Daemon) -> None:
+    task_id = call(daemon, agent(daemon, SAYS), "--json").json["task_id"]
+    (shown,) = filter(None, daemon.run("a2a", "tree", task_id).out.splitlines())
+    assert re.search(r"^ok \S+ a-\w+@default \((\d+ms|\d+\.\ds)\) go$", shown), shown
 
 
 def test_a_name_in_the_home_is_as_good_as_a_url(daemon: Daemon) -> None:

@@ -28,7 +28,7 @@ def test_a_chain_that_comes_back_is_stopped_and_both_trees_say_so(short_path: Pa
         assert states(tree) == ["completed", "failed"]
         assert tree["children"][0]["remote"] is True
         assert len(a.tasks("relay")) == 1
-        assert "⇄" in a.daemon.run("a2a", "tree", task["id"]).out
+        assert f" b ⇄ {b.daemon.url}/v1/a2a/agents/relay (" in a.daemon.run("a2a", "tree", task["id"]).out
         # An agent that calls itself, or one that calls it back here, is stopped before anything is sent.
         assert "failed" in a.send("relay", "relay .")["status"]["state"].lower()
 

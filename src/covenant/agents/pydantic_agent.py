@@ -7,7 +7,7 @@ and an output that is not text becomes data. What the run used is told with the 
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Iterable
 from typing import Any, Final
 
 from pydantic_ai import messages
@@ -79,8 +79,14 @@ def _result(result: AgentRunResult[Any], job: Job, speech: Speech) -> None:
     job.complete(made)
 
 
-def prompt_of(job: Job) -> list[messages.UserContent]:
-    return [_prompt(part) for message in job.messages for part in message.parts]
+def prompt_of(job: Job) -> str | list[messages.UserContent]:
+    return _prompts(part for message in job.messages for part in message.parts)
+
+
+def _prompts(parts: Iterable[Content]) -> str | list[messages.UserContent]:
+    said = [_prompt(part) for part in parts]
+    # Some servers that speak as OpenAI's does take a text for what was said, and no list of one.
+    return said[0] if len(said) == 1 and isinstance(said[0], str) else said
 
 
 def _prompt(part: Content) -> messages.UserContent:
@@ -105,7 +111,7 @@ def history_of(said: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]:
     made: list[messages.ModelMessage] = []
     for message in said:
         if message.role == "user":
-            made.append(messages.ModelRequest([messages.UserPromptPart([_prompt(part) for part in message.parts])]))
+            made.append(messages.ModelRequest([messages.UserPromptPart(_prompts(message.parts))]))
         else:
             words = "".join(part.text for part in message.parts if isinstance(part, Text))
             made.append(messages.ModelResponse([messages.TextPart(words)]))

@@ -205,8 +205,8 @@ class Toolbox:
     # Other agents, here and elsewhere
 
     async def _agent(self, args: AgentArgs) -> str:
-        known = {listed.name for listed in self._means.roster.local(self._tenant)}
-        if args.agent not in known or args.agent in (INDEX, self._constitution.id):
+        known = {listed.name for listed in self._means.roster.local(self._tenant)} - {INDEX, self._constitution.id}
+        if args.agent not in known:
             raise Failed(f"there is no agent {args.agent!r} to call; there are: {', '.join(sorted(known)) or 'none'}")
         return await self._asked(args.agent, args.message)
 

@@ -87,6 +87,8 @@ class Teller:
                 say(f"· {said}")
 
     def end(self, reply: Reply) -> None:
+        from covenant.model.content import Json, Text
+
         wrote = "".join(self._wrote)
         if wrote and not wrote.endswith("\n"):
             click.echo()
@@ -97,7 +99,7 @@ class Teller:
         elif not reply.ok:
             say(f"covenant: the task was not completed: {reply.state.value}")
         for artifact in reply.artifacts:
-            if not any(getattr(part, "text", None) for part in artifact.parts):
+            if not all(isinstance(part, Text | Json) for part in artifact.parts):
                 say(f"· made {artifact.name or artifact.artifact_id}; --json shows it")
 
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from covenant.model.constitution import explained
 from covenant.model.errors import Invalid, NotFound
 from covenant.outbound.location import Unreadable, host_text, read_url
 from covenant.wire.decoding import decode
@@ -136,7 +137,12 @@ class Remotes:
             try:
                 entry = msgspec.convert(said, Entry)
                 read_url(entry.url)
-            except (msgspec.ValidationError, Unreadable) as error:
-                self._wrong[name] = f"{self.path}: the entry {name!r} cannot be used: {error}"
+            except msgspec.ValidationError as error:
+                self._refuse(name, explained(str(error), Entry))
+            except Unreadable as error:
+                self._refuse(name, f"/url: {error}")
             else:
                 self._entries[name] = entry
+
+    def _refuse(self, name: str, why: str) -> None:
+        self._wrong[name] = f"{self.path}: the entry {name!r} cannot be used: {why}"

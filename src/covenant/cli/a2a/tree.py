@@ -6,13 +6,16 @@ from typing import Any, Final
 
 import click
 
-from covenant.cli.ages import age
 from covenant.cli.calling import Call, calls
 from covenant.cli.output import brief, console, shape
+from covenant.daemon.environment import now_ms
 from covenant.model.usage import tokens_of
 
 ELSEWHERE: Final = "⇄"
-"""Before a task that is done elsewhere."""
+"""Before the place of a task that is done elsewhere."""
+BY_ADDRESS: Final = "remote.url"
+REMOTE: Final = "covenant.remote"
+"""As whom an agent is known that no catalogue has, and where its task says how it was named."""
 
 
 @click.command("tree", epilog=shape("a2a_tree", "tree"))
@@ -21,8 +24,8 @@ ELSEWHERE: Final = "⇄"
 def command(call: Call, *, task_id: str) -> None:
     """Draw a task and all that were sent as its parts.
 
-    Each with its state, its agent, the attempt if it is not the first, how long it has taken, and its tokens with those
-    of everything below it. ⇄ marks what is done elsewhere.
+    Each with its state, its agent, the attempt if it is not the first, how long it took or has taken so far, and its
+    tokens with those of everything below it. ⇄ marks what is done elsewhere, and where that is.
     """
     answer = call.ask("a2a_tree", task_id=task_id)
     if not call.answer(answer):
@@ -48,18 +51,27 @@ def _label(node: dict[str, Any]) -> Any:
         return Text(f"{node['task_id']} (not sent here)", "dim")
     state = _state(node)
     style = {"ok": "green", "completed": "green", "error": "red", "failed": "red"}.get(state, "yellow")
-    where = f" {ELSEWHERE} {node.get('url')}" if node.get("remote") else ""
     return Text.assemble(
         (state, style),
         " ",
         node["task_id"],
         " ",
-        (task["recipient"]["display"], "bold"),
-        (where, "cyan"),
+        *_agent(node),
         (_facts(node), "dim"),
         " ",
         brief(task["intent_text"]),
     )
+
+
+def _agent(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Its name; one elsewhere as the caller named it, and where it is."""
+    shown: str = node["task"]["recipient"]["display"]
+    if not node.get("remote"):
+        return ((shown, "bold"),)
+    if shown.startswith(f"{BY_ADDRESS}@"):
+        shown = ((node["task"].get("request_metadata") or {}).get(REMOTE) or {}).get("name") or ""
+    place = f"{ELSEWHERE} {node.get('url')}"
+    return ((f"{shown} ", "bold"), (place, "cyan")) if shown else ((place, "cyan"),)
 
 
 def _state(node: dict[str, Any]) -> str:
@@ -75,9 +87,22 @@ def _facts(node: dict[str, Any]) -> str:
     facts = []
     if node["attempt"] > 1:
         facts.append(f"attempt {node['attempt']}")
-    if node.get("result_status") and node["created_at_ms"] is not None:
-        facts.append(age(node["updated_at_ms"] - node["created_at_ms"]))
+    if node["created_at_ms"] is not None:
+        until_ms = node["updated_at_ms"] if node.get("result_status") else now_ms()
+        took = _took(until_ms - node["created_at_ms"])
+        facts.append(took if node.get("result_status") else f"{took} so far")
     tokens = tokens_of(node.get("usage_total") or {})
     if tokens:
         facts.append(f"{tokens:g} tokens")
     return f" ({', '.join(facts)})" if facts else ""
+
+
+def _took(ms: int) -> str:
+    """As exactly as it matters: 8ms, 3.2s, 2m 05s, 3h 07m."""
+    ms = max(0, ms)
+    if ms < 1_000:
+        return f"{ms}ms"
+    if ms < 60_000:
+        return f"{ms / 1_000:.1f}s"
+    minutes, seconds = divmod(ms // 1_000, 60)
+    return f"{minutes}m {seconds:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
