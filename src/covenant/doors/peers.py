@@ -86,7 +86,7 @@ class PeerDesk(Protocol):
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, Capabilities]: ...
     async def delegate(self, by: AgentId, request: asked.Delegate) -> asked.Begun: ...
     async def delegations(self) -> Sequence[Delegation]: ...
-    def find_delegation(self, named: str) -> Delegation: ...
+    async def standing(self, named: str) -> Delegation: ...
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
         """What came of it here: the text of the result, or the error."""
 
@@ -225,7 +225,7 @@ async def list_delegations(office: Office, caller: Principal, request: asked.Lis
 
 async def show_delegation(office: Office, caller: Principal, request: asked.ShowDelegation) -> DelegationAnswer:
     desk = await _desk(office, caller, "showing a delegation")
-    delegation = desk.find_delegation(request.delegation_id)
+    delegation = await desk.standing(request.delegation_id)
     result, error = await desk.outcome(delegation)
     return DelegationAnswer(delegation=_delegation(office, delegation), result=result, error=error)
 

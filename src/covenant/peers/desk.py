@@ -9,7 +9,7 @@ import msgspec
 
 from covenant.exchange.beginning import Beginnings
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import PEERS, REMOTE
+from covenant.exchange.delegation import PEERS, REMOTE, target_of
 from covenant.exchange.trees import grown
 from covenant.exchange.views import Views
 from covenant.ledger.contract import Ledger, TreeNode
@@ -18,7 +18,7 @@ from covenant.ledger.machine.peer_commands import RevokeToken
 from covenant.ledger.machine.peering import unknown_delegation
 from covenant.model.acquaintance import Capabilities, Peer, PeerLimits
 from covenant.model.correspondence import PROOF, Delegation, LoggedMessage
-from covenant.model.delegating import Role
+from covenant.model.delegating import CANCELLED, COMPLETED, FAILED, OFFERED, Role, State
 from covenant.model.delegation import Proof
 from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.folding import TaskState
@@ -39,6 +39,12 @@ from covenant.peers.settings import PeerSettings
 from covenant.wire.peering import Begun, Delegate, Evidence, Waiting
 
 STEPS_MAX: Final = 1_000
+_STATES: Final[dict[TaskState, State]] = {
+    TaskState.COMPLETED: COMPLETED,
+    TaskState.FAILED: FAILED,
+    TaskState.REJECTED: FAILED,
+    TaskState.CANCELED: CANCELLED,
+}
 
 
 class Desk:
@@ -215,6 +221,28 @@ class Desk:
                 return each
         raise unknown_delegation(named)
 
+    async def standing(self, named: str) -> Delegation:
+        """As `find_delegation`; and of a task that was not offered yet, or whose delegation is not kept any more."""
+        try:
+            return self.find_delegation(named)
+        except NotFound as unknown:
+            view = (await self._views.past(parse_task_id(named))).view()
+            target = target_of(view.task) if view is not None else None
+            if view is None or target is None or "peer" not in target:
+                raise unknown from None
+        return Delegation(
+            role=Role.REQUESTER,
+            peer=InstanceId(str(target["peer"])),
+            offer_id=view.task.id,
+            task_id=view.task.id,
+            profile=str(target.get("profile", "")),
+            state=_STATES.get(view.state, OFFERED),
+            budget=int(target.get("budget") or self._settings.budget_default),
+            timeout_ms=view.task.timeout_ms or self._settings.timeout_ms,
+            made_at_ms=view.created_at_ms,
+            moved_at_ms=view.updated_at_ms,
+        )
+
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
         view = (await self._views.past(delegation.task_id)).view()
         if view is None or not view.state.terminal:
@@ -224,10 +252,10 @@ class Desk:
 
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation:
         """Its task here is canceled, and the other side is told."""
-        delegation = self.find_delegation(named)
+        delegation = await self.standing(named)
         if delegation.ended:
             raise Conflict("already_ended", f"this delegation has ended: {delegation.state.value}")
-        if delegation.role is Role.REQUESTER:
+        if self._ledger.delegation(delegation.key) is not None and delegation.role is Role.REQUESTER:
             await self._requesting.cancel(delegation.offer_id, reason or "canceled by the operator")
         await self._ledger.commit(
             Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
