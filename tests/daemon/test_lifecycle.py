@@ -186,6 +186,25 @@ def test_a_changed_audit_row_is_reported_at_the_start_and_fails_the_verification
         assert again.stop() == 0
 
 
+def test_an_audit_whose_end_was_cut_off_is_reported_at_the_start_and_fails_the_verification(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home")
+    for number in range(3):
+        daemon.json("identities", "enroll", f"bob-{number}@host")
+    daemon.stop()
+    with closing(sqlite3.connect(daemon.home / "archive.db")) as archive:
+        (last,) = archive.execute("SELECT max(idx) FROM audit").fetchone()
+        archive.execute("DELETE FROM audit WHERE idx > ?", (last - 2,))
+        archive.commit()
+    again = Daemon(daemon.home)
+    try:
+        assert "audit.invalid" in again.log
+        report = again.json("audit", "verify", code=1)["report"]
+        assert report["valid"] is False
+        assert report["failures"][0].startswith(f"rows {last - 1} to {last} are missing")
+    finally:
+        assert again.stop() == 0
+
+
 def test_a_lost_key_is_not_replaced_under_a_ledger_that_it_signed_for(short_path: Path) -> None:
     daemon = Daemon(short_path / "home")
     daemon.stop()

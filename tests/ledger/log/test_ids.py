@@ -100,27 +100,3 @@ def test_a_second_task_of_one_id_is_refused_while_the_first_is_new(db: sqlite3.C
     with pytest.raises(sqlite3.IntegrityError):
         take_in(db, recorded)
     check(db)
-
-
-def test_new_ids_touch_few_pages_however_many_there_are(db: sqlite3.Connection) -> None:
-    """The reason for the tables: what is written for a batch must not grow with what lies behind it."""
-    numbers = iter(random.Random(1).sample(range(1, 1 << 62), 30_000))
-    recorded = Recorded()
-
-    def pages_of(tasks: int) -> float:
-        """Pages written for each task of a batch."""
-        recorded.record(*(sent(next(numbers)) for _ in range(tasks)))
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        take_in(db, recorded)
-        _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        return float(frames) / tasks
-
-    db.execute("PRAGMA wal_autocheckpoint = 0")
-    db.execute("UPDATE shelves SET room = 256, part = 64 WHERE shelf = 'new'")
-    db.execute("UPDATE shelves SET room = 4096, part = 64 WHERE shelf = 'recent'")
-    first = [pages_of(200) for _ in range(5)][-1]
-    for _ in range(120):
-        pages_of(200)
-    assert all(held(db))
-    later = sum(pages_of(200) for _ in range(10)) / 10
-    assert later < 1.5 * first
