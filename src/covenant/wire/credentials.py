@@ -194,8 +194,31 @@ def _is_secret_value(value: str) -> bool:
     return has_letter and any(character.isdigit() or character in "!@#$%^&*+/=~?" for character in value)
 
 
+_NEEDLES: Final = ("pass", "pwd", "secret", "credential", "token", "key")
+"""One of these is in the name of every value that is named as a secret."""
+_NEEDLE: Final = re.compile(rf"(?i){'|'.join(_NEEDLES)}")
+_BEFORE: Final = 300
+_AFTER: Final = 700
+"""How far from there such a name and its value can reach."""
+
+
+def _named_so(text: str) -> Iterator[re.Match[str]]:
+    """The search is slow, and few texts name a secret: only what is near such a name is searched."""
+    if text.isascii():
+        lowered = text.lower()
+        if not any(needle in lowered for needle in _NEEDLES):
+            return
+    start = end = 0
+    for needle in _NEEDLE.finditer(text):
+        if needle.start() - _BEFORE > end:
+            yield from _ASSIGNED.finditer(text, start, end)
+            start = needle.start() - _BEFORE
+        end = needle.end() + _AFTER
+    yield from _ASSIGNED.finditer(text, start, end)
+
+
 def _assigned(text: str) -> Iterator[Span]:
-    for match in _ASSIGNED.finditer(text):
+    for match in _named_so(text):
         if _HARMLESS_NAME(match[1]) is not None:
             continue
         if match[4] is not None and text[match.end() : match.end() + 1] in ("(", "["):
