@@ -8,7 +8,8 @@ import msgspec
 from covenant.ledger.log.record import encode_line
 from covenant.ledger.log.segments import Cursor, Lines
 from covenant.ledger.machine.entry import Entry, evolve
-from covenant.ledger.machine.events import Audited, Event, TaskEvent, TaskLeased, TaskSent, TaskSettled
+from covenant.ledger.machine.event import Event
+from covenant.ledger.machine.events import Audited, TaskEvent, TaskLeased, TaskSent, TaskSettled
 from covenant.ledger.machine.states import Cause
 from covenant.model.audit import GENESIS, AuditHead, AuditRow, link
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId

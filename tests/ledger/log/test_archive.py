@@ -20,11 +20,11 @@ from covenant.ledger.log import faults
 from covenant.ledger.log.archive import LAYOUTS, Archive, apply_lines, archived_seq_of, open_writer
 from covenant.ledger.log.sql import statement
 from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.event import Event
 from covenant.ledger.machine.events import (
     AnyTaskEvent,
     AuditPurged,
     CacheDropped,
-    Event,
     LeaseInterrupted,
     LeaseReleased,
     LeaseRenewed,

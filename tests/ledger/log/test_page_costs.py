@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from covenant.ledger.log.archive import apply_lines, archived_seq_of, open_writer
-from covenant.ledger.machine.events import Event
+from covenant.ledger.machine.event import Event
 from tests.ledger.log.recorded import ALICE, BOB, CAROL, START_MS, Recorded, sent
 
 BATCH, BATCHES = 200, 80
