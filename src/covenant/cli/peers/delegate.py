@@ -86,3 +86,5 @@ def _tell(call: Call, answer: dict[str, Any]) -> None:
         raise Failure(found["code"] or found["status"], answer.get("error") or found["reason"] or found["status"])
     put(answer.get("result") or "")
     say(delegation_line(found))
+    if found["redacted"]:
+        say(f"{found['redacted']} secrets were found in what was sent; see: {call.again} a2a show {found['id']}")
