@@ -227,6 +227,31 @@ async def test_a_broken_stream_without_numbers_goes_on_from_a_snapshot_without_s
         assert "last-event-id" not in hand.calls[1].headers
 
 
+async def test_what_a_remote_without_numbers_says_twice_is_put_right_in_the_end() -> None:
+    async def behave(called: Called) -> None:
+        if called.method == "GetTask":
+            called.result(task("COMPLETED", made="one two three"))
+            return
+        called.open()
+        if called.method == "SendStreamingMessage":
+            called.frame({"task": task()})
+            called.frame(chunk("one ", append=False))
+        else:
+            # The snapshot has what comes after it, as of servers that look before they listen.
+            called.frame({"task": task(made="one two ")})
+            called.frame(chunk("two "))
+            called.frame(chunk("three"))
+            called.frame(status("COMPLETED"))
+        await called.close()
+
+    async with hand_made(behave) as hand, hand.connect() as remote:
+        stream = remote.stream("go")
+        told = [news.update async for news in stream if isinstance(news, RemoteArtifact)]
+        assert [update.append for update in told] == [False, True, True, True, False]
+        assert stream.reply.text == "one two three"
+        assert hand.methods == ["SendStreamingMessage", "SubscribeToTask", "GetTask"]
+
+
 async def test_a_stream_that_cannot_be_resumed_is_polled_and_compared() -> None:
     async def behave(called: Called) -> None:
         if called.method == "GetTask":

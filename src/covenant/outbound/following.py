@@ -1,7 +1,8 @@
 """One message to a remote agent, followed until the agent has answered, or waits for the caller.
 
 By a stream where there is one, by polls where there is none or where it does not hold. A stream that breaks is resumed:
-with the number of its last frame where frames have numbers, else from a snapshot, of which only what is new counts.
+with the number of its last frame where frames have numbers, else from a snapshot, of which only what is new counts. The
+frames after a snapshot may say again what it had: so at the end the task is looked at once more, and what differs told.
 
 The message is posted once. It is posted again only if that cannot do the work twice: because the remote said that it
 did not take it, or because it was sent under an idempotency key.
@@ -81,6 +82,8 @@ class Following:
         self._polls = 0
         self._retry_after_s: float | None = None
         self._sending: asyncio.Task[Heard] | None = None
+        self._unsure = False
+        """Something may have been heard twice."""
 
     async def news(self) -> AsyncGenerator[Heard]:
         async with aclosing(self._open()) as opening:
@@ -91,6 +94,10 @@ class Following:
             going_on = self._resume(self.line) if self._streaming else self._poll(self.line)
             async with aclosing(going_on):
                 async for heard in going_on:
+                    yield heard
+        if self._unsure and self.known.state.terminal:
+            async with aclosing(self._look_again(self.line)) as looking:
+                async for heard in looking:
                     yield heard
 
     async def call_off(self) -> None:
@@ -218,6 +225,7 @@ class Following:
                     # Without numbers and without a snapshot nobody can say what was missed.
                     self._streaming = False
                     return
+                self._unsure = self._unsure or self._stood_at is None
                 async for heard in self._heard(_again(first, rest), resumed=True):
                     yield heard
         except RemoteRefused as refusal:
@@ -228,6 +236,13 @@ class Following:
             self._not_answered(failure)
         finally:
             self._streaming = self._streaming and self._fruitless < FRUITLESS_MAX
+
+    async def _look_again(self, line: Line) -> AsyncGenerator[Heard]:
+        """What is known is the answer, if the remote does not say more."""
+        assert self.known.task_id is not None
+        with suppress(RemoteRefused, CallFailed):
+            for heard in self.known.take(await line.get(self.known.task_id)):
+                yield heard
 
     async def _poll(self, line: Line) -> AsyncGenerator[Heard]:
         task_id = self.known.task_id

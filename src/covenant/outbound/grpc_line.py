@@ -3,6 +3,9 @@
 The name is looked up by the guard, and the channel is made to an address from that answer: no second look-up, no proxy,
 no service configuration from DNS. Each call has a channel of its own, as each HTTP call has a connection. Messages are
 ProtoJSON on our side of it, so that what is written and read is what the other 1.0 bindings write and read.
+
+The specification has no place for a number in these messages, so a stream is resumed from a snapshot. An agent of ours
+says the number in their metadata (`covenant.generation`): from there a stream goes on after the last one.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from covenant.wire.jsonrpc_calls import Unanswerable, words
 SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
 CALL_S: Final = 30.0
 KEEPALIVE_MS: Final = 60_000
+GENERATION: Final = "covenant.generation"
 
 _SCHEMES: Final = {"": "http", "grpc": "http", "http": "http", "grpcs": "https", "https": "https"}
 _REFUSED: Final[dict[str, RefusalCode]] = {
@@ -111,7 +115,7 @@ class GrpcLine:
                 seen += message.ByteSize()
                 if seen > STREAM_BYTES_MAX:
                     raise CallFailed("too_large", f"the stream has more than {STREAM_BYTES_MAX} bytes", transient=False)
-                yield None, _heard(_json(message))
+                yield _number(message), _heard(_json(message))
         except grpc.aio.AioRpcError as error:
             raise _trouble(error) from error
 
@@ -152,6 +156,14 @@ def _written(kind: type[Message]) -> Any:
         return Parse(params, kind(), ignore_unknown_fields=True).SerializeToString()
 
     return write
+
+
+def _number(message: Any) -> str | None:
+    """Where the stream stands, if it says so."""
+    kind = message.WhichOneof("payload")
+    said = getattr(message, kind).metadata.fields if kind is not None else {}
+    number = said[GENERATION].number_value if GENERATION in said else 0.0
+    return str(int(number)) if number >= 1 else None
 
 
 def _json(message: Message) -> bytes:
