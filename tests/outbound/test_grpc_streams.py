@@ -23,6 +23,7 @@ async def test_a_stream_goes_on_after_the_last_number_that_it_told(tmp_path: Pat
     @counter
     async def count(turn: Turn) -> AsyncIterator[Any]:
         for number, pause in enumerate(pauses):
+            yield turn.status(f"beginning {number}")
             yield turn.status(f"counting {number}")
             yield f"{number} "
             await pause.wait()
@@ -43,5 +44,5 @@ async def test_a_stream_goes_on_after_the_last_number_that_it_told(tmp_path: Pat
                 # What is said while nobody listens is not in a later snapshot: only a number can bring it back.
                 pauses[int(news.text)].set()
         assert told == stream.reply.text == "0 1 2 3 "
-        assert steps == [f"counting {number}" for number in range(4)]
+        assert steps == [f"{word} {number}" for number in range(4) for word in ("beginning", "counting")]
         assert wire.connections >= 5
