@@ -11,6 +11,7 @@ from covenant.model.correspondence import DelegationKey, Envelope
 from covenant.model.delegating import Role
 from covenant.model.peer import InstanceId, Trust
 from covenant.peers.settings import PeerSettings
+from covenant.seal.identity import sign_change
 from covenant.testing.cast import OPERATOR
 from tests.outbound.http_servers import Request, always, http_server, reply, silence
 from tests.peers.houses import (
@@ -411,3 +412,22 @@ async def _somebody_at(alice: House, url: str) -> InstanceId:
     """A peer whose keys are known, and for whom a script answers."""
     async with house(alice.folder.parent / "somebody") as somebody:
         return (await alice.knows(somebody, url=url.rstrip("/"))).id
+
+
+async def test_what_waited_for_a_peer_goes_to_its_new_identity(alice: House, bob: House, tmp_path: Path) -> None:
+    """The old key has named the new one, and whoever is asked at the old address says so."""
+    old = bob.keys
+    async with listening(bob):
+        pass
+    await acquaint(alice, bob)
+    async with delivering(alice):
+        await alice.offers(bob.id)
+        await alice.until(lambda: alice.ledger.parcels(bob.id)[0].attempts)
+        anew = Keys(port=old.port)
+        anew.change = sign_change(old.private_key, anew.private_key, alice.clock())
+        async with house(tmp_path / "anew", anew) as after, listening(after):
+            await after.knows(alice, url=None)
+            await alice.acquaintances.refresh(alice.ledger.peers()[0])
+            await alice.delivered()
+            assert [seq for *_, seq in after.providing.heard] == [1]
+            assert [peer.id for peer in alice.ledger.peers()] == [after.id]
