@@ -70,6 +70,14 @@ async def test_a_bad_task_is_refused_and_costs_no_audit_row(
     assert (await speaker.ask(bob, "try_recv_a2a_task"))["task"] is None
 
 
+def deep(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+TOO_DEEP = ("invalid_content", "update.parts")
 TEXT = {"type": "text", "text": "t"}
 NOT_BASE64 = (
     {"type": "image", "data": "!", "mimeType": "image/png"},
@@ -91,6 +99,8 @@ NOT_BASE64 = (
             for block in NOT_BASE64
         ),
         ({"type": "status", "parts": [NOT_BASE64[0]]}, "invalid_content", "update.parts[0]"),
+        ({"type": "artifact", "artifact_id": "a", "parts": [{"type": "json", "value": deep(40)}]}, *TOO_DEEP),
+        ({"type": "status", "metadata": {"k": deep(40)}}, "invalid_content", "update.metadata"),
     ],
 )
 async def test_what_no_client_could_read_is_refused_to_who_works_on_a_task(

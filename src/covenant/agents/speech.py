@@ -17,7 +17,7 @@ import msgspec
 from covenant.agents.job import Job
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.update import ArtifactUpdate, StatusUpdate
-from covenant.wire.decoding import NESTING_MAX, deeper_than
+from covenant.wire.decoding import TOLD_NESTING_MAX, deeper_than
 
 RESPONSE: Final = "response"
 TOOL_CALL: Final = "tool_call"
@@ -136,8 +136,8 @@ def file(name: str, data: bytes | None = None, *, url: str | None = None, media_
 def data(value: Any) -> Json:
     """Data as content, the way it will be read back: what cannot be JSON is refused here."""
     plain = msgspec.json.decode(msgspec.json.encode(value))
-    if deeper_than((plain,), NESTING_MAX):
-        raise ValueError(f"data may be nested {NESTING_MAX} levels deep")
+    if deeper_than((plain,), TOLD_NESTING_MAX):
+        raise ValueError(f"data may be nested {TOLD_NESTING_MAX} levels deep")
     return Json(plain)
 
 

@@ -5,18 +5,20 @@ that a client must find is missing. What agents inside the daemon say is made by
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from covenant.model.content import Audio, Content, Image, Resource
 from covenant.model.errors import Invalid
 from covenant.model.update import ArtifactUpdate, MessageUpdate, Update
+from covenant.wire.decoding import TOLD_NESTING_MAX, deeper_than
 
 ID_LENGTH_MAX: Final = 256
 
 
-def check_blocks(blocks: Iterable[Content], where: str) -> None:
-    """Bytes are base64, or no client could read the task that they are in."""
+def check_blocks(blocks: Sequence[Content], where: str) -> None:
+    """Bytes are base64 and data is not too deep, or no client could read the task that they are in."""
+    check_depth(blocks, where)
     for place, block in enumerate(blocks):
         if isinstance(block, Image | Audio):
             data = block.data
@@ -30,9 +32,16 @@ def check_blocks(blocks: Iterable[Content], where: str) -> None:
             raise Invalid("invalid_content", f"{where}[{place}]: its bytes are not base64") from None
 
 
+def check_depth(value: Any, where: str) -> None:
+    if deeper_than(value, TOLD_NESTING_MAX):
+        raise Invalid("invalid_content", f"{where}: nested more than {TOLD_NESTING_MAX} levels deep")
+
+
 def check_update(update: Update) -> None:
     """An artifact has a name to go by, and neither an artifact nor a message is empty."""
     check_blocks(update.parts, "update.parts")
+    if update.metadata is not None:
+        check_depth(update.metadata, "update.metadata")
     if isinstance(update, ArtifactUpdate) and not 0 < len(update.artifact_id) <= ID_LENGTH_MAX:
         raise Invalid("invalid_update", f"update.artifact_id must have 1 to {ID_LENGTH_MAX} characters")
     if isinstance(update, ArtifactUpdate | MessageUpdate) and not update.parts:

@@ -17,22 +17,24 @@ from covenant.model.errors import Invalid
 T = TypeVar("T")
 
 NESTING_MAX: Final = 64
+TOLD_NESTING_MAX: Final = 32
+"""For what A2A clients are told again: they make protocol buffers of it, three messages a level, a hundred at most."""
 QUERY_FIELDS_MAX: Final = 32
 _MESSAGE_LENGTH_MAX: Final = 300
 
 
-def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+def decode(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NESTING_MAX) -> T:
     try:
         value = decoder.decode(data)
     except msgspec.ValidationError as wrong:
         raise Invalid("invalid_request", _short(str(wrong))) from None
     except RecursionError:
-        raise too_deep() from None
+        raise too_deep(nesting_max) from None
     except ValueError as wrong:  # malformed JSON, or bytes that are not UTF-8
         raise Invalid("invalid_json", _short(str(wrong))) from None
     # Every level takes a bracket: most requests have so few that their depth needs no look.
-    if data.count(b"{") + data.count(b"[") > NESTING_MAX and deeper_than(value, NESTING_MAX):
-        raise too_deep()
+    if data.count(b"{") + data.count(b"[") > nesting_max and deeper_than(value, nesting_max):
+        raise too_deep(nesting_max)
     return value
 
 
@@ -55,8 +57,8 @@ def _short(message: str) -> str:
     return f"{message[: _MESSAGE_LENGTH_MAX - 100]}…{message[-100:]}"
 
 
-def too_deep() -> Invalid:
-    return Invalid("invalid_json", f"nested more than {NESTING_MAX} levels deep")
+def too_deep(nesting_max: int = NESTING_MAX) -> Invalid:
+    return Invalid("invalid_json", f"nested more than {nesting_max} levels deep")
 
 
 def deeper_than(value: Any, levels: int) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 
 from covenant.model.errors import Invalid
 from covenant.wire.a2a_errors import InvalidParams
-from covenant.wire.decoding import decode
+from covenant.wire.decoding import TOLD_NESTING_MAX, decode
 
 T = TypeVar("T", bound=msgspec.Struct)
 E = TypeVar("E")
@@ -45,9 +45,9 @@ class Shape:
         data = bytes(params) or b"{}"
         try:
             if self._spellings and (_snake(data) is not None or b"\\u005" in data):
-                spelled = respelled(decode(_any, data), self._kind, "")
+                spelled = respelled(decode(_any, data, TOLD_NESTING_MAX), self._kind, "")
                 return msgspec.convert(spelled, self._kind)
-            return decode(self._decoder, data)
+            return decode(self._decoder, data, TOLD_NESTING_MAX)
         except InvalidParams:
             raise
         except Invalid as wrong:

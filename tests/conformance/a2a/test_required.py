@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
+from typing import Any
 
 import pytest
 from a2a.types import a2a_pb2
 
 from tests.conformance.a2a.bindings import Binding, Refused, words
-from tests.conformance.a2a.http_bindings import Rpc
+from tests.conformance.a2a.http_bindings import NewRpc, Rpc
 from tests.conformance.a2a.required import missing
 from tests.conformance.a2a.telling import TERMINAL, WAITING, Part, Said
 from tests.conformance.a2a.world import World, unique
@@ -39,6 +40,25 @@ async def test_a_card_has_all_that_is_required_of_it(me: Binding) -> None:
     for agent in ("actor", "plain", "mannered", "index"):
         card = await me.with_(agent=agent).card()
         assert [*missing(a2a_pb2.AgentCard.DESCRIPTOR, card)] == []
+
+
+@pytest.mark.parametrize("shape", ["lists", "objects"])
+async def test_whatever_one_binding_takes_every_other_can_tell(me: Binding, world: World, shape: str) -> None:
+    """JSON may be nested deeper than protocol buffers can be read: that much is not taken."""
+    deep: Any = {"at": "the bottom"}
+    for _ in range(26):
+        deep = [deep] if shape == "lists" else {"in": deep}
+    context = unique()
+    message = words("mirror", Part("data", {"it": deep}), context=context, metadata={"it": deep})
+    first = world.client(NewRpc)
+    sent = await first.task(message)
+    with pytest.raises(Refused, match="INVALID_JSON"):
+        await first.task(words("mirror", Part("data", {"it": {"in": deep}})))
+    told = await me.get(sent.id)
+    assert (told.state, len(told.artifacts or ())) == ("completed", 1)
+    assert "the bottom" in str(told.artifacts)
+    assert [task.id for task in (await me.page(contextId=context, includeArtifacts=True)).tasks] == [sent.id]
+    assert (await me.followed(sent.id, after=1))[-1].state == "completed"
 
 
 async def test_a_stream_streams_also_where_it_need_not_block(me: Binding) -> None:
