@@ -124,6 +124,9 @@ class LimitSettings:
     delegations_kept_max: int = setting(
         10_000, whole(1), "Most delegations that are listed after they have ended; their tasks stay in history."
     )
+    parcels_per_peer_max: int = setting(
+        10_000, whole(1), "Most messages that wait for one peer; above it nothing new is begun with it (429)."
+    )
     envelopes_per_peer_max: int = setting(
         100_000, whole(100), "Most messages of one peer remembered at once, so that none is taken twice (429 above)."
     )

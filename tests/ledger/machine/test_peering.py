@@ -462,6 +462,19 @@ class TestDelivery:
         pure.do(MoveParcels(moves=moves))
         assert [seq for seq, _ in waiting(pure)] == left
 
+    def test_nothing_new_is_begun_with_a_peer_for_whom_too_much_waits(self) -> None:
+        pure = known(limits=Limits(parcels_per_peer_max=2))
+        pure.do(offering(1))
+        pure.do(offering(2))
+        assert refused(pure, offering(3)) == "outbox_full"
+        assert refused(pure, offered(4)) == "outbox_full"
+        pure.do(Tell(key=key_of(), said=(said(),)))
+        for number in (1, 2):
+            pure.do(MoveParcels(moves=(delivered(2, key_of(number)),)))
+        assert pure.state.parcel_count(id_of(1)) == 0
+        pure.do(offering(3))
+        assert pure.state.parcel_count(id_of(1)) == 1
+
     def test_word_of_what_is_gone_changes_nothing(self) -> None:
         pure = self.started()
         pure.do(MoveParcels(moves=(delivered(4),)))

@@ -363,8 +363,24 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
         made = "\n".join(map(statement, missing))
         db.executescript(f"BEGIN;\n{made}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
     elif missing is None:
-        raise Damaged(str(path), 0, f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}")
+        raise _unknown_layout(path, version)
     db.executescript(statement("apply"))
+
+
+def archived_through(path: Path) -> int:
+    """Where the archive at `path` stands, whatever its layout; it is left as it is. Raises Damaged."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", timeout=BUSY_S, uri=True)) as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version in LAYOUTS:
+                return archived_seq_of(db) if version else 0
+    except sqlite3.Error as error:
+        raise Damaged(str(path), 0, f"the archive cannot be opened: {error}") from error
+    raise _unknown_layout(path, version)
+
+
+def _unknown_layout(path: Path, version: int) -> Damaged:
+    return Damaged(str(path), 0, f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}")
 
 
 def archived_seq_of(db: sqlite3.Connection) -> int:

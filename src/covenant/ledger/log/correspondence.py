@@ -45,6 +45,7 @@ class Correspondence:
         self._of_task: dict[TaskId, DelegationKey] = {}
         self._parcels: dict[InstanceId, dict[DelegationKey, dict[int, Parcel]]] = {}
         """By peer and delegation, in the order of their numbers."""
+        self._parcel_counts: dict[InstanceId, int] = {}
         self._taken: dict[InstanceId, dict[str, Envelope]] = {}
         self._fading: list[tuple[int, InstanceId, str]] = []
         """When each envelope that was taken may be forgotten."""
@@ -99,6 +100,7 @@ class Correspondence:
     def _remove(self, peer_id: InstanceId) -> None:
         del self._peers_by_name[self.peers_by_id.pop(peer_id).name]
         self._parcels.pop(peer_id, None)
+        self._parcel_counts.pop(peer_id, None)
         # What it sent stays known for as long as it could be sent again: it may be added again meanwhile.
 
     def _succeed(self, old: InstanceId, peer: Peer) -> None:
@@ -108,6 +110,7 @@ class Correspondence:
         for delegation in [each for each in self._delegations.values() if each.peer == old]:
             self._drop_delegation(delegation.key)
             self.put_delegation(replace(delegation, peer=peer.id))
+        self._parcel_counts.pop(old, None)
         for waiting in self._parcels.pop(old, {}).values():
             for parcel in waiting.values():
                 self.put_parcel(replace(parcel, peer=peer.id))
@@ -172,13 +175,19 @@ class Correspondence:
     # What waits
 
     def put_parcel(self, parcel: Parcel) -> None:
-        self._parcels.setdefault(parcel.peer, {}).setdefault(parcel.delegation, {})[parcel.seq] = parcel
+        waiting = self._parcels.setdefault(parcel.peer, {}).setdefault(parcel.delegation, {})
+        if parcel.seq not in waiting:
+            self._parcel_counts[parcel.peer] = self._parcel_counts.get(parcel.peer, 0) + 1
+        waiting[parcel.seq] = parcel
 
     def _waiting(self, key: DelegationKey) -> dict[int, Parcel]:
         return self._parcels.get(key.peer, {}).get(key, {})
 
     def parcel(self, key: DelegationKey, seq: int) -> Parcel | None:
         return self._waiting(key).get(seq)
+
+    def parcel_count(self, peer: InstanceId) -> int:
+        return self._parcel_counts.get(peer, 0)
 
     def parcel_first(self, key: DelegationKey) -> Parcel | None:
         return next(iter(self._waiting(key).values()), None)
@@ -201,6 +210,7 @@ class Correspondence:
         waiting = of_peer[key]
         for parcel in [each for each in waiting.values() if each.seq <= through]:
             del waiting[parcel.seq]
+            self._parcel_counts[key.peer] -= 1
             self.messages.append(
                 LoggedMessage(
                     at_ms=ts_ms,
@@ -214,7 +224,7 @@ class Correspondence:
         if not waiting:
             del of_peer[key]
             if not of_peer:
-                del self._parcels[key.peer]
+                del self._parcels[key.peer], self._parcel_counts[key.peer]
 
     # What was taken in
 

@@ -191,6 +191,8 @@ def tell(decide: Decide, command: Tell) -> Moved:
         raise decide.refuse(unknown_delegation(command.key.offer_id))
     if record is None or command.said:
         _peer(decide, command.key.peer)  # nobody would ever deliver what is said to one that is gone
+    if record is None:
+        _check_outbox(decide, command.key.peer)
     before = record or _begun(decide, command.begin)
     state = record.state if record is not None else None
     after = _moved(decide, before, state, command.happenings, command.changes)
@@ -208,6 +210,8 @@ def hear(decide: Decide, command: Hear) -> Heard:
             OverLimit("rate_limited", "too many messages at once; slow down", retry_after_ms=BUSY_RETRY_MS)
         )
     record = view.delegation(key) if key is not None else None
+    if command.said:
+        _check_outbox(decide, envelope.sender)
     decide.add(EnvelopeTaken(envelope, key.offer_id if key is not None else None))
     before = record or (_begun(decide, command.begin) if command.begin is not None else None)
     if key is None or before is None:
@@ -229,6 +233,15 @@ def hear(decide: Decide, command: Hear) -> Heard:
     state = record.state if record is not None else None
     after = _moved(decide, before, state, command.happenings, command.changes)
     return Heard(moved=_say(decide, after, command.said, command.by))
+
+
+def _check_outbox(decide: Decide, peer: InstanceId) -> None:
+    """Whoever never takes what is said to it must not have us keep more and more of it."""
+    most = decide.view.limits.parcels_per_peer_max
+    if decide.view.parcel_count(peer) >= most:
+        raise decide.refuse(
+            OverLimit("outbox_full", f"{most} messages wait to be taken already", retry_after_ms=BUSY_RETRY_MS)
+        )
 
 
 def _begun(decide: Decide, begin: Delegation | None) -> Delegation:

@@ -43,6 +43,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     peers_max: int = 100
     delegations_kept_max: int = 10_000
     """Ended ones; their tasks are in the archive."""
+    parcels_per_peer_max: int = 10_000
+    """Messages that may wait for one peer before nothing new is begun with it."""
     envelopes_per_peer_max: int = 100_000
     """What one peer can have said in the minutes for which an envelope is remembered."""
     pushes_per_task_max: int = 10
@@ -144,6 +146,7 @@ class View(Protocol):
     def delegations_ended_count(self) -> int: ...
     def delegation_ended_first(self) -> DelegationKey | None: ...
     def parcel(self, key: DelegationKey, seq: int) -> Parcel | None: ...
+    def parcel_count(self, peer: InstanceId) -> int: ...
     def parcel_first(self, key: DelegationKey) -> Parcel | None: ...
     def parcel_last(self, key: DelegationKey) -> Parcel | None:
         """What was said first, and last, of what the peer does not have yet."""
