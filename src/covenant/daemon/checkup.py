@@ -6,7 +6,6 @@ here is what a start would say. A home that a daemon has open is not looked into
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.loading import load
 from covenant.daemon.salvage import Salvage, plan
 from covenant.ledger.log import snapshot
-from covenant.ledger.log.archive import Archive
+from covenant.ledger.log.archive import archived_through
 from covenant.ledger.log.opening import Torn, lock_home, open_journal
 from covenant.ledger.log.record import Record
 from covenant.ledger.log.replay import decode_events
@@ -152,7 +151,8 @@ def _files(home: Path) -> tuple[list[Finding], Salvage | None]:
         findings.append(
             Finding(f"the snapshot holds records up to {snapshot_seq}" if found else "there is no snapshot")
         )
-        archived_seq = _archived_seq(home / "archive.db")
+        archive = home / "archive.db"
+        archived_seq = archived_through(archive) if archive.exists() else 0
         findings.append(Finding(f"the archive holds records up to {archived_seq}"))
     except (Damaged, CovenantError) as damaged:
         return [*findings, Finding(_told(damaged), well=False, way_out=BACKUP)], None
@@ -173,14 +173,6 @@ def _files(home: Path) -> tuple[list[Finding], Salvage | None]:
     else:
         findings.append(Finding("the journal is whole"))
     return findings, None
-
-
-def _archived_seq(path: Path) -> int:
-    if not path.exists():
-        return 0
-    archive = Archive(path)
-    asyncio.run(archive.close())
-    return archive.archived_seq
 
 
 def _open_copy(folder: Path, state: LedgerState, snapshot_seq: int, archived_seq: int) -> Torn | None:
