@@ -327,3 +327,22 @@ async def test_a_sealed_round_trip_takes_no_longer_than_it_must(tmp_path: Path) 
         began = time.monotonic()
         await rita.ended(await rita.delegate(paul))
         assert time.monotonic() - began < 2.0
+
+
+async def test_what_is_delegated_on_has_no_more_than_what_is_left_of_the_budget(tmp_path: Path) -> None:
+    async def middle(turn: Any) -> str:
+        turn.spend(tokens=60)
+        return str((await turn.call("carl/last", "on")).text)
+
+    async with (
+        estate(tmp_path / "anna") as anna,
+        estate(tmp_path / "bert", worker(middle, "middle")) as bert,
+        estate(tmp_path / "carl", worker(shout, "last")) as carl,
+    ):
+        for one, other in ((anna, bert), (bert, carl)):
+            await one.knows(other)
+            await other.knows(one)
+        task_id = await anna.delegate(bert, profile="middle", budget=100)
+        assert said(await anna.ended(task_id)) == "ON"
+        assert [work.budget for work in carl.works()] == [40]
+        assert anna.delegation(task_id).usage.total == 60

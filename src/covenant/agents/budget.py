@@ -16,6 +16,11 @@ class Budget:
         self.tokens = tokens
         self.spent = 0.0
 
+    @property
+    def left(self) -> int:
+        """For what is delegated: at least one, since whoever has none left is stopped."""
+        return max(1, int(self.tokens - self.spent))
+
     def take(self, amounts: dict[str, float], notes: dict[str, Any]) -> str | None:
         """Why the job is over, if it is by this; said once. `notes` are the job's, for its result."""
         notes["spent"] = self.spent = self.spent + tokens_of(amounts)

@@ -161,6 +161,8 @@ class Calls:
     async def _asked(self, call: Call) -> tuple[Delegated, Callee]:
         job, delegations = self._job, self._delegations
         callee = delegations.callee(job.holder, getattr(call.agent, "name", call.agent))
+        if job.budget is not None and callee.remote is not None and "peer" in callee.remote:
+            callee = msgspec.structs.replace(callee, remote={**callee.remote, "budget": job.budget.left})
         parts = parts_of(call.what)
         if call.key is not None:
             task_id = call_id(job.task.id, "key", call.key)

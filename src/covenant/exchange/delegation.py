@@ -68,7 +68,7 @@ class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     identity: AgentId
     agent: CatalogueAgent | None = None
-    remote: dict[str, str] | None = None
+    remote: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:

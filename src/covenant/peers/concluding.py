@@ -17,7 +17,7 @@ from covenant.exchange.delegation import target_of
 from covenant.ledger.contract import TreeNode
 from covenant.ledger.machine.settling import DEADLINE_MESSAGE, TIMEOUT_MESSAGE
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
-from covenant.model.correspondence import ARTIFACT, Delegation
+from covenant.model.correspondence import ARTIFACT, BUDGET_EXCEEDED, Delegation
 from covenant.model.delegation import (
     PARTS_MAX,
     RESULT_CHARS_MAX,
@@ -157,10 +157,11 @@ def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
 
 def _result(work: Work) -> DelegationResult:
     delegation, view = work.delegation, work.view
-    status, error, code = _outcome(work)
-    done = status == "completed"
     metadata = view.result.metadata if view.result is not None else None
     notes = metadata if isinstance(metadata, dict) else {}
+    usage = usage_of(notes.get("usage"), notes.get("spent"))
+    status, error, code = _outcome(work, usage)
+    done = status == "completed"
     text = answer_text(view.state, view.message, view.artifacts, view.history) if done else None
     left_out = f"the answer was cut at {RESULT_CHARS_MAX} characters" if len(text or "") > RESULT_CHARS_MAX else None
     assert delegation.delegation_id is not None
@@ -173,18 +174,22 @@ def _result(work: Work) -> DelegationResult:
         parts=_parts(view, text),
         error=(error or left_out or "")[: egress.ERROR_CHARS_MAX] or None,
         error_code=code or (LEFT_OUT if left_out else None),
-        token_usage=usage_of(notes.get("usage"), notes.get("spent")),
+        token_usage=usage,
         duration_ms=max(0, view.updated_at_ms - view.created_at_ms),
         sub_delegations=work.below,
     )
 
 
-def _outcome(work: Work) -> tuple[Outcome, str | None, str | None]:
+def _outcome(work: Work, usage: TokenUsage) -> tuple[Outcome, str | None, str | None]:
     """How it ended, why, and why for machines."""
     view, result = work.view, work.view.result
     said = result.error_message if result is not None and isinstance(result.error_message, str) else ""
     metadata = result.metadata if result is not None and isinstance(result.metadata, dict) else {}
     code = metadata.get("code")
+    if usage.total > work.delegation.budget:
+        # Of an agent that is not stopped from here, like a worker.
+        spent = f"{usage.total} tokens were used, and {work.delegation.budget} were agreed"
+        return "failed", said if code == BUDGET_EXCEEDED else spent, BUDGET_EXCEEDED
     if view.state is TaskState.COMPLETED:
         return "completed", None, None
     if work.question is not None:
