@@ -238,6 +238,10 @@ class Recording:
         self._need(_delegation(key))
         return self._state.parcel(key, seq)
 
+    def parcel_count(self, peer: InstanceId) -> int:
+        self._need(("peer", peer))
+        return self._state.parcel_count(peer)
+
     def parcel_first(self, key: DelegationKey) -> Parcel | None:
         self._need(_delegation(key))
         return self._state.parcel_first(key)
