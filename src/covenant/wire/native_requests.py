@@ -11,7 +11,7 @@ import msgspec
 from covenant.model.constitution import INDEX
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Invalid
-from covenant.wire.decoding import decode
+from covenant.wire.decoding import TOLD_NESTING_MAX, decode, deeper_than
 
 PARTS_MAX: Final = 1_000
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
@@ -98,6 +98,8 @@ def _contents(parts: tuple[NativePart, ...]) -> Iterator[Content]:
             case TextPart(text=text):
                 yield Text(text)
             case DataPart(value=value):
+                if deeper_than((value,), TOLD_NESTING_MAX):
+                    raise Invalid("invalid_request", f"message[{place}].value: nested too deeply")
                 yield Json(value)
             case ImagePart():
                 yield _file(place, part, "")

@@ -1,6 +1,7 @@
 """`/v1/orchestrate`: runs of native clients as events, by any agent, the master or one that comes with the request."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -180,6 +181,7 @@ async def test_the_stream_ends_where_the_task_waits(tmp_path: Path) -> None:
         ({"message": [{"type": "video"}]}, 400, "invalid_request"),
         ({"message": [{"type": "image"}]}, 400, "invalid_request"),
         ({"message": [{"type": "image", "data": "%"}]}, 400, "invalid_request"),
+        ({"message": [{"type": "data", "value": json.loads("[" * 40 + "]" * 40)}]}, 400, "invalid_request"),
         ({"message": "x", "agnet": "echo"}, 400, "invalid_request"),
         ({"message": "x", "agent": "nobody"}, 404, "unknown_agent"),
         ({"message": "x", "agent_def": {"kind": "process", "command": ["rm"]}}, 400, "invalid_agent"),
