@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from covenant.ledger.machine.peer_commands import ChangePeer
+from covenant.ledger.machine.peer_commands import ChangePeer, Tell
+from covenant.model.correspondence import DelegationKey
 from covenant.model.delegating import Role
 from covenant.model.peer import KeyBundle, Trust
 from covenant.peers.settings import PeerSettings
@@ -19,6 +20,7 @@ from tests.peers.houses import (
     BOUND_S,
     House,
     accept,
+    begun,
     cancel,
     delivering,
     house,
@@ -27,6 +29,7 @@ from tests.peers.houses import (
     offer_id,
     refused,
     result,
+    said,
     status,
 )
 
@@ -227,6 +230,21 @@ async def test_what_is_larger_than_an_answer_comes_alone(alice: House, bob: Hous
     await bob.offers(alice.id, 50)
     async with delivering(bob):
         await bob.requesting.until(1)
+        await alice.delivered()
+
+
+async def test_what_a_peer_cannot_take_holds_up_nothing_else(alice: House, bob: House) -> None:
+    """As many as an answer may have are of delegations that bob knows nothing of, and he does not trust alice yet."""
+    await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, trust=Trust.PEER))
+    for number in range(1, polling.ENVELOPES_MAX + 11):
+        key = DelegationKey(Role.REQUESTER, bob.id, offer_id(number))
+        begin = begun(Role.REQUESTER, bob.id, number)
+        await alice.ledger.commit(Tell(key=key, begin=begin, happenings=("offer",), said=(said(cancel(number)),)))
+    await alice.offers(bob.id, 500)
+    async with delivering(bob):
+        await alice.until(lambda: offer_id(500) not in {each.offer_id for each in alice.ledger.parcels(bob.id)})
+        assert bob.courier.troubles()[0].failure.startswith("untrusted")
+        await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, trust=Trust.VERIFIED))
         await alice.delivered()
 
 

@@ -1,8 +1,8 @@
 """Handing out: what waits for a peer that fetches it, sealed to the keys that it shows as it asks.
 
 What is handed out still waits until the peer acknowledges it with a later poll: an answer that is lost on the way costs
-nothing. Of each delegation in its order, and never more than an answer may have. One poll of a peer waits at a time:
-with the next one, the one before is answered as it is.
+nothing. Of each delegation in its order, each in its turn, and never more than an answer may have. One poll of a peer
+waits at a time: with the next one, the one before is answered as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from covenant.model.delegation import CapabilityQuery
 from covenant.model.errors import Invalid
 from covenant.model.ids import AgentId
 from covenant.model.peer import InstanceId, KeyBundle, Prekey
+from covenant.peers.answering import worth_learning
 from covenant.peers.keyring import Keyring
 from covenant.seal.identity import bundle_holds, prekey_to_use
 from covenant.wire import peers
@@ -62,6 +63,8 @@ class HandingOut:
         self._us = us
         self._now_ms = now_ms
         self._waiting: dict[InstanceId, asyncio.Event] = {}
+        self._handed: dict[InstanceId, frozenset[DelegationKey]] = {}
+        """Of which delegations each peer had something in its last answer."""
         self._closed = False
         ledger.on_peer(self._news)
 
@@ -95,7 +98,7 @@ class HandingOut:
         return prekey
 
     async def _learn(self, peer: Peer, keys: KeyBundle) -> None:
-        if peer.keys is None or keys.issued_at_ms > peer.keys.issued_at_ms:
+        if worth_learning(peer.keys, keys):
             await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, keys_shown=keys))
 
     async def _wait(self, peer: InstanceId, most: int, prekey: Prekey, until: float) -> tuple[msgspec.Raw, ...]:
@@ -129,12 +132,23 @@ class HandingOut:
         if peer is None or peer.denied:
             return ()
         letters, size = self._question(peer), 0
-        for parcel in self._ledger.parcels(peer_id):
-            body = bytes(parcel.body)
-            size += len(body) * 4 // 3 + ENVELOPE_EXTRA
-            if len(letters) >= most or (letters and size > ANSWER_BYTES_MAX):
+        before = self._handed.pop(peer_id, frozenset())
+        handed: set[DelegationKey] = set()
+        left_out: set[DelegationKey] = set()
+        # What was handed out last time and still waits may be what the peer can not take: it holds up nothing else.
+        for parcel in sorted(self._ledger.parcels(peer_id), key=lambda each: each.delegation in before):
+            if len(letters) >= most:
                 break
+            body = bytes(parcel.body)
+            takes = len(body) * 4 // 3 + ENVELOPE_EXTRA
+            if parcel.delegation in left_out or (letters and size + takes > ANSWER_BYTES_MAX):
+                left_out.add(parcel.delegation)
+                continue
+            size += takes
             letters.append(_Letter(parcel.typ, body, parcel.seq))
+            handed.add(parcel.delegation)
+        if handed:
+            self._handed[peer_id] = frozenset(handed)
         return letters
 
     def _question(self, peer: Peer) -> list[_Letter]:
