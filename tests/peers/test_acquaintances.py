@@ -22,7 +22,7 @@ from covenant.peers.answering import answer
 from covenant.peers.line import LineFailed
 from covenant.seal.assertions import assert_offer, new_challenge, sign_capabilities
 from covenant.seal.envelope import open_
-from covenant.seal.identity import PREKEY_PERIOD_MS, Identity, sign_change
+from covenant.seal.identity import PREKEY_PERIOD_MS, Identity, sign_bundle, sign_change
 from covenant.seal.keys import new_private_key
 from covenant.seal.tokens import Narrowing, narrow, token_ids
 from covenant.testing.cast import OPERATOR
@@ -125,6 +125,14 @@ class TestAdding:
         assert (refusal.status, "give its id too" in refusal.message) == (503, True)
         peer = await add(a, nowhere, peer_id=b.id)
         assert (peer.id, peer.keys, peer.trust) == (b.id, None, Trust.PEER)
+
+    async def test_an_address_that_may_never_be_called_is_refused_whatever_id_is_given(
+        self, two: tuple[House, House]
+    ) -> None:
+        a, b = two
+        for url in ("http://169.254.169.254", f"{b.url}/elsewhere"):
+            assert (await refused(add(a, url, peer_id=b.id))).status == 409
+        assert a.ledger.peers() == ()
 
     @pytest.mark.parametrize(
         ("given", "code"),
@@ -453,6 +461,19 @@ class TestCapabilities:
         assert isinstance(said, CapabilityResponse)
         assert (said.nonce, said.audience, at(b, a.id).keys) == (query.nonce, a.id, query.keys)
 
+    async def test_keys_that_are_shown_at_each_word_are_not_written_down_at_each_word(
+        self, two: tuple[House, House]
+    ) -> None:
+        a, b = two
+        await b.knows(a)
+        before = at(b, a.id).keys
+        assert before is not None
+        for later_ms in (1_000, 59_000, 60_000):
+            shown = sign_bundle(a.keyring.private_key, before.prekeys, before.issued_at_ms + later_ms)
+            query = CapabilityQuery(nonce=new_challenge(), versions=SUPPORTED_VERSIONS, keys=shown)
+            await b.reception.receive(a.sealed(query, b), None)
+            assert at(b, a.id).keys == (shown if later_ms == 60_000 else before)
+
     async def test_keys_of_somebody_else_in_a_question_are_refused(self, two: tuple[House, House]) -> None:
         a, b = two
         await b.knows(a)
@@ -567,6 +588,16 @@ class TestAnswers:
         response = await self.answer(a, b, nonce, **changes)
         assert (await refused(a.acquaintances.hear_response(peer, self.envelope(b), response))).code == code
         assert at(a, b.id).trust is Trust.PEER
+
+    async def test_more_profiles_than_anybody_needs_are_not_kept(self, two: tuple[House, House]) -> None:
+        a, b = two
+        peer, nonce = await self.waiting(a, b)
+        many = tuple(Profile(name=f"p{number}", description="ä" * 500, max_token_budget=1) for number in range(500))
+        response = await self.answer(a, b, nonce, profiles=many)
+        await a.acquaintances.hear_response(peer, self.envelope(b), response)
+        kept = await a.acquaintances.capabilities(at(a, b.id))
+        assert 0 < len(kept.profiles) < 100
+        assert kept.profiles == many[: len(kept.profiles)]
 
     async def test_an_answer_that_another_signed_or_that_comes_twice_verifies_nobody(
         self, two: tuple[House, House], tmp_path: Path

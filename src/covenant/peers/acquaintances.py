@@ -30,7 +30,7 @@ from covenant.model.delegation import CapabilityQuery, CapabilityResponse
 from covenant.model.errors import Conflict, Forbidden, Invalid, Refusal, Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.peer import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
-from covenant.peers.answering import Offering, answer
+from covenant.peers.answering import Offering, answer, worth_learning
 from covenant.peers.asking import Asking
 from covenant.peers.flights import Flights
 from covenant.peers.issuing import Issuing
@@ -126,11 +126,13 @@ class Acquaintances:
             introduction = await self._introduction(place)
             keys, said = introduction.keys, introduction.name
         except LineFailed as failed:
-            if wanted is None:
+            if wanted is None or not failed.passing:
                 raise as_refusal(
                     LineFailed(
                         failed.code,
-                        f"{failed.message}; start it, or give its id too, to add it without having met it",
+                        f"{failed.message}; start it, or give its id too, to add it without having met it"
+                        if failed.passing
+                        else failed.message,
                         passing=failed.passing,
                     )
                 ) from failed
@@ -316,11 +318,14 @@ class Acquaintances:
         if asker.denied:
             raise Forbidden("denied", "nothing is taken from this peer")
         now_ms = self._now_ms()
+        prekey = None
         if query.keys is not None:
-            if not bundle_holds(query.keys, asker.id, now_ms):
+            if query.keys != asker.keys and not bundle_holds(query.keys, asker.id, now_ms):
                 raise Invalid(UNVERIFIED_KEYS, "the keys in the query are not yours, or are over; check your clock")
-            asker = await self._shown(asker, query.keys)
-        prekey = await self.prekey_for(asker)
+            prekey = prekey_to_use(query.keys.prekeys, now_ms)
+            if worth_learning(asker.keys, query.keys):
+                asker = await self._shown(asker, query.keys)
+        prekey = prekey or await self.prekey_for(asker)
         offering = self._offering(asker)
         response = answer(
             query,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from covenant.model.acquaintance import Capabilities, Peer
 from covenant.model.delegation import BUDGET_MAX, CapabilityQuery, CapabilityResponse, Profile
-from covenant.model.peer import SUPPORTED_VERSIONS, Trust
+from covenant.model.peer import SUPPORTED_VERSIONS, KeyBundle, Trust
 from covenant.peers.keyring import Keyring
 from covenant.peers.settings import PeerSettings
 from covenant.seal.assertions import sign_capabilities
 from covenant.seal.tokens import PROFILES_MAX, Narrowing
 
 BELIEVED_MS_MAX: Final = 3_600_000
+KEYS_EVERY_MS: Final = 60_000
+PROFILES_BYTES_MAX: Final = 64 * 1024
+"""How much of what a peer says of its profiles is kept. It is written down with each thing that is learned of it."""
 
 _NAMEABLE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}").fullmatch
 
@@ -77,10 +81,15 @@ def terms_for(peer: Peer, offering: Offering, settings: PeerSettings) -> Narrowi
     return Narrowing(profiles=names if nameable else None, budget=budget_max(peer, settings), depth=settings.depth_max)
 
 
+def worth_learning(known: KeyBundle | None, shown: KeyBundle) -> bool:
+    """Whether keys that a peer shows as it speaks are to be kept. Not at each word: what is kept is written down."""
+    return known is None or shown.issued_at_ms >= known.issued_at_ms + KEYS_EVERY_MS
+
+
 def learned(response: CapabilityResponse, now_ms: int) -> Capabilities:
     """What is kept of an answer that holds; not for ever, whatever it says."""
     return Capabilities(
-        profiles=response.profiles,
+        profiles=_bounded(response.profiles),
         versions=response.versions,
         active_delegations=response.active_delegations,
         free_slots=response.free_slots,
@@ -89,3 +98,9 @@ def learned(response: CapabilityResponse, now_ms: int) -> Capabilities:
         expires_at_ms=min(response.expires_at_ms, now_ms + BELIEVED_MS_MAX),
         token=response.token,
     )
+
+
+def _bounded(profiles: tuple[Profile, ...]) -> tuple[Profile, ...]:
+    """The first that there is room for."""
+    sizes = accumulate(len(each.name.encode()) + len(each.description.encode()) + 64 for each in profiles)
+    return tuple(each for each, size in zip(profiles, sizes, strict=True) if size <= PROFILES_BYTES_MAX)

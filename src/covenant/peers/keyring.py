@@ -80,6 +80,11 @@ class Keyring:
     def prekey(self, kid: str) -> PrivatePrekey | None:
         return self._prekeys.get(kid)
 
+    def due(self, now_ms: int) -> bool:
+        """Whether `rotate` would change anything."""
+        held = [each.prekey for each in self._prekeys.values()]
+        return prekey_due(held, now_ms) or any(prekey_over(each, now_ms) for each in held)
+
     def rotate(self, now_ms: int) -> bool:
         """A new prekey if it is time for one, and none that is over. Whether anything changed; then it is saved."""
         with self._rotating:

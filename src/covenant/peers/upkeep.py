@@ -18,7 +18,7 @@ from covenant.ledger.contract import Ledger
 from covenant.model.acquaintance import Peer
 from covenant.model.errors import Conflict, CovenantError, Refusal
 from covenant.model.ids import AgentId
-from covenant.model.peer import Trust
+from covenant.model.peer import InstanceId, Trust
 from covenant.peers.acquaintances import Acquaintances
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import LineFailed
@@ -34,12 +34,13 @@ log = logging.getLogger(__name__)
 
 class _Tried(NamedTuple):
     times: int
+    at_ms: int
     next_ms: int
     heard_at_ms: int
     """When it had been heard from, the last time that it was tried."""
 
 
-_NEVER: Final = _Tried(0, 0, 0)
+_NEVER: Final = _Tried(0, 0, 0, 0)
 
 
 class Upkeep:
@@ -61,7 +62,12 @@ class Upkeep:
         self._tried: dict[str, _Tried] = {}
         self._stirred = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        ledger.on_peer(lambda _: self._stirred.set())
+        ledger.on_peer(self._stir)
+
+    def _stir(self, peer_id: InstanceId) -> None:
+        peer = self._ledger.peer(peer_id)
+        if peer is not None and self._wanting(peer):
+            self._stirred.set()
 
     async def run(self) -> None:
         """Until it is cancelled, or `stop` is called."""
@@ -98,6 +104,8 @@ class Upkeep:
         self._forget()
 
     async def _rotate(self) -> None:
+        if not self._keyring.due(self._now_ms()):
+            return
         try:
             await asyncio.to_thread(self._keyring.rotate, self._now_ms())
         except (OSError, CovenantError) as error:  # those that there are go on for another day
@@ -106,9 +114,10 @@ class Upkeep:
     def _wanting(self, peer: Peer) -> bool:
         if peer.url is None or peer.denied or not (_unverified(peer) or peer.conflict is not None):
             return False
-        tried = self._tried.get(peer.id, _NEVER)
-        # Unless it knows us it answers nobody: to be heard from is to know that it does.
-        return self._now_ms() >= tried.next_ms or peer.heard_at_ms > tried.heard_at_ms
+        tried, now_ms = self._tried.get(peer.id, _NEVER), self._now_ms()
+        # One that is heard from knows us, and answers; one that talks without end is not called without end.
+        heard = peer.heard_at_ms > tried.heard_at_ms and now_ms >= tried.at_ms + FIRST_MS
+        return heard or now_ms >= tried.next_ms
 
     async def _try(
         self, places: asyncio.Semaphore, key: str, heard_at_ms: int, work: Callable[[], Awaitable[None]]
@@ -121,7 +130,8 @@ class Upkeep:
                 if times == 0:
                     log.warning("%s: %s; tried again from time to time", key, failed)
                 wait_ms = min(LONGEST_MS, FIRST_MS << min(times, 16))
-                self._tried[key] = _Tried(times + 1, self._now_ms() + wait_ms, heard_at_ms)
+                now_ms = self._now_ms()
+                self._tried[key] = _Tried(times + 1, now_ms, now_ms + wait_ms, heard_at_ms)
             else:
                 self._tried.pop(key, None)
 
