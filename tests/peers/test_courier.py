@@ -1,11 +1,13 @@
 """What was said to peers reaches them: in order, once, over real sockets, whatever happens in between."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from covenant.ledger.log import faults
 from covenant.ledger.machine.peer_commands import ChangePeer, Hear, Tell
 from covenant.model.correspondence import DelegationKey, Envelope
 from covenant.model.delegating import Role
@@ -431,3 +433,23 @@ async def test_what_waited_for_a_peer_goes_to_its_new_identity(alice: House, bob
             await alice.delivered()
             assert [seq for *_, seq in after.providing.heard] == [1]
             assert [peer.id for peer in alice.ledger.peers()] == [after.id]
+
+
+async def test_what_cannot_be_written_down_any_more_is_not_delivered_again_and_again(tmp_path: Path) -> None:
+    async with house(tmp_path / "alice") as alice, http_server(always(TAKEN)) as served:
+        peer = await _somebody_at(alice, served.url())
+        for number in range(1, 101):
+            await alice.offers(peer, number)
+        keys = alice.keys
+        plan = faults.Plan("journal.sync", faults.fail(errno.EIO))
+        with faults.armed(plan):
+            await asyncio.wait_for(alice.courier.run(), BOUND_S)
+        assert plan.fired
+        assert 1 <= len(served.requests) <= 100
+    async with house(tmp_path / "alice", keys) as alice, http_server(always(TAKEN), port=served.port) as again:
+        # What was being written when the disk failed may be there or not.
+        left = len(alice.ledger.parcels(peer))
+        assert left >= 100 - len(served.requests)
+        async with delivering(alice):
+            await alice.delivered()
+        assert len(again.requests) == left
