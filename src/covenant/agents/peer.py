@@ -23,7 +23,7 @@ from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.correspondence import ARTIFACT, PROOF, Delegation
 from covenant.model.delegating import CANCELLED, CANCELLING, COMPLETED, LOST, TIMEOUT
 from covenant.model.delegation import DelegationResult, TokenUsage
-from covenant.model.errors import NotFound, Refusal, Unavailable
+from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate, StatusUpdate
 from covenant.wire.redaction import Finding
@@ -101,9 +101,9 @@ class PeerBody:
                     told=lambda findings: _tell_findings(job, findings),
                 )
                 return
-            except Unavailable as unavailable:
+            except (Unavailable, OverLimit) as later:
                 if not tries:
-                    job.say(StatusUpdate(f"the peer cannot be asked now, and is asked again: {unavailable.message}"))
+                    job.say(StatusUpdate(f"the peer cannot be asked now, and is asked again: {later.message}"))
                 await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
                 tries += 1
 

@@ -272,7 +272,9 @@ def _say(decide: Decide, delegation: Delegation, said: tuple[Said, ...], by: Age
             # A result that nobody has taken yet is still to be shown with what it answers.
             delegation = replace(delegation, offer=None)
         _make_room(decide, delegation.key)
-    decide.add(DelegationPut(delegation))
+    known = decide.view.delegation(delegation.key) is not None
+    # An offer can be large, and what is said of it is said often.
+    decide.add(DelegationPut(replace(delegation, offer=None) if known and not delegation.ended else delegation))
     if by is not None:
         decide.audit(
             by,
