@@ -14,8 +14,9 @@ from covenant.model.usage import tokens_of
 ELSEWHERE: Final = "⇄"
 """Before the place of a task that is done elsewhere."""
 BY_ADDRESS: Final = "remote.url"
+BY_PEER: Final = "remote.peer"
 REMOTE: Final = "covenant.remote"
-"""As whom an agent is known that no catalogue has, and where its task says how it was named."""
+"""As whom agents are known that no catalogue has, and where a task says how its agent was named."""
 
 
 @click.command("tree", epilog=shape("a2a_tree", "tree"))
@@ -70,7 +71,9 @@ def _agent(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         return ((shown, "bold"),)
     if shown.startswith(f"{BY_ADDRESS}@"):
         shown = ((node["task"].get("request_metadata") or {}).get(REMOTE) or {}).get("name") or ""
-    place = f"{ELSEWHERE} {node.get('url')}"
+    elif shown.startswith(f"{BY_PEER}@"):
+        shown = node.get("profile") or ""
+    place = f"{ELSEWHERE} {node.get('url') or node.get('provider') or 'elsewhere'}"
     return ((f"{shown} ", "bold"), (place, "cyan")) if shown else ((place, "cyan"),)
 
 
