@@ -40,9 +40,10 @@ log = logging.getLogger(__name__)
 
 
 class Employment:
-    """An identity, what works for it, and how many places it has left."""
+    """An identity, what works for it, and how many places it has left. It is the slot of each place that is kept."""
 
     __slots__ = (
+        "_crew",
         "attempts_max",
         "body",
         "concurrency",
@@ -62,28 +63,20 @@ class Employment:
     on_lost: OnLost
     attempts_max: int | None
 
-    def __init__(self, identity: AgentId, starter: Starter) -> None:
+    def __init__(self, crew: Crew, identity: AgentId, starter: Starter) -> None:
+        self._crew = crew
         self.identity = identity
         self.starter = starter
         self.free = 0
         self.freed = asyncio.Event()
 
-
-class Place:
-    """A slot of the crew: one free place, kept for one task."""
-
-    __slots__ = ("_crew", "_employment", "starter")
-
-    def __init__(self, crew: Crew, employment: Employment) -> None:
-        self._crew = crew
-        self._employment = employment
-        self.starter = employment.starter
-
     def start(self, leased: LeasedTask) -> None:
-        self._crew.start(self._employment, leased)
+        self._crew.start(self, leased)
 
     def give_back(self) -> None:
-        self._crew.give_back(self._employment)
+        self.free += 1
+        if self.free == 1:
+            self.freed.set()
 
 
 class Crew:
@@ -141,7 +134,7 @@ class Crew:
             known.free += (concurrency or self._concurrency) - known.concurrency
             known.freed.set()
         else:
-            known = Employment(identity, Starter(identity, self._ledger.node, self._ledger.boot))
+            known = Employment(self, identity, Starter(identity, self._ledger.node, self._ledger.boot))
             known.free = concurrency or self._concurrency
             self._employed[identity.pubkey] = known
             if self._running:
@@ -159,24 +152,19 @@ class Crew:
         if employment in self._waiting:
             self._takers[employment].cancel()
 
-    def reserve(self, recipient: PublicKey) -> Place | None:
+    def reserve(self, recipient: PublicKey) -> Employment | None:
         employment = self._employed.get(recipient)
         if employment is None or employment.free <= 0 or not self._running:
             return None
         employment.free -= 1
-        return Place(self, employment)
-
-    def give_back(self, employment: Employment) -> None:
-        employment.free += 1
-        if employment.free == 1:
-            employment.freed.set()
+        return employment
 
     def start(self, employment: Employment, leased: LeasedTask) -> None:
         """In a place that was kept for it. If the crew was stopped meanwhile, the task goes back to the queue."""
         if self._running:
             self._begin(employment, leased)
         else:
-            self.give_back(employment)
+            employment.give_back()
             self._beside(self._release(employment, leased))
 
     def _begin(self, employment: Employment, leased: LeasedTask) -> None:
@@ -228,7 +216,7 @@ class Crew:
             job.deadline.cancel()
         if self._by_task.get(job.task.id) is job:
             del self._by_task[job.task.id]
-        self.give_back(employment)
+        employment.give_back()
         if not self._jobs:
             self._idle.set()
 
@@ -341,7 +329,7 @@ class Crew:
             taken = (await ledger.commit(take)).tasks
         finally:
             for _ in range(count - len(taken)):
-                self.give_back(employment)
+                employment.give_back()
         for leased in taken:
             self.start(employment, leased)
         if self._tracer.on:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -23,7 +23,7 @@ from covenant.exchange.delegation import Delegations
 from covenant.exchange.threads import said_before
 from covenant.exchange.views import PAGE, Views
 from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.commands import Advance, Interrupt, LeasedTask, Release, Renew
+from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.folding import TaskView, first_message
@@ -342,18 +342,15 @@ class Job:
             return parked
         return msgspec.structs.replace(parked, metadata={**(parked.metadata or {}), **self.notes})
 
-    async def _advance(self, updates: tuple[Update, ...], result: Result | None, ending: Ending | None) -> None:
+    def _advance(
+        self, updates: tuple[Update, ...], result: Result | None, ending: Ending | None
+    ) -> Awaitable[Advanced]:
         if result is not None and self.notes:
             result = msgspec.structs.replace(result, metadata=self.notes)
-        leased = self.leased
-        await self._ledger.commit(
+        task_id, lease_id = self.task.id, self.leased.lease.lease_id
+        return self._ledger.commit(
             Advance(
-                task_id=leased.task.id,
-                holder=self.holder,
-                lease_id=leased.lease.lease_id,
-                updates=updates,
-                result=result,
-                ending=ending,
+                task_id=task_id, holder=self.holder, lease_id=lease_id, updates=updates, result=result, ending=ending
             )
         )
 

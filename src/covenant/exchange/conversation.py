@@ -7,7 +7,7 @@ first: a task of another is not found. A caller that goes away ends nothing; a t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
 from typing import Final
 
@@ -140,7 +140,7 @@ class Conversations:
     async def begin(self, task: Task) -> TaskView:
         """A task that another door has made, as soon as it is accepted; as it stands, if it was before."""
         with self._ledger.watch(task.id) as watch:
-            if await self._accept(task, None):
+            if not (await self._accept(task)).from_watch:
                 return _viewed(await self._views.past(task.id))
             folder = Folder()
             _add(folder, await watch.next(KEEP_ALIVE_S))
@@ -254,17 +254,16 @@ class Conversations:
         task = first_task(sent, ask.agent, task_id, sender=self._client(ask), recipient=me, said=said)
         return _Saying(task_id, task if ask.hop is None else within_chain(task, ask.hop), said)
 
-    async def _say(self, ask: Ask, sent: SendMessage, saying: _Saying) -> _Said:
+    def _say(self, ask: Ask, sent: SendMessage, saying: _Saying) -> Awaitable[_Said]:
         """Make it durable. What follows is watched already."""
         if saying.task is None:
-            return await self._continue(ask, sent, saying)
-        known = await self._accept(saying.task, sent.push, ask.hop, minted=saying.said is None)
-        return _Said(from_watch=not known)
+            return self._continue(ask, sent, saying)
+        return self._accept(saying.task, sent.push, ask.hop, minted=saying.said is None)
 
     async def _accept(
         self, task: Task, push: PushConfig | None = None, hop: Hop | None = None, *, minted: bool = False
-    ) -> bool:
-        """Whether it was known already. `minted`: its id is new, and nobody else's to have used."""
+    ) -> _Said:
+        """`minted`: its id is new, and nobody else's to have used."""
         digest, size = fingerprint(without_way(task))
         if push is not None:
             # The same key with another webhook is another request, as with another message.
@@ -279,7 +278,7 @@ class Conversations:
             if refusal.code == "duplicate_task_id":
                 raise key_reused() from None
             raise
-        return accepted.duplicate
+        return _Said(from_watch=not accepted.duplicate)
 
     async def _continue(self, ask: Ask, sent: SendMessage, saying: _Saying) -> _Said:
         task_id, said, message, me = saying.task_id, saying.said, sent.message, self._identity(ask)

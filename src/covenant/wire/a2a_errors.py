@@ -34,7 +34,7 @@ _TYPE: Final = "type.googleapis.com/google.rpc."
 _names_field = re.compile(r"([A-Za-z][\w.\[\]-]*): (.+)", re.DOTALL).fullmatch
 
 
-class Dialect(enum.Enum):
+class Dialect(enum.StrEnum):
     V1 = "1.0"
     V03 = "0.3"
 

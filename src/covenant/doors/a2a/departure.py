@@ -17,6 +17,8 @@ NOTICE_S: Final = 1.0
 class Departure:
     """A context around work for one caller, whose request was read to its end. It swallows the end that it brings."""
 
+    __slots__ = ("_listener", "_notice_s", "_receive", "_timer", "_work", "gone")
+
     def __init__(self, receive: Receive, *, notice_s: float = NOTICE_S) -> None:
         self.gone = False
         self._receive = receive

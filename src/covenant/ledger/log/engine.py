@@ -35,7 +35,7 @@ from covenant.ledger.machine.commands import Accept, Advance, Command, Drain, Re
 from covenant.ledger.machine.decide import decide
 from covenant.ledger.machine.decision import Refused
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import AnyEvent, TaskEvent
+from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated
 from covenant.ledger.machine.peer_commands import Hear
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
@@ -140,17 +140,16 @@ class LogLedger:
 
     def _ring(self, events: Sequence[AnyEvent]) -> None:
         """Wake whoever waits for this. They decide at once, and share the sync that this record waits for."""
-        rung = None
         for event in events:
-            if not isinstance(event, TaskEvent) or event.task_id == rung:
+            # Those that neither queue a task nor end it are most of what happens.
+            if isinstance(event, (TaskUpdated, TaskLeased)) or not isinstance(event, TaskEvent):
                 continue
-            rung = event.task_id
-            entry = self._state.entries[rung]
+            entry = self._state.entries[event.task_id]
             if entry.state is QUEUED:
                 self._bell.ring(("queue", entry.task.recipient.pubkey))
                 self._bell.ring(("queue",))
             elif entry.finished:
-                self._bell.ring(("task", rung))
+                self._bell.ring(("task", event.task_id))
                 if self._state.orphaned:
                     self._bell.ring(("orphans",))
                 if entry.state is SETTLED:

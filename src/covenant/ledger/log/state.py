@@ -29,7 +29,7 @@ from covenant.ledger.machine.events import (
     TaskSettled,
 )
 from covenant.ledger.machine.peer_events import PeerEvent
-from covenant.ledger.machine.states import DRAINED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
+from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.task import DELEGATION, CacheKey, cache_key
@@ -69,9 +69,15 @@ class LedgerState(Registers, Outbox, Correspondence):
         self._finished: deque[tuple[int, TaskId]] = deque()
 
     def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
+        entries = self.entries
         for event in events:
             if isinstance(event, TaskEvent):
-                self._apply_task(event, ts_ms, seq)
+                old = entries.get(event.task_id)
+                entries[event.task_id] = new = evolve(old, event, ts_ms)
+                if old is None or new.state is not old.state:
+                    self._move(event, old, new, ts_ms, seq)
+                elif isinstance(event, LeaseRenewed):  # nothing else makes a lease young
+                    self.in_flight.move_to_end(event.task_id)
             elif isinstance(event, PushEvent):
                 self.apply_push(event, ts_ms)
             elif isinstance(event, PeerEvent):
@@ -82,28 +88,22 @@ class LedgerState(Registers, Outbox, Correspondence):
             else:
                 self.register(event)
 
-    def _apply_task(self, event: TaskEvent, ts_ms: int, seq: int) -> None:
-        task_id = event.task_id
-        old = self.entries.get(task_id)
-        self.entries[task_id] = new = evolve(old, event, ts_ms)
-        before, after = (old.state if old is not None else None), new.state
-        if before is after:
-            if isinstance(event, LeaseRenewed):  # nothing else makes a lease young
-                self.in_flight.move_to_end(task_id)
-            return
-        if before is not None:
-            self._leave(before, new)
-        self._enter(after, new, seq)
+    def _move(self, event: TaskEvent, old: Entry | None, new: Entry, ts_ms: int, seq: int) -> None:
+        """From one state to another: out of the indexes of the one, and into those of the other."""
+        task_id, task, finished = event.task_id, new.task, new.state in FINISHED
+        if old is not None:
+            self._leave(old.state, new)
+        self._enter(new.state, new, seq)
         if task_id in self.pushes_by_task and isinstance(event, TaskSettled):
             self.end_pushes(task_id, new.generation)
-        if new.task.idempotency is not None:
+        if task.idempotency is not None:
             self._share(event, new, ts_ms)
-        if new.task.origin == DELEGATION:
-            if before is None:
+        if task.origin == DELEGATION:
+            if old is None:
                 self._attach(new)
-            elif new.finished:
+            elif finished:
                 self._detach(new)
-        if new.finished and task_id in self.children:
+        if finished and task_id in self.children:
             self.orphaned.update(self.children.pop(task_id))
         if isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
             self._remember(event, new)

@@ -62,6 +62,8 @@ _LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
 class Watch:
     """One reader of one task. Used as a context; `next` is for one caller at a time."""
 
+    __slots__ = ("_steps", "_watching", "_woken", "cut", "task_id")
+
     def __init__(self, watching: Watching, task_id: TaskId) -> None:
         self._watching = watching
         self._steps: list[Step] = []

@@ -30,17 +30,15 @@ class Refused(Exception):
 class Decide:
     """What one decision reads and what it has decided. Lives for one call and keeps nothing."""
 
-    __slots__ = ("_head", "events", "new_id", "now_ms", "view")
+    __slots__ = ("_head", "add", "events", "new_id", "now_ms", "view")
 
     def __init__(self, view: View, now_ms: int, new_id: NewId) -> None:
         self.view = view
         self.now_ms = now_ms
         self.new_id = new_id
         self.events: list[AnyEvent] = []
+        self.add = self.events.append
         self._head: AuditHead | None = None
-
-    def add(self, event: AnyEvent) -> None:
-        self.events.append(event)
 
     def audit(self, issuer: AgentId, kind: dict[str, Any] | msgspec.Raw) -> None:
         row = AuditRow(id=self.new_id(), timestamp_ms=self.now_ms, issuer=issuer, kind=kind)
