@@ -9,14 +9,21 @@ import msgspec
 import pytest
 
 from covenant.exchange.delegation import REMOTE, Orphans
+from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.exchange.principal import Principal
 from covenant.exchange.trees import grown
-from covenant.ledger.machine.commands import Sweep
+from covenant.ledger.machine.commands import MakeGrant, Sweep
+from covenant.model.constitution import Constitution
 from covenant.model.content import Json, Text
 from covenant.model.delegating import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
 from covenant.model.folding import TaskState
+from covenant.model.grant import respond_actions
 from covenant.model.peer import Trust
+from covenant.model.result import Result, ResultStatus
+from covenant.model.tenant import DEFAULT
 from covenant.model.update import StatusUpdate
 from covenant.seal.evidence import verify_evidence
+from covenant.testing.cast import OPERATOR, make_grant
 from tests.peers.estates import Estate, changed, estate, pair, said, worker
 
 
@@ -346,3 +353,27 @@ async def test_what_is_delegated_on_has_no_more_than_what_is_left_of_the_budget(
         assert said(await anna.ended(task_id)) == "ON"
         assert [work.budget for work in carl.works()] == [40]
         assert anna.delegation(task_id).usage.total == 60
+
+
+async def test_a_worker_outside_does_what_a_peer_delegates_and_is_held_to_its_budget(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (rita, paul):
+        paul.catalogue.add_resident(DEFAULT, Constitution(id="outside", kind="worker"), "file")
+        outside = paul.catalogue.identity(DEFAULT, "outside")
+        grant = make_grant(outside, respond_actions(paul.catalogue.client(DEFAULT))[0])
+        await paul.ledger.commit(MakeGrant(by=OPERATOR, grant=grant))
+        mailbox = MailboxExchange(paul.ledger, OPERATOR, MailboxLimits())
+        itself = Principal(outside, operator=False, token_sha256="t")
+        for tokens, state in ((10, TaskState.COMPLETED), (1_000, TaskState.FAILED)):
+            task_id = await rita.delegate(paul, "go", profile="outside", budget=100)
+            assert await paul.ledger.queued(outside.pubkey, 10_000)
+            (leased,) = (await mailbox.take(itself)).tasks
+            result = Result(
+                task_id=leased.task.id,
+                status=ResultStatus.OK,
+                content=(Text("done outside"),),
+                metadata={"usage": {"tokens": tokens}},
+            )
+            await mailbox.settle(itself, result, leased.lease.lease_id)
+            view = await rita.ended(task_id)
+            assert view.state is state
+            assert said(view).startswith("done outside" if state is TaskState.COMPLETED else "budget_exceeded")

@@ -39,6 +39,7 @@ from covenant.ledger.machine.commands import (
     Take,
 )
 from covenant.ledger.machine.repairing import scan_row
+from covenant.model.correspondence import PEER
 from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
@@ -262,9 +263,9 @@ class MailboxExchange:
         return settled
 
     async def _respond_within(self, task_id: TaskId) -> tuple[str, ...]:
-        """Who may answer a tenant's callers may answer its agents too, when they delegate."""
+        """Who may answer a tenant's callers may answer its agents too, when they delegate, and its peers."""
         entry = await self._ledger.entry(task_id)
-        if entry is None or entry.task.origin != DELEGATION:
+        if entry is None or entry.task.origin not in (DELEGATION, PEER):
             return ()
         return (f"a2a.respond.client@{entry.task.tenant}",)
 
