@@ -377,3 +377,20 @@ async def test_a_worker_outside_does_what_a_peer_delegates_and_is_held_to_its_bu
             view = await rita.ended(task_id)
             assert view.state is state
             assert said(view).startswith("done outside" if state is TaskState.COMPLETED else "budget_exceeded")
+
+
+async def test_what_an_agent_does_not_take_is_not_begun(tmp_path: Path) -> None:
+    agent = worker(shout, input_modes=["application/json"])
+    async with pair(tmp_path, agent) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        assert "takes application/json" in said(await rita.ended(task_id))
+        assert rita.delegation(task_id).code == "invalid"
+        assert [work.state for work in paul.works()] == [REJECTED]
+
+
+async def test_what_is_too_large_for_any_agent_is_not_begun(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(shout)) as (rita, paul):
+        task_id = await rita.delegate(paul, parts=(Text("look"), Json({"much": "no " * 500_000})))
+        view = await rita.ended(task_id)
+        assert (view.state, rita.delegation(task_id).code) == (TaskState.FAILED, "invalid")
+        assert [work.state for work in paul.works()] == [REJECTED]

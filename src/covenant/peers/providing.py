@@ -21,20 +21,23 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import call_id
+from covenant.exchange.messages import check_message, check_size
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Accept as Begin
 from covenant.ledger.machine.commands import Cancel as EndTask
 from covenant.ledger.machine.peer_commands import Changes, Hear, Heard, Tell
 from covenant.model.acquaintance import Peer
+from covenant.model.asking import Message
 from covenant.model.constitution import INDEX, CatalogueAgent
 from covenant.model.content import Content, Embedded, Resource, Text
 from covenant.model.correspondence import PEER, TERMS, Delegation, DelegationKey
 from covenant.model.delegating import CANCELLING, OFFERED, REJECTED, Role
 from covenant.model.delegation import PROFILES_MAX, Accept, Cancel, Offer, Profile, Reject, RejectCode
 from covenant.model.errors import Invalid, NotFound, Refusal
+from covenant.model.folding import first_message
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.peer import SUPPORTED_VERSIONS
-from covenant.model.task import Task
+from covenant.model.task import Task, fingerprint
 from covenant.model.tenant import DEFAULT
 from covenant.peers.admission import BUSY_RETRY_MS, Facts, OfferRate, Rejected, Terms, judge
 from covenant.peers.answering import Offering, barred, budget_max
@@ -47,6 +50,8 @@ from covenant.wire import peers as wire
 
 WORKS_HERE: Final = frozenset({"function", "process", "worker", "model"})
 CONTEXT: Final = "context"
+TASK_BYTES_MAX: Final = 1024 * 1024
+"""What any other door takes; a worker is handed it in one frame."""
 DESCRIPTION_CHARS_MAX: Final = 500
 RESTART_S: Final = 5.0
 """After the disk, or we ourselves, failed."""
@@ -178,6 +183,7 @@ class Providing:
             status_interval_ms=terms.status_interval_ms,
         )
         task = self._task(incoming.peer, offer, terms)
+        self._check(task, terms.profile)
         return await self._ledger.commit(
             Hear(
                 envelope=incoming.envelope,
@@ -270,7 +276,7 @@ class Providing:
             deadline_ms=offer.deadline_ms,
             parts=tuple(parts) if len(parts) > 1 else (),
             timeout_ms=min(terms.timeout_ms, own_ms) if own_ms is not None else terms.timeout_ms,
-            context_id=offer.correlation_id or work_id(peer, offer.offer_id),
+            context_id=work_id(peer, offer.offer_id),
             tenant=DEFAULT,
             origin=PEER,
             # What it delegates is one deeper, and may be so as often as is left.
@@ -283,10 +289,23 @@ class Providing:
                     "budget": terms.budget,
                     "depth_remaining": terms.depth_remaining,
                     "via": list(offer.via),
+                    "correlation_id": offer.correlation_id,
                 }
             },
             traceparent=offer.traceparent,
         )
+
+    def _check(self, task: Task, profile: str) -> None:
+        """As at every other door. `Rejected` says what the agent cannot take."""
+        agent = self._catalogue.agent(DEFAULT, profile)
+        message = first_message(task)
+        try:
+            check_size(fingerprint(task)[1], TASK_BYTES_MAX)
+            if agent is not None:
+                asked = Message(message_id=task.id, parts=message.parts)
+                check_message(asked, agent, agent.constitution.extensions)
+        except Refusal as refusal:
+            raise Rejected("invalid", refusal.message) from None
 
     # Attending
 
