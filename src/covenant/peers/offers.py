@@ -134,7 +134,8 @@ class Offers:
         """As it says now; or as it said once, where it cannot be asked: the offer waits for it then."""
         try:
             capabilities = await self._acquaintances.capabilities(peer)
-            if not _has(capabilities, profile):
+            # What was said to a mere peer has no token; since then it may have verified us.
+            if capabilities.token is None or not _has(capabilities, profile):
                 capabilities = await self._acquaintances.capabilities(peer, fresh=True)
         except (LineFailed, Refusal):
             kept = self._ledger.peer(peer.id)

@@ -163,7 +163,7 @@ class LogLedger:
         """An archive that cannot keep up slows what feeds it most, then refuses new work: the lag is bounded."""
         if isinstance(command, (Report, Advance)):
             await self._archive.caught_up(self._journal.durable_seq - LAG_SLOWS_REPORTS, CATCH_UP_S)
-        elif isinstance(command, Accept) and self._archive_lag() >= LAG_REFUSES_TASKS:
+        elif _begins_work(command) and self._archive_lag() >= LAG_REFUSES_TASKS:
             raise OverLimit(
                 "archive_lagging", "the archive cannot keep up; send again in a few seconds", retry_after_ms=5_000
             )
@@ -430,3 +430,7 @@ class LogLedger:
 
     async def close(self) -> None:
         await self._storage.close()
+
+
+def _begins_work(command: Command[Any]) -> bool:
+    return isinstance(command, Accept) or (isinstance(command, Hear) and command.accept is not None)

@@ -219,7 +219,8 @@ def hear(decide: Decide, command: Hear) -> Heard:
     if envelope.seq is not None:
         if envelope.seq <= before.heard:
             return Heard(moved=Moved(delegation=before, changed=False))
-        if envelope.seq > before.heard + 1:
+        # Of what we know nothing of, the first that we hear is the first: we may have been put back from a backup.
+        if record is not None and envelope.seq > before.heard + 1:
             raise decide.refuse(
                 Conflict("out_of_order", f"number {before.heard + 1} is missing; send what was said in its order")
             )
