@@ -77,11 +77,18 @@ def free_port() -> int:
 
 
 def call(
-    port: int, method: str, path: str, body: Any = None, *, token: str | None = None, within_s: float = BOUND_S
+    port: int,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    token: str | None = None,
+    source: str = "127.0.0.1",
+    within_s: float = BOUND_S,
 ) -> Answer:
-    """`body`: bytes go as they are, everything else as JSON."""
+    """`body`: bytes go as they are, everything else as JSON. `source`: from which address on loopback."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=within_s)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=within_s, source_address=(source, 0))
     try:
         sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, path, sent, headers)
@@ -181,9 +188,9 @@ class Node:
     def post(self, path: str, body: Any = None, status: int | None = None) -> dict[str, Any]:
         return self.ask("POST", path, body if body is not None else {}, status=status)
 
-    def receive(self, envelope: bytes) -> Answer:
+    def receive(self, envelope: bytes, *, source: str = "127.0.0.1", at: str = "receive") -> Answer:
         """As anybody: hand it an envelope."""
-        return call(self.port, "POST", f"{API}/receive", envelope)
+        return call(self.port, "POST", f"{API}/{at}", envelope, source=source)
 
     def run(self, *words: str, stdin: str = "") -> Ran:
         """The CLI."""
