@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic_ai.models import Model
 
+from covenant.agents.advising import Adviser
 from covenant.agents.authoring import Agent
 from covenant.agents.crew import Crew
 from covenant.agents.discovery import played
@@ -75,7 +76,11 @@ class House:
         model = self.models.get(constitution.id) or self.models.get("")
         if model is None:
             return None
-        return ModelBody(model, constitution, self.means, tokens_max=self.tokens_max, remembers=remembers)
+        advisor = constitution.advisor
+        adviser = Adviser(self.models[advisor.model], advisor, request_s=BOUND_S) if advisor is not None else None
+        return ModelBody(
+            model, constitution, self.means, tokens_max=self.tokens_max, remembers=remembers, adviser=adviser
+        )
 
     def add(self, agent: Agent | dict[str, Any], tenant: str = DEFAULT) -> None:
         if isinstance(agent, Agent):

@@ -108,6 +108,26 @@ def test_a_model_that_cannot_be_used_is_none_and_says_why(name: str, monkeypatch
     assert name in models.trouble
 
 
+async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays_shut(tmp_path: Path) -> None:
+    lines = ["an answer", "CONTINUE", "unasked"]
+    async with openai_server(lines) as server, a_house(tmp_path) as house, opening() as opened:
+        settings = ModelSettings(name="openai:small", base_url=server.url, others=("openai:wise",))
+        cast = Cast(settings, await opened(settings), house.means)
+        for model, mode, told in (
+            ("openai/wise", "gate", "ananswer"),
+            ("openai:other", "gate", "the model of this agent's advisor, openai:other, cannot be used"),
+            ("openai:other", "consult", "unasked"),
+        ):
+            agent_id = f"{model.partition(':')[2] or 'wise'}-{mode}"
+            constitution = read_constitution({"id": agent_id, "advisor": {"model": model, "mode": mode}})
+            house.catalogue.add_resident("default", constitution, "code")
+            house.crew.employ(house.catalogue.identity("default", agent_id), cast.body(constitution))
+            assert told in said(await house.ask(agent_id, "go"))
+        assert [asked["model"] for asked in server.asked] == ["small", "wise", "small"]
+        assert "advise" in {tool["function"]["name"] for tool in server.asked[0]["tools"]}
+        assert "advise" not in {tool["function"]["name"] for tool in server.asked[2]["tools"]}
+
+
 async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> None:
     async with a_house(tmp_path) as house:
         with_model, without = ModelSettings(name="test"), ModelSettings()

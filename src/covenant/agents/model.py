@@ -4,35 +4,43 @@ The model talks, calls tools in at most six rounds, and answers. Its text is str
 what its sub-agents used, is told with the result, and a task that has used up its tokens fails. Of a provider's failure
 the sender hears one word out of a closed list; the log hears the rest.
 
-Only this module and `pydantic_agent` import pydantic-ai; both are loaded where a model is configured, and not before.
+Only this module, `advising` and `pydantic_agent` import pydantic-ai; they are loaded where a model is configured, and
+not before.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterable
 from functools import partial
 from typing import Any, Final
 
-from pydantic_ai import Agent, RunContext, Tool
+from pydantic_ai import Agent, AgentRunResult, AgentRunResultEvent, RunContext, Tool
 from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError, UnexpectedModelBehavior, UsageLimitExceeded
 from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
+from covenant.agents.advising import Adviser
 from covenant.agents.function import earlier
 from covenant.agents.instructions import instructions
 from covenant.agents.job import Job
 from covenant.agents.pydantic_agent import history_of, listen, prompt_of, used
 from covenant.agents.speech import Speech
-from covenant.agents.toolbox import ROUNDS_MAX, Means, Toolbox
+from covenant.agents.toolbox import CONSULTS_MAX, ROUNDS_MAX, Means, Toolbox
+from covenant.exchange.messages import text_of
 from covenant.model.constitution import Constitution
 from covenant.model.errors import CovenantError
 from covenant.model.task import NATIVE
+from covenant.model.update import StatusUpdate
 
 REQUESTS_MAX: Final = ROUNDS_MAX + 2
 """One round more is answered with why there are no more; one that still calls tools ends the turn."""
 RETRIES: Final = 2
 """How often a model may call what is not there, or with arguments that are no JSON, before its turn fails."""
+ADVISOR: Final = "covenant.advisor"
+"""In the metadata of a status: what the advisor said of an answer."""
+SENT_BACK: Final = "Your advisor has not let this answer pass. Do this, and answer again: "
 TROUBLE: Final = {
     400: "invalid_request",
     401: "auth_failed",
@@ -60,6 +68,7 @@ class ModelBody:
         tokens_max: int = 0,
         request_s: float = 120.0,
         remembers: bool = True,
+        adviser: Adviser | None = None,
     ) -> None:
         """`tokens_max`: of one task, with what it delegates; 0: no limit. `request_s`: for one answer of the model."""
         self._model = model
@@ -68,13 +77,22 @@ class ModelBody:
         self._tokens_max = tokens_max
         self._request_s = request_s
         self._remembers = remembers
+        self._adviser = adviser
 
     async def run(self, job: Job) -> None:
-        speech = Speech(job)
-        toolbox = Toolbox(job, speech, self._constitution, self._means, remembers=self._remembers)
-        usage = RunUsage()
+        speech, usage, adviser = Speech(job), RunUsage(), self._adviser
+        gated = adviser is not None and adviser.gates
+        toolbox = Toolbox(
+            job,
+            speech,
+            self._constitution,
+            self._means,
+            remembers=self._remembers,
+            advise=partial(adviser.consult, usage=usage, limits=self._limits(job)) if adviser is not None else None,
+            holds_files=gated,
+        )
         try:
-            await self._talk(job, speech, toolbox, usage)
+            await (self._talk_gated if gated else self._talk)(job, speech, toolbox, usage)
         except OutOfTokens as spent:
             job.fail(str(spent))
         except UsageLimitExceeded:
@@ -92,8 +110,46 @@ class ModelBody:
             job.complete(*speech.close())
 
     async def _talk(self, job: Job, speech: Speech, toolbox: Toolbox, usage: RunUsage) -> None:
+        before = history_of(await earlier(job))
+        async with self._agent(job, toolbox).run_stream_events(
+            prompt_of(job), message_history=before, usage_limits=self._limits(job), usage=usage
+        ) as events:
+            await listen(events, job, speech)
+
+    async def _talk_gated(self, job: Job, speech: Speech, toolbox: Toolbox, usage: RunUsage) -> None:
+        """Nothing of what it says goes out before its advisor has let it pass."""
+        adviser, limits = self._adviser, self._limits(job)
+        assert adviser is not None
+        agent, asked = self._agent(job, toolbox), "\n".join(text_of(message.parts) for message in job.messages)
+        prompt, before = prompt_of(job), history_of(await earlier(job))
+        for redirects in range(adviser.redirects_max + 1):
+            async with agent.run_stream_events(
+                prompt, message_history=before, usage_limits=limits, usage=usage
+            ) as events:
+                result = await _came_to(events)
+            verdict = await adviser.judge(asked, result.output, usage, limits)
+            told = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
+            speech.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: told}))
+            if verdict.signal == "continue":
+                toolbox.give_files()
+                speech.say_at_once(result.output)
+                return
+            if verdict.signal == "halt":
+                job.fail(f"the advisor stopped this answer: {verdict.words or 'it gave no reason'}")
+                return
+            before, prompt = result.all_messages(), f"{SENT_BACK}{verdict.words}"
+        job.fail(f"the advisor sent this back {adviser.redirects_max + 1} times and let no answer pass")
+
+    def _limits(self, job: Job) -> UsageLimits:
+        """Over all that is asked of models in this turn."""
+        adviser = self._adviser
+        rounds = adviser.redirects_max + 1 if adviser is not None and adviser.gates else 1
+        asked = 0 if adviser is None else CONSULTS_MAX + rounds
+        return UsageLimits(request_limit=REQUESTS_MAX * rounds + asked, total_tokens_limit=self._most(job) or None)
+
+    def _agent(self, job: Job, toolbox: Toolbox) -> Agent[Any, str]:
         constitution = self._constitution
-        agent: Agent[Any, str] = Agent(
+        return Agent(
             self._model,
             instructions=instructions(constitution, toolbox.roster, tools=bool(toolbox.wares), voice=_spoken(job)),
             tools=[
@@ -107,11 +163,6 @@ class ModelBody:
             ),
             retries=RETRIES,
         )
-        limits = UsageLimits(request_limit=REQUESTS_MAX, total_tokens_limit=self._most(job) or None)
-        async with agent.run_stream_events(
-            prompt_of(job), message_history=history_of(await earlier(job)), usage_limits=limits, usage=usage
-        ) as events:
-            await listen(events, job, speech)
 
     async def _use(self, job: Job, toolbox: Toolbox, name: str, context: RunContext[Any], /, **given: Any) -> str:
         most = self._most(job)
@@ -123,6 +174,13 @@ class ModelBody:
         """Tokens for this task: what is set here, or less if whoever asked for it has said so. 0: no limit."""
         budget = job.budget.tokens if job.budget is not None else 0
         return min(filter(None, (self._tokens_max, budget)), default=0)
+
+
+async def _came_to(events: AsyncIterable[Any]) -> AgentRunResult[str]:
+    async for event in events:
+        if isinstance(event, AgentRunResultEvent):
+            return event.result
+    raise UnexpectedModelBehavior("the run came to nothing")
 
 
 def _spent(most: int) -> str:

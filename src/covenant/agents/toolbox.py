@@ -30,6 +30,7 @@ from covenant.agents.speech import Speech
 from covenant.agents.wares import (
     BY_NAME,
     WARES,
+    AdviseArgs,
     AgentArgs,
     Args,
     ClearArgs,
@@ -48,7 +49,7 @@ from covenant.agents.wares import (
 )
 from covenant.exchange.skills import MCP, usable
 from covenant.model.constitution import INDEX, Constitution
-from covenant.model.content import Text
+from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError
 from covenant.model.folding import Artifact
 from covenant.outbound.reply import Sendable
@@ -58,6 +59,8 @@ SHARED_BYTES_MAX: Final = 32_768
 TRUNCATED: Final = "\n[truncated]"
 ROUNDS_MAX: Final = 6
 PAGES_MAX: Final = 3
+CONSULTS_MAX: Final = 2
+"""Questions to the advisor in one turn."""
 FILE_BYTES_MAX: Final = 10 * 1024 * 1024
 """Of all files of a turn."""
 FAILURES_MAX: Final = 2
@@ -121,9 +124,20 @@ class Toolbox:
     """For one turn of one agent."""
 
     def __init__(
-        self, job: Job, speech: Speech, constitution: Constitution, means: Means, *, remembers: bool = True
+        self,
+        job: Job,
+        speech: Speech,
+        constitution: Constitution,
+        means: Means,
+        *,
+        remembers: bool = True,
+        advise: Callable[[str], Awaitable[str]] | None = None,
+        holds_files: bool = False,
     ) -> None:
-        """`remembers`: it has a memory of its own. An agent that exists for one request has none."""
+        """`remembers`: it has a memory of its own. An agent that exists for one request has none.
+
+        `advise`: asks its advisor. `holds_files`: what it writes is given only by `give_files`.
+        """
         self._job = job
         self._speech = speech
         self._constitution = constitution
@@ -134,11 +148,16 @@ class Toolbox:
             there -= {"/mem"}
         if not means.roster.known(self._tenant):
             there -= {"/a2a"}
+        if advise is not None:
+            there |= {"/advise"}
         self.commands = usable(constitution, there)
         self._round = 0
         self._room = SHARED_BYTES_MAX
         self._pages_left = PAGES_MAX
         self._files_room = FILE_BYTES_MAX
+        self._files: dict[str, Content] | None = {} if holds_files else None
+        self._advise = advise
+        self._consults_left = CONSULTS_MAX
         self._failures: dict[tuple[str, bytes], int] = {}
         self._asking: dict[str, Answer] = {}
         """Agents that wait for an answer to what they asked."""
@@ -156,6 +175,7 @@ class Toolbox:
             "mem_show": self._mem_show,
             "mem_search": self._mem_search,
             "mem_clear": self._mem_clear,
+            "advise": self._asked_for_advice,
             "write": self._write,
         }
 
@@ -334,14 +354,33 @@ class Toolbox:
     async def _mem_clear(self, args: ClearArgs) -> str:
         return f"OK: {await self._memory.clear(args.id)} forgotten"
 
+    # The advisor
+
+    async def _asked_for_advice(self, args: AdviseArgs) -> str:
+        assert self._advise is not None
+        if self._consults_left <= 0:
+            raise Failed(f"your advisor was asked {CONSULTS_MAX} times in this turn, which is as often as may be")
+        self._consults_left -= 1
+        return await self._advise(args.question)
+
     # Files
+
+    def give_files(self) -> None:
+        """Those that were held until now."""
+        files, self._files = self._files or {}, None
+        for file in files.values():
+            self._speech.give(file)
 
     async def _write(self, args: WriteArgs) -> str:
         data = args.content.encode()
         if len(data) > self._files_room:
             raise Failed(f"the files of one turn may have {FILE_BYTES_MAX} bytes together")
         self._files_room -= len(data)
-        self._speech.give(saying.file(args.path, data, media_type="text/plain"))
+        file = saying.file(args.path, data, media_type="text/plain")
+        if self._files is None:
+            self._speech.give(file)
+        else:
+            self._files[args.path] = file
         note = "; it is part of the answer and kept nowhere else" if args.persist else ""
         return f"OK: wrote {args.path}, {len(data)} bytes{note}"
 

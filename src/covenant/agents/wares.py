@@ -71,6 +71,10 @@ class ClearArgs(Args, frozen=True, kw_only=True):
     id: int | None = None
 
 
+class AdviseArgs(Args, frozen=True, kw_only=True):
+    question: Words
+
+
 class WriteArgs(Args, frozen=True, kw_only=True):
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     content: str
@@ -116,6 +120,7 @@ WARES: Final = (
     Ware(name="mem_show", command="/mem", about="List your notes.", takes=NoArgs),
     Ware(name="mem_search", command="/mem", about="Find notes by their words.", takes=SearchArgs),
     Ware(name="mem_clear", command="/mem", about="Forget one note, or all of them.", takes=ClearArgs),
+    Ware(name="advise", command="/advise", about="Ask your advisor before you go on.", takes=AdviseArgs),
     Ware(name="write", command="/write", about="Give the user a file, as part of the answer.", takes=WriteArgs),
 )
 BY_NAME: Final = {ware.name: ware for ware in WARES}

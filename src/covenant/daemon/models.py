@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from covenant.agents.job import Body
+from covenant.agents.job import Body, Job
 from covenant.agents.mcp_tools import Tools
 from covenant.agents.memory import Memories
 from covenant.agents.pages import Pages
@@ -46,15 +46,21 @@ class Models:
 
     def of(self, constitution: Constitution) -> Model | None:
         """The daemon's, unless the constitution names another one that the operator allows."""
-        named = constitution.model.replace("/", ":", 1)
-        if self.default is None or named not in self._settings.others or named == self._settings.name:
+        return self.named(constitution.model) or self.default
+
+    def named(self, name: str) -> Model | None:
+        """This one, if the operator allows it and it can be used."""
+        name = name.replace("/", ":", 1)
+        if self.default is None or name == self._settings.name:
             return self.default
-        if named not in self._made:
-            other = self._open(named)
+        if name not in self._settings.others:
+            return None
+        if name not in self._made:
+            other = self._open(name)
             if other is None:
-                return self.default
-            self._made[named] = other
-        return self._made[named]
+                return None
+            self._made[name] = other
+        return self._made[name]
 
     async def close(self) -> None:
         """Close the connections that models hold open: they do so when they are left."""
@@ -108,16 +114,35 @@ class Cast:
         model = self._models.of(constitution)
         if model is None:
             return None
-        from covenant.agents.model import ModelBody  # noqa: PLC0415  (needs an extra)
+        from covenant.agents.advising import Adviser  # noqa: PLC0415  (needs an extra)
+        from covenant.agents.model import ModelBody  # noqa: PLC0415
 
+        request_s, advisor, adviser = self._settings.request_ms / 1000, constitution.advisor, None
+        if advisor is not None and advisor.mode != "off":
+            second = self._models.named(advisor.model)
+            if second is not None:
+                adviser = Adviser(second, advisor, request_s=request_s)
+            elif advisor.mode == "gate":
+                return Unguarded(advisor.model)
         return ModelBody(
             model,
             constitution,
             self._means,
             tokens_max=self._settings.task_tokens_max,
-            request_s=self._settings.request_ms / 1000,
+            request_s=request_s,
             remembers=remembers,
+            adviser=adviser,
         )
+
+
+class Unguarded:
+    """In place of an agent whose answers an advisor is to let pass, where that advisor cannot be had."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    async def run(self, job: Job) -> None:
+        job.fail(f"the model of this agent's advisor, {self._model}, cannot be used: name it in model.others")
 
 
 class Reach:

@@ -23,7 +23,7 @@ A program may bring its own way to call tools; it has those that its constitutio
 """
 
 MCP: Final = "/mcp"
-ABILITIES: Final = ("/agent", "/parallel", "/a2a", MCP, "/fetch", "/mem", "/write")
+ABILITIES: Final = ("/agent", "/parallel", "/a2a", MCP, "/fetch", "/mem", "/advise", "/write")
 """The commands that there are tools for. Others may stand in a constitution, and nobody can carry them out."""
 ROUTING: Final = frozenset({"/agent"})
 """What the master does without a model, too."""
