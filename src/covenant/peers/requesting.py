@@ -44,9 +44,19 @@ GRACE_MS: Final = 10_000
 """What a provider has beyond the agreed time for its last word."""
 SILENT_INTERVALS: Final = 3
 SWEEP_S: Final = 1.0
-WAIT_S: Final = 60.0
 
 log = logging.getLogger(__name__)
+
+
+class _Follower:
+    """Somebody who wants to know how a delegation goes, and what it has seen of it."""
+
+    __slots__ = ("moved", "seen", "task_id")
+
+    def __init__(self, offer_id: str) -> None:
+        self.task_id = TaskId(offer_id)
+        self.moved = asyncio.Event()
+        self.seen: Delegation | None = None
 
 
 class Requesting:
@@ -72,7 +82,7 @@ class Requesting:
         """Nobody is silent while we do not listen."""
         self._stopped = asyncio.Event()
         self._taken: set[str] = set()
-        self._followers: dict[InstanceId, set[asyncio.Event]] = {}
+        self._followers: set[_Follower] = set()
         ledger.on_peer(self._wake)
 
     # Who does what
@@ -182,36 +192,25 @@ class Requesting:
 
     async def follow(self, offer_id: str) -> AsyncIterator[Delegation]:
         """As it is now, and whenever it has moved, until it has ended. What is told is durable."""
-        woken, last = asyncio.Event(), None
-        watched: InstanceId | None = None
+        follower = _Follower(offer_id)
+        self._followers.add(follower)
         try:
             while True:
-                delegation = self._known(offer_id)
-                if watched != delegation.peer:
-                    self._leave(watched, woken)
-                    watched = delegation.peer
-                    self._followers.setdefault(watched, set()).add(woken)
+                follower.moved.clear()
+                follower.seen = delegation = self._known(offer_id)
                 await self._ledger.durable()
-                if delegation != last:
-                    yield delegation
-                    last = delegation
+                yield delegation
                 if delegation.ended:
                     return
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), WAIT_S)
-                woken.clear()
+                await follower.moved.wait()
         finally:
-            self._leave(watched, woken)
+            self._followers.discard(follower)
 
-    def _leave(self, peer: InstanceId | None, woken: asyncio.Event) -> None:
-        if peer is not None and (followers := self._followers.get(peer)) is not None:
-            followers.discard(woken)
-            if not followers:
-                del self._followers[peer]
-
-    def _wake(self, peer: InstanceId) -> None:
-        for woken in self._followers.get(peer, ()):
-            woken.set()
+    def _wake(self, _: InstanceId) -> None:
+        """Only those whose own has moved: there may be many, and each is told of everything about a peer."""
+        for follower in self._followers:
+            if self._ledger.delegation_of(follower.task_id) is not follower.seen:
+                follower.moved.set()
 
     # What is heard
 
