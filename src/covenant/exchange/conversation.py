@@ -25,7 +25,6 @@ from covenant.exchange.messages import (
     declared,
     first_task,
     id_of_key,
-    key_reused,
     next_message,
     within_chain,
     within_deadline,
@@ -37,6 +36,7 @@ from covenant.exchange.views import Views, known_id
 from covenant.ledger.contract import Ledger, ListQuery, Watch
 from covenant.ledger.machine.commands import Cancel, Continue
 from covenant.ledger.machine.push_commands import PutPush
+from covenant.ledger.machine.refusals import key_reused
 from covenant.model.asking import (
     PAGE_SIZE_MAX,
     CancelTask,
@@ -55,7 +55,6 @@ from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.step import Began, Ended, Started, Step
 from covenant.model.task import Task, fingerprint
 from covenant.model.tracing import OFF, Tracer, trace_of
-from covenant.model.update import MessageUpdate
 
 ANONYMOUS: Final = "anonymous"
 """As whom callers without a token send, at an agent that is published for everybody."""
@@ -292,26 +291,20 @@ class Conversations:
             await self._ledger.commit(PutPush(task_id=task_id, recipient=me.pubkey, config=sent.push, once=True))
         if said is not None and view.state.terminal and update in view.history:
             return _Said(through=view.generation)
+        # A saying that has a key is called by it, and by what it says.
+        key = None if said is None else f"{id_of_key(ask.caller, ask.agent.id, said.key)}."
         reported = await self._ledger.commit(
             Continue(
                 task_id=task_id,
                 viewer=self._viewer(ask),
                 recipient=me.pubkey,
                 message=update,
-                message_id=self._new_id() if said is None else await self._named(ask, task_id, update, said),
+                message_id=self._new_id() if key is None else key + hashlib.sha256(_encode(update)).hexdigest()[:32],
+                key=key,
             )
         )
         # What was true before this message is no answer to it, and what came after it is.
         return _Said(through=reported.generation, again=reported.duplicate)
-
-    async def _named(self, ask: Ask, task_id: TaskId, update: MessageUpdate, said: Declared) -> str:
-        """The id of this saying of a message: what its caller calls it, and what it says."""
-        key = id_of_key(ask.caller, ask.agent.id, said.key)
-        entry = await self._ledger.entry(task_id)
-        named = f"{key}.{hashlib.sha256(_encode(update)).hexdigest()[:32]}"
-        if entry is not None and any(name != named and name.startswith(f"{key}.") for name, _ in entry.said):
-            raise key_reused()
-        return named
 
     async def _settled(self, watch: Watch, folder: Folder) -> TaskView:
         """Wait until the task has ended or waits for its sender, within bounds."""

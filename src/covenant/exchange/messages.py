@@ -16,7 +16,7 @@ from covenant.exchange.tenancy import Caller
 from covenant.model.asking import Message, SendMessage
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
-from covenant.model.errors import Conflict, Invalid, TooLarge
+from covenant.model.errors import Invalid, TooLarge
 from covenant.model.hop import Hop
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.task import DuplicateSafety, Idempotency, Task
@@ -67,11 +67,6 @@ def _key(key: str) -> str:
     if not key.strip() or len(key) > KEY_LENGTH_MAX:
         raise Invalid("invalid_idempotency", f"an idempotency key has 1 to {KEY_LENGTH_MAX} characters")
     return key
-
-
-def key_reused() -> Conflict:
-    message = "this Idempotency-Key was used for another message; use a new key for new work"
-    return Conflict("idempotency_key_reused", message)
 
 
 def id_of_key(caller: Caller, agent_id: str, key: str) -> TaskId:

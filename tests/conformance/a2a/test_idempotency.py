@@ -8,6 +8,7 @@ import pytest
 from covenant.model.ids import TaskId
 from covenant.model.task import DuplicateSafety
 from tests.conformance.a2a.bindings import Binding, Refused, words
+from tests.conformance.a2a.telling import Told
 from tests.conformance.a2a.world import BOUND_S, World, unique
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -111,6 +112,21 @@ async def test_a_message_that_is_repeated_under_its_key_is_answered_with_what_ca
                 await keyed.task(words("something else", task=task.id, message_id="m-9"))
     assert await me.get(task.id) == last
     assert [each.message_id for each in last.history or () if each.role == "user"] == ["m-1", "m-0", "m-1", "m-2"]
+
+
+async def test_of_two_messages_at_once_under_one_key_one_is_said(me: Binding, world: World) -> None:
+    gate = unique()
+    task = await me.task(f"gate {gate}", blocking=False)
+    await world.gates.reached(gate)
+    keyed = me.saying(idempotency_key=unique())
+    messages = [words(text, task=task.id, message_id="m-2") for text in ("French", "German") * 5]
+    said = await asyncio.gather(*(keyed.task(each, blocking=False) for each in messages), return_exceptions=True)
+    assert {type(each) for each in said} == {Told, Refused}
+    assert {str(each).partition(":")[0] for each in said if isinstance(each, Refused)} == {"IDEMPOTENCY_KEY_REUSED"}
+    world.gates.open(gate)
+    await me.followed(task.id, after=1)
+    told = await me.get(task.id)
+    assert len([each for each in told.history or () if each.role == "user"]) == 2
 
 
 async def test_a_key_that_was_used_for_another_message_to_a_task_is_refused(me: Binding, world: World) -> None:

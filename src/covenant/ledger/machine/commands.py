@@ -203,11 +203,13 @@ class Advance(HolderCommand[Advanced], frozen=True, gc=False, kw_only=True):
 class Continue(TaskCommand[Reported], frozen=True, gc=False, kw_only=True):
     """A message to a task: its next turn if it is parked; kept for its next turn while it is at work.
 
-    `message_id` names this saying of it: the same again is the same message, lost on its way back.
+    `message_id` names this saying of it: the same again is the same message, lost on its way back. One that begins with
+    `key` and goes on otherwise is another message under the same key, and is refused.
     """
 
     message: MessageUpdate
     message_id: str
+    key: str | None = None
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):

@@ -35,7 +35,7 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
-from covenant.ledger.machine.refusals import find, not_lessee, over, stale, takes_no_more, unknown
+from covenant.ledger.machine.refusals import find, key_reused, not_lessee, over, stale, takes_no_more, unknown
 from covenant.ledger.machine.sending import ending_of
 from covenant.ledger.machine.settling import conclude, expire
 from covenant.ledger.machine.states import State
@@ -224,6 +224,8 @@ def continue_(decide: Decide, command: Continue) -> Reported:
     for message_id, generation in entry.said:
         if message_id == command.message_id:
             return Reported(generation, duplicate=True)
+        if command.key is not None and message_id.startswith(command.key):
+            raise decide.refuse(key_reused())
     generation = entry.generation + 1
     if entry.state is State.PARKED:
         decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))

@@ -64,5 +64,10 @@ def takes_no_more(task_id: TaskId, ending: Ending) -> Refusal:
     return Conflict(_over(ending), f"task {task_id} has ended: it is {ending}, and takes no more messages")
 
 
+def key_reused() -> Refusal:
+    message = "this Idempotency-Key was used for another message; use a new key for new work"
+    return Conflict("idempotency_key_reused", message)
+
+
 def _over(ending: Ending) -> str:
     return "canceled" if ending is Ending.CANCELED else "already_settled"
