@@ -34,6 +34,8 @@ LAST_WORD_S: Final = 10.0
 """How long a provider that was told to stop for its own fault has to say its last word."""
 EVIDENCE_BYTES_MAX: Final = 3 * 1024 * 1024
 """Larger evidence is kept without the transcript: its root is in the proof."""
+NAME_CHARS_MAX: Final = 256
+"""Of an artifact that a peer made."""
 _MARKABLE: Final = (Text, Json, Resource, ResourceLink)
 
 log = logging.getLogger(__name__)
@@ -221,13 +223,13 @@ def _complete(job: Job, result: DelegationResult) -> None:
     made: dict[str, str] = {}
     for part in result.parts:
         mark = (part.metadata or {}).get(ARTIFACT) if isinstance(part, _MARKABLE) else None
-        if not isinstance(mark, dict) or not isinstance(mark.get("id"), str):
+        if not isinstance(mark, dict) or not isinstance(mark.get("id"), str) or len(mark["id"]) > NAME_CHARS_MAX:
             content.append(part)
             continue
         assert isinstance(part, _MARKABLE)
         bare = {name: value for name, value in (part.metadata or {}).items() if name != ARTIFACT}
         plain = msgspec.structs.replace(part, metadata=bare or None)
-        name = mark.get("name") if isinstance(mark.get("name"), str) else None
+        name = mark["name"][:NAME_CHARS_MAX] if isinstance(mark.get("name"), str) else None
         job.say(ArtifactUpdate(mark["id"], (plain,), name, append=mark["id"] in made))
         made[mark["id"]] = made.get(mark["id"], "") + (plain.text if isinstance(plain, Text) else "")
     if not content and result.result and result.result not in ("\n".join(filter(None, made.values())), ""):

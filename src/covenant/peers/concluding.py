@@ -8,6 +8,7 @@ out before anything else, and its root stays in the proof.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -56,6 +57,7 @@ _STATUS: Final[dict[str, Status]] = {
     "rejected": "failed",
     "canceled": "cancelled",
 }
+_IS_INSTANCE: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
 _MARKABLE: Final = (Text, Json, Resource, ResourceLink)
 replace = msgspec.structs.replace
 
@@ -113,8 +115,8 @@ def conclude(work: Work, private_key: bytes, settings: PeerSettings, now_ms: int
 
 def usage_of(used: Any, spent: Any = None) -> TokenUsage:
     """As agents say it. `spent`: all tokens, where somebody has counted them as they went."""
-    amounts = numbers(used)
-    total = spent if isinstance(spent, int | float) else tokens_of(amounts)
+    amounts = {name: amount for name, amount in numbers(used).items() if math.isfinite(amount)}
+    total = spent if isinstance(spent, int | float) and math.isfinite(spent) else tokens_of(amounts)
     whole = max(0, min(math.ceil(total), WHOLE_MAX))
     prompt = max(0, min(math.ceil(amounts.get("input_tokens", 0)), whole))
     return TokenUsage(prompt=prompt, completion=whole - prompt, total=whole)
@@ -142,14 +144,14 @@ def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
     assert node.task is not None
     target = target_of(node.task)
     profile = (target or {}).get("profile") or node.task.recipient.display.partition("@")[0]
-    provider = (target or {}).get("peer")
+    provider = str((target or {}).get("peer") or "")
     state = node.a2a_state if isinstance(node.a2a_state, str) else ""
     return SubDelegation(
         delegation_id=node.task_id,
-        profile=str(profile)[:64],
+        profile=str(profile)[:64] or "-",
         status=_STATUS.get(state, "running"),
         remote=target is not None,
-        provider=provider if isinstance(provider, str) else None,
+        provider=provider if _IS_INSTANCE(provider) else None,
         token_usage=usage_of(node.usage_total),
         sub_delegations=subs,
     )
