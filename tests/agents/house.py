@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic_ai.models import Model
 
+from covenant.agents.abroad import Abroad
 from covenant.agents.advising import Adviser
 from covenant.agents.authoring import Agent
 from covenant.agents.crew import Crew
@@ -21,7 +22,7 @@ from covenant.agents.memory import Memories
 from covenant.agents.model import ModelBody
 from covenant.agents.pages import Pages
 from covenant.agents.playing import IndexBody, NoModelBody
-from covenant.agents.roster import Abroad, Roster
+from covenant.agents.roster import Roster
 from covenant.agents.toolbox import Means
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.operator import admit_operator

@@ -14,10 +14,11 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 from pydantic_ai.models.test import TestModel
 
 from covenant.agents.authoring import Agent
+from covenant.agents.framing import RESULT_BYTES_MAX, SHARED_BYTES_MAX
 from covenant.agents.job import Job
 from covenant.agents.playing import NO_MODEL
 from covenant.agents.speech import Speech
-from covenant.agents.toolbox import RESULT_BYTES_MAX, ROUNDS_MAX, SHARED_BYTES_MAX, Toolbox
+from covenant.agents.toolbox import ROUNDS_MAX, Toolbox
 from covenant.ledger.machine.commands import Cancel
 from covenant.model.constitution import read_constitution
 from covenant.model.content import Embedded, Resource

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from covenant.agents import roster as module
-from covenant.agents.roster import FETCHES_MAX, Abroad, Listed
+from covenant.agents import abroad as module
+from covenant.agents.abroad import FETCHES_MAX, Abroad
+from covenant.agents.roster import Listed
 from covenant.model.errors import NotFound
 from covenant.model.remote_card import Offered, RemoteCard
 from tests.agents.house import a_house, function

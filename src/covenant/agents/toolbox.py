@@ -3,9 +3,8 @@
 What an agent may use is decided here, when a tool is called, and not by what the model was told: a tool that its
 constitution does not allow, or that is not configured, does nothing, whoever asks for it.
 
-Results are text between `[/command …]` and `[END …]`, each cut at 16,384 bytes; those of one round of the model share
-32,768. A result that begins with `ERR:` failed. Each use leaves an artifact `<task>-tool-<n>`, and each answer of
-another agent one `<task>-sub-<n>`. An agent elsewhere is sent the text of the message and nothing else.
+Results are text (see `framing`). One that begins with `ERR:` failed. Each use leaves an artifact `<task>-tool-<n>`, and
+each answer of another agent one `<task>-sub-<n>`. An agent elsewhere is sent the text of the message and nothing else.
 """
 
 from __future__ import annotations
@@ -19,13 +18,15 @@ from typing import Any, Final
 import msgspec
 
 from covenant.agents import speech as saying
+from covenant.agents.abroad import Kept, about, listing
 from covenant.agents.calls import Answer, Call, CallLimit
+from covenant.agents.framing import RESULT_BYTES_MAX, SHARED_BYTES_MAX, TRUNCATED, cut, framed, label, plain
 from covenant.agents.job import Job
 from covenant.agents.mcp_tools import Tools
 from covenant.agents.memory import Memories, Memory, Note
 from covenant.agents.pages import Pages
 from covenant.agents.remote import NOT_ASKED
-from covenant.agents.roster import Kept, Roster
+from covenant.agents.roster import Roster
 from covenant.agents.speech import Speech
 from covenant.agents.wares import (
     BY_NAME,
@@ -54,9 +55,6 @@ from covenant.model.errors import CovenantError
 from covenant.model.folding import Artifact
 from covenant.outbound.reply import Sendable
 
-RESULT_BYTES_MAX: Final = 16_384
-SHARED_BYTES_MAX: Final = 32_768
-TRUNCATED: Final = "\n[truncated]"
 ROUNDS_MAX: Final = 6
 PAGES_MAX: Final = 3
 CONSULTS_MAX: Final = 2
@@ -208,19 +206,11 @@ class Toolbox:
         except (Failed, CovenantError) as error:
             body, ok = f"{ERR}{error}", False
             self._failures[key] = self._failures.get(key, 0) + 1
-        self._speech.tool(_label(name, given), ok=ok)
-        return self._framed(ware, name, given, body)
-
-    def _framed(self, ware: Ware | None, name: str, given: Mapping[str, Any], body: str) -> str:
+        self._speech.tool(label(name, given), ok=ok)
         command = ware.command.removeprefix("/") if ware is not None else name
-        sub = name.partition("_")[2]
-        rest = " ".join(_plain(value) for value in given.values())
-        head = " ".join(filter(None, (f"/{command}", sub, rest)))
-        # Nothing that others wrote can look like the end of it.
-        safe = body.replace("[END ", "[end ")
-        cut = _cut(safe, max(0, min(RESULT_BYTES_MAX, self._room)))
-        self._room -= min(self._room, len(cut.encode()))
-        return f"[{head[:200]}]\n{cut}\n[END {command.upper()}]"
+        told, took = framed(command, name, given, body, self._room)
+        self._room -= took
+        return told
 
     # Other agents, here and elsewhere
 
@@ -243,7 +233,7 @@ class Toolbox:
         if not answer.ok:
             raise Failed(answer.text or f"{name} failed")
         names = [artifact.name for artifact in made_by(answer) if artifact.name]
-        return f"{answer.text}\n(it also made: {', '.join(map(_plain, names))})" if names else answer.text
+        return f"{answer.text}\n(it also made: {', '.join(map(plain, names))})" if names else answer.text
 
     async def _parallel(self, args: ParallelArgs) -> str:
         async def one(call: AgentArgs) -> str:
@@ -255,38 +245,16 @@ class Toolbox:
         answers = await asyncio.gather(*(one(call) for call in args.calls))
         share = RESULT_BYTES_MAX // len(answers) - 100
         pairs = zip(args.calls, answers, strict=True)
-        return "\n".join(f"[{call.agent}]\n{_cut(answer, share)}" for call, answer in pairs)
+        return "\n".join(f"[{call.agent}]\n{cut(answer, share)}" for call, answer in pairs)
 
     async def _a2a_list(self, args: NoArgs) -> str:  # noqa: ARG002
-        known = self._means.roster.known(self._tenant)
-        if not known:
-            return "no remote agents configured"
-        lines = [f"configured remote agents ({len(known)}):"]
-        found = {listed.name: listed for listed in self._means.roster.remote(self._tenant)}
-        for name, kept in known.items():
-            listed = found.get(name)
-            if listed is None:
-                lines.append(f"  {name} (card unavailable: {_plain(kept.trouble)})")
-                continue
-            lines.append(f"  {name} — {_plain(listed.description)}")
-            if listed.skills:
-                lines.append(f"    skills: {', '.join(_plain(skill.id) for skill in listed.skills)}")
-        return "\n".join(lines)
+        return listing(self._means.roster.known(self._tenant))
 
     async def _a2a_card(self, args: RemoteArgs) -> str:
         kept = self._remote(args.name)
         if kept.card is None:
             raise Failed(f"card fetch failed: {kept.trouble}")
-        card = kept.card
-        ways = [f"{way.binding} {way.version}" for way in card.ways]
-        lines = [
-            f"name: {_plain(card.name)}",
-            f"url: {card.ways[0].url if card.ways else card.url}",
-            f"protocol: {', '.join(ways) or 'unknown'}; version: {_plain(card.version)}",
-            f"description: {_plain(card.description)}",
-            *(f"- {_plain(skill.id)}: {_plain(skill.description or skill.name)}" for skill in card.skills),
-        ]
-        return "\n".join(lines)
+        return about(kept.card)
 
     async def _a2a_call(self, args: RemoteCallArgs) -> str:
         self._remote(args.name)
@@ -307,7 +275,7 @@ class Toolbox:
         assert self._means.mcp is not None
         offered = await self._means.mcp.list(self._constitution)
         lines = [
-            f"{tool.full_name} — {_plain(tool.description)}\n  takes: {_plain(schema)}"
+            f"{tool.full_name} — {plain(tool.description)}\n  takes: {plain(schema)}"
             for tool, schema in offered
             if args.server in (None, "", tool.server)
         ]
@@ -406,29 +374,3 @@ def _abroad(said: str) -> str:
 
 def _headline(note: Note) -> str:
     return f"{note.id}: {note.title}"
-
-
-def _label(name: str, given: Mapping[str, Any]) -> str:
-    """Of a use, as its artifact has it: `a2a:weatherbot`, `mcp:server.tool`, `parallel`."""
-    match name:
-        case "agent":
-            return f"agent:{_plain(given.get('agent', ''))}"[:200]
-        case "a2a_card" | "a2a_call":
-            return f"a2a:{_plain(given.get('name', ''))}"[:200]
-        case "mcp_call":
-            return f"mcp:{_plain(given.get('server', ''))}.{_plain(given.get('tool', ''))}"[:200]
-        case _:
-            return name.replace("_", ":", 1)
-
-
-def _plain(value: object) -> str:
-    """On one line."""
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return " ".join(text.split())[:400]
-
-
-def _cut(text: str, most: int) -> str:
-    data = text.encode()
-    if len(data) <= most:
-        return text
-    return data[: max(0, most - len(TRUNCATED))].decode(errors="ignore") + TRUNCATED

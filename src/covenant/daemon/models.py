@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from covenant.agents.abroad import Abroad
 from covenant.agents.job import Body, Job
 from covenant.agents.mcp_tools import Tools
 from covenant.agents.memory import Memories
 from covenant.agents.pages import Pages
 from covenant.agents.playing import IndexBody, NoModelBody
-from covenant.agents.roster import Abroad, Roster
+from covenant.agents.roster import Roster
 from covenant.agents.toolbox import Means
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import environment, now_ms
