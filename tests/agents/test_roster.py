@@ -9,7 +9,7 @@ import pytest
 
 from covenant.agents import abroad as module
 from covenant.agents.abroad import FETCHES_MAX, Abroad
-from covenant.agents.roster import Listed
+from covenant.agents.roster import LINE_CHARACTERS_MAX, Listed
 from covenant.model.errors import NotFound
 from covenant.model.remote_card import Offered, RemoteCard
 from tests.agents.house import a_house, function
@@ -131,7 +131,7 @@ async def test_what_others_say_of_themselves_stays_on_one_line() -> None:
     )
     assert "\n" not in evil.line
     assert "\x1b" not in evil.line
-    assert len(evil.line) <= module.LINE_CHARACTERS_MAX
+    assert len(evil.line) <= LINE_CHARACTERS_MAX
     skilled = Listed(name="a", skills=tuple(Offered(id=f"s{number}", name="s") for number in range(7)))
     assert skilled.line == "a (skills: s0, s1, s2, s3, s4, …)"
 
