@@ -11,13 +11,11 @@ from covenant.ledger.contract import Ledger
 from covenant.ledger.log import snapshot
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.view import Limits
-from covenant.model.correspondence import DelegationKey
 from covenant.model.delegating import Role
 from covenant.model.errors import Refusal
 from covenant.model.peer import InstanceId
-from covenant.testing.cast import task_id
 from covenant.testing.log import LogEngine
-from tests.ledger.machine.peer_cast import add, heard, id_of, offered, offering, peer_commands
+from tests.ledger.machine.peer_cast import add, heard, held, id_of, offered, offering, peer_commands
 from tests.ledger.machine.pure import Pure
 
 
@@ -97,18 +95,3 @@ def test_a_snapshot_holds_all_that_is_known_of_peers(tmp_path: Path) -> None:
     for state in (restored, pure.state):
         state.forget_envelopes(1 << 50)
         assert list(state.all_envelopes()) == []
-
-
-def held(state: LedgerState) -> dict[str, Any]:
-    key = DelegationKey(Role.PROVIDER, id_of(1), task_id(8))
-    return {
-        "peers": list(state.peers_by_id.values()),
-        "delegations": list(state.delegations()),
-        "ended": (state.delegations_ended_count(), state.delegation_ended_first()),
-        "live": [list(state.delegations_live(role)) for role in Role],
-        "parcels": sorted(state.all_parcels(), key=lambda parcel: (parcel.peer, parcel.offer_id, parcel.seq)),
-        "envelopes": sorted(state.all_envelopes(), key=lambda envelope: envelope.jti),
-        "revoked": dict(state.tokens_revoked),
-        "log": list(state.messages),
-        "work": state.delegation(key),
-    }

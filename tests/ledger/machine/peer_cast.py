@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.commands import Accept, Command
 from covenant.ledger.machine.peer_commands import (
     AddPeer,
@@ -43,6 +44,7 @@ def bundle_of(number: int) -> KeyBundle:
     return sign_bundle(key, [new_prekey(key, START_MS).prekey], START_MS)
 
 
+@cache
 def id_of(number: int) -> InstanceId:
     return Identity(bytes([number]) * 32).id
 
@@ -188,3 +190,24 @@ def peer_commands() -> list[Command[Any]]:
         RevokeToken(by=OPERATOR, token_id="t1", until_ms=START_MS + 1),
         RemovePeer(id=id_of(2), by=OPERATOR),
     ]
+
+
+def held(state: LedgerState) -> dict[str, Any]:
+    """All that a state holds of peers, in an order that does not depend on how it came to hold it."""
+    delegations = list(state.delegations())
+    return {
+        "peers": list(state.peers_by_id.values()),
+        "named": [state.peer_named(peer.name) for peer in state.peers_by_id.values()],
+        "delegations": delegations,
+        "of task": {each.task_id: state.delegation_of(each.task_id) for each in delegations},
+        "ended": (state.delegations_ended_count(), state.delegation_ended_first()),
+        "live": {each.key for role in Role for each in state.delegations_live(role)},
+        "parcels": sorted(
+            state.all_parcels(), key=lambda parcel: (parcel.peer, parcel.role, parcel.offer_id, parcel.seq)
+        ),
+        "addressees": set(state.addressees()),
+        "counts": {peer: state.parcel_count(peer) for peer in state.addressees()},
+        "envelopes": sorted(state.all_envelopes(), key=lambda envelope: (envelope.sender, envelope.jti)),
+        "revoked": dict(state.tokens_revoked),
+        "log": list(state.messages),
+    }

@@ -1,0 +1,167 @@
+"""What goes on between peers, in any order: whatever is decided can be applied, read back and restored.
+
+After every step the indexes agree with each other, what waits for a peer is numbered without a gap, and nothing that
+was heard is heard again. In the end the journal and a snapshot tell the same as what is in memory.
+"""
+
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covenant.ledger.log import snapshot
+from covenant.ledger.log.replay import decode_events
+from covenant.ledger.log.state import LedgerState
+from covenant.ledger.machine.commands import Command
+from covenant.ledger.machine.events import AnyEvent
+from covenant.ledger.machine.peer_commands import (
+    ChangePeer,
+    Changes,
+    Hear,
+    LearnPeer,
+    MoveParcels,
+    RemovePeer,
+    RevokeToken,
+    SucceedPeer,
+    Tell,
+)
+from covenant.ledger.machine.view import Limits
+from covenant.model.correspondence import ParcelMove
+from covenant.model.delegating import Role
+from covenant.model.errors import Refusal
+from covenant.testing.cast import OPERATOR, task_id
+from covenant.testing.clock import START_MS
+from tests.ledger.machine.peer_cast import (
+    CHALLENGE,
+    add,
+    begun,
+    bundle_of,
+    envelope,
+    held,
+    id_of,
+    key_of,
+    offered,
+    result_of,
+    said,
+    verifying,
+)
+from tests.ledger.machine.pure import Pure
+
+LIMITS = Limits(delegations_kept_max=2, peers_max=3)
+# Mostly about the same few things: what is said of one delegation is what can go wrong.
+PEERS = st.sampled_from([1, 1, 1, 1, 2, 3, 4])
+NUMBERS = st.sampled_from([1, 1, 1, 2, 3])
+SEQS = st.sampled_from([1, 1, 2, 2, 3, 4, 5])
+ROLES = st.sampled_from([Role.REQUESTER, Role.REQUESTER, Role.PROVIDER])
+HAPPENINGS = st.sampled_from(
+    ["offer", "accept", "reject", "status", "cancel", "silence", "force_error", "timeout", "start", "result_completed"]
+)
+
+
+@st.composite
+def said_and_heard(draw: st.DrawFn) -> Command[Any]:
+    peer, number = draw(PEERS), draw(NUMBERS)
+    key = key_of(number, role=draw(ROLES), peer=peer)
+    happenings = tuple(draw(st.lists(HAPPENINGS, max_size=1)))
+    typ = st.sampled_from(["delegation_status", "delegation_result"])
+    words = tuple(said(draw(typ), latest=draw(st.booleans())) for _ in range(draw(st.integers(0, 3))))
+    changes = draw(st.sampled_from([Changes(), Changes(reason="x"), Changes(result=result_of()), Changes(result=None)]))
+    heard = envelope(f"j{draw(st.integers(1, 30))}", seq=draw(SEQS), peer=peer)
+    match draw(st.sampled_from(["begin", "begin", "tell", "tell", "hear", "hear", "take", "alone"])):
+        case "begin":
+            begin = begun(key, work=task_id(1_000 * peer + 100 * (key.role is Role.PROVIDER) + number))
+            return Tell(key=key, begin=begin, happenings=("offer", *happenings), changes=changes, said=words)
+        case "tell":
+            return Tell(key=key, happenings=happenings, changes=changes, said=words)
+        case "hear":
+            return Hear(envelope=heard, key=key, happenings=happenings, changes=changes, said=words)
+        case "take":
+            return offered(number, jti=heard.jti, seq=heard.seq or 1)
+        case _:
+            return Hear(envelope=heard)
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> Command[Any]:
+    moves = st.builds(
+        ParcelMove,
+        delegation=st.builds(lambda number, role, peer: key_of(number, role=role, peer=peer), NUMBERS, ROLES, PEERS),
+        seq=SEQS,
+        delivered=st.booleans(),
+    )
+    return MoveParcels(moves=tuple(draw(st.lists(moves, min_size=1, max_size=4))))
+
+
+@st.composite
+def acquaintance(draw: st.DrawFn) -> Command[Any]:
+    peer, number = draw(PEERS), draw(NUMBERS)
+    return draw(
+        st.sampled_from(
+            [
+                add(peer),
+                add(peer, name=f"peer-{number}"),
+                ChangePeer(id=id_of(peer), by=OPERATOR, name=f"peer-{number}"),
+                RemovePeer(id=id_of(peer), by=OPERATOR),
+                LearnPeer(id=id_of(peer), by=OPERATOR, challenge=CHALLENGE),
+                verifying(peer),
+                SucceedPeer(by=OPERATOR, old=id_of(peer), keys_shown=bundle_of(number), vouched=draw(st.booleans())),
+                RevokeToken(by=OPERATOR, token_id=f"t{number}", until_ms=START_MS + draw(SEQS)),
+            ]
+        )
+    )
+
+
+COMMANDS = st.one_of(said_and_heard(), said_and_heard(), deliveries(), acquaintance())
+
+
+class Journaled(Pure):
+    """Keeps each record as the journal would, and reads it back at once."""
+
+    def __init__(self) -> None:
+        super().__init__(LIMITS)
+        self.replayed = LedgerState(LIMITS)
+
+    def apply(self, events: list[AnyEvent]) -> None:
+        super().apply(events)
+        self.replayed.apply(decode_events(msgspec.json.encode(events)), self.now_ms, self.seq)
+
+
+def check(state: LedgerState) -> None:
+    delegations = list(state.delegations())
+    live = [each for role in Role for each in state.delegations_live(role)]
+    assert {each.key for each in live} == {each.key for each in delegations if not each.ended}
+    assert state.delegations_ended_count() == len(delegations) - len(live)
+    assert all(state.peer(each.peer) is not None for each in live)
+    for peer in state.peers_by_id.values():
+        assert state.peer_named(peer.name) == peer
+    waiting: dict[Any, list[int]] = {}
+    for parcel in state.all_parcels():
+        waiting.setdefault(parcel.delegation, []).append(parcel.seq)
+    for key, numbers in waiting.items():
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        delegation = state.delegation(key)
+        assert delegation is None or numbers[-1] == delegation.said
+    for each in delegations:
+        assert state.delegation_of(each.task_id) == each
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(COMMANDS, st.sampled_from([0, 0, 1, 200_000])), min_size=20, max_size=60))
+def test_whatever_happens_between_peers_can_be_applied_read_back_and_restored(
+    steps: list[tuple[Command[Any], int]],
+) -> None:
+    pure = Journaled()
+    for command, passes_ms in [(add(1), 0), (add(2), 0), *steps]:
+        pure.now_ms += passes_ms
+        with suppress(Refusal):
+            pure.do(command)
+        check(pure.state)
+    assert held(pure.replayed) == held(pure.state)
+    with tempfile.TemporaryDirectory() as folder:
+        restored = LedgerState(LIMITS)
+        snapshot.load(snapshot.write(Path(folder), 1, pure.state), restored)
+    assert held(restored) == held(pure.state)
