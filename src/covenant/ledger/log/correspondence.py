@@ -137,7 +137,8 @@ class Correspondence:
 
     def _drop_delegation(self, key: DelegationKey) -> None:
         delegation = self._delegations.pop(key)
-        self._of_task.pop(delegation.task_id, None)
+        if self._of_task.get(delegation.task_id) == key:
+            del self._of_task[delegation.task_id]
         self._at_rest.pop(key, None)
         live = self._at_work.get((key.role, key.peer))
         if live is not None:
