@@ -39,6 +39,12 @@ def test_the_answer_is_written_and_nothing_else(daemon: Daemon, how: list[str]) 
     assert (ran.code, ran.out, ran.err) == (0, "hello there\n", "")
 
 
+@pytest.mark.parametrize("how", [[], ["--stream"]], ids=" ".join)
+def test_what_is_piped_keeps_every_byte(daemon: Daemon, how: list[str]) -> None:
+    colourful = """printf '%s\\n' '{"type":"assistant","text":"\\u001b[31mred\\u001b[0m"}'"""
+    assert call(daemon, agent(daemon, colourful), *how).out == "\x1b[31mred\x1b[0m\n"
+
+
 def test_json_is_one_object_with_the_answer_and_what_was_made(daemon: Daemon) -> None:
     answer = call(daemon, agent(daemon, SAYS), "--json").json
     assert (answer["kind"], answer["state"], answer["text"]) == ("remote_reply", "completed", "hello there")

@@ -10,7 +10,7 @@ import click
 from covenant.cli.a2a.texts import read_text
 from covenant.cli.ages import Duration
 from covenant.cli.failures import ExitCode
-from covenant.cli.output import brief, clean, put, put_json, say, shape
+from covenant.cli.output import brief, put, put_json, say, shape
 from covenant.cli.remote_calls import calls_out, told
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Teller:
         if not isinstance(news, RemoteStatus | RemoteTask):
             if self._live and news.text:
                 self._wrote.append(news.text)
-                click.echo(clean(news.text) if sys.stdout.isatty() else news.text, nl=False)
+                put(news.text, nl=False)
         elif self._watched and not news.state.terminal:
             said = f"{news.state.value}: {brief(news.text)}" if news.text else news.state.value
             if said != self._state:

@@ -32,9 +32,10 @@ def put_json(value: Mapping[str, Any]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-def put(text: str) -> None:
+def put(text: str, *, nl: bool = True) -> None:
     """Data, to stdout."""
-    click.echo(clean(text) if sys.stdout.isatty() else text)
+    # Told that colours are wanted, click leaves what is piped as it is.
+    click.echo(clean(text) if sys.stdout.isatty() else text, nl=nl, color=True)
 
 
 def say(text: str) -> None:
