@@ -26,6 +26,7 @@ from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.commands import Accept, Cancel
 from covenant.ledger.machine.peer_commands import AddPeer
 from covenant.ledger.machine.tenant_commands import AddTenant
+from covenant.ledger.machine.view import Limits
 from covenant.model.acquaintance import Peer
 from covenant.model.content import Content
 from covenant.model.correspondence import PROOF, Delegation
@@ -195,10 +196,11 @@ async def estate(
     listens: bool = True,
     delivers: bool = True,
     works: bool = True,
+    limits: Limits | None = None,
 ) -> AsyncIterator[Estate]:
     """`works`: its agents do, those of its peers with them. Without, whatever is accepted stays in the queue."""
     keys, clock = keys or Keys(), clock or Clock()
-    ledger = await open_ledger(home / "ledger", clock=clock)
+    ledger = await open_ledger(home / "ledger", clock=clock, limits=limits)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ledger.close)
         if ledger.tenant(DEFAULT) is None:
@@ -221,8 +223,8 @@ async def estate(
         )
         stack.callback(reception.close)
         courier = Courier(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
-        limits = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
-        crew.delegations = Delegations(ledger, catalogue, crew, limits, peers=requesting.callee)
+        calls = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
+        crew.delegations = Delegations(ledger, catalogue, crew, calls, peers=requesting.callee)
         for agent in agents:
             constitution, body = played(agent)
             catalogue.add_resident(DEFAULT, constitution, "code")

@@ -10,12 +10,25 @@ import pytest
 
 from covenant.agents.authoring import Agent
 from covenant.ledger.machine.peer_commands import Changes, Tell
-from covenant.model.correspondence import Delegation
-from covenant.model.delegating import ACCEPTED, CANCELLED, CANCELLING, COMPLETED, FAILED, LOST, OFFERED, RUNNING
-from covenant.model.delegation import DelegationResult, StatusReport, TokenUsage
+from covenant.ledger.machine.view import Limits
+from covenant.model.correspondence import Delegation, DelegationKey, Envelope
+from covenant.model.delegating import (
+    ACCEPTED,
+    CANCELLED,
+    CANCELLING,
+    COMPLETED,
+    FAILED,
+    LOST,
+    OFFERED,
+    REJECTED,
+    RUNNING,
+    Role,
+)
+from covenant.model.delegation import Accept, DelegationResult, Offer, StatusReport, TokenUsage
 from covenant.model.errors import Conflict
 from covenant.model.folding import TaskState
 from covenant.peers.attending import said as saying
+from covenant.peers.incoming import Incoming
 from covenant.seal.proofs import sign_proof
 from covenant.testing.cast import OPERATOR
 from tests.peers.estates import Estate, changed, estate, pair, said, worker
@@ -290,6 +303,59 @@ async def test_a_lost_delegation_is_given_up_by_itself_where_the_settings_say_so
         assert view.state is TaskState.FAILED
 
 
+async def test_a_lost_delegation_can_be_cancelled_and_its_provider_hears_of_it_when_it_is_back(tmp_path: Path) -> None:
+    two = Two(tmp_path, worker(endless, idempotent=True, on_lost="requeue"))
+    await two.introduce()
+    async with two.rita(settings=changed(silence_ms=1)) as rita:
+        async with two.paul() as paul:
+            task_id = await rita.delegate(paul)
+            await rita.stands(task_id, RUNNING)
+        await rita.stands(task_id, LOST)
+        await rita.cancel(task_id)
+        await rita.stands(task_id, CANCELLING)
+        async with two.paul() as paul:
+            await rita.stands(task_id, CANCELLED)
+            assert paul.works()[0].state is CANCELLED
+
+
+async def test_a_provider_that_rejected_a_lost_offer_rejects_it_again(tmp_path: Path) -> None:
+    two = Two(tmp_path, worker(shout))
+    await two.introduce()
+    full = changed(slots=0)
+    async with two.rita(settings=changed(silence_ms=1)) as rita:
+        async with two.paul(delivers=False, settings=full) as paul:
+            task_id = await rita.delegate(paul)
+            await paul.until(lambda: any(work.state is REJECTED for work in paul.works()))
+            await rita.stands(task_id, LOST)
+            await rita.requesting.offer_again(OPERATOR, task_id)
+            await paul.until(lambda: paul.works()[0].heard == 2)
+            await paul.until(lambda: len(paul.ledger.parcels(rita.id)) == 2)
+        async with two.paul(settings=full):
+            assert said(await rita.ended(task_id)).startswith("busy")
+            assert rita.delegation(task_id).state is REJECTED
+
+
+async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: Path) -> None:
+    gated = Gated()
+    gated.open.set()
+    two = Two(tmp_path, gated.agent)
+    await two.introduce()
+    async with two.rita() as rita, two.paul(limits=Limits(delegations_kept_max=1)) as paul:
+        first = await rita.delegate(paul, "one")
+        await rita.ended(first)
+        offer = msgspec.convert((await rita.evidence(first))["offer"], Offer)
+        await rita.ended(await rita.delegate(paul, "two"))
+        await paul.until(lambda: len(paul.works()) == 1)
+        peer = paul.ledger.peer(rita.id)
+        assert peer is not None
+        envelope = Envelope(sender=rita.id, jti="again", typ="delegation_offer", until_ms=paul.clock() + 1_000, seq=1)
+        heard = await paul.providing.hear(Incoming(peer, envelope, offer))
+        assert heard.known
+        again = paul.ledger.delegation(DelegationKey(Role.PROVIDER, rita.id, first))
+        assert again is not None
+        assert (again.state, again.code, gated.begun) == (REJECTED, "expired", 2)
+
+
 async def test_what_is_not_lost_is_neither_offered_again_nor_given_up(tmp_path: Path) -> None:
     async with pair(tmp_path, worker(endless)) as (rita, paul):
         task_id = await rita.delegate(paul)
@@ -305,36 +371,53 @@ async def test_what_is_not_lost_is_neither_offered_again_nor_given_up(tmp_path: 
 # A provider that is not honest
 
 
-async def claiming(paul: Estate, claim: Callable[[Delegation], tuple[str, Any, Changes]]) -> None:
+async def claiming(paul: Estate, claim: Callable[[Delegation], tuple[tuple[str, ...], Any, Changes]]) -> None:
     """It says something else than what happened: by hand, as its agents do nothing."""
     await paul.until(lambda: bool(paul.works()))
     (work,) = paul.works()
-    happening, message, changes = claim(work)
-    await paul.providing.stop()
-    await paul.ledger.commit(Tell(key=work.key, happenings=(happening,), changes=changes, said=(saying(message),)))
+    happenings, message, changes = claim(work)
+    await paul.ledger.commit(Tell(key=work.key, happenings=happenings, changes=changes, said=(saying(message),)))
 
 
 async def test_a_provider_that_says_it_used_more_than_agreed_is_stopped(tmp_path: Path) -> None:
     two = Two(tmp_path, worker(shout))
     await two.introduce()
 
-    def overspent(work: Delegation) -> tuple[str, Any, Changes]:
+    def overspent(work: Delegation) -> tuple[tuple[str, ...], Any, Changes]:
         usage = TokenUsage(completion=101, total=101)
         report = StatusReport(
             offer_id=work.offer_id, delegation_id=work.task_id, seq=999, status="running", token_usage=usage
         )
-        return "status", report, Changes(status_seq=999)
+        return ("status",), report, Changes(status_seq=999)
 
     async with two.rita() as rita, two.paul(works=False) as paul:
         task_id = await rita.delegate(paul, budget=100)
         await claiming(paul, overspent)
-        await paul.until(lambda: paul.works()[0].state is CANCELLING)
-        delegation = await rita.stands(task_id, CANCELLING)
-        assert (delegation.overspent, delegation.code) == (True, "budget_exceeded")
+        view = await rita.ended(task_id)
+        assert said(view) == "budget_exceeded: 101 tokens were used, and 100 were agreed"
+        delegation = rita.delegation(task_id)
+        assert (delegation.state, delegation.overspent, delegation.code) == (CANCELLED, True, "budget_exceeded")
+        assert paul.works()[0].state is CANCELLED
 
 
-def forged(paul: Estate, **more: Any) -> Callable[[Delegation], tuple[str, Any, Changes]]:
-    def claim(work: Delegation) -> tuple[str, Any, Changes]:
+async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: Path) -> None:
+    two = Two(tmp_path, worker(shout))
+    await two.introduce()
+
+    def greedy(work: Delegation) -> tuple[tuple[str, ...], Any, Changes]:
+        accept = Accept(offer_id=work.offer_id, delegation_id=work.task_id, max_token_budget=101, timeout=1_000)
+        return (), accept, Changes()
+
+    async with two.rita() as rita, two.paul(works=False) as paul:
+        task_id = await rita.delegate(paul, budget=100)
+        await claiming(paul, greedy)
+        assert said(await rita.ended(task_id)).startswith("terms_exceeded")
+        delegation = rita.delegation(task_id)
+        assert (delegation.state, delegation.code, delegation.budget) == (CANCELLED, "terms_exceeded", 100)
+
+
+def forged(paul: Estate, **more: Any) -> Callable[[Delegation], tuple[tuple[str, ...], Any, Changes]]:
+    def claim(work: Delegation) -> tuple[tuple[str, ...], Any, Changes]:
         result = DelegationResult(
             offer_id=work.offer_id,
             delegation_id=work.task_id,
@@ -354,7 +437,7 @@ def forged(paul: Estate, **more: Any) -> Callable[[Delegation], tuple[str, Any, 
             now_ms=paul.clock(),
         )
         after = msgspec.structs.replace(result, proof=more.get("proof", proof), result=more.get("text", "done"))
-        return "result_completed", after, Changes()
+        return ("result_completed",), after, Changes()
 
     return claim
 

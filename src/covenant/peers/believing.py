@@ -73,11 +73,13 @@ async def resulted(
 ) -> Hear:
     """`wanted`: its task here still waits for it."""
     broken = await _broken(delegation, result, us)
-    overspent = delegation.overspent or result.token_usage.total > delegation.budget
+    # What it said to have used once, it has used.
+    usage = max(result.token_usage, delegation.usage, key=lambda each: each.total)
+    overspent = delegation.overspent or usage.total > delegation.budget
     code, reason = result.error_code, result.error
     if overspent:
         code = BUDGET_EXCEEDED
-        reason = f"{result.token_usage.total} tokens were used, and {delegation.budget} were agreed"
+        reason = f"{usage.total} tokens were used, and {delegation.budget} were agreed"
     elif broken:
         code, reason = PROOF_BROKEN, f"its proof does not hold: {', '.join(broken)}"
     elif delegation.code is not None:
@@ -86,7 +88,7 @@ async def resulted(
         log.warning("peer.not_believed", extra={"offer_id": delegation.offer_id, "code": code, "broken": broken})
     changes = Changes(
         delegation_id=delegation.delegation_id or result.delegation_id,
-        usage=result.token_usage,
+        usage=usage,
         progress=None,
         message=None,
         code=code,
