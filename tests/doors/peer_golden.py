@@ -71,7 +71,9 @@ PROOF = Proof(
     issued_at_ms=1,
     signature="s",
 )
-MESSAGE = LoggedMessage(at_ms=1, direction="received", peer=ID, typ="delegation_offer", id="j-1", offer_id="o-1")
+MESSAGE = p.MessageShown.of(
+    LoggedMessage(at_ms=1, direction="received", peer=ID, typ="delegation_offer", id="j-1", offer_id="o-1")
+)
 SHOWN = p.CapabilitiesShown(
     profiles=(PROFILE,),
     versions=(2,),
@@ -182,8 +184,8 @@ GOLDEN: list[tuple[Answer, str]] = [
     (
         p.PeerMessageList(messages=(MESSAGE,), total=1),
         (
-            '{"kind":"peer_messages","messages":[{"at_ms":1,"direction":"received","peer":"frd1_aaaaaaaaaaaaaaaaa'
-            'aaaaaaaaaaaaaaaaaaaaaaa","typ":"delegation_offer","id":"j-1","offer_id":"o-1"}],"total":1}'
+            '{"kind":"peer_messages","messages":[{"atMs":1,"direction":"received","peer":"frd1_aaaaaaaaaaaaaaaaa'
+            'aaaaaaaaaaaaaaaaaaaaaaa","type":"delegation_offer","id":"j-1","offerId":"o-1"}],"total":1}'
         ),
     ),
     (

@@ -8,11 +8,11 @@ import msgspec
 
 from covenant.doors.answers import Answer
 from covenant.ledger.contract import TreeNode
-from covenant.model.acquaintance import Peer, PeerLimits
+from covenant.model.acquaintance import Peer
 from covenant.model.correspondence import Delegation, LoggedMessage
 from covenant.model.delegation import Profile, Proof, Status, TokenUsage
 from covenant.model.peer import InstanceId, Trust
-from covenant.wire.peering import Waiting
+from covenant.wire.peering import Waiting, WirePeerLimits
 
 ONLINE_MS = 90_000
 """Who was heard of since is there."""
@@ -46,7 +46,7 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     verified_at_ms: int | None
     conflict: str | None
     capabilities: tuple[Profile, ...]
-    limits: PeerLimits
+    limits: WirePeerLimits
     waiting: Waiting
 
     @classmethod
@@ -65,7 +65,7 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             verified_at_ms=peer.verified_at_ms,
             conflict=peer.conflict,
             capabilities=peer.capabilities.profiles if peer.capabilities is not None else (),
-            limits=peer.limits,
+            limits=WirePeerLimits(**msgspec.structs.asdict(peer.limits)),
             waiting=waiting,
         )
 
@@ -213,8 +213,30 @@ class ProofAnswer(Answer, frozen=True, kw_only=True, rename="camel", tag="delega
     proof: Proof | None
 
 
+class MessageShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
+    """One line of what went to and fro; never what it said."""
+
+    at_ms: int
+    direction: str
+    peer: InstanceId
+    type: str
+    id: str
+    offer_id: str | None = None
+
+    @classmethod
+    def of(cls, logged: LoggedMessage) -> MessageShown:
+        return cls(
+            at_ms=logged.at_ms,
+            direction=logged.direction,
+            peer=logged.peer,
+            type=logged.typ,
+            id=logged.id,
+            offer_id=logged.offer_id,
+        )
+
+
 class PeerMessageList(Answer, frozen=True, kw_only=True, rename="camel", tag="peer_messages"):
-    messages: tuple[LoggedMessage, ...]
+    messages: tuple[MessageShown, ...]
     total: int
 
 

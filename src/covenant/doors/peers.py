@@ -19,6 +19,7 @@ from covenant.doors.peer_answers import (
     DelegationShown,
     DelegationTreeAnswer,
     Discovered,
+    MessageShown,
     PeerAnswer,
     PeerList,
     PeerMessageList,
@@ -264,7 +265,8 @@ async def list_peer_messages(office: Office, caller: Principal, request: asked.L
     desk = await _desk(office, caller, "listing messages")
     peer = desk.find(request.peer_id).id if request.peer_id is not None else None
     found = [each for each in await desk.messages() if peer in (None, each.peer) and request.type in (None, each.typ)]
-    return PeerMessageList(messages=tuple(found[request.offset : request.offset + request.limit]), total=len(found))
+    page = found[request.offset : request.offset + request.limit]
+    return PeerMessageList(messages=tuple(map(MessageShown.of, page)), total=len(found))
 
 
 async def peer_config(office: Office, caller: Principal, request: asked.ShowConfig) -> ConfigAnswer:  # noqa: ARG001

@@ -63,7 +63,7 @@ class TrustPeer(PeerRequest, frozen=True, kw_only=True):
     trust_level: Trust
 
 
-class WirePeerLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
+class WirePeerLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
     """What is left out is as the settings say."""
 
     offers_per_min: Bound | None = None

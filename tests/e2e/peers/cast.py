@@ -70,7 +70,10 @@ async def dawdle(turn):
 async def pass_on(turn):
     """`bob/echo some text`: delegate, and tell what came of it."""
     who, _, text = turn.text.partition(" ")
-    answer = await turn.call(who, text or ".")
+    try:
+        answer = await turn.call(who, text or ".")
+    except Exception as refused:
+        return f"{NODE}>refused: {refused}"
     return f"{NODE}>{answer.state}: {answer.text}"
 
 

@@ -9,7 +9,7 @@ from tests.e2e.peers.daemons import Node, until
 def types(node: Node, offer_id: str) -> list[tuple[str, str]]:
     """What went to and fro of this delegation, the oldest first."""
     messages = node.get("/messages?limit=100")["messages"]
-    return [(each["direction"], each["typ"]) for each in reversed(messages) if each.get("offer_id") == offer_id]
+    return [(each["direction"], each["type"]) for each in reversed(messages) if each.get("offerId") == offer_id]
 
 
 def provided(node: Node, offer_id: str) -> dict[str, Any]:

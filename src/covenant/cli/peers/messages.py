@@ -24,6 +24,6 @@ def command(call: Call, *, peer: str | None, typ: str | None, limit: int) -> Non
     rows = table("", "when", "", "type", "peer", "of")
     for each in answer["messages"]:
         rows.add_row(
-            f"{age(now - each['at_ms'])} ago", each["direction"], each["typ"], each["peer"], each.get("offer_id", "")
+            f"{age(now - each['atMs'])} ago", each["direction"], each["type"], each["peer"], each.get("offerId", "")
         )
     console().print(rows)
