@@ -290,6 +290,15 @@ class TestWhatIsHeard:
         pure.do(late)
         assert state_of(pure) is State.RUNNING
 
+    def test_of_what_nothing_is_known_the_first_that_is_heard_is_the_first(self) -> None:
+        pure = known()
+        moved = pure.do(offered(2, seq=4)).moved
+        assert moved is not None
+        assert (moved.changed, moved.delegation.heard) == (True, 4)
+        key = key_of(2, role=Role.PROVIDER)
+        cancel = Hear(envelope=envelope("j6", seq=6), key=key, happenings=("cancel",))
+        assert refused(pure, cancel) == "out_of_order"
+
     def test_what_was_heard_before_in_another_envelope_is_taken_and_changes_nothing(self) -> None:
         pure = known()
         pure.do(offering())
