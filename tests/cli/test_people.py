@@ -42,7 +42,7 @@ def test_a_task_from_send_to_drain(daemon: Daemon) -> None:
     assert "done and dusted" in answered(daemon, "a2a", "watch", "--once")
     tree = answered(daemon, "a2a", "tree", root)
     assert tree.splitlines()[0] == f"{root} (not sent here)"
-    assert re.fullmatch(rf"└── ok {task_id} bob@host \(\d+s\) dig", tree.splitlines()[1])
+    assert re.fullmatch(rf"└── ok {task_id} bob@host \((\d+ms|\d+\.\ds)\) dig", tree.splitlines()[1])
     whole = answered(daemon, "a2a", "show", task_id)
     for part in ("settled", "operator@local", "ok: done", "leases", "submitted"):
         assert part in whole
