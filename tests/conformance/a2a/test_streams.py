@@ -252,6 +252,25 @@ async def test_a_quiet_stream_is_kept_alive(me: Binding, world: World, monkeypat
     assert (await me.get(task.id)).state == "completed"
 
 
+async def test_a_blocked_sender_that_is_turned_out_hears_so_and_its_task_goes_on(me: Binding, world: World) -> None:
+    """Whoever has a token that was replaced must not be told what comes of the task."""
+    operator, tenancy, catalogue = world.stage.operator, world.stage.tenancy, world.stage.catalogue
+    name = unique("tenant")
+    minted = await tenancy.add(operator, name)
+    agent = catalogue.agent("default", "actor")
+    assert agent is not None
+    catalogue.add_resident(name, agent.constitution, "code")
+    theirs = me.with_(token=minted.token)
+    async with asyncio.timeout(BOUND_S):
+        sending = asyncio.create_task(theirs.task("echo"))
+        while not (page := await theirs.page()).tasks:
+            assert not sending.done()
+        rotated = await tenancy.rotate(operator, name)
+        with pytest.raises(Refused, match="UNAUTHENTICATED"):
+            await sending
+    assert (await me.with_(token=rotated.token).get(page.tasks[0].id)).state == "submitted"
+
+
 async def test_a_tenant_that_is_turned_out_loses_its_streams_and_not_its_tasks(me: Binding, world: World) -> None:
     operator, tenancy = world.stage.operator, world.stage.tenancy
     name = unique("tenant")

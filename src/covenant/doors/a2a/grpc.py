@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 from starlette.types import Scope
 
 from covenant.doors.a2a.calling import Gate, Headers
-from covenant.doors.a2a.departure import NOTICE_S
+from covenant.doors.a2a.departure import NOTICE_S, answered
 from covenant.doors.a2a.grpc_pouring import Pouring, stopping
 from covenant.doors.a2a.grpc_status import refuse
 from covenant.doors.a2a.operations import BY_NAME, Asked, Office, Operation
@@ -119,10 +119,12 @@ class Calls:
         try:
             asked = await self._asked(row, request, context)
             with self._gate.working(asked.ask.caller, row.operation):
-                answer = await self._unbroken(row.operation.run(self._office, asked))
                 if row.operation.streams:
+                    answer = await self._unbroken(row.operation.run(self._office, asked))
                     await self._run(Pouring(answer, asked, context))
                     return None
+                work = answered(row.operation, self._office, asked, _never, self._gate.tenants.tenancy)
+                answer, _ = await self._unbroken(work)
             told = row.operation.encode(a2a_v1, answer, asked.request)
             return row.telling.message(told).SerializeToString()
         except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
@@ -226,6 +228,12 @@ class GrpcServer:
         self._calls.stop()
         await self._server.stop(grace_s)
         await self._calls.settled()
+
+
+async def _never() -> NoReturn:
+    """A caller that leaves ends its call without another word."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("nobody ends this wait")
 
 
 def peer_of(peer: str) -> tuple[str, int] | None:

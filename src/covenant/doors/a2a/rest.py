@@ -138,7 +138,7 @@ class Rest:
                 stream = await operation.run(self._office, asked)
                 await pour(stream, asked, Framing(), tenancy=self._gate.tenants.tenancy, receive=receive, send=send)
                 return
-            answer, gone = await answered(operation, self._office, asked, receive)
+            answer, gone = await answered(operation, self._office, asked, receive, self._gate.tenants.tenancy)
             if not gone:
                 await reply_json(send, operation.encode(a2a_v1, answer, asked.request), kind=kind)
 

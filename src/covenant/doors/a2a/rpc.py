@@ -78,7 +78,7 @@ class Rpc:
                 framing = Framing(*jsonrpc.around(call_id), named=asked.dialect is Dialect.V03)
                 await pour(stream, asked, framing, tenancy=self._gate.tenants.tenancy, receive=receive, send=send)
                 return
-            answer, gone = await answered(operation, self._office, asked, receive)
+            answer, gone = await answered(operation, self._office, asked, receive, self._gate.tenants.tenancy)
             if not gone:
                 await reply_json(send, jsonrpc.result(call_id, operation.encode(wire, answer, asked.request)))
 
