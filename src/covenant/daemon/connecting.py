@@ -8,6 +8,7 @@ It finds the card, reads it, and picks a way to call. The environment, the clock
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ PRIVATE: Final = (
 """What `allow_private=True` stands for. A cloud's metadata is not among it."""
 CONNECTIONS_MAX: Final = 1_000
 """Each stream that is followed holds one."""
+
+# What is logged is for whoever has set up logging. Nobody else has it written into their terminal.
+logging.getLogger("covenant").addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
