@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from covenant.daemon.logs import Log
+from covenant.daemon.staff import Staff
 from covenant.exchange.delegation import REMOTE, Orphans
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.principal import Principal
@@ -394,3 +396,20 @@ async def test_what_is_too_large_for_any_agent_is_not_begun(tmp_path: Path) -> N
         view = await rita.ended(task_id)
         assert (view.state, rita.delegation(task_id).code) == (TaskState.FAILED, "invalid")
         assert [work.state for work in paul.works()] == [REJECTED]
+
+
+@pytest.mark.parametrize("named", ["bert/last", "bert", ""])
+async def test_an_agent_of_the_catalogue_can_be_one_that_a_peer_plays(tmp_path: Path, named: str) -> None:
+    agent_id = "last" if not named.endswith("last") else "helper"
+    async with (
+        estate(tmp_path / "anna", calling("start", agent_id)) as anna,
+        estate(tmp_path / "bert", worker(shout, "last")) as bert,
+    ):
+        await anna.knows(bert)
+        await bert.knows(anna)
+        await anna.acquaintances.capabilities(anna.requesting.peer("bert"))
+        anna.catalogue.add_resident(DEFAULT, Constitution(id=agent_id, kind="peer", peer=named), "file")
+        await Staff(anna.ledger, anna.catalogue, anna.crew, Log(), peers=anna.requesting).step()
+        assert said(await anna.ended(await anna.ask(agent_id, "x"))) == "X"
+        assert said(await anna.ended(await anna.ask("start", "y"))) == "Y>"
+        assert len(bert.works()) == 2
