@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.segments import list_segments
@@ -15,6 +15,7 @@ from covenant.testing.desk import Desk
 from covenant.testing.disk import Disk
 from covenant.testing.faults import DISK, FAULT, HOME, IMAGES, NOTES
 from tests.faults.facts import Fact, Told, check_all, read
+from tests.faults.letters import check_letters, picture
 from tests.faults.scenario import SEGMENT_BYTES, TASKS
 
 ROOT: Final = Path(__file__).parents[2]
@@ -91,6 +92,7 @@ def judge(ran: Ran) -> None:
 
     async def check(home: Path) -> None:
         told = Told(ran.facts)
+        peers: dict[str, Any] = {}
         for again in (False, True):
             clock = FakeClock()
             ledger = await open_ledger(home, clock=clock, segment_bytes=SEGMENT_BYTES, node="here")
@@ -99,7 +101,9 @@ def judge(ran: Ran) -> None:
                 if again:
                     await desk.check_audit()
                     assert await desk.drain(count=100) == ()
+                    assert picture(ledger) == peers
                 else:
+                    peers = await check_letters(ledger, told)
                     await check_all(desk, told, TASKS)
                     await ledger.compact()
                 await desk.note(f"opened again {again}")

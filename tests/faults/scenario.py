@@ -8,6 +8,7 @@ Ends with 0 if it came to its end, whatever was refused on the way; reads are ch
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,7 +20,7 @@ from covenant.ledger.log.storage import CompactionFailed
 from covenant.ledger.machine.commands import Enroll, LeasedTask
 from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush
 from covenant.model.asking import PushConfig
-from covenant.model.errors import Forbidden, Unavailable
+from covenant.model.errors import Forbidden, Refusal, Unavailable
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId
 from covenant.model.push import Push, move_of
@@ -41,6 +42,7 @@ from covenant.testing.cast import task_id as n
 from covenant.testing.clock import FakeClock
 from covenant.testing.desk import Desk
 from covenant.testing.grants import give, sending
+from tests.faults import letters
 from tests.faults.facts import Fact, Told, check_reads, tell
 
 T = TypeVar("T")
@@ -53,7 +55,11 @@ TASKS: Final[dict[TaskId, Task]] = {
         *(same_work(number) for number in (10, 11, 12)),
         same_work(13, "other key"),
     ]
-}
+} | letters.WORK
+
+_ENDS: Final = [0, *accumulate(map(len, (letters.FIRST, letters.SECOND, letters.THIRD)))]
+FIRST, SECOND, THIRD = (range(*ends) for ends in pairwise(_ENDS))
+"""The numbers of the letters that are written before, between and after."""
 
 
 class Life:
@@ -190,6 +196,23 @@ class Life:
         dropped = desk.ledger.commit(DropPush(task_id=n(number), id=name))
         await self.act("unpushed", (), dropped, lambda _: {"push": name})
 
+    async def write(self, desk: Desk, numbers: range) -> None:
+        """Letters, one after the other: what each comes to depends on those before it."""
+        for number in numbers:
+            tasks = letters.work_of(number)
+            verb = "sent" if tasks else "written"
+            self.tell("tried", verb, tasks, letter=number)
+            try:
+                await desk.ledger.commit(letters.ALL[number])
+            except Unavailable as refusal:
+                self.failed = True
+                unknown = refusal.code == "outcome_unknown"
+                self.tell("refused", verb, tasks, letter=number, unknown=unknown, code=refusal.code)
+            except Refusal as refusal:
+                self.tell("acknowledged", "written", letter=number, code=refusal.code)
+            else:
+                self.tell("acknowledged", verb, tasks, letter=number)
+
     async def denied(self, desk: Desk) -> None:
         """A refusal is told only when its audit row is durable."""
         task = make_task(99, sender=CAROL)
@@ -232,6 +255,7 @@ async def first_half(life: Life, desk: Desk) -> None:
     await life.act("canceled", (n(5),), desk.cancel(n(5)))
     await life.act("forced", (n(6),), desk.force_error(n(6)))
     await life.drain(desk, 2, "d1")
+    await life.write(desk, FIRST)
     await life.act("noted", (), desk.note("before compaction"), lambda _: {"text": "before compaction"})
 
 
@@ -245,6 +269,7 @@ async def second_half(life: Life, desk: Desk) -> None:
         await life.settle(desk, number, ok(n(number)))
     await life.drain(desk, 3, "d2")
     await life.drain(desk, 1, None)
+    await life.write(desk, SECOND)
     await life.act("compacted", (), desk.ledger.compact())
     await life.act("noted", (), desk.note("after compaction"), lambda _: {"text": "after compaction"})
     await life.send(desk, 30, 31, 13)
@@ -263,6 +288,7 @@ async def live(home: Path, fd: int, *, apart: bool) -> None:
     desk = Desk(ledger, life.clock)
     await life.send(desk, 40, 41)
     await life.take(desk, 2, "t4")
+    await life.write(desk, THIRD)
     await life.act("compacted", (), desk.ledger.compact())
     await check_reads(desk, Told(life.facts))
     await ledger.close()

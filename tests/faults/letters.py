@@ -1,0 +1,223 @@
+"""What passes between peers, in the life of a ledger under faults: who is known, what is said and heard, what waits.
+
+The commands are a fixed list, so that a scenario need tell no more than how far it came. What a ledger must hold
+then is what another one holds that was given the same commands and was never disturbed.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.machine.commands import Accept, Command
+from covenant.ledger.machine.peer_commands import (
+    ChangePeer,
+    Changes,
+    Hear,
+    LearnPeer,
+    MoveParcels,
+    RemovePeer,
+    RevokeToken,
+    SucceedPeer,
+    Tell,
+)
+from covenant.model.correspondence import DelegationKey
+from covenant.model.delegating import Role
+from covenant.model.errors import Refusal
+from covenant.model.ids import TaskId
+from covenant.model.peer import KeyBundle, Trust
+from covenant.model.task import Task, fingerprint
+from covenant.seal.identity import Identity
+from covenant.testing.cast import CAROL, OPERATOR, make_task
+from covenant.testing.clock import START_MS, FakeClock
+from covenant.testing.desk import refused
+from tests.faults.facts import Told
+from tests.ledger.machine.peer_cast import (
+    CHALLENGE,
+    add,
+    begun,
+    bundle_of,
+    delivered,
+    envelope,
+    heard,
+    id_of,
+    key_of,
+    offering,
+    result_of,
+    said,
+    undelivered,
+    verifying,
+)
+
+PEERS: Final = (1, 2, 4)
+SIGNATURE: Final = "s" * 86
+WORK: Final[dict[TaskId, Task]] = {
+    task.id: task for task in (make_task(number, recipient=CAROL) for number in (52, 54))
+}
+"""What peers have us do; nobody takes it up here."""
+
+
+def keys_of(number: int) -> KeyBundle:
+    """The same in every process: of a signed one, with nothing in it that is made by chance."""
+    key = Identity(bytes([number]) * 32).key
+    prekey = replace(bundle_of(number).prekeys[0], kid="pk_" + "a" * 16, public_key=key, signature=SIGNATURE)
+    return replace(bundle_of(number), prekeys=(prekey,), signature=SIGNATURE)
+
+
+def offered(number: int, jti: str, peer: int = 1) -> Hear:
+    """A peer offers us work, and we begin it."""
+    key, work = key_of(number, role=Role.PROVIDER, peer=peer), make_task(50 + number, recipient=CAROL)
+    return Hear(
+        envelope=envelope(jti, seq=1, peer=peer),
+        key=key,
+        begin=begun(key, work=work.id),
+        happenings=("offer", "accept"),
+        said=(said("delegation_accept"),),
+        accept=Accept(task=work, digest=fingerprint(work)[0]),
+    )
+
+
+def told(key: DelegationKey, *happenings: str, typ: str, latest: bool = False, **changes: Any) -> Tell:
+    words = (said(typ, b'{"words":"' + b"x" * 200 + b'"}', latest=latest),)
+    return Tell(key=key, happenings=happenings, changes=Changes(**changes), said=words)
+
+
+OURS: Final = key_of(2, role=Role.PROVIDER)
+STATUS: Final = "delegation_status"
+FIRST: Final[Sequence[Command[Any]]] = (
+    add(1, keys=None),
+    add(2, keys=None),
+    LearnPeer(id=id_of(1), by=OPERATOR, keys_shown=keys_of(1), challenge=CHALLENGE),
+    verifying(),
+    offering(1),
+    heard("accept", seq=1, delegation_id="d"),
+    MoveParcels(moves=(undelivered(1),)),
+    MoveParcels(moves=(delivered(1),)),
+    offered(2, "work"),
+    told(OURS, "start", "status", typ=STATUS, latest=True, status_seq=1),
+    told(OURS, "status", typ=STATUS, latest=True, status_seq=2),
+    heard("status", seq=3, jti="early"),
+    heard("accept", seq=1, jti="twice"),
+    Hear(envelope=envelope("alone")),
+)
+SECOND: Final[Sequence[Command[Any]]] = (
+    heard("status", seq=2, status_seq=1, message="at it"),
+    MoveParcels(moves=(delivered(1, OURS), undelivered(2, OURS))),
+    told(key_of(1), "cancel", typ="delegation_cancel"),
+    ChangePeer(id=id_of(1), by=OPERATOR, trust=Trust.TRUSTED),
+    told(OURS, "result_completed", typ="delegation_result"),
+    heard("result_cancelled", seq=3, result=result_of()),
+    Tell(key=key_of(1), changes=Changes(result=None)),
+    RevokeToken(by=OPERATOR, token_id="t1", until_ms=START_MS + 1_000),
+    offered(4, "more", peer=2),
+    heard("status", seq=4, jti="late"),
+    SucceedPeer(by=OPERATOR, old=id_of(2), keys_shown=keys_of(4), vouched=True),
+)
+THIRD: Final[Sequence[Command[Any]]] = (
+    MoveParcels(moves=(delivered(3, OURS), delivered(2))),
+    told(key_of(4, role=Role.PROVIDER, peer=4), "result_failed", typ="delegation_result", code="no"),
+    MoveParcels(moves=(delivered(9, key_of(4, role=Role.PROVIDER, peer=4)),)),
+    RemovePeer(id=id_of(4), by=OPERATOR),
+    Hear(envelope=envelope("last")),
+)
+ALL: Final[Sequence[Command[Any]]] = (*FIRST, *SECOND, *THIRD)
+TAKEN: Final = tuple((number, each.envelope) for number, each in enumerate(ALL) if isinstance(each, Hear))
+
+
+class Letter(NamedTuple):
+    """One command that was tried. `code`: it was answered so, where it was refused; `open`: nobody knows."""
+
+    number: int
+    code: str | None = None
+    open: bool = False
+
+
+def picture(ledger: Ledger) -> dict[str, Any]:
+    """All that can be asked about peers."""
+    return {
+        "peers": tuple(ledger.peers()),
+        "delegations": tuple(ledger.delegations()),
+        "live": [{each.key for each in ledger.delegations_live(role)} for role in Role],
+        "parcels": [tuple(ledger.parcels(id_of(number))) for number in PEERS],
+        "addressees": sorted(ledger.addressees()),
+        "envelopes": [ledger.envelope_taken(each.sender, each.jti) for _, each in TAKEN],
+        "revoked": ledger.token_revoked("t1"),
+        "log": tuple(ledger.message_log()),
+    }
+
+
+async def check_letters(ledger: Ledger, told: Told) -> dict[str, Any]:
+    """What is known of peers is what follows from all that was answered, with or without what was not."""
+    tried = letters(told)
+    found = picture(ledger)
+    wanted = await asyncio.to_thread(_possible, tried)
+    assert found in wanted, f"of {len(tried)} letters: {_difference(found, wanted[0])}"
+    acknowledged = {letter.number for letter in tried if not letter.open and letter.code is None}
+    for number, each in TAKEN:
+        if number in acknowledged and ledger.peer(each.sender) is not None:
+            with refused("replayed"):
+                await ledger.commit(Hear(envelope=each))
+    return found
+
+
+def letters(told: Told) -> list[Letter]:
+    """In the order in which they were tried; those that surely came to nothing are left out."""
+    found: dict[int, Letter] = {}
+    for fact in told.facts:
+        number = fact.said.get("letter")
+        if number is None:
+            continue
+        if fact.at == "tried":
+            found[number] = Letter(number, open=True)
+        elif fact.at == "acknowledged":
+            found[number] = Letter(number, fact.said.get("code"))
+        elif not fact.said["unknown"]:
+            del found[number]
+    return list(found.values())
+
+
+def _possible(tried: Sequence[Letter]) -> list[dict[str, Any]]:
+    """Each that agrees with what was answered."""
+    choices = [((each, True), (each, False)) if each.open else ((each, True),) for each in tried]
+    done = [tuple(each for each, happened in choice if happened) for choice in product(*choices)]
+    found = [seen for each in done if (seen := _undisturbed(each)) is not None]
+    assert found, "no order of what was tried agrees with the answers"
+    return found
+
+
+@cache
+def _undisturbed(done: tuple[Letter, ...]) -> dict[str, Any] | None:
+    async def run(home: Path) -> dict[str, Any] | None:
+        ledger = await open_ledger(home, clock=FakeClock(), node="here")
+        try:
+            for letter in done:
+                code = None
+                try:
+                    await ledger.commit(ALL[letter.number])
+                except Refusal as refusal:
+                    code = refusal.code
+                if not letter.open and code != letter.code:
+                    return None
+            return picture(ledger)
+        finally:
+            await ledger.close()
+
+    with tempfile.TemporaryDirectory(prefix="cov-") as folder:
+        return asyncio.run(run(Path(folder) / "home"))
+
+
+def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    return "; ".join(f"{name}: {found[name]} and not {wanted[name]}" for name in found if found[name] != wanted[name])
+
+
+def work_of(number: int) -> tuple[TaskId, ...]:
+    """The task that a letter begins."""
+    command = ALL[number]
+    return (command.accept.task.id,) if isinstance(command, Hear) and command.accept is not None else ()
