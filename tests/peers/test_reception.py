@@ -256,11 +256,9 @@ async def test_what_is_of_a_delegation_has_a_number_and_nothing_else_has(alice: 
 
 
 async def test_a_gap_is_told_with_the_number_that_is_missing(alice: House, bob: House) -> None:
-    refusal = await refuse(bob, alice.sealed(offer(), bob, seq=2))
-    assert (refusal.status, refusal.code, getattr(refusal, "expected", None)) == (409, "out_of_order", 1)
     await bob.reception.receive(alice.sealed(offer(), bob, seq=1), None)
     refusal = await refuse(bob, alice.sealed(cancel(), bob, seq=3))
-    assert getattr(refusal, "expected", None) == 2
+    assert (refusal.status, refusal.code, getattr(refusal, "expected", None)) == (409, "out_of_order", 2)
 
 
 async def test_a_mere_peer_may_end_what_is_known_and_begin_nothing(tmp_path: Path, alice: House) -> None:
@@ -309,6 +307,7 @@ async def test_a_peer_that_talks_too_much_is_told_when_to_come_back(tmp_path: Pa
 
 
 async def test_repeated_refusals_cost_one_row_a_minute(alice: House, bob: House, mallory: House) -> None:
+    await bob.reception.receive(alice.sealed(offer(), bob, seq=1), None)
     for number in range(20):
         await refuse(bob, b"nonsense %d" % number)
         await refuse(bob, alice.sealed(offer(), bob, seq=5))

@@ -22,6 +22,7 @@ from covenant.ledger.machine.peer_commands import MoveParcels
 from covenant.model.acquaintance import Peer
 from covenant.model.correspondence import DelegationKey, Parcel, ParcelMove
 from covenant.model.errors import Invalid, Refusal
+from covenant.model.ids import PublicKey
 from covenant.model.peer import InstanceId
 from covenant.peers.delivery import RETRY_AFTER_S_MAX, Delivery, Failed, Prekeys
 from covenant.peers.keyring import Keyring
@@ -29,6 +30,7 @@ from covenant.peers.line import RECEIVE, Lines
 from covenant.peers.pace import backoff_ms
 from covenant.peers.polling import Poller, Taking, Trouble
 from covenant.peers.settings import PeerSettings
+from covenant.seal.receipts import receipt_holds
 from covenant.wire.polling import decode_received
 
 log = logging.getLogger(__name__)
@@ -269,10 +271,14 @@ class Courier:
         if isinstance(answer, Failed):
             return answer
         try:
-            decode_received(answer)
+            received = decode_received(answer.body)
         except Invalid:
             # Somebody answers there, and it is no instance that has taken anything.
             return Failed("bad_response", "the answer is not one to an envelope", whole=True)
+        # It was sealed to them, so they are known.
+        keys = (self._ledger.peer(peer.id) or peer).keys
+        if keys is None or not receipt_holds(PublicKey(keys.identity_key), answer.envelope, received.receipt):
+            return Failed("bad_receipt", "somebody else says that the peer has taken it", whole=True)
         return None
 
     def _fail(self, round_: _Round, parcel: Parcel, failed: Failed, began: float) -> None:

@@ -43,6 +43,13 @@ class Failed(NamedTuple):
         return f"{self.code}: {self.reason}"[:FAILURE_CHARS_MAX]
 
 
+class Answer(NamedTuple):
+    """What the other side said to this envelope."""
+
+    envelope: bytes
+    body: bytes
+
+
 class Prekeys(Protocol):
     async def prekey_for(self, peer: Peer, *, fresh: bool = False) -> Prekey:
         """What to seal to. Raises LineFailed, or a Refusal if there is none."""
@@ -64,7 +71,7 @@ class Delivery:
         typ: str,
         seq: int | None = None,
         timeout_s: float = DELIVERY_S,
-    ) -> bytes | Failed:
+    ) -> Answer | Failed:
         """The peer's answer, if it took it."""
         fresh = False
         failed = Failed("", "", whole=True)
@@ -80,7 +87,7 @@ class Delivery:
             except Refusal as refusal:
                 return Failed(refusal.code, refusal.message, whole=True)
             if response.status == 200:
-                return response.body
+                return Answer(envelope, response.body)
             failed = _failed(response)
             if failed.code not in OTHER_KEYS:
                 return failed

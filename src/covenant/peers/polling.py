@@ -143,7 +143,7 @@ class Poller:
         if isinstance(answer, Failed):
             return answer
         try:
-            envelopes = polling.decode_polled(answer).envelopes
+            envelopes = polling.decode_polled(answer.body).envelopes
         except Invalid:
             return Failed("bad_response", "the answer is not one to a poll", whole=True)
         for key, seq in told.items():

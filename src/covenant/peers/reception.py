@@ -43,6 +43,7 @@ from covenant.seal.envelope import (
     replayed,
     told,
 )
+from covenant.seal.receipts import receipt
 from covenant.wire import peers, polling
 
 LARGE_BYTES: Final = 64 * 1024
@@ -104,7 +105,8 @@ class Reception:
 
     async def receive(self, body: bytes, address: str | None) -> polling.Received:
         """Answers once it is durable. Raises a `Refusal` that the sender may hear."""
-        return await self._hear(body, address, peers.decode, self._received)
+        received = await self._hear(body, address, peers.decode, self._received)
+        return msgspec.structs.replace(received, receipt=receipt(self._keyring.identity, body))
 
     async def poll(self, body: bytes, address: str | None) -> polling.Polled:
         """What waits for the one who asks; the answer may take as long as it is ready to wait."""

@@ -59,6 +59,8 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Literal["accepted"]
     duplicate: bool = False
+    receipt: str = ""
+    """Under the recipient's signature, over the envelope as it came."""
     envelope: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -31,6 +31,7 @@ from covenant.model.peer import InstanceId
 replace = msgspec.structs.replace
 
 LOG_MAX: Final = 1_000
+POLL: Final = "poll"
 
 
 class Correspondence:
@@ -236,6 +237,9 @@ class Correspondence:
         peer = self.peers_by_id.get(sender)
         if peer is not None:
             self.put_peer(replace(peer, heard_at_ms=ts_ms))
+        if envelope.typ == POLL:
+            # It says nothing, and comes all day: what is worth looking at must not be pushed out by it.
+            return
         self.messages.append(
             LoggedMessage(
                 at_ms=ts_ms, direction="received", peer=sender, typ=envelope.typ, id=envelope.jti, offer_id=offer_id
