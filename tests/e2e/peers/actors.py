@@ -171,7 +171,8 @@ class Actor:
             )
 
         with self._changed:
-            assert self._changed.wait_for(lambda: find() is not None, BOUND_S), (kind, self.heard)
+            types = [each.header.typ for each in self.heard[-20:]]
+            assert self._changed.wait_for(lambda: find() is not None, BOUND_S), (kind, types)
             return cast("M", find())
 
     def take(self, body: bytes) -> bytes | None:
@@ -185,6 +186,11 @@ class Actor:
         if isinstance(message, CapabilityQuery):
             return self._answer(InstanceId(opened.header.sender), message)
         return None
+
+    def receipt(self, envelope: bytes) -> str:
+        """That it has taken this in."""
+        digest = hashlib.sha256(envelope).digest()
+        return base64url(self.identity.sign(b"covenant.envelope.receipt.v2\n" + digest))
 
     def open(self, envelope: bytes) -> Opened:
         return open_(
@@ -322,7 +328,8 @@ def _listening(actor: Actor) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             answer = actor.take(body)
             envelope = b"" if answer is None else b', "envelope": ' + answer
-            self._reply(200, b'{"status": "accepted"' + envelope + b"}")
+            receipt = b', "receipt": "' + actor.receipt(body).encode() + b'"'
+            self._reply(200, b'{"status": "accepted"' + receipt + envelope + b"}")
 
         def _reply(self, status: int, body: bytes) -> None:
             with suppress(OSError):  # whoever asked was killed meanwhile
