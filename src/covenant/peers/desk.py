@@ -312,9 +312,7 @@ def _target(peer_id: InstanceId, profile: str, request: Delegate) -> dict[str, A
 
 
 def _next_step(peer: Peer, us: InstanceId) -> str:
+    told = f"it must know us too; on its side: covenant peers add OUR-URL --id {us}"
     if peer.url is None:
-        return f"{peer.name} is verified when it fetches; on its side: covenant peers add OUR-URL --id {us}"
-    return (
-        f"{peer.name} is not verified yet. It must know us too; on its side: covenant peers add OUR-URL --id {us}. "
-        f"Then here: covenant peers verify {peer.name}"
-    )
+        return f"{peer.name} will be verified when it fetches. For that {told}"
+    return f"{peer.name} will be verified as soon as it answers. For that {told}"
