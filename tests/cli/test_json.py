@@ -217,7 +217,16 @@ def test_status_is_one_object_with_its_nulls(daemon: Daemon) -> None:
 def test_status_tells_how_much_there_is_of_everything_if_asked_to(daemon: Daemon) -> None:
     lease(daemon)
     counts = daemon.json("a2a", "status", "--counts")["counts"]
-    names = {"queued", "in_flight", "parked", "following", "result_pending", "cached", "holders_lost"}
+    names = {
+        "queued",
+        "in_flight",
+        "parked",
+        "following",
+        "result_pending",
+        "cached",
+        "holders_lost",
+        "delegations_lost",
+    }
     assert set(counts) == names
     assert counts["in_flight"] >= 1
     assert daemon.run("a2a", "status", "--counts", "--json", *as_bob(daemon)).json["counts"] is None

@@ -52,7 +52,11 @@ class PeersSettings:
     depth_max: int = setting(3, whole(0, 10), "How often what a peer delegated may be delegated further.")
     timeout_ms_max: int = setting(600_000, whole(1_000, 600_000), "Longest work on a delegation from a peer.")
     status_interval_ms: int = setting(5_000, whole(100, 600_000), "How often a peer hears how its delegation stands.")
-    token_life_ms: int = setting(HOUR_MS, whole(1_000, 24 * HOUR_MS), "How long a token that was given is good for.")
+    token_life_ms: int = setting(
+        24 * HOUR_MS,
+        whole(1_000, 30 * 24 * HOUR_MS),
+        "How long a token that was given is good for; an offer that waits longer for this instance is rejected.",
+    )
     capabilities_life_ms: int = setting(
         300_000, whole(1_000, 24 * HOUR_MS), "How long others may believe what was said of load and agents."
     )

@@ -106,6 +106,8 @@ class CountsShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     result_pending: int
     cached: int
     holders_lost: int
+    delegations_lost: int = 0
+    """Of those that peers do: `covenant peers delegations` shows them."""
 
 
 class QueueShown(Answer, frozen=True, kw_only=True, tag="a2a_queue"):

@@ -189,6 +189,7 @@ async def _counts(office: Office) -> CountsShown:
         result_pending=counts.settled,
         cached=counts.cached,
         holders_lost=counts.holders_lost,
+        delegations_lost=counts.delegations_lost,
     )
 
 

@@ -112,6 +112,13 @@ class Meter(Collector):
             ("covenant_results_undrained", "Results that wait for their sender.", counts.settled),
             ("covenant_results_cached", "Results kept for idempotent replay.", counts.cached),
             ("covenant_pushes", "Push configurations whose last delivery is to come.", counts.pushes),
+            ("covenant_delegations", "Delegations to and from peers that have not ended.", counts.delegations),
+            (
+                "covenant_delegations_lost",
+                "Those whose provider is silent: an operator decides.",
+                counts.delegations_lost,
+            ),
+            ("covenant_parcels", "Messages that wait for a peer.", counts.parcels),
             ("covenant_pushes_dead", "Push configurations that were given up.", counts.pushes_dead),
             ("covenant_archive_lag_records", "Durable records not archived yet.", archive_lag(counts)),
             ("covenant_writer_failed", "1 once the writer has failed.", float(counts.failure is not None)),

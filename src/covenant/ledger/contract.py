@@ -201,6 +201,11 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     failure: str | None
     pushes: int = 0
     pushes_dead: int = 0
+    delegations: int = 0
+    """To and from peers, under way."""
+    delegations_lost: int = 0
+    parcels: int = 0
+    """Messages that wait for a peer."""
 
 
 class Watch(Protocol):

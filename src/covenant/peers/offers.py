@@ -43,7 +43,7 @@ from covenant.wire.redaction import Finding
 
 Told = Callable[[tuple[Finding, ...]], None]
 
-TOKEN_MS: Final = 24 * 3_600_000
+TOKEN_MS: Final = 7 * 24 * 3_600_000
 """How long an offer's token may be used: it waits for a peer that is not there. What it was made from ends sooner."""
 ANCESTORS_MAX: Final = 64
 ATTACHED: Final = "see what is attached"

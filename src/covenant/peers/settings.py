@@ -36,7 +36,8 @@ class PeerSettings(msgspec.Struct, frozen=True, kw_only=True):
     depth_max: int = 3
     timeout_ms_max: int = 600_000
     status_interval_ms: int = 5_000
-    token_life_ms: int = 3_600_000
+    token_life_ms: int = 24 * 3_600_000
+    """An offer waits with its token for a peer that is away."""
     capabilities_life_ms: int = 300_000
 
     # What we ask of others

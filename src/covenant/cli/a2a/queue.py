@@ -83,6 +83,7 @@ def _counts(counts: dict[str, int] | None) -> str:
         "queued": "queued",
         "in_flight": "in flight",
         "holders_lost": "lost",
+        "delegations_lost": "lost at peers (see covenant peers delegations)",
         "parked": "parked",
         "following": "following",
         "result_pending": "undrained",

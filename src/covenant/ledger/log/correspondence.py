@@ -24,7 +24,7 @@ from covenant.ledger.machine.peer_events import (
 )
 from covenant.model.acquaintance import Peer
 from covenant.model.correspondence import Delegation, DelegationKey, Envelope, LoggedMessage, Parcel
-from covenant.model.delegating import Role
+from covenant.model.delegating import Role, State
 from covenant.model.ids import TaskId
 from covenant.model.peer import InstanceId
 
@@ -168,6 +168,13 @@ class Correspondence:
     def delegations_live_count(self, peer: InstanceId) -> int:
         return sum(len(self._at_work.get((role, peer), ())) for role in Role)
 
+    def delegation_count(self) -> int:
+        """Those that have not ended."""
+        return sum(map(len, self._at_work.values()))
+
+    def delegations_lost(self) -> int:
+        return sum(each.state is State.LOST for each in self.delegations_live(Role.REQUESTER))
+
     def delegations_ended_count(self) -> int:
         return len(self._at_rest)
 
@@ -190,6 +197,9 @@ class Correspondence:
 
     def parcel_count(self, peer: InstanceId) -> int:
         return self._parcel_counts.get(peer, 0)
+
+    def parcel_total(self) -> int:
+        return sum(self._parcel_counts.values())
 
     def parcel_first(self, key: DelegationKey) -> Parcel | None:
         return next(iter(self._waiting(key).values()), None)

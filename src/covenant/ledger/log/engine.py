@@ -426,6 +426,9 @@ class LogLedger:
             failure=journal.failure,
             pushes=state.push_count(),
             pushes_dead=len(state.pushes_dead),
+            delegations=state.delegation_count(),
+            delegations_lost=state.delegations_lost(),
+            parcels=state.parcel_total(),
         )
 
     async def close(self) -> None:
