@@ -270,6 +270,8 @@ class Acquaintances:
         known = await self.refresh(known)
         if known.id != peer.id:
             raise Conflict(IDENTITY_CHANGED, f"{known.name} goes by the id {known.id} now; look it up again")
+        if known.conflict == IDENTITY_CHANGED:
+            raise Conflict(IDENTITY_CHANGED, f"somebody else answers at the address of {known.name}, {known.url}")
         prekey = self._usable(known)
         if prekey is None:
             raise Unavailable("no_keys", f"{known.name} shows no keys that can be used now; is its clock right?")

@@ -24,6 +24,7 @@ from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Una
 from covenant.model.ids import AgentId
 from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId, Prekey, Trust, negotiate
 from covenant.peers.answering import learned
+from covenant.peers.delivery import OTHER_KEYS
 from covenant.peers.flights import Flights
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import RECEIVE, LineFailed, Lines, Response, address
@@ -41,7 +42,6 @@ HANDED_MS: Final = 10_000
 """How long one that fetches has to answer before it is handed the same question again."""
 FETCHED_S: Final = 30.0
 CLOCKS: Final = frozenset({"from_future", "stale"})
-KEYS_OVER: Final = frozenset({"unknown_prekey", "prekey_expired"})
 
 
 class PrekeyFor(Protocol):
@@ -118,7 +118,7 @@ class Asking:
     async def _ask(self, peer: Peer) -> Peer:
         asked = await self._challenge(peer)
         response = await self._post(asked, await self._prekey_for(asked))
-        if _code(response) in KEYS_OVER:
+        if _code(response) in OTHER_KEYS:
             response = await self._post(asked, await self._prekey_for(asked, fresh=True))
         if response.status != 200:
             raise _declined(asked, response, self._keyring.id)

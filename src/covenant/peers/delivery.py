@@ -25,7 +25,8 @@ DELIVERY_S: Final = 30.0
 RETRY_AFTER_S_MAX: Final = 3_600
 FAILURE_CHARS_MAX: Final = 300
 
-OTHER_KEYS: Final = frozenset({"unknown_prekey", "prekey_expired"})
+OTHER_KEYS: Final = frozenset({"unknown_prekey", "prekey_expired", "wrong_recipient", "refused"})
+"""Said where the peer's keys are not those that we know, or where somebody else is at its address: ask who is there."""
 # What may be said of one message or delegation; everything else concerns all that the peer could be sent.
 OF_ONE: Final = frozenset({400, 403, 404, 409, 413})
 OF_ALL: Final = frozenset({"refused", "unknown_route", "host_not_allowed", *Code} - {Code.REPLAYED, Code.TOO_LARGE})

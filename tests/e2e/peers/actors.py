@@ -117,6 +117,8 @@ class Actor:
         self.keyring.rotate(now_ms())
         self.shows: KeyBundle | None = None
         """What it shows as its keys, if not its own."""
+        self.deaf = False
+        """It answers nobody's letters."""
         self.profiles = (Profile(name="researcher", max_token_budget=100_000),)
         self.versions: tuple[int, ...] = (2,)
         self.token: Callable[[InstanceId], str | None] = lambda _: None
@@ -144,6 +146,12 @@ class Actor:
     @property
     def identity(self) -> Identity:
         return self.keyring.identity
+
+    def become(self, private_key: bytes, change: IdentityChange | None = None) -> None:
+        """From now on it is somebody else, at the same address."""
+        self.private_key = private_key
+        self.keyring = Keyring(private_key, (), lambda _: None, change=change)
+        self.keyring.rotate(now_ms())
 
     def close(self) -> None:
         self._server.shutdown()
@@ -326,6 +334,9 @@ def _listening(actor: Actor) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            if actor.deaf or header_of(body)["to"] != actor.id:
+                self._reply(400, b'{"code": "refused"}')
+                return
             answer = actor.take(body)
             envelope = b"" if answer is None else b', "envelope": ' + answer
             receipt = b', "receipt": "' + actor.receipt(body).encode() + b'"'

@@ -102,12 +102,19 @@ class Node:
     """One daemon. `settings` are those of `[peers]`; `env` is what it is started with besides."""
 
     def __init__(
-        self, folder: Path, name: str, agents: str, settings: dict[str, str], env: dict[str, str], *flags: str
+        self,
+        folder: Path,
+        name: str,
+        agents: str,
+        settings: dict[str, str],
+        env: dict[str, str],
+        *flags: str,
+        port: int | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
         self.home = folder / name
-        self.port = free_port()
+        self.port = port or free_port()
         self.settings = {**QUICK, "name": name, **settings}
         self.env = env
         self.flags = flags
@@ -275,11 +282,17 @@ class World:
         return made
 
     def node(
-        self, name: str, agents: str, *flags: str, env: dict[str, str] | None = None, **settings: str | int
+        self,
+        name: str,
+        agents: str,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        port: int | None = None,
+        **settings: str | int,
     ) -> Node:
         """`settings` of `[peers]`, by their names."""
         told = {key: str(value) for key, value in settings.items()}
-        self.nodes[name] = made = Node(self.folder, name, agents, told, env or {}, *flags)
+        self.nodes[name] = made = Node(self.folder, name, agents, told, env or {}, *flags, port=port)
         return made
 
     def touch(self, name: str) -> None:
