@@ -43,6 +43,34 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head.partition(b"\r\n")[0], await reader.readexactly(length)
 
 
+async def test_streams_end_with_their_daemon_and_say_so() -> None:
+    left = asyncio.Event()
+
+    async def streaming(_: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"id: 1\n\n", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    settings = HttpSettings(port=0)
+    with bound(settings) as listener:
+        server = HttpServer(streaming, listener, settings, grace_s=60)
+        running = asyncio.create_task(server.run_until_told())
+        await server.listening.wait()
+        async with asyncio.timeout(BOUND_S):
+            reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            writer.write(b"GET /v1/requests/x/events HTTP/1.1\r\nhost: h\r\n\r\n")
+            await reader.readuntil(b"id: 1\n\n")
+            server.should_exit = True
+            said = await reader.read()
+            await running
+            writer.close()
+    assert b": the daemon is stopping" in said
+    assert said.endswith(b"\r\n0\r\n\r\n")
+    assert left.is_set()
+
+
 async def test_requests_on_one_connection_are_answered_in_turn() -> None:
     async with serving() as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n" * 3)

@@ -11,12 +11,20 @@ from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from covenant.wire.sse import comment
+
 HEAD_BYTES_MAX: Final = 64 * 1024
 _SAID: Final = b'{"error":"the head of a request may have 65536 bytes","code":"head_too_large"}'
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_SAID), _SAID)
 )
+
+
+_GOODBYE: Final = comment("the daemon is stopping: what is accepted is kept; come back with Last-Event-ID")
+_LAST_CHUNKS: Final = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_GOODBYE), _GOODBYE)
+STREAMS: Final = "/v1/"
+"""Under here, what has no length is a stream of events."""
 
 
 class Gathering:
@@ -69,6 +77,23 @@ class GatheringProtocol(HttpToolsProtocol):
         if self._in_head and self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
+
+    def shutdown(self) -> None:
+        """A stream goes on for as long as there may be something to tell: it ends with its daemon, and says so."""
+        cycle: Any = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.chunked_encoding or not self._streams(cycle.scope):
+            super().shutdown()
+            return
+        self.transport.write(_LAST_CHUNKS)
+        # From here on it is as if its reader had left.
+        cycle.disconnected = True
+        cycle.message_event.set()
+        self.transport.close()
+
+    @staticmethod
+    def _streams(scope: Any) -> bool:
+        path: str = scope["path"]
+        return path.startswith(STREAMS)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
