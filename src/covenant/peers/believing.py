@@ -16,7 +16,7 @@ import msgspec
 from covenant.ledger.machine.peer_commands import Changes, Hear
 from covenant.model.correspondence import BUDGET_EXCEEDED, Delegation
 from covenant.model.delegating import CANCELLING
-from covenant.model.delegation import Accept, Cancel, DelegationResult, Reject, StatusReport
+from covenant.model.delegation import Accept, Cancel, DelegationResult, Reject, StatusReport, TokenUsage
 from covenant.model.peer import InstanceId
 from covenant.peers.attending import said
 from covenant.peers.incoming import Incoming
@@ -58,7 +58,7 @@ def reported(incoming: Incoming, delegation: Delegation, report: StatusReport) -
     changes = Changes(
         delegation_id=delegation.delegation_id or report.delegation_id,
         status_seq=report.seq,
-        usage=report.token_usage,
+        usage=_used(delegation, report.token_usage),
         progress=report.progress,
         message=report.message,
     )
@@ -73,8 +73,7 @@ async def resulted(
 ) -> Hear:
     """`wanted`: its task here still waits for it."""
     broken = await _broken(delegation, result, us)
-    # What it said to have used once, it has used.
-    usage = max(result.token_usage, delegation.usage, key=lambda each: each.total)
+    usage = _used(delegation, result.token_usage)
     overspent = delegation.overspent or usage.total > delegation.budget
     code, reason = result.error_code, result.error
     if overspent:
@@ -122,6 +121,11 @@ async def _broken(delegation: Delegation, result: DelegationResult, us: Instance
     if delegation.delegation_id not in (None, result.delegation_id) or result.profile != delegation.profile:
         broken.append("delegation")
     return tuple(dict.fromkeys(broken))
+
+
+def _used(delegation: Delegation, said: TokenUsage) -> TokenUsage:
+    """What it said to have used once, it has used."""
+    return max(said, delegation.usage, key=lambda each: each.total)
 
 
 def _hear(

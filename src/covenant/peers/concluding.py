@@ -161,7 +161,8 @@ def _result(work: Work) -> DelegationResult:
     delegation, view = work.delegation, work.view
     metadata = view.result.metadata if view.result is not None else None
     notes = metadata if isinstance(metadata, dict) else {}
-    usage = usage_of(notes.get("usage"), notes.get("spent"))
+    # Work that was stopped, or whose agent died, says nothing more: what was told of it before stands.
+    usage = max(usage_of(notes.get("usage"), notes.get("spent")), delegation.usage, key=lambda each: each.total)
     status, error, code = _outcome(work, usage)
     done = status == "completed"
     text = answer_text(view.state, view.message, view.artifacts, view.history) if done else None

@@ -6,7 +6,9 @@ it by its number. What fails is tried again, later each time, for ever: what wai
 the peer, or whoever removes it. No peer waits for another, and a delegation that is refused holds up no other one.
 
 A peer that cannot be reached costs one try at a time, whatever waits for it; the next one comes at once when it is
-heard from, has another address, or something new is said to it. One without an address is sent nothing: it fetches.
+heard from, has another address, or something new is said to it. But it may be what the first message says that somebody
+on the way does not let through: so others have their turn, and what fails again after they have passed waits by itself.
+One without an address is sent nothing: it fetches.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ from covenant.wire.polling import decode_received
 
 log = logging.getLogger(__name__)
 
+TURNS: Final = 5
+"""Of so many tries at a peer that takes nothing, one is with what was not tried for longest."""
+AWAY: Final = "connect_failed"
 READ_MAX: Final = 64
 """Delegations whose parcels are read together, before anybody looks again."""
 MOVES_MAX: Final = 500
@@ -57,6 +62,9 @@ class _Round:
         self.sooner_ms = 0
         """Not before then, whatever is heard: the least pause between two tries, and what the peer itself asked for."""
         self.failed_at = 0.0
+        self.passed_at = 0.0
+        self.in_vain: dict[DelegationKey, float] = {}
+        """When each that has not come through was tried last."""
         self.heard_at_ms = peer.heard_at_ms
         self.url = peer.url
         self.count = 0
@@ -213,8 +221,11 @@ class Courier:
 
     def _due(self, round_: _Round, waiting: Sequence[list[Parcel]]) -> Sequence[list[Parcel]]:
         keys = {parcels[0].delegation for parcels in waiting}
-        for gone in [key for key in round_.held if key not in keys]:
-            del round_.held[gone]
+        for kept in (round_.held, round_.in_vain):
+            for gone in [key for key in kept if key not in keys]:
+                del kept[gone]
+        if round_.trouble is not None and _blames_one(round_.trouble):
+            waiting = sorted(waiting, key=lambda parcels: round_.in_vain.get(parcels[0].delegation, 0.0))
         return list(islice((each for each in waiting if self._is_due(round_, each[0].delegation)), READ_MAX))
 
     def _is_due(self, round_: _Round, key: DelegationKey) -> bool:
@@ -257,7 +268,9 @@ class Courier:
                     self._fail(round_, parcel, failed, began)
                     return
                 round_.trouble = None
+                round_.passed_at = asyncio.get_running_loop().time()
                 round_.held.pop(key, None)
+                round_.in_vain.pop(key, None)
                 self._keep(ParcelMove(delegation=key, seq=parcel.seq, delivered=True))
         except Exception:
             log.exception("courier.fault", extra={"peer": round_.id, "offer_id": key.offer_id})
@@ -283,17 +296,22 @@ class Courier:
 
     def _fail(self, round_: _Round, parcel: Parcel, failed: Failed, began: float) -> None:
         settings, key, now_ms = self._settings, parcel.delegation, self._now_ms()
-        before = round_.trouble if failed.whole else round_.held.get(key)
+        time = asyncio.get_running_loop().time()
+        # What others have come through since it failed last time does not keep them.
+        alone = round_.in_vain.get(key, time) < round_.passed_at
+        round_.in_vain[key] = time
+        whole = failed.whole and not alone
+        before = round_.trouble if whole else round_.held.get(key)
         # Those that were under way together have failed together.
-        again = before is not None and (not failed.whole or began > round_.failed_at)
+        again = before is not None and (not whole or began > round_.failed_at)
         attempts = (before.attempts if before is not None else 0) + (1 if again or before is None else 0)
         pause_ms = backoff_ms(attempts, settings.retry_first_ms, settings.retry_max_ms, self._chance())
         next_ms = now_ms + max(pause_ms, failed.retry_after_ms)
-        trouble = Trouble(round_.id, None if failed.whole else parcel.offer_id, str(failed), attempts, next_ms)
-        if failed.whole:
+        trouble = Trouble(round_.id, None if whole else parcel.offer_id, str(failed), attempts, next_ms)
+        if whole:
             round_.trouble = trouble
             round_.sooner_ms = now_ms + max(settings.retry_first_ms, failed.retry_after_ms)
-            round_.failed_at = asyncio.get_running_loop().time()
+            round_.failed_at = time
         else:
             round_.trouble = None
             round_.held[key] = trouble
@@ -336,3 +354,8 @@ class Courier:
             for move in moves.values():
                 if move.delivered and self._ahead.get(move.delegation) == move.seq:
                     del self._ahead[move.delegation]
+
+
+def _blames_one(trouble: Trouble) -> bool:
+    """Whether it is time to look if it is the first in order that does not pass. Nobody there is nobody's fault."""
+    return trouble.attempts % TURNS == TURNS - 1 and not trouble.failure.startswith(AWAY)
