@@ -81,6 +81,8 @@ class Delivery:
                 envelope = await self._seal(peer, body, typ=typ, seq=seq, fresh=fresh)
                 response = await self._lines.to(address(peer)).post(path, envelope, timeout_s=timeout_s)
             except LineFailed as line:
+                if fresh:
+                    return failed  # what the peer said of it is more than that nobody says who is there
                 failed = Failed(line.code, line.message, whole=True)
                 if line.code == "connection_lost":
                     continue

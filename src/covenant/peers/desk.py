@@ -288,7 +288,10 @@ class Desk:
         raise NotFound("no_proof", "nothing is proven here: it has not ended, was done here, or came without a proof")
 
     async def tree(self, named: str) -> TreeNode:
-        return await grown(self._ledger, self._task_id(named), None)
+        tree = await grown(self._ledger, self._task_id(named), None)
+        if tree.task is None and not tree.children:
+            raise unknown_delegation(named)
+        return tree
 
     def _task_id(self, named: str) -> TaskId:
         """Of a delegation that is known, or of one so old that only its task is."""

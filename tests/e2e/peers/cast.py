@@ -23,7 +23,7 @@ async def gate(name):
 
 echo, researcher, spender = Agent("echo"), Agent("researcher"), Agent("spender")
 held, slow, relay, boss = Agent("held"), Agent("slow"), Agent("relay"), Agent("boss")
-shower = Agent("shower")
+shower, leaker = Agent("shower"), Agent("leaker")
 
 
 @echo
@@ -89,6 +89,12 @@ async def show(turn):
     """What it was given, whole."""
     extra = "|".join(str(part) for part in turn.parts)
     return f"{turn.text}|{extra}|{turn.metadata}"
+
+
+@leaker
+async def leak(turn):
+    """What it was given, as a value in data."""
+    return turn.reply("see there", turn.data({"apiKey": turn.text, "max_token": 500}))
 '''
 
 FINDER: Final = """
