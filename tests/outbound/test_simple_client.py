@@ -260,4 +260,3 @@ async def test_the_cache_has_an_end() -> None:
     for key in "abc":
         await cache.get(key, made)
     assert list(cache._kept) == ["b", "c"]
-    assert cache.peek("a") is None

@@ -278,9 +278,6 @@ class Delegations:
             raise Conflict("deadline_exceeded", "there is no time left for another call")
         return min(known) if known else None
 
-    async def known(self, task_id: TaskId) -> bool:
-        return await self.ledger.sender(task_id) is not None
-
 
 def call_id(parent: TaskId, *what: str) -> TaskId:
     """The task that is meant by this part of its parent, whenever it is asked for. Shaped as a UUID (version 8)."""

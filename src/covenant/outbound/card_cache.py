@@ -61,11 +61,6 @@ class CardCache:
             flight.add_done_callback(lambda landed: self._landed(flight_key, landed))
         return await asyncio.shield(flight)
 
-    def peek(self, key: str) -> RemoteCard | CovenantError | None:
-        """What is known now, without asking anybody."""
-        kept = self._kept.get(key)
-        return kept.what if kept is not None and kept.until_s > self._clock() else None
-
     def clear(self) -> None:
         self._kept.clear()
 
