@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from covenant.wire import a2a_errors
 from tests.cli.daemons import BOUND_S, Daemon, environment
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "a2a.md"
 TEXT = PAGE.read_text(encoding="utf-8")
+FORMAT = ROOT / "docs" / "formats" / "a2a.md"
 HERE = "http://localhost:8421"
 
 START, VARIABLES, CARD, REST, RPC, STREAM, ASKING, KEY, SDK, LONG, REPAIR = re.findall(
@@ -76,5 +78,21 @@ def test_the_first_exchange_over_a2a_works_as_it_is_written(short_path: Path) ->
 
 
 def test_every_page_that_is_linked_to_exists() -> None:
-    for link in re.findall(r"\]\(([^)#]+)", TEXT):
-        assert (PAGE.parent / link).exists(), link
+    for page in (PAGE, FORMAT):
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), link
+
+
+def test_the_table_of_errors_is_that_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| `([A-Z_]+)` \|([^|]*)\|([^|]*)\| (\d+) \| `([A-Z_]+)` \|$", FORMAT.read_text(), re.MULTILINE
+    )
+    faults = {each.reason: each for each in vars(a2a_errors).values() if isinstance(each, a2a_errors.Fault)}
+    # Nobody is told these over A2A: agents' nonsense is a task that failed, and no operation is for some alone.
+    unsaid = {"INVALID_AGENT_RESPONSE", "PERMISSION_DENIED", "METHOD_NOT_ALLOWED"}
+    assert {reason for reason, *_ in rows} == faults.keys() - unsaid
+    for reason, new, old, status, grpc in rows:
+        fault = faults[reason]
+        assert (int(status), grpc) == (fault.http, fault.grpc)
+        if new.strip():
+            assert (int(new), int(old)) == (fault.v1, fault.v03)

@@ -71,6 +71,23 @@ async def test_a_listing_is_read_page_by_page_each_task_once(me: Binding) -> Non
     assert (len(seen), set(seen)) == (7, sent)
 
 
+@pytest.mark.parametrize("artifacts", [False, True])
+async def test_a_page_ends_where_it_is_large_and_the_next_goes_on_there(me: Binding, artifacts: bool) -> None:
+    context = unique()
+    large = [(await me.task(words("x" * 900_000, context=context), history=0)).id for _ in range(5)]
+    small = (await me.task(words("echo", context=context))).id
+    seen, token = list[list[str]](), ""
+    while not seen or token:
+        page = await me.page(contextId=context, pageSize=100, pageToken=token, includeArtifacts=artifacts)
+        assert page.total == 6
+        seen.append([task.id for task in page.tasks])
+        token = page.next
+    assert [task_id for ids in seen for task_id in ids] == [small, *reversed(large)]
+    assert seen[0][0] == small
+    assert len(seen) >= 3
+    assert all(1 <= len(ids) <= 3 for ids in seen)
+
+
 async def test_a_listing_has_artifacts_only_where_they_were_asked_for(me: Binding) -> None:
     context = unique()
     await me.task(words("words a b", context=context))

@@ -1,6 +1,7 @@
 """Listing an agent's tasks page by page: each page costs what is on it, however many tasks there are.
 
-A page ends at a place in the order, not at a number of rows to skip: the next one begins there at once.
+A page ends at a place in the order, not at a number of rows to skip: the next one begins there at once. It also ends
+where it is large: tasks with long stories come a few at a time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _FILTERS: Final = {
     "moved_since_ms": "updated_at >= :moved_since_ms",
 }
 _END: Final = (1 << 63) - 1
+PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""From here on no further task is put on a page. Each has one at least, however large."""
 
 _token = re.compile(r"([0-9a-f]{1,15})-([0-9a-f]{1,16})").fullmatch
 _listed = msgspec.json.Decoder(tuple[Listed, ...]).decode
@@ -36,7 +39,7 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
     # One statement for each set of filters, so that each can use the index that fits it.
     filters = " AND ".join(sql for name, sql in _FILTERS.items() if getattr(query, name) is not None) or "true"
     values: dict[str, Any] = msgspec.structs.asdict(query)
-    page = values | {"updated_at": updated_at, "task_no": task_no, "limit": query.limit + 1}
+    page = values | {"updated_at": updated_at, "task_no": task_no, "bytes_max": PAGE_BYTES_MAX}
     db.execute("BEGIN")  # one snapshot for the page and the count
     try:
         (found,) = db.execute(_PAGE.format(filters=filters), page).fetchone()
@@ -45,9 +48,7 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
     finally:
         db.execute("COMMIT")
     rows = _listed(found)
-    more = len(rows) > query.limit
-    rows = rows[: query.limit]
-    end = f"{rows[-1].updated_at:x}-{rows[-1].task_no:x}" if more else ""
+    end = f"{rows[-1].updated_at:x}-{rows[-1].task_no:x}" if rows and rows[-1].next_no is not None else ""
     return Listing(tasks=tuple(steps_of(row.steps) for row in rows), total=total, next=end)
 
 

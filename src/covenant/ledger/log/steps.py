@@ -47,10 +47,11 @@ _KINDS: Final[dict[str, Callable[[msgspec.Raw], Happening]]] = {
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
-    """A task of a listing, and its place in it."""
+    """A task of a listing, its place in it, and whether there is a next one."""
 
     updated_at: int
     task_no: int
+    next_no: int | None
     steps: tuple[StoredStep, ...]
 
 

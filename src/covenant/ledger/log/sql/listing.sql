@@ -1,35 +1,57 @@
--- A page of an agent's tasks, the one that moved last first, each with what a watcher saw of it.
-SELECT
-    json_group_array(
-        json_object(
-            'updated_at', updated_at,
-            'task_no', task_no,
-            'steps', json((
-                SELECT
-                    json_group_array(
-                        json_object(
-                            'generation', generation,
-                            'kind', kind,
-                            'ts_ms', ts_ms,
-                            'body', json(
-                                CASE kind
-                                    WHEN 'submitted' THEN (SELECT task FROM requests WHERE task_no = p.task_no)
-                                    WHEN 'settled' THEN json_object('ending', p.ending, 'result', json(p.result))
-                                    ELSE coalesce(body, '{{}}')
-                                END
-                            )
+-- A page of an agent's tasks, the one that moved last first, each with what a watcher saw of it and which one is next. One
+-- after the other, until the page is as long as was asked for, or as large as it may be.
+WITH RECURSIVE
+told (place, updated_at, task_no, next_no, steps, before) AS (
+    SELECT
+        0, 0, 0,
+        (
+            SELECT task_no FROM a2a_tasks
+            WHERE
+                tenant_id <> '' AND recipient_pubkey = :recipient AND {filters}
+                AND (updated_at, task_no) < (:updated_at, :task_no)
+            ORDER BY updated_at DESC, task_no DESC
+            LIMIT 1
+        ),
+        '', 0
+    UNION ALL
+    SELECT
+        told.place + 1,
+        p.updated_at,
+        p.task_no,
+        (
+            SELECT task_no FROM a2a_tasks
+            WHERE
+                tenant_id <> '' AND recipient_pubkey = :recipient AND {filters}
+                AND (updated_at, task_no) < (p.updated_at, p.task_no)
+            ORDER BY updated_at DESC, task_no DESC
+            LIMIT 1
+        ),
+        (
+            SELECT
+                json_group_array(
+                    json_object(
+                        'generation', generation,
+                        'kind', kind,
+                        'ts_ms', ts_ms,
+                        'body', json(
+                            CASE kind
+                                WHEN 'submitted' THEN (SELECT task FROM requests WHERE task_no = p.task_no)
+                                WHEN 'settled' THEN json_object('ending', p.ending, 'result', json(p.result))
+                                ELSE coalesce(body, '{{}}')
+                            END
                         )
                     )
-                FROM updates
-                WHERE task_no = p.task_no AND (:artifacts OR kind <> 'artifact')
-            ))
-        )
+                )
+            FROM updates
+            WHERE task_no = p.task_no AND (:artifacts OR kind <> 'artifact')
+        ),
+        told.before + length(told.steps)
+    FROM told CROSS JOIN a2a_tasks AS p ON p.task_no = told.next_no
+    WHERE told.place < :limit AND told.before + length(told.steps) < :bytes_max
+)
+
+SELECT
+    json_group_array(
+        json_object('updated_at', updated_at, 'task_no', task_no, 'next_no', next_no, 'steps', json(steps))
     )
-FROM (
-    SELECT task_no, updated_at, ending, result FROM a2a_tasks
-    WHERE
-        tenant_id <> '' AND recipient_pubkey = :recipient AND {filters}
-        AND (updated_at, task_no) < (:updated_at, :task_no)
-    ORDER BY updated_at DESC, task_no DESC
-    LIMIT :limit
-) AS p
+FROM (SELECT * FROM told WHERE place > 0 ORDER BY place)
