@@ -1,0 +1,188 @@
+"""Every `covenant peers` command against real daemons: for people, and with --json."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from covenant.cli import peers as group
+from covenant.model.delegation import Offer
+from tests.cli.daemons import Daemon
+from tests.e2e.peers.actors import Actor
+from tests.e2e.peers.conftest import Pair
+from tests.e2e.peers.daemons import Node, until
+
+KINDS = {
+    "accept-identity": "peer",
+    "add": "peer",
+    "allow": "peer",
+    "cancel": "delegation",
+    "capabilities": "peer_capabilities",
+    "config": "peer_config",
+    "delegate": "delegation",
+    "delegations": "delegations",
+    "deny": "peer",
+    "discover": "peers_discovered",
+    "force-error": "delegation",
+    "list": "peers",
+    "messages": "peer_messages",
+    "offer-again": "delegation",
+    "proof": "delegation_proof",
+    "remove": "peer_removed",
+    "revoke-tokens": "peer_tokens_revoked",
+    "show": "peer",
+    "trust": "peer",
+    "verify": "peer",
+    "verify-proof": "proof_verified",
+}
+
+
+@pytest.fixture
+def pat(pair: Pair) -> Iterator[Actor]:
+    with Actor(f"pat-{uuid4().hex[:8]}") as actor:
+        actor.known_to(pair.alice)
+        yield actor
+
+
+def both(node: Node, *words: str) -> tuple[str, dict[str, object]]:
+    """What people are told, and what programs are."""
+    told = node.run("peers", *words)
+    assert (told.code, "Traceback" in told.err) == (0, False), told
+    answer = node.cli("peers", *words)
+    assert answer["kind"] == KINDS[words[0]]
+    return told.out, answer
+
+
+def test_every_command_is_tried_on_this_page_or_beside_it() -> None:
+    folder = Path(str(group.__file__)).parent
+    commands = {path.stem.replace("_", "-") for path in folder.glob("*.py")} - {"--init--", "telling"}
+    assert commands == set(KINDS)
+    pages = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for each in commands:
+        assert f'"{each}"' in pages.replace("KINDS", ""), each
+
+
+def test_peers_are_listed_and_shown(pair: Pair) -> None:
+    said, answer = both(pair.alice, "list")
+    assert answer["id"] == pair.alice.id
+    assert "bob" in said
+    assert pair.bob.id in said
+    said, answer = both(pair.alice, "list", "--trust", "trusted", "--limit", "1")
+    assert "bob" not in said
+    said, answer = both(pair.alice, "show", "bob")
+    assert said.startswith(f"bob  {pair.bob.id}  verified  {pair.to_bob.url}")
+    assert "finder" in said
+    assert both(pair.alice, "show", pair.bob.id[:16])[1] == answer
+
+
+def test_a_peer_is_added_and_removed(pair: Pair) -> None:
+    with Actor("quinn") as quinn:
+        added = pair.alice.run("peers", "add", quinn.url, "--name", "quinn", "--id", quinn.id)
+        assert (added.code, f"quinn  {quinn.id}  verified" in added.out) == (0, True), added
+        said = pair.alice.run("peers", "remove", "quinn")
+        assert (said.code, said.out) == (0, f"removed quinn, {quinn.id}\n")
+        assert pair.alice.cli("peers", "add", quinn.url)["peer"]["trustLevel"] == "verified"
+        assert pair.alice.cli("peers", "remove", "quinn") == {"kind": "peer_removed", "id": quinn.id, "name": "quinn"}
+        quinn.deaf = True
+        unverified = pair.alice.run("peers", "add", quinn.url)
+        assert unverified.code == 0
+        assert f"covenant peers add OUR-URL --id {pair.alice.id}" in unverified.err
+        pair.alice.run("peers", "remove", "quinn")
+
+
+def test_what_cannot_be_done_is_said_and_the_exit_code_says_so_too(pair: Pair) -> None:
+    for words, code in (
+        (("show", "nobody"), "unknown_peer"),
+        (("add", "http://169.254.169.254"), None),
+        (("add",), None),
+        (("delegate", "echo", "x", "--peer", "nobody"), "unknown_peer"),
+        (("delegate", "astrologer", "x"), "no_profile"),
+        (("delegations", str(uuid4())), "unknown_delegation"),
+        (("cancel", str(uuid4())), "unknown_delegation"),
+        (("proof", str(uuid4())), "no_proof"),
+    ):
+        refused = pair.alice.run("peers", *words)
+        assert refused.code != 0, words
+        assert refused.out == ""
+        assert refused.err
+        told = pair.alice.run("peers", *words, "--json")
+        assert told.code == refused.code
+        assert told.json["kind"] == "error"
+        assert code in (None, told.json["code"])
+
+
+def test_trust_denial_limits_and_tokens_are_an_operators_word(pair: Pair, pat: Actor) -> None:
+    alice = pair.alice
+    assert "trusted" in both(alice, "trust", pat.name)[0]
+    assert " peer " in both(alice, "trust", pat.name, "peer")[0]
+    assert "verified" in both(alice, "trust", pat.name, "verified")[0]
+    both(alice, "deny", pat.name)
+    assert alice.receive(pat.envelope(alice)).code == "refused"
+    assert "denied" in alice.run("peers", "list").out
+    both(alice, "allow", pat.name)
+    assert alice.receive(pat.envelope(alice)).status == 200
+    assert "verified" in both(alice, "verify", pat.name)[0]
+    said = alice.run("peers", "revoke-tokens", pat.name)
+    assert (said.code, said.out) == (0, f"revoked 1 tokens of {pat.id}\n")
+    assert alice.cli("peers", "revoke-tokens", pat.name)["id"] == pat.id
+
+
+def test_capabilities_settings_and_discovery_are_shown(pair: Pair) -> None:
+    said, answer = both(pair.alice, "capabilities", "bob", "--fresh")
+    assert "finder" in said
+    assert answer["peer"] == "bob"
+    said, answer = both(pair.alice, "capabilities")
+    assert "finder" not in said
+    said, answer = both(pair.alice, "config")
+    assert pair.alice.id in said
+    assert "status_interval_ms" in said
+    looked = pair.alice.run("peers", "discover", "--wait-ms", "0")
+    assert looked.code == 0
+    assert "no way of finding is on" in looked.err
+    assert pair.alice.cli("peers", "discover", "--wait-ms", "0")["discovered"] == []
+
+
+def test_a_delegation_is_made_watched_proven_and_listed(pair: Pair) -> None:
+    done = pair.alice.run("peers", "delegate", "echo", "by hand", "--peer", "bob", "--budget", "100")
+    assert done.code == 0
+    assert "echo by hand" in done.out
+    answer = pair.alice.cli("peers", "delegate", "finder", "it", "--context", "here", "--timeout-ms", "20000")
+    assert (answer["kind"], answer["result"]) == ("delegation", "found: it")
+    made = answer["delegation"]["id"]
+    failed = pair.alice.run("peers", "delegate", "spender", "x", "--peer", "bob")
+    assert failed.code != 0
+    assert "agent_failed" in failed.out + failed.err
+    said, listed = both(pair.alice, "delegations")
+    assert made in said
+    shown = pair.alice.run("peers", "delegations", made)
+    assert (shown.code, "found: it" in shown.out, "proven" in shown.out) == (0, True, True)
+    assert pair.alice.cli("peers", "delegations", made)["result"] == "found: it"
+    said, answer = both(pair.alice, "messages", "--peer", "bob", "--type", "delegation_result", "--limit", "5")
+    assert "delegation_result" in said
+    assert "found: it" not in said
+    assert answer["messages"]
+    assert '"providerKey"' in both(pair.alice, "proof", made)[0]
+
+
+def test_a_delegation_is_begun_without_waiting_and_cancelled(pair: Pair, pat: Actor) -> None:
+    begun = pair.alice.run("peers", "delegate", "researcher", "take your time", "--peer", pat.name, "--no-wait")
+    made = begun.out.strip()
+    pat.until(Offer, lambda offer: offer.offer_id == made)
+    said = pair.alice.run("peers", "cancel", made, "--reason", "changed my mind")
+    assert said.code == 0
+    assert made in said.out
+    answer = pair.alice.cli("peers", "delegate", "researcher", "take your time", "--peer", pat.name, "--no-wait")
+    assert (answer["kind"], answer["remote"]) == ("delegated", True)
+    until(lambda: pair.alice.run("peers", "cancel", answer["delegationId"], "--json").code, lambda code: code == 0)
+    assert pair.alice.delegation(answer["delegationId"])["delegation"]["state"] in ("cancelling", "cancelled")
+
+
+def test_a_daemon_without_peers_tells_people_how_to_have_them(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home")
+    try:
+        refused = daemon.run("peers", "list")
+        assert refused.code != 0
+        assert "enabled = true" in refused.err
+    finally:
+        daemon.stop()
