@@ -153,7 +153,7 @@ def test_a_delegation_is_made_watched_proven_and_listed(pair: Pair) -> None:
     failed = pair.alice.run("peers", "delegate", "spender", "x", "--peer", "bob")
     assert failed.code != 0
     assert "agent_failed" in failed.out + failed.err
-    said, listed = both(pair.alice, "delegations")
+    said, _ = both(pair.alice, "delegations")
     assert made in said
     shown = pair.alice.run("peers", "delegations", made)
     assert (shown.code, "found: it" in shown.out, "proven" in shown.out) == (0, True, True)
