@@ -49,5 +49,11 @@ def test_a_command_that_answers_a_script_loads_little(daemon: Daemon, words: lis
     assert len(modules) < MODULES_MAX
 
 
+def test_a_call_loads_its_client_and_nothing_that_only_servers_or_signatures_need(tmp_path: Path) -> None:
+    modules = loaded("call", "http://127.0.0.1:9999/", "hello", "--home", str(tmp_path))
+    assert "httpx2" in modules
+    assert heavy(modules) == {"msgspec", "asyncio"}
+
+
 def test_the_count_counts(tmp_path: Path) -> None:
     assert heavy(loaded("settings", "show", "--home", str(tmp_path))) == {"rich"}

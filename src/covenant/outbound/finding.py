@@ -22,7 +22,6 @@ from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetched, Fetcher
 from covenant.outbound.location import Location, Unreadable, read_url
 from covenant.outbound.remote_errors import NoCard, RefusalCode, RemoteRefused
-from covenant.seal.card_checking import SIGNATURES_MAX, header_of, signer_of
 from covenant.wire.card_reading import BadCard, newer_form, read_card
 
 WELL_KNOWN: Final = "/.well-known/agent-card.json"
@@ -106,6 +105,9 @@ async def verified(fetcher: Fetcher, card: RemoteCard) -> RemoteCard:
 
     Raises NoCard if no signature holds.
     """
+    # A quarter of what a call from a command line takes to start, for cards that are to be verified.
+    from covenant.seal.card_checking import SIGNATURES_MAX, header_of, signer_of  # noqa: PLC0415
+
     if not card.signatures:
         raise NoCard(f"the card at {card.url} has no signature")
     forms: list[dict[str, Any]] = [card.fields, newer_form(card.fields)]
