@@ -1,0 +1,287 @@
+"""Whatever the network and the machines do, in any order: each delegation ends once, and both sides agree in the end.
+
+Two instances with real ledgers and agents, and no network but this one: by chance a message arrives, is lost, arrives
+and nobody hears so, comes before its turn, comes again, or as a copy of the very envelope; and either instance stops
+and starts again. The seed says which; when an agent says something is a matter of time.
+"""
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from covenant.ledger.machine.peer_commands import MoveParcels
+from covenant.model.correspondence import Delegation, DelegationKey, Parcel, ParcelMove
+from covenant.model.delegating import ENDED, FAILED, LOST, TIMEOUT, Role, State
+from covenant.model.errors import Conflict, Refusal
+from covenant.model.ids import TaskId
+from covenant.testing.cast import OPERATOR
+from tests.peers.estates import QUICK, Estate, changed, estate, worker
+from tests.peers.houses import BOUND_S, Clock, Keys
+
+SETTINGS: Final = changed(
+    QUICK, silence_ms=5_000, timeout_ms=600_000, slots=100, slots_per_peer=100, offers_per_min=10_000
+)
+STEPS: Final = 60
+ROLES: Final = {Role.REQUESTER: Role.PROVIDER, Role.PROVIDER: Role.REQUESTER}
+
+
+class Town:
+    """Rita asks, paul works; the test is the network between them."""
+
+    def __init__(self, home: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.clock = Clock()
+        self._home = home
+        self._keys = {"rita": Keys(), "paul": Keys()}
+        self._stacks: dict[str, AsyncExitStack] = {}
+        self.gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.begun: Counter[str] = Counter()
+        self.lives = 0
+        """How often paul was started."""
+        self.tasks: list[TaskId] = []
+        self.copies: list[tuple[str, bytes]] = []
+        """Envelopes that were taken, and by whom."""
+        self.ends: dict[tuple[str, DelegationKey], State] = {}
+        self.rita: Estate
+        self.paul: Estate
+
+    async def start(self, name: str, *, listens: bool = False) -> None:
+        stack = self._stacks[name] = AsyncExitStack()
+        agents = () if name == "rita" else (worker(self._work, idempotent=True, on_lost="requeue"),)
+        opened = await stack.enter_async_context(
+            estate(
+                self._home / name,
+                *agents,
+                keys=self._keys[name],
+                clock=self.clock,
+                settings=SETTINGS,
+                listens=listens,
+                delivers=False,
+            )
+        )
+        setattr(self, name, opened)
+        self.lives += name == "paul"
+
+    async def stop(self, name: str) -> None:
+        await self._stacks.pop(name).aclose()
+
+    async def close(self) -> None:
+        for name in tuple(self._stacks):
+            await self.stop(name)
+
+    async def _work(self, turn: Any) -> str:
+        self.begun[turn.text] += 1
+        await self.gates[turn.text].wait()
+        return f"done {turn.text}"
+
+    async def introduce(self) -> None:
+        for name in ("rita", "paul"):
+            await self.start(name, listens=True)
+        await self.rita.knows(self.paul)
+        await self.paul.knows(self.rita)
+        await self.rita.acquaintances.capabilities(self.rita.requesting.peer("paul"))
+        await self.again("rita")
+        await self.again("paul")
+
+    # What can happen
+
+    async def offer(self) -> None:
+        task_id = await self.rita.delegate(self.paul, f"job {len(self.tasks)}")
+        self.tasks.append(task_id)
+        await self.rita.until(lambda: self.rita.ledger.delegation_of(task_id) is not None)
+
+    async def finish(self) -> None:
+        """Some work at paul's comes to its end."""
+        live = self.paul.ledger.delegations_live(Role.PROVIDER)
+        if live:
+            work = self.chance.choice(list(live))
+            assert work.offer is not None
+            self.gates[work.offer.task].set()
+            await self.paul.until(lambda: self.paul.delegation(work.task_id).ended)
+
+    async def cancel(self) -> None:
+        live = self.rita.ledger.delegations_live(Role.REQUESTER)
+        if live:
+            task_id = self.chance.choice(list(live)).task_id
+            await self.rita.cancel(task_id)
+            await self.rita.until(
+                lambda: self.rita.delegation(task_id).state in (State.CANCELLING, *ENDED),
+            )
+
+    async def be_silent(self) -> None:
+        """For long enough to be lost; then perhaps it is offered again, or given up."""
+        self.clock.ahead_ms += 6_000
+        await self.rita.requesting.sweep()
+        for each in [each for each in self.rita.ledger.delegations_live(Role.REQUESTER) if each.state is LOST]:
+            decision = self.chance.random()
+            if decision < 0.4:
+                await self.rita.requesting.offer_again(OPERATOR, each.offer_id)
+            elif decision < 0.5:
+                await self.rita.requesting.force_error(OPERATOR, each.offer_id, "given up")
+
+    async def again(self, name: str | None = None) -> None:
+        which = name or self.chance.choice(["rita", "paul"])
+        await self.stop(which)
+        await self.start(which)
+
+    # The network
+
+    async def carry(self) -> None:
+        one, other = self._ways()[self.chance.randrange(2)]
+        parcels = one.ledger.parcels(other.id)
+        if not parcels:
+            return
+        key = self.chance.choice(list(dict.fromkeys(each.delegation for each in parcels)))
+        waiting = [each for each in parcels if each.delegation == key]
+        fate = self.chance.random()
+        if fate < 0.1:
+            await self._failed(one, waiting[0])
+        elif fate < 0.25:
+            await self._hand(one, other, waiting[0])
+            await self._failed(one, waiting[0])
+        elif fate < 0.4:
+            await self._hand(one, other, waiting[-1])
+        else:
+            taken = await self._hand(one, other, waiting[0])
+            assert taken, "the first that waits is always taken"
+            await self._taken(one, waiting[0])
+
+    async def replay(self) -> None:
+        if self.copies:
+            name, envelope = self.chance.choice(self.copies)
+            with pytest.raises(Refusal):
+                await getattr(self, name).reception.receive(envelope, None)
+
+    async def _hand(self, one: Estate, other: Estate, parcel: Parcel) -> bool:
+        """Whether it was taken. Whatever comes of it, nothing is heard but what comes next."""
+        key = DelegationKey(ROLES[parcel.role], one.id, parcel.offer_id)
+        before = other.ledger.delegation(key)
+        envelope = one.keyring.seal(
+            bytes(parcel.body),
+            typ=parcel.typ,
+            to=other.id,
+            prekey=other.prekey(),
+            now_ms=self.clock(),
+            seq=parcel.seq,
+        )
+        try:
+            await other.reception.receive(envelope, None)
+        except Conflict as refusal:
+            if refusal.code != "out_of_order" or before is None or parcel.seq <= before.heard + 1:
+                raise
+            assert heard(other, key) == before.heard
+            return False
+        self.copies.append((other.name, envelope))
+        if before is not None:
+            assert heard(other, key) == max(before.heard, parcel.seq) <= before.heard + 1
+        else:
+            # What is said of something unknown changes nothing, unless it is the offer.
+            assert heard(other, key) == (parcel.seq if parcel.typ == "delegation_offer" else 0)
+        return True
+
+    async def _taken(self, one: Estate, parcel: Parcel) -> None:
+        await one.ledger.commit(
+            MoveParcels(moves=(ParcelMove(delegation=parcel.delegation, seq=parcel.seq, delivered=True),))
+        )
+
+    async def _failed(self, one: Estate, parcel: Parcel) -> None:
+        move = ParcelMove(
+            delegation=parcel.delegation, seq=parcel.seq, attempts=parcel.attempts + 1, failure="lost", next_ms=0
+        )
+        await one.ledger.commit(MoveParcels(moves=(move,)))
+
+    def _ways(self) -> tuple[tuple[Estate, Estate], ...]:
+        return (self.rita, self.paul), (self.paul, self.rita)
+
+    # What is always so, and what is so in the end
+
+    def check(self) -> None:
+        for at in (self.rita, self.paul):
+            for each in at.ledger.delegations():
+                if each.ended:
+                    assert self.ends.setdefault((at.name, each.key), each.state) is each.state, "it ended twice"
+                else:
+                    assert (at.name, each.key) not in self.ends, "it ended, and goes on"
+        works = Counter(each.offer_id for each in self.paul.works())
+        assert all(count == 1 for count in works.values())
+        assert all(count <= self.lives for count in self.begun.values())
+
+    async def settle(self) -> None:
+        """From here on everything arrives, and all work comes to its end."""
+        for number in range(len(self.tasks)):
+            self.gates[f"job {number}"].set()
+        bell = asyncio.Event()
+        for at in (self.rita, self.paul):
+            at.bells.append(bell)
+        async with asyncio.timeout(BOUND_S):
+            while True:
+                bell.clear()
+                for one, other in self._ways():
+                    for parcel in one.ledger.parcels(other.id):
+                        assert await self._hand(one, other, parcel)
+                        await self._taken(one, parcel)
+                if self._over():
+                    break
+                await bell.wait()
+        self.check()
+
+    def _over(self) -> bool:
+        quiet = not any(one.ledger.parcels(other.id) for one, other in self._ways())
+        return quiet and all(each.ended for at in (self.rita, self.paul) for each in at.ledger.delegations())
+
+    def agree(self) -> None:
+        theirs = {each.offer_id: each for each in self.paul.works()}
+        for task_id in self.tasks:
+            our, their = self.rita.delegation(task_id), theirs[task_id]
+            assert (our.said, our.heard) == (their.heard, their.said)
+            given_up = our.state is TIMEOUT or (our.state is FAILED and our.code == "provider_lost")
+            assert given_up or our.state is their.state, (our.state, their.state)
+            assert our.broken == ()
+
+
+def heard(at: Estate, key: DelegationKey) -> int:
+    record: Delegation | None = at.ledger.delegation(key)
+    return record.heard if record is not None else 0
+
+
+async def live(home: Path, seed: int, steps: int) -> None:
+    town = Town(home, seed)
+    try:
+        await town.introduce()
+        happenings = {
+            town.carry: 60,
+            town.offer: 12,
+            town.finish: 8,
+            town.cancel: 5,
+            town.replay: 8,
+            town.be_silent: 4,
+            town.again: 3,
+        }
+        for _ in range(steps):
+            (happening,) = town.chance.choices(list(happenings), list(happenings.values()))
+            await happening()
+            town.check()
+        await town.settle()
+        town.agree()
+        await town.again("rita")
+        await town.again("paul")
+        town.check()
+        town.agree()
+    finally:
+        await town.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_whatever_happens_to_messages_and_machines_both_sides_agree_in_the_end(tmp_path: Path, seed: int) -> None:
+    await live(tmp_path, seed, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 140))
+async def test_whatever_happens_for_longer_both_sides_agree_in_the_end(tmp_path: Path, seed: int) -> None:
+    await live(tmp_path, seed, 4 * STEPS)
