@@ -59,6 +59,19 @@ async def test_a_remote_that_stays_working_is_polled_until_the_time_is_over_and_
         assert hand.methods.count("GetTask") > 1
 
 
+async def test_whether_a_remote_heard_that_it_is_to_stop_is_told_as_it_is() -> None:
+    def behave(called: Called) -> None:
+        if called.method == "CancelTask":
+            called.writer.close()
+        else:
+            called.result({"task": task()} if called.method == "SendMessage" else task())
+
+    async with hand_made(behave, streaming=False) as hand, hand.connect() as remote:
+        with pytest.raises(RemoteTimedOut, match="task task-1 could not be told to stop"):
+            await remote.send("go", timeout_s=0.5)
+        assert hand.methods[-1] == "CancelTask"
+
+
 async def test_a_remote_that_asks_is_answered_with_its_task_and_context() -> None:
     def behave(called: Called) -> None:
         known = called.params["message"].get("taskId")
@@ -163,8 +176,10 @@ async def test_polls_outlive_troubles_and_do_not_send_again() -> None:
             called.result(task("COMPLETED", made="done"))
 
     async with hand_made(behave, streaming=False) as hand, hand.connect() as remote:
-        assert (await remote.send("go")).text == "done"
+        troubles: list[str] = []
+        assert (await remote.send("go", troubled=troubles.append)).text == "done"
         assert hand.methods == ["SendMessage", "GetTask", "GetTask", "GetTask"]
+        assert ["busy" in troubles[0], *troubles[1:]] == [True, "what came back is not an HTTP response"]
 
 
 @pytest.mark.parametrize("how", ["http", "rpc"])

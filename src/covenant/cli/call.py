@@ -16,6 +16,7 @@ from covenant.cli.remote_calls import calls_out, told
 if TYPE_CHECKING:
     from covenant.daemon.connecting import Options
     from covenant.model.remote import Heard
+    from covenant.outbound.remote import RemoteStream
     from covenant.outbound.reply import Reply
 
 
@@ -50,12 +51,12 @@ def command(
         from covenant.daemon.connecting import open_remote
 
         async with await open_remote(target, options) as remote:
-            stream = remote.stream(text, **given)
+            stream = teller.stream = remote.stream(text, **given, troubled=teller.troubled)
             async for news in stream:
                 teller.tell(news)
             return stream.reply, f"{remote.way.binding} {remote.way.version}"
 
-    reply, way = told(converse, target, options)
+    reply, way = told(converse, target, options, canceled=lambda: f"canceled{teller.called_off}")
     if as_json:
         put_json(_shown(reply, way))
     else:
@@ -72,6 +73,12 @@ class Teller:
         self._watched = sys.stderr.isatty()
         self._wrote: list[str] = []
         self._state: str | None = None
+        self.stream: RemoteStream | None = None
+        """What is told of."""
+
+    @property
+    def called_off(self) -> str:
+        return self.stream.called_off if self.stream is not None else ""
 
     def tell(self, news: Heard) -> None:
         from covenant.model.remote import RemoteStatus, RemoteTask
@@ -85,6 +92,11 @@ class Teller:
             if said != self._state:
                 self._state = said
                 say(f"· {said}")
+
+    def troubled(self, why: str) -> None:
+        if self._watched:
+            self._state = None
+            say(f"· {why}; asking again")
 
     def end(self, reply: Reply) -> None:
         from covenant.model.content import Json, Text

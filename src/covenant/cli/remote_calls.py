@@ -56,8 +56,17 @@ def calls_out(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def told(work: Callable[[], Coroutine[Any, Any, A]], target: str, options: Options) -> A:
-    """Runs it, and tells its failures as a command does, with what can be done about them."""
+def told(
+    work: Callable[[], Coroutine[Any, Any, A]],
+    target: str,
+    options: Options,
+    *,
+    canceled: Callable[[], str] = lambda: "canceled",
+) -> A:
+    """Runs it, and tells its failures as a command does, with what can be done about them.
+
+    `canceled`: what is said after a Ctrl-C.
+    """
     import asyncio
 
     from covenant.model.errors import CovenantError, Refusal
@@ -68,7 +77,7 @@ def told(work: Callable[[], Coroutine[Any, Any, A]], target: str, options: Optio
     try:
         return asyncio.run(work())
     except KeyboardInterrupt:
-        raise Failure("canceled", "canceled; a task that had begun was told to stop") from None
+        raise Failure("canceled", canceled()) from None
     except CallFailed as error:
         kind = Unreachable if not_sent(error) else Failure
         raise kind(

@@ -62,6 +62,8 @@ class Errand:
     streaming: bool
     repeatable: bool
     """It goes under an idempotency key."""
+    troubled: Callable[[str], None] = lambda _: None
+    """Hears why the remote did not answer, each time that it is asked again."""
 
 
 class Following:
@@ -72,6 +74,8 @@ class Following:
         self.known = Assembly()
         self.line: Line | None = None
         """The way that was taken, once one was."""
+        self.called_off: bool | None = None
+        """Whether the remote heard that it is to stop; None if there was nothing to tell."""
         self._lines = lines
         self._errand = errand
         self._patience = patience
@@ -101,7 +105,7 @@ class Following:
                     yield heard
 
     async def call_off(self) -> None:
-        """Tell the remote to stop, if it is known to have begun. Never raises."""
+        """Tell the remote to stop, if it is known to have begun; `called_off` says whether it heard. Never raises."""
         with suppress(CovenantError, TimeoutError):
             async with asyncio.timeout(CANCEL_S):
                 if self._sending is not None and not self.known.known:
@@ -111,7 +115,9 @@ class Following:
                 task_id = self.known.task_id or self._errand.ask.message.task_id
                 if self.line is not None and task_id is not None and not self.known.state.terminal:
                     log.info("remote.called_off", extra={"remote_task": task_id})
+                    self.called_off = False
                     await self.line.cancel(task_id)
+                    self.called_off = True
         if self._sending is not None:
             self._sending.cancel()
 
@@ -170,6 +176,7 @@ class Following:
                     f"the remote did not answer ({trouble}); it may have taken the message. "
                     "Send it again only if doing it twice is harmless, or with an idempotency key"
                 ) from trouble
+            self._errand.troubled(str(trouble))
             await self._pause()
 
     async def _streamed(self, line: Line) -> AsyncGenerator[Heard]:
@@ -263,6 +270,7 @@ class Following:
         if isinstance(trouble, CallFailed):
             if not trouble.transient or self._failures >= FAILURES_MAX:
                 raise trouble
+            self._errand.troubled(trouble.message)
             return
         trouble.task_id = self.known.task_id
         self._retry_after_s = trouble.retry_after_s
@@ -277,6 +285,8 @@ class Following:
         going = trouble.code in PASSING or (self._streaming and trouble.code not in ("unauthenticated", "forbidden"))
         if not going or self._failures >= FAILURES_MAX:
             raise trouble
+        if trouble.code in PASSING:
+            self._errand.troubled(trouble.message)
 
     async def _wait_for_poll(self) -> None:
         first_s, _ = PAUSE_S

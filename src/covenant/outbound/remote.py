@@ -116,12 +116,14 @@ class Remote:
         timeout_s: float | None = None,
         stream: bool | None = None,
         stays: Callable[[], bool] | None = None,
+        troubled: Callable[[str], None] = lambda _: None,
     ) -> RemoteStream:
         """Say something, and hear what the agent does about it as it does it.
 
         `idempotency_key` makes it safe to post the message again if no answer comes, with agents that know the header
         `Idempotency-Key`. `stream=False` polls. `stays` is asked when the caller is canceled: whether the agent is to
-        go on all the same. Leaving the stream early leaves the agent at work; `call_off` does not.
+        go on all the same. `troubled` hears why the agent did not answer, each time that it is asked again. Leaving the
+        stream early leaves the agent at work; `call_off` does not.
         """
         said = hop_metadata(hop) if hop is not None else {}
         ask = SendMessage(
@@ -143,6 +145,7 @@ class Remote:
             headers=headers,
             streaming=self._streams() if wanted is None else wanted,
             repeatable=idempotency_key is not None,
+            troubled=troubled,
         )
         within_s = self._within(timeout_s, hop)
         patience = Patience(
@@ -218,9 +221,8 @@ class RemoteStream:
             raise
         except TimeoutError as error:
             await self._following.call_off()
-            task_id = self.task_id
-            where = f"; task {task_id} was told to stop" if task_id is not None else ""
-            raise RemoteTimedOut(f"no answer within {self._within_s:g} s{where}", task_id=task_id) from error
+            words = f"no answer within {self._within_s:g} s{self.called_off}"
+            raise RemoteTimedOut(words, task_id=self.task_id) from error
         except asyncio.CancelledError:
             if self._stays is None or not self._stays():
                 await self._following.call_off()
@@ -232,6 +234,14 @@ class RemoteStream:
     def task_id(self) -> str | None:
         """The remote's task, as soon as it is known."""
         return self._following.known.task_id
+
+    @property
+    def called_off(self) -> str:
+        """What became of telling the remote to stop, as the end of a sentence; empty if there was nothing to tell."""
+        told = self._following.called_off
+        if told is None:
+            return ""
+        return f"; task {self.task_id} {'was' if told else 'could not be'} told to stop"
 
     @property
     def reply(self) -> Reply:
