@@ -97,9 +97,9 @@ def card(url: str, *, streaming: bool = True, **more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def hand_made(
-    behave: Behaviour, *, streaming: bool = True, made: Callable[[str], Any] | None = None
+    behave: Behaviour, *, streaming: bool = True, made: Callable[[str], Any] | None = None, stops: bool = True
 ) -> AsyncIterator[HandMade]:
-    """`behave` is asked for every call but CancelTask; `made` makes the card from the agent's URL."""
+    """`behave` is asked for every call but, if it `stops`, CancelTask; `made` makes the card from the agent's URL."""
     remote: HandMade
 
     async def speak(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -112,7 +112,7 @@ async def hand_made(
         called = Called(request, writer, body["method"], body["params"], request.headers)
         remote.methods.append(called.method)
         remote.calls.append(called)
-        if called.method in ("CancelTask", "tasks/cancel"):
+        if stops and called.method in ("CancelTask", "tasks/cancel"):
             remote.canceled.set()
             called.result(task("CANCELED"))
             return

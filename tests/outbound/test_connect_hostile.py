@@ -66,7 +66,7 @@ async def test_whether_a_remote_heard_that_it_is_to_stop_is_told_as_it_is() -> N
         else:
             called.result({"task": task()} if called.method == "SendMessage" else task())
 
-    async with hand_made(behave, streaming=False) as hand, hand.connect() as remote:
+    async with hand_made(behave, streaming=False, stops=False) as hand, hand.connect() as remote:
         with pytest.raises(RemoteTimedOut, match="task task-1 could not be told to stop"):
             await remote.send("go", timeout_s=0.5)
         assert hand.methods[-1] == "CancelTask"
