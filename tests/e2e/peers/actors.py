@@ -117,6 +117,8 @@ class Actor:
         self.keyring.rotate(now_ms())
         self.shows: KeyBundle | None = None
         """What it shows as its keys, if not its own."""
+        self.signs_for = True
+        """Whether it signs for what it takes in."""
         self.deaf = False
         """It answers nobody's letters."""
         self.profiles = (Profile(name="researcher", max_token_budget=100_000),)
@@ -197,7 +199,7 @@ class Actor:
 
     def receipt(self, envelope: bytes) -> str:
         """That it has taken this in."""
-        digest = hashlib.sha256(envelope).digest()
+        digest = hashlib.sha256(envelope if self.signs_for else b"").digest()
         return base64url(self.identity.sign(b"covenant.envelope.receipt.v2\n" + digest))
 
     def open(self, envelope: bytes) -> Opened:

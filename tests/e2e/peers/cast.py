@@ -23,7 +23,7 @@ async def gate(name):
 
 echo, researcher, spender = Agent("echo"), Agent("researcher"), Agent("spender")
 held, slow, relay, boss = Agent("held"), Agent("slow"), Agent("relay"), Agent("boss")
-shower, leaker = Agent("shower"), Agent("leaker")
+shower, leaker, giver = Agent("shower"), Agent("leaker"), Agent("giver")
 
 
 @echo
@@ -95,6 +95,14 @@ async def show(turn):
 async def leak(turn):
     """What it was given, as a value in data."""
     return turn.reply("see there", turn.data({"apiKey": turn.text, "max_token": 500}))
+
+
+@giver
+async def give(turn):
+    """`bob/echo secret`: hand it on as a value in data."""
+    who, _, text = turn.text.partition(" ")
+    answer = await turn.call(who, turn.data({"apiKey": text, "max_token": 500}))
+    return f"{answer.state}: {answer.text}"
 '''
 
 FINDER: Final = """

@@ -144,6 +144,16 @@ def test_a_result_whose_proof_does_not_hold_is_not_a_success(pair: Pair, carl: A
     assert pair.alice.task(offer.offer_id)["a2a_state"] == "failed"
 
 
+def test_somebody_on_the_way_cannot_say_that_a_peer_has_taken_a_letter(pair: Pair, carl: Actor) -> None:
+    carl.signs_for = False
+    offered = pair.alice.delegate("find it", "researcher", carl.name)
+    waiting = until(lambda: pair.alice.peer(carl.name)["waiting"], lambda found: found.get("failure"))
+    assert (waiting["count"], waiting["failure"].partition(":")[0]) == (1, "bad_receipt")
+    carl.signs_for = True
+    until(lambda: pair.alice.peer(carl.name)["waiting"], lambda found: found == {})
+    pair.alice.post(f"/delegations/{offered}/cancel")
+
+
 def test_a_peer_cannot_answer_for_another(pair: Pair, carl: Actor) -> None:
     offer = asked(pair.alice, carl)
     carl.accept(pair.alice, offer)

@@ -88,6 +88,21 @@ def test_a_peer_whose_old_key_has_named_its_new_one_keeps_its_trust(pair: Pair, 
     assert alice.receive(ivy.envelope(alice)).status == 200
 
 
+def test_a_peer_of_the_settings_that_is_found_again_under_another_key_keeps_nothing_by_it(short_path: Path) -> None:
+    with world(short_path) as made, Actor("olga") as olga:
+        node = made.node("node", AGENTS, static=f"olga={olga.url}")
+        found = until(lambda: node.get("/peers")["peers"], lambda peers: peers and peers[0]["trustLevel"] == "verified")
+        assert (found[0]["id"], found[0]["source"], found[0]["name"]) == (olga.id, "setting", "olga")
+        olga.become(new_private_key())
+        (candidate,) = node.post("/discover", {"timeoutMs": 2_000})["discovered"]
+        assert (candidate["instanceId"], candidate["url"]) == (olga.id, olga.url)
+        assert candidate["conflict"], "another one is a peer at this address"
+        after = node.get("/peers")["peers"]
+        assert [{name: each[name] for name in KEPT} for each in after] == [
+            {name: each[name] for name in KEPT} for each in found
+        ]
+
+
 def test_nobody_names_himself_a_successor(pair: Pair, ivy: Actor) -> None:
     alice, mine = pair.alice, new_private_key()
     before = alice.peer(ivy.name)

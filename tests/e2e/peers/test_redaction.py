@@ -88,6 +88,25 @@ def test_values_in_data_are_searched_too_and_numbers_are_left_alone(pair: Pair) 
     assert not leaked(said)
 
 
+def test_values_in_what_an_agent_hands_on_are_searched_too(pair: Pair) -> None:
+    with known(pair.alice) as actor:
+        text = f"{actor.name}/researcher {ANTHROPIC}"
+        message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}]}
+        asked = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "SendMessage",
+            "params": {"message": message, "configuration": {"returnImmediately": True}},
+        }
+        pair.alice.ask("POST", "/v1/a2a/agents/giver", asked)
+        offer = actor.until(Offer)
+        said = msgspec.json.encode(offer.parts).decode()
+        assert "[redacted:" in said
+        assert '"max_token":500' in said
+        assert not leaked(msgspec.json.encode(offer).decode())
+        pair.alice.post(f"/delegations/{offer.offer_id}/cancel")
+
+
 def test_what_an_agent_says_of_its_progress_is_searched_too(pair: Pair) -> None:
     with known(pair.bob) as actor:
         actor.say(pair.bob, actor.offer(pair.bob, "held", task=AWS))
