@@ -230,6 +230,7 @@ class Desk:
             target = target_of(view.task) if view is not None else None
             if view is None or target is None or "peer" not in target:
                 raise unknown from None
+        code = (view.result.metadata or {}).get("code") if view.result is not None else None
         return Delegation(
             role=Role.REQUESTER,
             peer=InstanceId(str(target["peer"])),
@@ -241,6 +242,7 @@ class Desk:
             timeout_ms=view.task.timeout_ms or self._settings.timeout_ms,
             made_at_ms=view.created_at_ms,
             moved_at_ms=view.updated_at_ms,
+            code=code if isinstance(code, str) else None,
         )
 
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
@@ -260,7 +262,7 @@ class Desk:
         await self._ledger.commit(
             Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
         )
-        return self._ledger.delegation(delegation.key) or delegation
+        return self._ledger.delegation(delegation.key) or await self.standing(named)
 
     async def offer_again(self, by: AgentId, named: str) -> Delegation:
         return await self._requesting.offer_again(by, self._asked_for(named).offer_id)

@@ -230,6 +230,20 @@ def test_delegating_to_nobody_or_for_nothing_is_an_error(pair: Pair) -> None:
     ended = pair.alice.ended(offered)
     assert (ended["delegation"]["state"], ended["delegation"]["delegationId"]) == ("failed", None)
     assert ended["error"].startswith("no_profile")
+    assert ended["delegation"]["code"] == "no_profile"
+
+
+def test_what_could_not_be_offered_yet_is_shown_and_can_be_cancelled(pair: Pair) -> None:
+    with Actor(f"shy-{uuid4().hex[:8]}") as shy:
+        shy.deaf = True
+        assert pair.alice.add(shy.url, shy.name)["trustLevel"] == "peer"
+        offered = pair.alice.delegate("are you who you are?", "researcher", shy.name)
+        waiting = pair.alice.delegation(offered)["delegation"]
+        assert (waiting["state"], waiting["peer"], waiting["delegationId"]) == ("offered", shy.name, None)
+        cancelled = pair.alice.post(f"/delegations/{offered}/cancel")["delegation"]
+        assert cancelled["state"] == "cancelled"
+        assert pair.alice.task(offered)["a2a_state"] == "canceled"
+        assert not [each for each in shy.heard if isinstance(each.message, Offer)]
 
 
 def test_a_peer_that_is_not_there_is_not_added(pair: Pair) -> None:
