@@ -41,8 +41,9 @@ class Departure:
             self._work.cancel()
 
     def __enter__(self) -> Self:
-        self._work = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(self._notice_s, self._listen)
+        loop = asyncio.get_running_loop()
+        self._work = asyncio.current_task(loop)
+        self._timer = loop.call_later(self._notice_s, self._listen)
         return self
 
     def _turn_out(self) -> None:
