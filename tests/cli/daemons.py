@@ -65,13 +65,20 @@ def said_until(process: subprocess.Popen[bytes], end: bytes) -> str:
 
 
 class Daemon:
-    """Started when made; `out` are the lines it said until it listened."""
+    """Started when made; `out` are the lines it said until it listened. `inside`: a command that runs it elsewhere."""
 
-    def __init__(self, home: Path, *flags: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        inside: tuple[str, ...] = (),
+    ) -> None:
         self.home = home
         self._log = (home.parent / f"{home.name}.log").open("a+")
         self.process = subprocess.Popen(
-            [str(COVENANT), "serve", "--home", str(home), "--http-port", "0", *flags],
+            [*inside, str(COVENANT), "serve", "--home", str(home), "--http-port", "0", *flags],
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,

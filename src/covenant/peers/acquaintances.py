@@ -40,13 +40,14 @@ from covenant.peers.naming import apart, as_agent, check_name, name_from, read_p
 from covenant.peers.settings import PeerSettings
 from covenant.seal.identity import bundle_holds, prekey_to_use
 from covenant.wire.peers import encode, type_of
-from covenant.wire.polling import Introduction, decode_introduction
+from covenant.wire.polling import Introduction, decode_introduction, decode_refused
 
 __all__ = ["Acquaintances", "Offering", "as_agent", "as_refusal"]
 
 IDENTITY_CHANGED: Final = "identity_changed"
 UNVERIFIED_KEYS: Final = "unverified_keys"
 BEGINNING_MIN: Final = len("frd1_") + 4
+CODE_CHARS_MAX: Final = 64
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +286,9 @@ class Acquaintances:
         if response.status != 200:
             passing = response.status >= 500 or response.status == 429
             raise LineFailed(
-                "not_a_peer", f"{place}{IDENTITY} answers {response.status}; is that an instance?", passing=passing
+                "not_a_peer",
+                f"{place}{IDENTITY} answers {response.status}{_why(response.body)}; is that an instance?",
+                passing=passing,
             )
         try:
             return decode_introduction(response.body)
@@ -341,3 +344,12 @@ class Acquaintances:
         return self._keyring.seal(
             encode(response), typ=type_of(response), to=asker.id, prekey=prekey, now_ms=self._now_ms()
         )
+
+
+def _why(body: bytes) -> str:
+    """The code in a refusal, where there is one: an instance that is called by a name it does not know says so."""
+    try:
+        code = decode_refused(body).code
+    except Invalid:
+        return ""
+    return f" ({code})" if code.isidentifier() and len(code) <= CODE_CHARS_MAX else ""
