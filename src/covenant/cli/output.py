@@ -59,7 +59,9 @@ def console() -> Console:
     from rich.console import Console
 
     # A pipe has no width; rows are one line each there, so that they can be searched.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_PIPED)
+    # What others wrote is no markup: brackets in it are brackets.
+    width = None if sys.stdout.isatty() else WIDTH_PIPED
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def table(title: str, *columns: str) -> Table:

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from covenant.cli import peers as group
-from covenant.model.delegation import Offer
+from covenant.model.delegation import Offer, Profile, Reject
 from tests.cli.daemons import Daemon
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.conftest import Pair
@@ -176,6 +176,18 @@ def test_a_delegation_is_begun_without_waiting_and_cancelled(pair: Pair, pat: Ac
     assert (answer["kind"], answer["remote"]) == ("delegated", True)
     until(lambda: pair.alice.run("peers", "cancel", answer["delegationId"], "--json").code, lambda code: code == 0)
     assert pair.alice.delegation(answer["delegationId"])["delegation"]["state"] in ("cancelling", "cancelled")
+
+
+def test_what_a_peer_made_up_cannot_paint_on_the_operators_screen(pair: Pair, pat: Actor) -> None:
+    made_up = "[/oops][red]:bomb:\x1b[2J"
+    pat.profiles = (Profile(name=made_up, description=made_up, max_token_budget=5),)
+    pair.alice.post(f"/peers/{pat.name}/verify")
+    pat.say(pair.alice, pat.offer(pair.alice, made_up))
+    pat.until(Reject)
+    for words in (("capabilities", pat.name), ("delegations",), ("list",)):
+        told = pair.alice.run("peers", *words)
+        assert (told.code, "\x1b" in told.out) == (0, False), told
+    assert "[/oops][red]:bomb:\N{REPLACEMENT CHARACTER}[2J" in pair.alice.run("peers", "delegations").out
 
 
 def test_a_daemon_without_peers_tells_people_how_to_have_them(short_path: Path) -> None:

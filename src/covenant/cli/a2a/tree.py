@@ -72,7 +72,7 @@ def _agent(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     if shown.startswith(f"{BY_ADDRESS}@"):
         shown = ((node["task"].get("request_metadata") or {}).get(REMOTE) or {}).get("name") or ""
     elif shown.startswith(f"{BY_PEER}@"):
-        shown = node.get("profile") or ""
+        shown = brief(node.get("profile") or "", 64)
     place = f"{ELSEWHERE} {node.get('url') or node.get('provider') or 'elsewhere'}"
     return ((f"{shown} ", "bold"), (place, "cyan")) if shown else ((place, "cyan"),)
 

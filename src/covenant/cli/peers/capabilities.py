@@ -22,7 +22,8 @@ def command(call: Call, *, peer: str | None, fresh: bool) -> None:
     found = answer["capabilities"]
     rows = table("", "profile", "tokens", "description")
     for profile in found["profiles"]:
-        rows.add_row(profile["name"], str(profile["maxTokenBudget"]), brief(profile.get("description", ""), 80))
+        about = brief(profile.get("description", ""), 80)
+        rows.add_row(brief(profile["name"], 64), str(profile["maxTokenBudget"]), about)
     console().print(rows)
     said = age(now_ms() - found["issuedAtMs"])
     put(f"{found['activeDelegations']} at work, {found['freeSlots']} slots free; said {said} ago")

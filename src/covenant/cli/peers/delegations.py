@@ -38,7 +38,7 @@ def command(
             each["state"],
             each["id"],
             way,
-            each["profile"],
+            brief(each["profile"], 64),
             spent(each),
             f"{age(now - each['movedAtMs'])} ago",
             brief(each["reason"] or each["message"] or "", 60),
