@@ -76,7 +76,8 @@ AGENT_JSON = (
     '"age_decay":true,"age_half_life_days":90.0,"age_floor":0.5},'
     '"intent":{"mode":"off","min_confidence":0.8,"apply_routing":true,"model":""},"kind":"model",'
     '"default_project":"","mcp_tool_permissions":null,"timeout_ms":null,"idempotent":false,"on_lost":"hold",'
-    '"input_modes":[],"output_modes":[],"command":[],"url":"","peer":"","skills":[],"extensions":[],"concurrency":0}}'
+    '"input_modes":[],"output_modes":[],"command":[],"url":"","peer":"","skills":[],"extensions":[],"concurrency":0},'
+    '"ignored":[]}'
 )
 
 PUSH = a.PushShown(

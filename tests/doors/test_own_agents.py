@@ -65,6 +65,13 @@ async def test_what_was_read_can_be_sent_back(world: World) -> None:
     assert check_refused(refused, 400, "invalid_agent").startswith("unknown key /colour")
 
 
+async def test_whoever_stores_what_nothing_acts_on_is_told_so(world: World) -> None:
+    acme = await world.tenant("acme")
+    assert (await add(acme, id="plain", advisor="m"))["ignored"] == []
+    asking = {"intent": {"mode": "llm"}, "memory": {"auto_tag": True}, "event_types": ["push.*"]}
+    assert (await add(acme, id="writer", **asking))["ignored"] == ["event_types", "memory", "intent"]
+
+
 async def test_an_id_that_is_taken_shows_who_has_it(world: World) -> None:
     acme = await world.tenant("acme")
     agent = await add(acme, id="writer")

@@ -12,7 +12,7 @@ import msgspec
 
 from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
 from covenant.model.audit import AuditReport
-from covenant.model.constitution import CatalogueAgent, Constitution
+from covenant.model.constitution import CatalogueAgent, Constitution, unheeded
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
@@ -316,7 +316,10 @@ class TenantRotated(Answer, frozen=True, kw_only=True, tag="tenant_rotated"):
 
 
 class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An agent of a catalogue. `source`: stored, file, code or builtin. `agent_def` is its whole constitution."""
+    """An agent of a catalogue. `source`: stored, file, code or builtin. `agent_def` is its whole constitution.
+
+    `ignored` are the keys of it that nothing acts on.
+    """
 
     id: str
     name: str
@@ -327,6 +330,7 @@ class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     created_at_ms: int
     updated_at_ms: int
     agent_def: Constitution
+    ignored: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, agent: CatalogueAgent) -> AgentShown:
@@ -341,6 +345,7 @@ class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             created_at_ms=agent.created_at_ms,
             updated_at_ms=agent.updated_at_ms,
             agent_def=made,
+            ignored=unheeded(made),
         )
 
 

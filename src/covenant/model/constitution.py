@@ -153,6 +153,16 @@ INDEX_CONSTITUTION: Final = Constitution(
 )
 
 
+UNHEEDED: Final = ("event_types", "memory", "intent")
+"""Keys that are read and kept, and that nothing acts on."""
+_PLAIN: Final = Constitution(id="plain")
+
+
+def unheeded(constitution: Constitution) -> tuple[str, ...]:
+    """What it asks for in vain: said to whoever stores it, so that nobody relies on it."""
+    return tuple(key for key in UNHEEDED if getattr(constitution, key) != getattr(_PLAIN, key))
+
+
 def read_constitution(given: object) -> Constitution:
     """A constitution from JSON or TOML that was read already. A refusal says which key is wrong, and how."""
     if not isinstance(given, dict):
