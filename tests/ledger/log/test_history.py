@@ -10,7 +10,8 @@ import pytest
 
 from covenant.ledger.contract import LeaseRecord, QueueQuery, TreeNode
 from covenant.ledger.log import history as sql
-from covenant.ledger.log.archive import apply_lines, archived_seq_of, open_writer
+from covenant.ledger.log.applying import apply_lines
+from covenant.ledger.log.archive import archived_seq_of, open_writer
 from covenant.ledger.log.history import TREE_DEPTH_MAX, History
 from covenant.ledger.machine.events import (
     AuditPurged,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.ledger.log.archive import LAYOUTS, apply_lines, archived_seq_of, open_writer
+from covenant.ledger.log.applying import apply_lines
+from covenant.ledger.log.archive import LAYOUTS, archived_seq_of, open_writer
 from covenant.ledger.log.history import LOOKUP
 from covenant.ledger.log.sql import statement
 from covenant.ledger.machine.events import ResultDrained
@@ -57,7 +58,7 @@ def test_every_id_is_in_one_of_the_tables_and_no_table_but_the_last_outgrows_its
     random.Random(seed).shuffle(numbers)
     recorded = Recorded()
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        for name in (*LAYOUTS[0], "apply"):
+        for name in (*LAYOUTS[0], "shelving"):
             db.executescript(statement(name))
         for shelf, room, part in zip(("new", "recent"), rooms, parts, strict=True):
             db.execute("UPDATE shelves SET room = ?, part = ? WHERE shelf = ?", (room, part, shelf))

@@ -1,13 +1,15 @@
 """Archives of earlier layouts: opened, they hold the same rows in the layout of today, and go on as if made with it."""
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from covenant.ledger.log.archive import SCHEMA_VERSION, apply_lines, archived_seq_of, archived_through, open_writer
+from covenant.ledger.log.applying import apply_lines
+from covenant.ledger.log.archive import SCHEMA_VERSION, archived_seq_of, archived_through, open_writer
 from covenant.ledger.log.history import History
 from covenant.ledger.machine.events import ResultDrained, TaskContinued, TaskParked
 from covenant.model.errors import Damaged
@@ -19,13 +21,25 @@ KEPT = ("a2a_tasks", "requests", "updates", "handovers", "audit", "meta")
 MADE = ("task_counts", "ids")
 
 
+CONTEXTS: tuple[Callable[[int], str], ...] = (
+    task_id,  # its own, an earlier and a later task's, and names
+    task_id,
+    lambda number: "",
+    lambda number: task_id(max(1, number - 2)),
+    lambda number: "",
+    lambda number: task_id(number + 2),
+    lambda number: "",
+    lambda number: f"context-{number % 5}",
+)
+
+
 def course() -> Recorded:
     """Tasks in every state, with and without a tenant, parents, and an audit."""
     recorded = Recorded()
     for number in range(1, 40):
-        fields: dict[str, Any] = {"tenant": "acme", "context_id": f"context-{number % 5}"} if number % 2 else {}
+        fields: dict[str, Any] = {"tenant": "acme", "context_id": CONTEXTS[number % 8](number)} if number % 2 else {}
         if number % 3 == 0:
-            fields["parent"] = task_id(number - 1)
+            fields["parent"] = task_id(number - 1 if number % 2 else number + 2)
         recorded.record(sent(number, ALICE, BOB, **fields))
         if number % 4:
             recorded.record(leased(number))
@@ -53,7 +67,7 @@ def layout(db: sqlite3.Connection) -> list[tuple[str, str, str]]:
 
 
 def write_old(path: Path, number: int, today: Path) -> None:
-    """A file of the given layout with the rows of another; their columns are the same in all layouts."""
+    """A file of the given layout with the rows of another, as far as it has columns for them."""
     with closing(sqlite3.connect(path, isolation_level=None)) as old:
         old.executescript((LAYOUTS / f"layout_{number}.sql").read_text(encoding="utf-8"))
         old.execute("ATTACH ? AS today", (str(today),))
@@ -63,9 +77,15 @@ def write_old(path: Path, number: int, today: Path) -> None:
             )
             old.execute(f"DELETE FROM main.{table}")
             old.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM today.{table}")
+        if number == 3:  # it had tables of ids, and no names of contexts and parents in them
+            for table, part in (("ids_new", 0), ("ids_recent", 1), ("ids_old", 2)):
+                chosen = f"SELECT task_id, task_no FROM today.a2a_tasks WHERE (task_no >> 20) % 3 = {part}"
+                old.execute(f"INSERT INTO main.{table} {chosen}")
+            old.execute("UPDATE main.shelves SET held = (SELECT count(*) FROM main.ids_new) WHERE shelf = 'new'")
+            old.execute("UPDATE main.shelves SET held = (SELECT count(*) FROM main.ids_recent) WHERE shelf = 'recent'")
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_path: Path, number: int) -> None:
     recorded = course()
     with closing(open_writer(tmp_path / "today.db", lasting=True)) as today:
@@ -77,7 +97,8 @@ async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_pa
             assert opened.execute("PRAGMA integrity_check").fetchone() == ("ok",)
             # Old tasks move, new ones come.
             recorded.record(TaskContinued(task_id(1), 4, MessageUpdate("user"), "m1"))
-            recorded.record(ResultDrained(task_id(2)), sent(100, BOB, ALICE, tenant="acme", parent=task_id(3)))
+            again = sent(100, BOB, ALICE, tenant="acme", context_id="context-2", parent=task_id(3))
+            recorded.record(ResultDrained(task_id(2)), again)
             for db in (today, opened):
                 take_in(db, recorded)
             assert rows(opened, *KEPT, *MADE) == rows(today, *KEPT, *MADE)
@@ -116,7 +137,7 @@ def test_a_layout_of_the_future_is_refused(tmp_path: Path) -> None:
         archived_through(path)
 
 
-@pytest.mark.parametrize("number", [1, 2, SCHEMA_VERSION])
+@pytest.mark.parametrize("number", [1, 2, 3, SCHEMA_VERSION])
 def test_whoever_only_asks_where_an_archive_stands_leaves_its_layout_alone(tmp_path: Path, number: int) -> None:
     recorded, path = course(), tmp_path / "archive.db"
     with closing(open_writer(path, lasting=True)) as today:

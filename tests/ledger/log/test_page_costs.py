@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.log.archive import apply_lines, archived_seq_of, open_writer
+from covenant.ledger.log.applying import apply_lines
+from covenant.ledger.log.archive import archived_seq_of, open_writer
 from covenant.ledger.machine.event import Event
 from tests.ledger.log.recorded import ALICE, BOB, CAROL, START_MS, Recorded, sent
 

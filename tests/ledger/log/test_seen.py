@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.ledger.log import seen as seen_module
-from covenant.ledger.log.archive import apply_lines, open_writer
+from covenant.ledger.log.applying import apply_lines
+from covenant.ledger.log.archive import open_writer
 from covenant.ledger.log.history import History
 from covenant.ledger.log.seen import SeenIds, save
 from tests.ledger.log.recorded import BOOT, NODE, Recorded, sent, settled, task_id

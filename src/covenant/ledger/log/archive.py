@@ -9,8 +9,7 @@ Commits are not synced one by one (synchronous = NORMAL): a power cut may take t
 records behind them are still in the journal. A checkpoint syncs them.
 
 One thread follows the journal; a `Writer` has the file open and does the work: `Here` in that thread, `archiving.Apart`
-in a process of its own. It works in SQL over JSON, a handful of calls a batch, because a batch that is walked in
-Python, or row by row through the driver, stops the loop. Everything else here belongs to the loop.
+in a process of its own. What a batch comes to is in `applying`. Everything else here belongs to the loop.
 """
 
 from __future__ import annotations
@@ -31,19 +30,18 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, Protocol
 
-from covenant.ledger.log import faults
-from covenant.ledger.log.record import seq_of
+from covenant.ledger.log.applying import Live, apply_lines
 from covenant.ledger.log.segments import Cursor, Lines, sync_dir
 from covenant.ledger.log.sql import statement
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 _INDEXES: Final = ("tasks_indexes", "listing_schema")
-_BEFORE: Final = ("from_layout_2", "tasks_schema", "ids_schema", "from_layout_2_rows", *_INDEXES)
 LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
     0: ("schema", "tasks_schema", "ids_schema", *_INDEXES),
-    1: _BEFORE,
-    2: _BEFORE,
+    1: ("from_before", "tasks_schema", "ids_schema", "from_layout_2_ids", "from_before_rows", *_INDEXES),
+    2: ("from_before", "tasks_schema", "ids_schema", "from_layout_2_ids", "from_before_rows", *_INDEXES),
+    3: ("from_before", "tasks_schema", "from_before_rows", *_INDEXES),
     SCHEMA_VERSION: (),
 }
 """What brings an archive of each layout up to this one; 0 is a new file. Rows stay: the journal may not have them."""
@@ -95,6 +93,7 @@ class Here:
         self._folder = path.parent if lasting else None
         self._source = source
         self._cursor: Cursor | None = None
+        self._live = Live()
         self.archived_seq = archived_seq_of(self._db)
 
     def apply_next(self) -> int:
@@ -103,7 +102,7 @@ class Here:
         lines = self._source.read(self._cursor, BATCH_BYTES)
         if not lines.data:
             raise CovenantError(f"record {self.archived_seq + 1} is durable, but the journal does not have it")
-        apply_lines(self._db, lines, self.archived_seq)
+        apply_lines(self._db, lines, self.archived_seq, self._live)
         self._cursor = lines.cursor
         self.archived_seq = lines.last_seq
         self._source.trim(lines.last_seq)
@@ -312,24 +311,6 @@ def _within(folder: Path | None) -> Path:
     return folder / "archive.db"
 
 
-def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int) -> None:
-    """One transaction. What it does is in `apply.sql`."""
-    if seq_of(lines.data[:32]) > archived_seq + 1:
-        raise CovenantError(f"record {archived_seq + 1} is missing from what the journal gave")
-    # The zero at the end is a record without events: it spares a copy that would cut off the last comma.
-    records = b"".join((b"[", lines.data.replace(b"\n", b","), b"0]"))
-    try:
-        db.execute("BEGIN IMMEDIATE")
-        faults.point("archive.apply")
-        db.execute("INSERT INTO inbox VALUES (CAST(? AS TEXT), ?)", (records, lines.last_seq))
-        faults.point("archive.commit")
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
-
-
 def open_writer(path: Path, *, lasting: bool) -> sqlite3.Connection:
     """The writer's connection, to a file that has the schema."""
     if sqlite3.sqlite_version_info < SQLITE_OLDEST:
@@ -364,7 +345,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
         db.executescript(f"BEGIN;\n{made}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
     elif missing is None:
         raise _unknown_layout(path, version)
-    db.executescript(statement("apply"))
+    db.executescript(statement("shelving"))
 
 
 def archived_through(path: Path) -> int:

@@ -20,9 +20,9 @@ from covenant.model.errors import Invalid
 _PAGE: Final = statement("listing")
 _COUNT: Final = statement("listing_count")
 _COUNTED: Final = statement("task_counts")
+_NUMBERS: Final = statement("context_numbers")
 _FILTERS: Final = {
     "sender": "sender_pubkey = :sender",
-    "context_id": "context_id = :context_id",
     "state": "state = :state",
     "moved_since_ms": "updated_at >= :moved_since_ms",
 }
@@ -36,12 +36,15 @@ _listed = msgspec.json.Decoder(tuple[Listed, ...]).decode
 
 def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
     updated_at, task_no = _place(query.after)
-    # One statement for each set of filters, so that each can use the index that fits it.
-    filters = " AND ".join(sql for name, sql in _FILTERS.items() if getattr(query, name) is not None) or "true"
     values: dict[str, Any] = msgspec.structs.asdict(query)
-    page = values | {"updated_at": updated_at, "task_no": task_no, "bytes_max": PAGE_BYTES_MAX}
     db.execute("BEGIN")  # one snapshot for the page and the count
     try:
+        # One statement for each set of filters, so that each can use the index that fits it.
+        chosen = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
+        if query.context_id is not None:
+            chosen.append(_in_context(db, query.context_id))
+        filters = " AND ".join(chosen) or "true"
+        page = values | {"updated_at": updated_at, "task_no": task_no, "bytes_max": PAGE_BYTES_MAX}
         (found,) = db.execute(_PAGE.format(filters=filters), page).fetchone()
         counted = query.sender is None and query.context_id is None and query.moved_since_ms is None
         (total,) = db.execute(_COUNTED if counted else _COUNT.format(filters=filters), values).fetchone()
@@ -50,6 +53,14 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
     rows = _listed(found)
     end = f"{rows[-1].updated_at:x}-{rows[-1].task_no:x}" if rows and rows[-1].next_no is not None else ""
     return Listing(tasks=tuple(steps_of(row.steps) for row in rows), total=total, next=end)
+
+
+def _in_context(db: sqlite3.Connection, context_id: str) -> str:
+    """The filter for a context. Almost all have one number; one that was named before it was a task's id has two."""
+    own, named = db.execute(_NUMBERS, {"context_id": context_id}).fetchone()
+    if own is not None and named is not None:
+        return f"context_no IN ({own}, {named})"
+    return f"context_no = {own or named or 0}"
 
 
 def _place(token: str) -> tuple[int, int]:

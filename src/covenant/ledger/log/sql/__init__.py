@@ -1,4 +1,5 @@
-"""The archive's SQL, one file a purpose. `schema` is the file's layout, `apply` takes records in, the rest are reads.
+"""The archive's SQL, one file a purpose. `…schema` and `…indexes` are the file's layout, `from_…` bring an
+earlier one up to it, `write_…`, `purge_…` and `shelving` take records in, the rest are reads.
 
 Each read answers with one row that holds one JSON text: the driver takes the interpreter's lock again for every row
 it steps over, and beside a busy loop each of those is a wait.

@@ -2,6 +2,9 @@
 -- which is read, logged and written back for those few bytes, and a million tasks made each new one cost a third more.
 -- So new ids gather in a small table; when that is full, the next part of it, in the order of ids, moves on to a larger
 -- one where many of them share each page, and from there to the last. An id is in one of the three.
+--
+-- So are the names of contexts and parents that were no task's id when they were first mentioned, with the number of the
+-- task that did: '@' and '>' before them, as blobs, which come after all ids and equal none.
 CREATE TABLE ids_new (
     task_id TEXT PRIMARY KEY,
     task_no INTEGER NOT NULL

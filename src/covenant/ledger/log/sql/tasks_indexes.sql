@@ -10,4 +10,4 @@ CREATE INDEX pending ON a2a_tasks (settled_place) WHERE ledger_state = 'result_p
 CREATE INDEX pending_by_sender ON a2a_tasks (sender_pubkey, settled_place)
 WHERE ledger_state = 'result_pending';
 CREATE INDEX finished ON a2a_tasks (settled_place) WHERE settled_place IS NOT NULL;
-CREATE INDEX children ON a2a_tasks (parent) WHERE parent IS NOT NULL;
+CREATE INDEX children ON a2a_tasks (parent_no) WHERE parent_no IS NOT NULL;

@@ -6,15 +6,18 @@ CREATE TABLE a2a_tasks (
     tenant_id TEXT NOT NULL,
     agent_id TEXT NOT NULL, -- the local part of the recipient's display
     context_id TEXT NOT NULL,
+    context_no INTEGER, -- what it refers to, as a number; only of a tenant's tasks
+    parent TEXT,
+    parent_no INTEGER,
     created_at INTEGER NOT NULL,
     updated_at INTEGER NOT NULL,
     ledger_state TEXT NOT NULL,
+    state TEXT NOT NULL, -- in A2A's words
     digest TEXT NOT NULL,
     sender_display TEXT NOT NULL,
     sender_pubkey TEXT NOT NULL,
     recipient_display TEXT NOT NULL,
     recipient_pubkey TEXT NOT NULL,
-    parent TEXT,
     task_kind TEXT,
     deadline_ms INTEGER,
     origin TEXT NOT NULL,
@@ -36,14 +39,6 @@ CREATE TABLE a2a_tasks (
     cause TEXT,
     result TEXT,
     touched_at_ms INTEGER GENERATED ALWAYS AS (max(leased_at_ms, renewed_at_ms)) VIRTUAL,
-    state TEXT GENERATED ALWAYS AS ( -- in A2A's words
-        CASE
-            WHEN ending IS NOT NULL THEN ending
-            WHEN ledger_state = 'parked' THEN interruption
-            WHEN attempt > 0 OR turn > 1 THEN 'working'
-            ELSE 'submitted'
-        END
-    ) VIRTUAL,
     final_message_json TEXT GENERATED ALWAYS AS (coalesce(result, '')) VIRTUAL,
     error_message TEXT GENERATED ALWAYS AS (coalesce(json_extract(result, '$.error_message'), '')) VIRTUAL
 );

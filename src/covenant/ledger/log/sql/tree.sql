@@ -4,7 +4,12 @@ WITH RECURSIVE walk (task_id, task_no, depth) AS (
     SELECT :root, (SELECT i.task_no FROM ids AS i WHERE i.task_id = :root), 0
     UNION
     SELECT t.task_id, t.task_no, w.depth + 1
-    FROM walk AS w CROSS JOIN a2a_tasks AS t ON t.parent = w.task_id
+    FROM walk AS w
+    CROSS JOIN a2a_tasks AS t
+        ON t.parent_no IN (
+            2 * w.task_no,
+            (SELECT 2 * i.task_no + 1 FROM ids AS i WHERE i.task_id = CAST('>' || w.task_id AS BLOB))
+        )
     WHERE
         w.depth < :depth_max
         AND (

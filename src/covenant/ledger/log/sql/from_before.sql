@@ -1,5 +1,5 @@
--- Layouts 1 and 2 had an index over all ids, as part of the table of tasks: that is written anew without it. First, what
--- stands in the way of the new one.
+-- Up to layout 2 there was an index over all ids, as part of the table of tasks; up to layout 3 contexts and parents had
+-- no numbers. That table is written anew. First, what stands in the way of the new one.
 DROP INDEX IF EXISTS by_update;
 DROP INDEX live;
 DROP INDEX live_by_recipient;

@@ -1,0 +1,63 @@
+-- After new ids: INSERT INTO shelving VALUES (how many). One statement, because the driver takes the interpreter's lock
+-- again after each, and beside a busy loop that is a wait.
+CREATE TEMP VIEW shelving AS SELECT 0 AS added;
+
+CREATE TEMP TRIGGER shelve INSTEAD OF INSERT ON shelving BEGIN
+
+    UPDATE shelves SET held = held + new.added WHERE shelf = 'new';
+
+    -- What is too much moves on, from where the last part ended and round again. Nothing lies up to an empty id, so
+    -- nothing moves unless `emptying` is set.
+    UPDATE shelves SET
+        emptying = coalesce(
+            (
+                SELECT i.task_id FROM ids_new AS i
+                WHERE i.task_id > emptied
+                ORDER BY i.task_id
+                LIMIT 1 OFFSET (SELECT s.held - s.room FROM shelves AS s WHERE s.shelf = 'new')
+            ),
+            x'ff'
+        )
+    WHERE shelf = 'new' AND held >= room + part;
+
+    INSERT INTO ids_recent
+    SELECT i.task_id, i.task_no
+    FROM shelves AS s CROSS JOIN ids_new AS i ON i.task_id > s.emptied AND i.task_id <= s.emptying
+    WHERE s.shelf = 'new';
+
+    UPDATE shelves SET held = held + changes() WHERE shelf = 'recent';
+
+    DELETE FROM ids_new
+    WHERE
+        task_id > (SELECT emptied FROM shelves WHERE shelf = 'new')
+        AND task_id <= (SELECT emptying FROM shelves WHERE shelf = 'new');
+
+    UPDATE shelves SET held = held - changes(), emptied = iif(emptying = x'ff', '', emptying), emptying = ''
+    WHERE shelf = 'new' AND emptying <> '';
+
+    UPDATE shelves SET
+        emptying = coalesce(
+            (
+                SELECT i.task_id FROM ids_recent AS i
+                WHERE i.task_id > emptied
+                ORDER BY i.task_id
+                LIMIT 1 OFFSET (SELECT s.held - s.room FROM shelves AS s WHERE s.shelf = 'recent')
+            ),
+            x'ff'
+        )
+    WHERE shelf = 'recent' AND held >= room + part;
+
+    INSERT INTO ids_old
+    SELECT i.task_id, i.task_no
+    FROM shelves AS s CROSS JOIN ids_recent AS i ON i.task_id > s.emptied AND i.task_id <= s.emptying
+    WHERE s.shelf = 'recent';
+
+    DELETE FROM ids_recent
+    WHERE
+        task_id > (SELECT emptied FROM shelves WHERE shelf = 'recent')
+        AND task_id <= (SELECT emptying FROM shelves WHERE shelf = 'recent');
+
+    UPDATE shelves SET held = held - changes(), emptied = iif(emptying = x'ff', '', emptying), emptying = ''
+    WHERE shelf = 'recent' AND emptying <> '';
+
+END;

@@ -1,0 +1,1 @@
+INSERT INTO handovers VALUES {rows}

@@ -1,0 +1,1 @@
+INSERT INTO ids_new VALUES {rows}

@@ -1,0 +1,1 @@
+INSERT INTO requests VALUES {rows}

@@ -1,0 +1,1 @@
+INSERT INTO updates VALUES {rows}
