@@ -215,12 +215,12 @@ class Actor:
     def introduction(self) -> Introduction:
         return Introduction(name=self.name, keys=self.shows or self.keyring.bundle(now_ms()))
 
-    def _answer(self, asker: InstanceId, query: CapabilityQuery) -> bytes:
-        assert query.keys is not None
+    def capabilities(self, asker: InstanceId, nonce: str) -> CapabilityResponse:
+        """What it says that it can do, to whoever asked with this challenge."""
         response = CapabilityResponse(
             provider=self.id,
             audience=asker,
-            nonce=query.nonce,
+            nonce=nonce,
             versions=self.versions,
             profiles=self.profiles,
             active_delegations=0,
@@ -231,7 +231,11 @@ class Actor:
             expires_at_ms=now_ms() + 60_000,
             token=self.token(asker),
         )
-        signed = sign_capabilities(self.private_key, response)
+        return sign_capabilities(self.private_key, response)
+
+    def _answer(self, asker: InstanceId, query: CapabilityQuery) -> bytes:
+        assert query.keys is not None
+        signed = self.capabilities(asker, query.nonce)
         return self.keyring.seal(
             wire.encode(signed), typ=wire.type_of(signed), to=asker, prekey=query.keys.prekeys[0], now_ms=now_ms()
         )

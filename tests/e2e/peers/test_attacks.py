@@ -13,6 +13,8 @@ from uuid import uuid4
 import pytest
 
 from covenant.model.delegation import Cancel, DelegationResult
+from covenant.model.peer import InstanceId
+from covenant.seal.assertions import new_challenge
 from covenant.seal.identity import Identity
 from covenant.seal.keys import new_private_key
 from tests.e2e.peers.actors import Actor, envelopes_in, header_of, now_ms, packed, rewritten, unpacked
@@ -236,6 +238,17 @@ def test_a_message_out_of_order_or_of_no_delegation_is_refused_to_the_peer(pair:
     odd = mallory.envelope(pair.bob, body=b"[]", typ="delegation_offer")
     assert pair.bob.receive(odd).status == 400
     assert pair.bob.receive(mallory.envelope(pair.bob, body=b"{}", typ="greeting")).code == "type_not_supported"
+
+
+def test_an_answer_that_nobody_asked_for_verifies_nobody(pair: Pair, mallory: Actor) -> None:
+    pair.bob.ask("PUT", f"/peers/{mallory.name}/trust", {"trustLevel": "peer"})
+    try:
+        answer = mallory.capabilities(InstanceId(pair.bob.id), new_challenge())
+        refused = pair.bob.receive(mallory.envelope(pair.bob, answer))
+        assert (refused.status, refused.code) == (409, "challenge_over")
+        assert pair.bob.peer(mallory.name)["trustLevel"] == "peer"
+    finally:
+        pair.bob.ask("PUT", f"/peers/{mallory.name}/trust", {"trustLevel": "verified"})
 
 
 def test_a_key_that_nobody_knows_cannot_be_told_from_one_that_is_known(

@@ -84,6 +84,8 @@ def test_a_mere_peer_cannot_delegate(strict: Node, ann: Actor) -> None:
     strict.ask("PUT", f"/peers/{ann.name}/trust", {"trustLevel": "peer"})
     assert rejection(ann, strict, offer).code == "untrusted"
     assert ann.ask(strict).token is None
+    of_nothing = ann.say(strict, Cancel(offer_id=str(uuid4())))
+    assert (of_nothing.status, of_nothing.code) == (403, "untrusted")
     strict.ask("PUT", f"/peers/{ann.name}/trust", {"trustLevel": "verified"})
     assert isinstance(answer_to(ann, strict, ann.offer(strict)), Accept)
 
