@@ -97,6 +97,49 @@ def test_a_program_in_a_file_answers_and_a_killed_daemon_forgets_none_of_it(shor
         assert daemon.stop() == 0
 
 
+CALLING_BACK = """\
+import json, pathlib
+from covenant import Agent
+from covenant.simple import invoke_remote_agent
+
+agent = Agent("again", default_project="work")
+
+
+@agent
+async def call_the_other(turn):
+    other = json.loads(pathlib.Path(__file__).with_name("other.json").read_text())
+    task = turn.task
+    result = await invoke_remote_agent(
+        other["url"], turn.text, token=other["token"], poll_interval_ms=50, allow_private=("127.0.0.1",),
+        depth=task.depth, chain=(*task.chain, task.recipient.pubkey),
+    )
+    return result.response_text or result.error
+"""
+
+
+def test_a_circle_through_two_simple_doors_ends_where_it_would_close(short_path: Path) -> None:
+    daemons = []
+    try:
+        for name in ("a", "b"):
+            (short_path / name).mkdir()
+            (short_path / name / "agents.py").write_text(CALLING_BACK)
+            daemons.append(Daemon(short_path / name / "home", str(short_path / name / "agents.py")))
+        for here, there in (daemons, daemons[::-1]):
+            token = (there.home / "operator.token").read_text().strip()
+            (here.home.parent / "other.json").write_text(json.dumps({"url": there.url, "token": token}))
+        with Caller(daemons[0]) as caller:
+            task_id = caller.send("round and round")["id"]
+            caller.until(task_id, "done")
+            said = caller.get(task_id)["messages"][-1]["parts"][0]["text"]
+        assert "again@default is in this chain of calls already, 2 calls up" in said
+        for daemon in daemons:
+            with Caller(daemon) as caller:
+                assert caller.http.get("/v1/requests").json()["count"] == 1
+    finally:
+        for daemon in daemons:
+            daemon.stop()
+
+
 def test_the_names_that_others_use_in_the_environment_are_honoured_where_ours_are_not(short_path: Path) -> None:
     home = short_path / "home"
     agent_file(home)
