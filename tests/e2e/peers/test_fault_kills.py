@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 import pytest
 
+from tests.e2e.peers.daemons import until
 from tests.e2e.peers.faults import Two, two
 from tests.e2e.peers.gate import At, says
 
@@ -27,17 +28,19 @@ MESSAGES: Final = {
     "cancel": Message("delegation_cancel", "alice", "cancelled"),
     "last word after a cancel": Message("delegation_result", "bob", "cancelled"),
 }
-MOMENTS: Final[dict[str, tuple[At, Literal["sender", "receiver"]]]] = {
+Victim = Literal["sender", "receiver", "both"]
+MOMENTS: Final[dict[str, tuple[At, Victim]]] = {
     "the sender before it arrives": ("request", "sender"),
     "the receiver as it arrives": ("forwarded", "receiver"),
     "the receiver before its answer is heard": ("answer", "receiver"),
     "the sender before it hears the answer": ("answer", "sender"),
     "the receiver after its answer": ("answered", "receiver"),
     "the sender after the answer": ("answered", "sender"),
+    "both before the answer is heard": ("answer", "both"),
 }
 EVERY: Final = [(message, moment) for message in MESSAGES for moment in MOMENTS]
-ONCE: Final = [(message, list(MOMENTS)[(2 + number) % len(MOMENTS)]) for number, message in enumerate(MESSAGES)]
-"""Every message and every moment, but not each at each."""
+ONCE: Final = list(zip(MESSAGES, [list(MOMENTS)[number] for number in (2, 3, 4, 5, 0, 1)], strict=True))
+"""Every message, and every moment at which one dies, but not each at each."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def strike(pair: Two, message: Message, moment: str) -> None:
     at, victim = MOMENTS[moment]
     line = pair.to_bob if message.by == "alice" else pair.to_alice
     sender, receiver = (pair.alice, pair.bob) if message.by == "alice" else (pair.bob, pair.alice)
-    node = sender if victim == "sender" else receiver
+    killed = {"sender": (sender,), "receiver": (receiver,), "both": (sender, receiver)}[victim]
     if message.ends == "cancelled":
         offered, name = pair.begin()
         pair.alice.stands(offered, "running")
@@ -63,15 +66,17 @@ def strike(pair: Two, message: Message, moment: str) -> None:
         if message.typ == "delegation_result":
             pair.world.touch(name)
     caught.until()
-    node.kill()
+    for node in killed:
+        node.kill()
     caught.lose()
-    node.start()
+    for node in killed:
+        node.start()
     if message.ends == "completed":
         pair.world.touch(name)
     task = pair.agreed(offered, message.ends)
     # What an agent had in its hands when its daemon died is begun again, and nothing else ever is.
     begun = pair.begun(name)
-    assert begun <= len(task["leases"]) <= (2 if node is pair.bob else 1)
+    assert begun <= len(task["leases"]) <= (2 if pair.bob in killed else 1)
     if message.ends == "completed":
         assert begun >= 1
         assert pair.alice.delegation(offered)["result"] == f"done {name}"
@@ -92,3 +97,20 @@ def test_whichever_daemon_is_killed_at_any_step_the_delegation_ends_once_and_as_
     pair: Two, message: str, moment: str
 ) -> None:
     strike(pair, MESSAGES[message], moment)
+
+
+@pytest.mark.faults
+def test_work_that_must_not_be_repeated_waits_for_the_providers_operator_and_the_requester_is_told(pair: Two) -> None:
+    offered, name = pair.begin("held")
+    pair.alice.stands(offered, "running")
+    work = pair.work(offered)
+    pair.bob.kill()
+    pair.bob.start()
+    told = until(
+        lambda: pair.alice.delegation(offered)["delegation"]["message"], lambda it: "an operator decides" in it
+    )
+    assert told.startswith("the agent was lost")
+    pair.bob.cli("capabilities", "grant", "a2a.repair.force_error")
+    pair.bob.cli("a2a", "force-error", work["id"], "--reason", "who knows", "--message", "lost")
+    pair.agreed(offered, "failed")
+    assert pair.begun(name, "held") == 1

@@ -17,17 +17,18 @@ STATUS = "delegation_status"
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Two]:
+def daemons() -> Iterator[Two]:
     with two(alice=SILENT, bob=TALKATIVE) as made:
         yield made
         made.compare()
 
 
-@pytest.fixture(autouse=True)
-def healed(pair: Two) -> Iterator[None]:
-    yield
-    pair.to_bob.open()
-    pair.to_alice.open()
+@pytest.fixture
+def pair(daemons: Two) -> Iterator[Two]:
+    """Healed again after each test."""
+    yield daemons
+    daemons.to_bob.open()
+    daemons.to_alice.open()
 
 
 def heard(gate: Gate, since: int) -> list[int]:
