@@ -118,12 +118,12 @@ def _meta(rows: Rows, last_seq: int) -> list[Row]:
 
 def _write_rows(db: sqlite3.Connection, name: str, rows: Sequence[Row]) -> None:
     for part in _parts(rows):
-        db.execute(_of_rows(name, len(part), len(part[0])), list(chain.from_iterable(part)))
+        db.execute(of_rows(name, len(part), len(part[0])), list(chain.from_iterable(part)))
 
 
 def _ask(db: sqlite3.Connection, name: str, rows: Sequence[Row]) -> Iterator[str]:
     for part in _parts(rows):
-        (found,) = db.execute(_of_rows(name, len(part), len(part[0])), list(chain.from_iterable(part))).fetchone()
+        (found,) = db.execute(of_rows(name, len(part), len(part[0])), list(chain.from_iterable(part))).fetchone()
         yield found
 
 
@@ -136,7 +136,7 @@ def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 @cache
-def _of_rows(name: str, rows: int, columns: int) -> str:
+def of_rows(name: str, rows: int, columns: int) -> str:
     """One text for each, so that the driver finds the statement that it has prepared for it."""
     row = f"({', '.join('?' * columns)})"
     return statement(name).format(rows=", ".join([row] * rows))

@@ -42,7 +42,8 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
         # One statement for each set of filters, so that each can use the index that fits it.
         chosen = [sql for name, sql in _FILTERS.items() if getattr(query, name) is not None]
         if query.context_id is not None:
-            chosen.append(_in_context(db, query.context_id))
+            values["own"], values["named"] = db.execute(_NUMBERS, {"context_id": query.context_id}).fetchone()
+            chosen.append(_in_context(values))
         filters = " AND ".join(chosen) or "true"
         page = values | {"updated_at": updated_at, "task_no": task_no, "bytes_max": PAGE_BYTES_MAX}
         (found,) = db.execute(_PAGE.format(filters=filters), page).fetchone()
@@ -55,12 +56,11 @@ def list_tasks(db: sqlite3.Connection, query: ListQuery) -> Listing:
     return Listing(tasks=tuple(steps_of(row.steps) for row in rows), total=total, next=end)
 
 
-def _in_context(db: sqlite3.Connection, context_id: str) -> str:
+def _in_context(values: dict[str, Any]) -> str:
     """The filter for a context. Almost all have one number; one that was named before it was a task's id has two."""
-    own, named = db.execute(_NUMBERS, {"context_id": context_id}).fetchone()
-    if own is not None and named is not None:
-        return f"context_no IN ({own}, {named})"
-    return f"context_no = {own or named or 0}"
+    if values["own"] is not None and values["named"] is not None:
+        return "context_no IN (:own, :named)"
+    return "context_no = coalesce(:own, :named)"
 
 
 def _place(token: str) -> tuple[int, int]:
