@@ -76,6 +76,16 @@ def rejection(actor: Actor, node: Node, offer: Offer) -> Reject:
     return found
 
 
+def accepted(actor: Actor, node: Node, profile: str = "echo", **changes: Any) -> Accept:
+    """What is agreed on an offer like this, as soon as there is room for it."""
+    found = until(
+        lambda: answer_to(actor, node, actor.offer(node, profile, **changes)),
+        lambda answer: isinstance(answer, Accept) or answer.code != "busy",
+    )
+    assert isinstance(found, Accept), found
+    return found
+
+
 # Standing
 
 
@@ -87,7 +97,7 @@ def test_a_mere_peer_cannot_delegate(strict: Node, ann: Actor) -> None:
     of_nothing = ann.say(strict, Cancel(offer_id=str(uuid4())))
     assert (of_nothing.status, of_nothing.code) == (403, "untrusted")
     strict.ask("PUT", f"/peers/{ann.name}/trust", {"trustLevel": "verified"})
-    assert isinstance(answer_to(ann, strict, ann.offer(strict)), Accept)
+    accepted(ann, strict)
 
 
 def test_a_real_requester_that_is_a_mere_peer_hears_untrusted(pair: Pair) -> None:
@@ -114,7 +124,7 @@ def test_where_there_is_a_list_of_those_who_may_nobody_else_may(brief: Node) -> 
         uri.known_to(brief)
         assert rejection(uri, brief, uri.offer(brief, token=None)).code == "denied"
         assert uri.ask(brief).profiles == ()
-        assert isinstance(answer_to(eve, brief, eve.offer(brief)), Accept)
+        accepted(eve, brief)
 
 
 def test_an_offer_that_is_not_signed_for_this_instance_is_invalid(strict: Node, ann: Actor) -> None:
@@ -164,9 +174,7 @@ def test_a_token_that_has_been_narrowed_allows_no_more_than_that(strict: Node, a
     for_slow = narrow(given, key, Narrowing(profiles=frozenset({"slow"})))
     assert rejection(ann, strict, ann.offer(strict, token=for_slow)).code == "denied"
     for_little = narrow(given, key, Narrowing(budget=20))
-    accepted = answer_to(ann, strict, ann.offer(strict, token=for_little, max_token_budget=500))
-    assert isinstance(accepted, Accept)
-    assert accepted.max_token_budget == 20
+    assert accepted(ann, strict, token=for_little, max_token_budget=500).max_token_budget == 20
 
 
 def test_a_token_is_over_in_time(brief: Node) -> None:
@@ -179,7 +187,7 @@ def test_a_token_is_over_in_time(brief: Node) -> None:
             return answer.code if isinstance(answer, Reject) and answer.code != "busy" else None
 
         assert until(refused, bool) == "denied"
-        assert isinstance(answer_to(tom, brief, tom.offer(brief)), Accept)
+        accepted(tom, brief)
 
 
 def test_revoked_tokens_are_denied_and_new_ones_are_given(strict: Node, ann: Actor) -> None:
@@ -189,27 +197,27 @@ def test_revoked_tokens_are_denied_and_new_ones_are_given(strict: Node, ann: Act
     rejected = rejection(ann, strict, offer)
     assert rejected.code == "denied"
     assert "token_revoked" in rejected.reason
-    assert isinstance(answer_to(ann, strict, ann.offer(strict)), Accept)
+    accepted(ann, strict)
 
 
 # Room
 
 
 def test_when_all_slots_are_taken_the_next_offer_hears_busy_and_when_to_come_back(strict: Node, ann: Actor) -> None:
-    assert isinstance(answer_to(ann, strict, ann.offer(strict, "slow")), Accept)
+    accepted(ann, strict, "slow")
     rejected = rejection(ann, strict, ann.offer(strict, "slow"))
     assert rejected.code == "busy"
     assert rejected.retry_after
     (ours,) = [each for each in strict.delegations(role="provider", peerId=ann.name) if each["state"] != "rejected"]
     strict.post(f"/delegations/{ours['id']}/cancel")
     ann.until(DelegationResult)
-    assert isinstance(answer_to(ann, strict, ann.offer(strict)), Accept)
+    accepted(ann, strict)
 
 
 def test_a_peer_that_offers_too_often_hears_when_it_may_again(strict: Node, ann: Actor) -> None:
     limits = strict.ask("PATCH", f"/peers/{ann.name}", {"limits": {"offersPerMin": 1}})["peer"]["limits"]
     assert limits["offersPerMin"] == 1
-    assert isinstance(answer_to(ann, strict, ann.offer(strict)), Accept)
+    accepted(ann, strict)
     rejected = rejection(ann, strict, ann.offer(strict))
     assert rejected.code == "rate_limited"
     assert rejected.retry_after is not None
@@ -232,13 +240,9 @@ def test_an_offer_of_fewer_tokens_than_are_worth_beginning_is_rejected(strict: N
 
 
 def test_what_is_agreed_is_at_most_what_this_instance_and_the_peers_own_limits_allow(strict: Node, ann: Actor) -> None:
-    accepted = answer_to(ann, strict, ann.offer(strict, max_token_budget=50_000))
-    assert isinstance(accepted, Accept)
-    assert accepted.max_token_budget == 1_000
+    assert accepted(ann, strict, max_token_budget=50_000).max_token_budget == 1_000
     strict.ask("PATCH", f"/peers/{ann.name}", {"limits": {"budgetMax": 50}})
-    accepted = answer_to(ann, strict, ann.offer(strict, max_token_budget=50_000))
-    assert isinstance(accepted, Accept)
-    assert accepted.max_token_budget == 50
+    assert accepted(ann, strict, max_token_budget=50_000).max_token_budget == 50
 
 
 # Depth
