@@ -28,7 +28,7 @@ from covenant.model.task import NATIVE, Task, fingerprint
 from covenant.model.tenant import DEFAULT
 from covenant.model.update import StatusUpdate
 from covenant.outbound.reply import answer_text
-from covenant.peers.acquaintances import Acquaintances, as_refusal
+from covenant.peers.acquaintances import IDENTITY_CHANGED, Acquaintances, as_refusal
 from covenant.peers.courier import Courier
 from covenant.peers.discovery.candidate import Candidate
 from covenant.peers.discovery.finding import Discovery, Way
@@ -122,10 +122,16 @@ class Desk:
         )
 
     async def verify(self, named: str) -> Peer:
+        peer = self.find(named)
         try:
-            return await self._acquaintances.verify(self.find(named))
+            return await self._acquaintances.verify(peer)
         except LineFailed as failed:
             raise as_refusal(failed) from None
+        except Conflict as conflict:
+            if conflict.code != IDENTITY_CHANGED or self._ledger.peer(peer.id) is not None:
+                raise
+        # Its old key has just named another one: that is who is asked now.
+        return await self.verify(peer.name)
 
     async def succeed(self, by: AgentId, named: str, new_id: str) -> Peer:
         return await self._acquaintances.succeed(by, named, new_id)

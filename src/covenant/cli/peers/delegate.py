@@ -38,6 +38,8 @@ def command(
 ) -> None:
     """Delegate a task to an agent of a peer, by the agent's name, and wait for what comes of it.
 
+    With --no-wait, and where an agent here does it, --json answers with the kind `delegated` and the task's id.
+
     Ctrl-C stops the waiting, not the work: `covenant peers delegations` shows it, `covenant peers cancel` ends it.
 
     \b
