@@ -2,6 +2,7 @@
 
     cycles    COUNT tasks through their whole life, four events each
     history   COUNT finished tasks, the quick way: all but one are replays of the first one's result
+    a2a       COUNT tasks as the daemon has them for a blocking SendMessage to an agent that echoes: two records each
     compact   nothing but a compaction
 
 and LIVE tasks stay queued at the end. Durability is "os": a builder that dies starts again.
@@ -15,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import msgspec
 
@@ -22,37 +24,48 @@ from bench.workload import PAYLOAD, RECIPIENT, SENDER, Callers, archived, new_ta
 from covenant import Mailbox
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.machine.commands import Accept, Drain, Settle, Take
+from covenant.ledger.machine.commands import Accept, Advance, Drain, Settle, Starter, Take
+from covenant.model.content import Text
+from covenant.model.ids import TaskId
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import DuplicateSafety, Idempotency, Task, fingerprint
+from covenant.model.update import ArtifactUpdate
 
 CALLERS: Final = 256
 DRAINED_AT_ONCE: Final = 100
 SLICE: Final = 50_000
+WORDS: Final = "hello world"
+_STARTER: Final = Starter(RECIPIENT, "bench", "boot")
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int
     seconds: float
+    cpu_s: float
+    """From when it was open until everything was archived."""
 
 
 async def main(home: Path, what: str, count: int, live: int) -> Built:
     begun = time.perf_counter()
     ledger = await open_ledger(home, clock=lambda: time.time_ns() // 1_000_000, durability="os")
+    opened_cpu_s = time.process_time()
     try:
         mailbox = Mailbox(ledger)
         if what == "cycles":
             await Callers(mailbox, count).run(CALLERS)
         elif what == "history":
             await _history(ledger, mailbox, count)
+        elif what == "a2a":
+            await _asked(ledger, mailbox, count)
         await _shared(live, lambda: mailbox.send_task(new_task()))
         await archived(mailbox)
+        cpu_s = time.process_time() - opened_cpu_s
         if what == "compact":
             await ledger.compact()
         counts = await ledger.counts()
     finally:
         await ledger.close()
-    return Built(last_seq=counts.last_seq, seconds=time.perf_counter() - begun)
+    return Built(last_seq=counts.last_seq, seconds=time.perf_counter() - begun, cpu_s=cpu_s)
 
 
 async def _history(ledger: Ledger, mailbox: Mailbox, count: int) -> None:
@@ -93,6 +106,39 @@ def _repeated() -> Task:
         intent_text=PAYLOAD,
         task_kind="repeated",
         idempotency=same,
+    )
+
+
+async def _asked(ledger: Ledger, mailbox: Mailbox, count: int) -> None:
+    for done in range(0, count, SLICE):
+        await _shared(min(SLICE, count - done), lambda: _ask(ledger))
+        await archived(mailbox)
+
+
+async def _ask(ledger: Ledger) -> None:
+    task_id = TaskId(str(uuid4()))
+    task = Task(
+        id=task_id,
+        sender=SENDER,
+        recipient=RECIPIENT,
+        intent_text=WORDS,
+        context_id=task_id,
+        tenant="bench",
+        origin="a2a",
+        message_id=str(uuid4()),
+    )
+    accepted = await ledger.commit(Accept(task=task, digest=fingerprint(task)[0], starter=_STARTER, minted=True))
+    assert accepted.leased is not None
+    said = ArtifactUpdate(f"{task_id}-text-0", (Text(WORDS),), name="response")
+    end = ArtifactUpdate(f"{task_id}-text-0", (Text(""),), append=True, last_chunk=True)
+    await ledger.commit(
+        Advance(
+            task_id=task_id,
+            holder=RECIPIENT,
+            lease_id=accepted.leased.lease.lease_id,
+            updates=(said, end),
+            result=Result(task_id=task_id, status=ResultStatus.OK, content=(Text(WORDS),)),
+        )
     )
 
 

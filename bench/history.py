@@ -1,4 +1,4 @@
-"""history: whether an operation costs more when a million finished tasks lie behind it."""
+"""history: whether an operation costs more with a million finished tasks behind it, and an A2A task with 600,000."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ class Scale(NamedTuple):
     tasks: int
     cycles: int
     rounds: int
+    asked: int
+    """A2A tasks, in a home of their own."""
 
 
 SCALES: Final[dict[Level, Scale]] = {
-    "full": Scale(1_000_000, 10_000, 5),
-    "quick": Scale(20_000, 2_000, 3),
-    "smoke": Scale(200, 100, 1),
+    "full": Scale(1_000_000, 10_000, 5, 600_000),
+    "quick": Scale(20_000, 2_000, 3, 20_000),
+    "smoke": Scale(200, 100, 1, 200),
 }
 
 
@@ -45,6 +47,7 @@ def run(level: Level, workspace: Path) -> Table:
         with_short.append(_round(short, scale))
         shutil.rmtree(short)
         with_long.append(_round(long, scale))
+    asked_long, asked_short = _asked(workspace, scale)
     return Table(
         part=NAME,
         title=f"a cycle with {SHORT} and with {scale.tasks:,} tasks in history, {CALLERS} callers",
@@ -56,6 +59,9 @@ def run(level: Level, workspace: Path) -> Table:
             fact(f"cycles with {scale.tasks:,}", median(r.measured.per_s for r in with_long), "cycles/s"),
             fact("recent tasks: ratio", _ratio(with_long, with_short, "recent_us"), "×"),
             fact("queue: ratio", _ratio(with_long, with_short, "queue_us"), "×"),
+            fact(f"CPU an A2A task with {SHORT}", asked_short, "µs"),
+            fact(f"CPU an A2A task with {scale.asked:,}", asked_long, "µs"),
+            at_most("A2A: ratio", asked_long / asked_short, RATIO, "×"),
             fact("archive", machine.folder_bytes(long) / 2**20, "MiB"),
             fact("building it", scale.tasks / built.seconds, "tasks/s"),
         ],
@@ -63,6 +69,23 @@ def run(level: Level, workspace: Path) -> Table:
             f"medians of {scale.rounds} interleaved rounds of {scale.cycles:,} cycles, archiving included",
         ],
     )
+
+
+def _asked(workspace: Path, scale: Scale) -> tuple[float, float]:
+    """CPU in µs of an A2A task with a long and with a short history, archiving included."""
+    long = workspace / "asked"
+    children.ours("building", Built, long, "a2a", scale.asked, 0, timeout_s=BUILD_S)
+    children.ours("building", Built, long, "compact", 0, 0, timeout_s=BUILD_S)
+    with_long: list[float] = []
+    with_short: list[float] = []
+    for number in range(scale.rounds):
+        short = workspace / f"asked-{number}"
+        children.ours("building", Built, short, "a2a", SHORT, 0, timeout_s=BUILD_S)
+        for home, found in ((short, with_short), (long, with_long)):
+            built = children.ours("building", Built, home, "a2a", scale.cycles, 0, timeout_s=BUILD_S)
+            found.append(built.cpu_s / scale.cycles * 1e6)
+        shutil.rmtree(short)
+    return median(with_long), median(with_short)
 
 
 def _round(home: Path, scale: Scale) -> Round:
