@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from covenant.ledger.log import applying, faults
 from covenant.ledger.log import archive as archive_module
-from covenant.ledger.log import faults
 from covenant.ledger.log.applying import Live, apply_lines
 from covenant.ledger.log.archive import LAYOUTS, Archive, archived_seq_of, open_writer
 from covenant.ledger.log.moves import Rows, TaskRow
@@ -392,6 +392,31 @@ def test_a_task_that_passes_through_in_one_batch_is_one_finished_row(db: sqlite3
     assert msgspec.json.decode(row["final_message_json"])["status"] == "error"
     assert (row["agent_id"], row["tenant_id"], row["context_id"]) == ("bob", "", "")
     assert (row["created_at"], row["updated_at"]) == (START_MS + 1, START_MS + 4)
+
+
+def test_tasks_that_are_no_longer_at_hand_move_all_the_same(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applying, "LIVE_MAX", 2)
+    recorded, live, numbers = Recorded(), Live(), range(1, 8)
+    for events in (map(sent, numbers), map(leased, numbers), map(settled, numbers)):
+        recorded.each(events)
+        apply_in_steps(db, recorded, [], live)
+    assert {row_of(db, number)["ledger_state"] for number in numbers} == {"result_pending"}
+
+
+def test_after_a_failure_nothing_is_at_hand(db: sqlite3.Connection) -> None:
+    recorded, live = Recorded(), Live()
+    recorded.record(sent(1))
+    apply_in_steps(db, recorded, [], live)
+    recorded.record(leased(1))
+    with faults.armed(faults.Plan("archive.commit", faults.fail(errno.EIO))), pytest.raises(OSError, match="error"):
+        apply_in_steps(db, recorded, [], live)
+    recorded.record(LeaseReleased(task_id(1), lease_id(1), "busy"))
+    apply_in_steps(db, recorded, [2], live)
+    row = row_of(db, 1)
+    assert (row["ledger_state"], row["attempt"], row["turn"]) == ("queued", 1, 1)
+    assert db.execute("SELECT event FROM handovers ORDER BY place").fetchall() == [("leased",), ("released",)]
 
 
 def test_a_clients_state_is_told_in_a2a_words(db: sqlite3.Connection) -> None:

@@ -28,6 +28,7 @@ from covenant.model.errors import CovenantError
 AT_ONCE: Final = (256, 64, 16, 4, 1)
 """How many rows there are to a statement."""
 LIVE_MAX: Final = 4_096
+"""How many rows are kept at hand; the oldest go first."""
 
 _task_rows: Final = msgspec.json.Decoder(tuple[TaskRow, ...]).decode
 _pairs: Final = msgspec.json.Decoder(tuple[tuple[str, int | None], ...]).decode
@@ -59,8 +60,9 @@ class Live:
             else:
                 row.result = None  # it may be large, and is not written again
                 held[row.task_id] = row
-        for task_id in list(held)[: max(0, len(held) - LIVE_MAX)]:
-            del held[task_id]
+        if len(held) > LIVE_MAX:
+            for task_id in list(held)[: len(held) - LIVE_MAX]:
+                del held[task_id]
 
     def forget(self) -> None:
         self._rows.clear()
