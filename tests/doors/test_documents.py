@@ -61,7 +61,10 @@ def audit_rows_in_source() -> dict[str, set[str]]:
                 if isinstance(node, ast.Dict):
                     keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
                     if keys[:1] == ["type"] and isinstance(node.values[0], ast.Constant):
-                        found.setdefault(str(node.values[0].value), set()).update(map(str, keys[1:]))
+                        kind = str(node.values[0].value)
+                        # What servers and applications tell each other begins so as well.
+                        if not kind.startswith("http"):
+                            found.setdefault(kind, set()).update(map(str, keys[1:]))
     return found
 
 
