@@ -95,6 +95,7 @@ def test_whoever_fetches_can_be_killed_right_after_it_heard_what_it_asked_for(wa
     strike(walled, "answered")
 
 
+@pytest.mark.slow
 def test_a_cancel_is_fetched_by_a_provider_that_was_killed_before_it_heard_it(walled: Walled) -> None:
     pair = walled.pair
     offered, name = pair.begin()
@@ -109,6 +110,7 @@ def test_a_cancel_is_fetched_by_a_provider_that_was_killed_before_it_heard_it(wa
     assert pair.begun(name) <= 2
 
 
+@pytest.mark.slow
 def test_whoever_is_asked_can_be_killed_while_others_wait_for_its_answer(walled: Walled) -> None:
     pair = walled.pair
     offered, name = pair.begin()

@@ -39,8 +39,8 @@ MOMENTS: Final[dict[str, tuple[At, Victim]]] = {
     "both before the answer is heard": ("answer", "both"),
 }
 EVERY: Final = [(message, moment) for message in MESSAGES for moment in MOMENTS]
-ONCE: Final = list(zip(MESSAGES, [list(MOMENTS)[number] for number in (2, 3, 4, 5, 0, 1)], strict=True))
-"""Every message, and every moment at which one dies, but not each at each."""
+ONCE: Final = list(zip(MESSAGES, [list(MOMENTS)[number] for number in (2, 3, 4, 5, 0, 1)], strict=True))[::2]
+"""Some messages, and some moments at which one dies: all of each at all of the other takes minutes."""
 
 
 @pytest.fixture(scope="module")

@@ -80,6 +80,7 @@ def test_a_lost_delegation_is_shown_before_everything_else_and_goes_on_by_itself
         assert pair.begun(each) == 1
 
 
+@pytest.mark.slow
 def test_a_cancel_that_does_not_get_through_waits_while_its_provider_is_still_heard(pair: Two) -> None:
     offered, name = pair.begin()
     pair.alice.stands(offered, "running")
@@ -111,6 +112,7 @@ def test_answers_that_are_lost_repeat_what_was_said_and_change_nothing(pair: Two
     assert numbers == sorted(numbers)
 
 
+@pytest.mark.slow
 def test_a_lost_offer_that_is_made_again_under_its_id_begins_no_work_twice(pair: Two) -> None:
     pair.to_alice.shut()
     offered, name = pair.begin()
@@ -126,6 +128,7 @@ def test_a_lost_offer_that_is_made_again_under_its_id_begins_no_work_twice(pair:
     assert (pair.begun(name), len(task["leases"])) == (1, 1)
 
 
+@pytest.mark.slow
 def test_an_offer_that_was_lost_before_it_arrived_and_is_made_again_begins_once(pair: Two) -> None:
     pair.to_bob.shut()
     offered, name = pair.begin()
@@ -174,6 +177,7 @@ def test_a_lost_delegation_is_given_up_by_itself_where_the_settings_say_so() -> 
         pair.compare()
 
 
+@pytest.mark.slow
 def test_a_message_that_is_lost_over_and_over_holds_up_no_other_delegation(pair: Two) -> None:
     first, name = pair.begin()
     pair.alice.stands(first, "running")
