@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from covenant.ledger.machine import peer_events
 from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.peer_commands import (
     ChangePeer,
@@ -491,3 +492,8 @@ class TestDelivery:
         pure.do(MoveParcels(moves=(delivered(4), undelivered(3), delivered(1, key_of(9)), undelivered(1, key_of(9)))))
         assert snapshot(pure) == before
         assert list(pure.state.addressees()) == []
+
+
+def test_whoever_listens_for_a_peer_hears_of_every_kind_of_event_about_one() -> None:
+    told = set(peer_events._PEER_OF)
+    assert set(peer_events.PeerEvent.__subclasses__()) - told == {peer_events.TokenRevoked}

@@ -30,7 +30,7 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
     TurnEnded,
 )
-from covenant.ledger.machine.peer_events import PeerEvent
+from covenant.ledger.machine.peer_events import PeerEvent, peer_of
 from covenant.model.ids import TaskId
 from covenant.model.peer import InstanceId
 from covenant.model.step import Began, Continued, Ended, Started, Step
@@ -157,8 +157,8 @@ class Watching:
             if not isinstance(event, TaskEvent):
                 if self._push is not None and isinstance(event, (PushPut, PushDropped)):
                     waiting.append((seq, event.task_id, _Signal.PUSH))
-                elif self._peer and isinstance(event, PeerEvent) and event.peer_id is not None:
-                    waiting.append((seq, event.peer_id, _Signal.PEER))
+                elif self._peer and isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
+                    waiting.append((seq, peer, _Signal.PEER))
                 continue
             kind, task_id = type(event), event.task_id
             if kind in _LEASE_ENDS and self._lost is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
 from covenant.ledger.machine.event import Event
 from covenant.model.acquaintance import Peer
 from covenant.model.correspondence import Delegation, DelegationKey, Envelope, Parcel, ParcelMove
@@ -12,30 +15,17 @@ from covenant.model.peer import InstanceId
 class PeerEvent(Event, frozen=True, gc=False):
     """Of a peer. No event of a task: what follows for one is an event of its own, in the same record."""
 
-    @property
-    def peer_id(self) -> InstanceId | None:
-        """Whose; None if it is of no one's."""
-        raise NotImplementedError
-
 
 class PeerPut(PeerEvent, frozen=True, gc=False, tag="peer_put"):
     """The peer as it is from here on."""
 
     peer: Peer
 
-    @property
-    def peer_id(self) -> InstanceId:
-        return self.peer.id
-
 
 class PeerRemoved(PeerEvent, frozen=True, gc=False, tag="peer_removed"):
     """With what waited for it."""
 
     id: InstanceId
-
-    @property
-    def peer_id(self) -> InstanceId:
-        return self.id
 
 
 class PeerSucceeded(PeerEvent, frozen=True, gc=False, tag="peer_succeeded"):
@@ -44,18 +34,10 @@ class PeerSucceeded(PeerEvent, frozen=True, gc=False, tag="peer_succeeded"):
     old: InstanceId
     peer: Peer
 
-    @property
-    def peer_id(self) -> InstanceId:
-        return self.peer.id
-
 
 class EnvelopeTaken(PeerEvent, frozen=True, gc=False, tag="envelope_taken"):
     envelope: Envelope
     offer_id: str | None = None
-
-    @property
-    def peer_id(self) -> InstanceId:
-        return self.envelope.sender
 
 
 class DelegationPut(PeerEvent, frozen=True, gc=False, tag="delegation_put"):
@@ -63,19 +45,11 @@ class DelegationPut(PeerEvent, frozen=True, gc=False, tag="delegation_put"):
 
     delegation: Delegation
 
-    @property
-    def peer_id(self) -> InstanceId:
-        return self.delegation.peer
-
 
 class DelegationDropped(PeerEvent, frozen=True, gc=False, tag="delegation_dropped"):
     """Ended, and the oldest of too many. Its task is in the archive."""
 
     key: DelegationKey
-
-    @property
-    def peer_id(self) -> InstanceId:
-        return self.key.peer
 
 
 class ParcelPut(PeerEvent, frozen=True, gc=False, tag="parcel_put"):
@@ -83,17 +57,9 @@ class ParcelPut(PeerEvent, frozen=True, gc=False, tag="parcel_put"):
 
     parcel: Parcel
 
-    @property
-    def peer_id(self) -> InstanceId:
-        return self.parcel.peer
-
 
 class ParcelMoved(PeerEvent, frozen=True, gc=False, tag="parcel_moved"):
     move: ParcelMove
-
-    @property
-    def peer_id(self) -> InstanceId:
-        return self.move.delegation.peer
 
 
 class ParcelsDropped(PeerEvent, frozen=True, gc=False, tag="parcels_dropped"):
@@ -102,10 +68,6 @@ class ParcelsDropped(PeerEvent, frozen=True, gc=False, tag="parcels_dropped"):
     key: DelegationKey
     through: int
 
-    @property
-    def peer_id(self) -> InstanceId:
-        return self.key.peer
-
 
 class TokenRevoked(PeerEvent, frozen=True, gc=False, tag="token_revoked"):
     token_id: str
@@ -113,6 +75,21 @@ class TokenRevoked(PeerEvent, frozen=True, gc=False, tag="token_revoked"):
     at_ms: int
     until_ms: int
 
-    @property
-    def peer_id(self) -> None:
-        return None
+
+_PEER_OF: Final[dict[type[PeerEvent], Callable[[Any], InstanceId]]] = {
+    PeerPut: lambda event: event.peer.id,
+    PeerRemoved: lambda event: event.id,
+    PeerSucceeded: lambda event: event.peer.id,
+    EnvelopeTaken: lambda event: event.envelope.sender,
+    DelegationPut: lambda event: event.delegation.peer,
+    DelegationDropped: lambda event: event.key.peer,
+    ParcelPut: lambda event: event.parcel.peer,
+    ParcelMoved: lambda event: event.move.delegation.peer,
+    ParcelsDropped: lambda event: event.key.peer,
+}
+
+
+def peer_of(event: PeerEvent) -> InstanceId | None:
+    """Whose it is; None of what is about no peer in particular."""
+    found = _PEER_OF.get(type(event))
+    return found(event) if found is not None else None
