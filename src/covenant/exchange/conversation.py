@@ -314,7 +314,8 @@ class Conversations:
             if watch.cut:
                 task = _viewed(folder).task
                 return await self._views.get(task.id, task.recipient.pubkey)
-            _add(folder, await watch.next(min(left_ms / 1000, KEEP_ALIVE_S)))
+            # Whatever is said on the way is told when it rests: nobody reads it before.
+            _add(folder, await watch.next(left_ms / 1000, until_rest=True))
         view = _viewed(folder)
         self._views.keep(view)
         return view

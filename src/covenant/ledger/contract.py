@@ -213,10 +213,14 @@ class Watch(Protocol):
 
     @property
     def cut(self) -> bool:
-        """The reader was too slow, and some steps were dropped: it must begin again from its cursor."""
+        """Some steps are not told here, since the reader was too slow or the disk failed: it must begin again from
+        its cursor."""
 
-    async def next(self, timeout_s: float) -> Sequence[Step]:
-        """The durable steps since the last call, in order, at least one; none when the time is over."""
+    async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
+        """The durable steps since the last call, in order, at least one; none when the time is over, or when `cut`.
+
+        `until_rest`: only when there is one with which the task ends or waits for its sender, or very many others.
+        """
 
     def __enter__(self) -> Self: ...
     def __exit__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import msgspec
@@ -33,6 +34,13 @@ async def seen(watch: Watch, last: type[object] = Ended) -> list[Step]:
         more = await watch.next(WAIT_S)
         assert more, f"nothing came after {steps}"
         steps += more
+    return steps
+
+
+async def _patiently(watch: Watch) -> list[Step]:
+    steps: list[Step] = []
+    while not watch.cut and (not steps or not isinstance(steps[-1].what, Ended)):
+        steps += await watch.next(WAIT_S, until_rest=True)
     return steps
 
 
@@ -104,6 +112,35 @@ class WatchingSuite(Suite):
             await desk.queue()  # a turn of the loop later at the latest
             assert watch.cut
         assert len(await desk.ledger.steps(task_id(1), 0, 5_000)) == 3_002
+
+    async def test_a_patient_reader_is_told_everything_when_the_task_rests(self, desk: Desk) -> None:
+        with desk.ledger.watch(task_id(1)) as watch:
+            reading = asyncio.ensure_future(watch.next(WAIT_S, until_rest=True))
+            leased = await desk.taken(make_task())
+            await desk.report(leased, "begun")
+            await desk.queue()
+            assert not reading.done()
+            await desk.park(leased)
+            asked = await reading
+            assert [step.generation for step in asked] == [1, 2, 3, 4]
+            assert await watch.next(0.0, until_rest=True) == []
+            await desk.say(task_id(1), "that one")
+            await advance(desk.ledger, await desk.take_one(), text("x"), reply="done")
+            ended = await watch.next(WAIT_S, until_rest=True)
+        assert isinstance(ended[-1].what, Ended)
+        assert [step.generation for step in ended] == [5, 6, 7]
+
+    async def test_a_patient_reader_is_not_cut_off_by_how_much_is_said(self, desk: Desk) -> None:
+        leased = await desk.taken(make_task())
+        with desk.ledger.watch(task_id(1)) as watch:
+            reading = asyncio.create_task(_patiently(watch))
+            for _ in range(30):
+                await advance(desk.ledger, leased, *[text("x")] * 100)
+                await desk.queue()  # the reader has its turn
+            await advance(desk.ledger, leased, reply="done")
+            steps = await asyncio.wait_for(reading, WAIT_S)
+            assert not watch.cut
+        assert [step.generation for step in steps] == list(range(3, 3_004))
 
     async def test_a_holder_in_this_process_hears_that_its_task_is_over(self, desk: Desk) -> None:
         over: list[TaskId] = []

@@ -98,6 +98,7 @@ class LogLedger:
         storage.follow(self._evict)
         self._archive_on_durable = self._journal.on_durable
         self._journal.on_durable = self._landed
+        self._journal.on_failure = self._watching.cut
 
     @property
     def limits(self) -> Limits:

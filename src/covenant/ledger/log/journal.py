@@ -91,18 +91,19 @@ def _bound_s(batch: _Batch) -> float:
     return INLINE_BATCH_S + INLINE_WAITER_S * len(batch.waiters)
 
 
-def _nobody(seq: int) -> None:
-    """The `on_durable` of a journal that nobody follows."""
+def _nobody(_seq: int = 0) -> None:
+    """The `on_durable` and `on_failure` of a journal that nobody follows."""
 
 
 class Journal:
     """Made on the loop that uses it. `read` and `cursor` are for one other thread, `drop_through` for any.
 
-    `on_durable(seq)` is called on the loop after each batch, and must not raise.
+    `on_durable(seq)` is called on the loop after each batch, `on_failure()` after the last; they must not raise.
     """
 
     def __init__(self, opened: Opened, *, durability: Durability = "fsync", segment_bytes: int = SEGMENT_BYTES) -> None:
         self.on_durable: Callable[[int], None] = _nobody
+        self.on_failure: Callable[[], None] = _nobody
         self.failure: str | None = None
         self.last_seq = opened.end.seq
         self.durable_seq = opened.end.seq
@@ -347,6 +348,7 @@ class Journal:
             if refused is not None:
                 refused.refuse()
         self._flying, self._pending = None, _Batch()
+        self.on_failure()
 
     def _barrier(self, *, seal: bool) -> asyncio.Future[int]:
         """Done when everything before it is durable (and sealed)."""
@@ -396,6 +398,7 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.on_durable: Callable[[int], None] = _nobody
+        self.on_failure: Callable[[], None] = _nobody
         self.failure: str | None = None
         self.last_seq = 0
         self.durable_seq = 0

@@ -34,6 +34,7 @@ from covenant.ledger.machine.peer_events import PeerEvent, peer_of
 from covenant.model.ids import TaskId
 from covenant.model.peer import InstanceId
 from covenant.model.step import Began, Continued, Ended, Started, Step
+from covenant.model.update import StatusUpdate
 
 KEPT_MAX: Final = 2_048
 """How many steps wait for a slow reader before it is cut off; it can come back with its cursor."""
@@ -62,7 +63,7 @@ _LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
 class Watch:
     """One reader of one task. Used as a context; `next` is for one caller at a time."""
 
-    __slots__ = ("_steps", "_watching", "_woken", "cut", "task_id")
+    __slots__ = ("_patient", "_steps", "_watching", "_woken", "cut", "task_id")
 
     def __init__(self, watching: Watching, task_id: TaskId) -> None:
         self._watching = watching
@@ -70,11 +71,12 @@ class Watch:
         self._woken: asyncio.Future[None] | None = None
         self.task_id = task_id
         self.cut = False
-        """The reader was too slow, and some steps were dropped."""
+        """Some steps are not told here: the reader was too slow, or the disk failed."""
+        self._patient = False
 
-    async def next(self, timeout_s: float) -> Sequence[Step]:
-        """The steps since the last call, at least one; none when the time is over."""
-        if not self._steps and not self.cut:
+    async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
+        if not self.cut and (not self._steps or (until_rest and not _rests(self._steps[-1]))):
+            self._patient = until_rest
             loop = asyncio.get_running_loop()
             self._woken = woken = loop.create_future()
             timer = loop.call_later(timeout_s, _wake, woken)
@@ -93,6 +95,12 @@ class Watch:
         if len(self._steps) > KEPT_MAX:
             del self._steps[KEPT_MAX:]
             self.cut = True
+        # One who is patient is woken in time to take what was told, before it is too much to keep.
+        if self._woken is not None and (not self._patient or len(self._steps) >= KEPT_MAX // 2 or _rests(steps[-1])):
+            _wake(self._woken)
+
+    def end(self) -> None:
+        self.cut = True
         if self._woken is not None:
             _wake(self._woken)
 
@@ -101,6 +109,11 @@ class Watch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._watching.leave(self)
+
+
+def _rests(step: Step) -> bool:
+    what = step.what
+    return isinstance(what, Ended) or (isinstance(what, StatusUpdate) and what.state != "working")
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -189,6 +202,12 @@ class Watching:
                 listener = self._lost if news is _Signal.LOST else self._push
                 assert listener is not None
                 listener(TaskId(whose))
+
+    def cut(self) -> None:
+        """The disk failed, and nothing more will be told: whoever watches looks for itself how far it came."""
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.end()
 
     def forget(self) -> None:
         """The disk failed: what was not durable never happened."""
