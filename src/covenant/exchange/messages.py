@@ -15,7 +15,7 @@ import msgspec
 from covenant.exchange.tenancy import Caller
 from covenant.model.asking import Message, SendMessage
 from covenant.model.constitution import CatalogueAgent
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text, is_plain
 from covenant.model.errors import Invalid, TooLarge
 from covenant.model.hop import Hop
 from covenant.model.ids import AgentId, TaskId
@@ -85,20 +85,18 @@ def first_task(
     recipient: AgentId,
     said: Declared | None,
 ) -> Task:
-    message = ask.message
-    (only, *more) = message.parts
-    plain = not more and type(only) is Text and only == Text(only.text)
+    message, constitution, parts = ask.message, agent.constitution, ask.message.parts
+    plain = parts[0] if len(parts) == 1 and is_plain(parts[0]) else None
     safety = DuplicateSafety.IDEMPOTENT
     return Task(
         id=task_id,
         sender=sender,
         recipient=recipient,
-        intent_text=text_of(message.parts),
-        parts=() if plain else message.parts,
+        intent_text=text_of(parts) if plain is None else plain.text,
+        parts=parts if plain is None else (),
         # A context that the client did not name is named after the task that began it.
         context_id=message.context_id or task_id,
-        timeout_ms=agent.constitution.timeout_ms
-        or (PROCESS_TIMEOUT_MS if agent.constitution.kind == "process" else None),
+        timeout_ms=constitution.timeout_ms or (PROCESS_TIMEOUT_MS if constitution.kind == "process" else None),
         idempotency=Idempotency(safety, said.key) if said is not None and said.idempotent else None,
         tenant=agent.tenant,
         origin=ORIGIN,
@@ -156,12 +154,10 @@ def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[
         raise Invalid("invalid_params", "message.role: a client speaks as the user")
     if not message.parts or len(message.parts) > PARTS_MAX:
         raise Invalid("invalid_params", f"message.parts: 1 to {PARTS_MAX} parts")
-    for name, given in (("contextId", message.context_id), ("messageId", message.message_id)):
-        if given is not None and not 0 < len(given) <= ID_LENGTH_MAX:
-            raise Invalid("invalid_params", f"message.{name}: 1 to {ID_LENGTH_MAX} characters")
+    _check_id("contextId", message.context_id)
+    _check_id("messageId", message.message_id)
     constitution = agent.constitution
-    missing = set(constitution.extensions).difference(extensions, message.extensions)
-    if missing:
+    if constitution.extensions and (missing := set(constitution.extensions).difference(extensions, message.extensions)):
         names = ", ".join(sorted(missing))
         raise Invalid("extension_required", f"this agent needs the extension {names}; declare it in A2A-Extensions")
     if constitution.input_modes:
@@ -170,6 +166,11 @@ def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[
             if not any(_covers(mode, media_type) for mode in constitution.input_modes):
                 takes = ", ".join(constitution.input_modes)
                 raise Invalid("content_type_not_supported", f"this agent takes {takes}, not {media_type}")
+
+
+def _check_id(name: str, given: str | None) -> None:
+    if given is not None and not 0 < len(given) <= ID_LENGTH_MAX:
+        raise Invalid("invalid_params", f"message.{name}: 1 to {ID_LENGTH_MAX} characters")
 
 
 def media_type_of(part: Content) -> str:

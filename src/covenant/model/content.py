@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -60,3 +60,8 @@ class ResourceLink(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag=
 
 
 Content = Text | Json | Image | Audio | Resource | ResourceLink
+
+
+def is_plain(block: Content) -> TypeGuard[Text]:
+    """Text of which nothing more is said than its words."""
+    return type(block) is Text and block.metadata is None and block.mimeType is None and block.filename is None

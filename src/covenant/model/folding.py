@@ -6,12 +6,12 @@ Pure, and the same for every door: what a stream's client puts together from the
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import msgspec
 
-from covenant.model.content import Content, Text
+from covenant.model.content import Content, Text, is_plain
 from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.step import Began, Continued, Ended, Started, Step
 from covenant.model.task import Task
@@ -111,37 +111,54 @@ class Folder:
         self._result: Result | None = None
 
     def add(self, step: Step) -> None:
-        # The most frequent first; a `match` over the same classes takes twice as long.
-        what = step.what
+        # By class, since a `match` over the same ones takes three times as long.
         self.generation, self.updated_at_ms = step.generation, step.ts_ms
-        if isinstance(what, ArtifactUpdate):
-            draft = self._artifacts.get(what.artifact_id)
-            if draft is None or not what.append:
-                # A replaced artifact keeps its place among the others.
-                self._artifacts[what.artifact_id] = draft = _Draft(what)
-            draft.add(what)
-        elif isinstance(what, MessageUpdate):
-            self._history.append(what)
-        elif isinstance(what, Began):
-            self._task = what.task
-            self._created_at_ms = step.ts_ms
-            self._history.append(first_message(what.task))
-        elif isinstance(what, Started):
-            self.state = TaskState.WORKING
-        elif isinstance(what, Ended):
-            self.state, self._result = _ENDED[what.ending], what.result
-            self._message = final_message(what.result, what.ending)
-            if self._message is not None:
-                self._history.append(self._message)
-        elif isinstance(what, Continued):
-            self.state, self._message = TaskState.WORKING, None
-            self._history.append(what.message)
-        else:
-            assert self._task is not None
-            self.state = TaskState(what.state)
-            self._message = status_message(self._task.id, what, step.generation)
-            if self._message is not None and self.state.waits:
-                self._history.append(self._message)
+        self._folded[type(step.what)](self, step.what)
+
+    def _begin(self, what: Began) -> None:
+        self._task = what.task
+        self._created_at_ms = self.updated_at_ms
+        self._history.append(first_message(what.task))
+
+    def _start(self, _: Started) -> None:
+        self.state = TaskState.WORKING
+
+    def _artifact(self, what: ArtifactUpdate) -> None:
+        draft = self._artifacts.get(what.artifact_id)
+        if draft is None or not what.append:
+            # A replaced artifact keeps its place among the others.
+            self._artifacts[what.artifact_id] = draft = _Draft(what)
+        draft.add(what)
+
+    def _say(self, what: MessageUpdate) -> None:
+        self._history.append(what)
+
+    def _status(self, what: StatusUpdate) -> None:
+        assert self._task is not None
+        self.state = TaskState(what.state)
+        self._message = status_message(self._task.id, what, self.generation)
+        if self._message is not None and self.state.waits:
+            self._history.append(self._message)
+
+    def _continue(self, what: Continued) -> None:
+        self.state, self._message = TaskState.WORKING, None
+        self._history.append(what.message)
+
+    def _end(self, what: Ended) -> None:
+        self.state, self._result = _ENDED[what.ending], what.result
+        self._message = final_message(what.result, what.ending)
+        if self._message is not None:
+            self._history.append(self._message)
+
+    _folded: ClassVar[dict[type[Any], Callable[[Folder, Any], None]]] = {
+        Began: _begin,
+        Started: _start,
+        ArtifactUpdate: _artifact,
+        MessageUpdate: _say,
+        StatusUpdate: _status,
+        Continued: _continue,
+        Ended: _end,
+    }
 
     def view(self) -> TaskView | None:
         if self._task is None:
@@ -172,7 +189,7 @@ class _Draft:
 
     def add(self, update: ArtifactUpdate) -> None:
         for part in update.parts:
-            if type(part) is Text and part.metadata is None and part.mimeType is None and part.filename is None:
+            if is_plain(part):
                 self._text.append(part.text)
             else:
                 self._flush()

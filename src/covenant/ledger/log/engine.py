@@ -123,7 +123,9 @@ class LogLedger:
             raise refused.refusal from None
         if decision.events:
             self._record(decision.events, now_ms)
-        await journal.wait()
+        waiter = journal.waiter()
+        if waiter is not None:
+            await waiter
         answer: A = decision.answer
         return answer
 

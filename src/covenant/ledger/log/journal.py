@@ -145,22 +145,28 @@ class Journal:
 
     async def wait(self, seq: int | None = None) -> None:
         """Return when everything appended so far (or up to `seq`) is durable; at once if it is."""
+        waiter = self.waiter(seq)
+        if waiter is not None:
+            await waiter
+
+    def waiter(self, seq: int | None = None) -> asyncio.Future[None] | None:
+        """What `wait` waits for; None if there is nothing to wait for."""
         target = self.last_seq if seq is None else seq
         if target <= self.durable_seq:
-            return
+            return None
         if target > self.last_seq:
             raise ValueError(f"record {target} was not appended yet")
         if self.failure is None and self._flying is None and self._is_alone() and self._is_quick():
             self._write_here()
         if target <= self.durable_seq:
-            return
+            return None
         if self.failure is not None:
             raise outcome_unknown()
         flying = self._flying
         batch = flying if flying and flying.records and target <= flying.records[-1][0] else self._pending
         future: asyncio.Future[None] = self._loop.create_future()
         batch.waiters.append(future)
-        await future
+        return future
 
     async def rotate(self) -> int:
         """Seal the active segment, if it holds anything; return the last seq that is in a sealed one."""
@@ -428,6 +434,9 @@ class MemoryJournal:
         self.on_durable(self.durable_seq)
 
     async def wait(self, seq: int | None = None) -> None:
+        self.waiter(seq)
+
+    def waiter(self, seq: int | None = None) -> None:
         if seq is not None and seq > self.last_seq:
             raise ValueError(f"record {seq} was not appended yet")
 
