@@ -1,16 +1,21 @@
 """The HTTP server under the doors: answers in one piece, heads within bounds."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import pytest
+import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
 
-from covenant.daemon.gathering import HEAD_BYTES_MAX, Gathering
+from covenant.daemon.gathering import HEAD_BYTES_MAX, Gathering, GatheringProtocol
 from covenant.daemon.listening import HttpServer, bound
 from covenant.daemon.settings import HttpSettings
 
 BOUND_S = 20.0
+GET = b"GET /some%20where?a=b HTTP/1.1\r\nhost: h\r\n\r\n"
 
 
 async def hello(_: Scope, receive: Receive, send: Send) -> None:
@@ -35,6 +40,54 @@ async def serving(app: ASGIApp = hello) -> AsyncIterator[tuple[asyncio.StreamRea
             writer.close()
             server.should_exit = True
             await running
+
+
+class Written(asyncio.Transport):
+    """A transport that remembers each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
+        self._used = asyncio.Event()
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while not done():
+                self._used.clear()
+                await self._used.wait()
+
+    async def answered(self, number: int) -> None:
+        await self.until(lambda: len(self.writes) >= number)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+        self._used.set()
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+        self._used.set()
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def get_extra_info(self, _: str, default: Any = None) -> Any:
+        return default
+
+
+def connected(app: ASGIApp = hello, *, keep_alive_s: float = 75) -> tuple[GatheringProtocol, Written]:
+    """A connection without a socket."""
+    config = uvicorn.Config(app, http=GatheringProtocol, ws="none", lifespan="off", interface="asgi3", log_config=None)
+    config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]  # seconds, and parts of one
+    protocol, transport = GatheringProtocol(config, ServerState(), {}), Written()
+    protocol.connection_made(transport)
+    return protocol, transport
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -87,6 +140,68 @@ async def test_a_head_that_does_not_end_is_refused_and_the_connection_with_it() 
         assert await reader.read() == b""
 
 
+LARGE = b"GET / HTTP/1.1\r\nhost: h\r\nx: " + b"a" * HEAD_BYTES_MAX + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        pytest.param([LARGE], id="in one read"),
+        pytest.param([LARGE[:100], LARGE[100:]], id="in two"),
+        pytest.param([GET + LARGE], id="after a whole request"),
+        pytest.param([GET + LARGE[:-100], LARGE[-100:]], id="begun after a whole request"),
+        pytest.param([GET[:-1], GET[-1:] + LARGE], id="after the end of a request"),
+        pytest.param([LARGE + GET], id="before another"),
+        pytest.param([b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * (HEAD_BYTES_MAX // 6) + b"\r\n"], id="of many headers"),
+        pytest.param([b"GET /" + b"a" * HEAD_BYTES_MAX + b" HTTP/1.1\r\n\r\n"], id="of a long URL"),
+    ],
+)
+async def test_a_head_that_is_too_large_is_refused_however_it_arrives(reads: list[bytes]) -> None:
+    asked: list[Scope] = []
+
+    async def listening(scope: Scope, _: Receive, __: Send) -> None:
+        asked.append(scope)
+
+    protocol, transport = connected(listening)
+    for read in reads:
+        protocol.data_received(read)
+    said = b"".join(transport.writes)
+    assert said.startswith(b"HTTP/1.1 431 ")
+    assert transport.closed
+    await asyncio.sleep(0)
+    assert [scope["raw_path"] for scope in asked] == [b"/some%20where"] * (GET in b"".join(reads)[: len(GET)])
+
+
+async def test_a_head_as_large_as_may_be_is_read_also_beside_others() -> None:
+    asked: list[Scope] = []
+
+    async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope)
+        await hello(scope, receive, send)
+
+    protocol, transport = connected(listening)
+    protocol.data_received(GET + b"GET / HTTP/1.1\r\nx: " + b"a" * (HEAD_BYTES_MAX - 100) + b"\r\n\r\n" + GET)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(asked) == len(transport.writes) == 3
+    assert not transport.closed
+
+
+async def test_what_follows_a_body_is_not_part_of_the_head() -> None:
+    asked: list[Scope] = []
+
+    async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+        await hello(scope, receive, send)
+        asked.append(scope)
+
+    async with serving(listening) as (reader, writer):
+        chunked = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nauthorization: x\r\n\r\n"
+        writer.write(chunked + GET)
+        for _ in range(2):
+            assert await answer(reader) == (b"HTTP/1.1 200 OK", b"hello")
+    assert [name for scope in asked for name, _ in scope["headers"]] == [b"transfer-encoding", b"host"]
+
+
 async def test_a_large_body_after_a_small_head_is_no_large_head() -> None:
     async with serving() as (reader, writer):
         size = 4 * HEAD_BYTES_MAX
@@ -96,9 +211,6 @@ async def test_a_large_body_after_a_small_head_is_no_large_head() -> None:
                 writer.write(b"a" * HEAD_BYTES_MAX)
                 await writer.drain()
             assert await answer(reader) == (b"HTTP/1.1 200 OK", b"hello")
-
-
-GET = b"GET /some%20where?a=b HTTP/1.1\r\nhost: h\r\n\r\n"
 
 
 async def test_an_application_is_told_what_was_asked() -> None:
@@ -209,30 +321,6 @@ async def test_an_application_hears_that_its_caller_has_gone_also_where_another_
         await heard.wait()
 
 
-class Written(asyncio.Transport):
-    """A transport that remembers each write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.writes.append(bytes(data))
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
 async def test_what_is_written_within_a_turn_goes_out_as_one() -> None:
     transport = Written()
     gathering = Gathering(transport, asyncio.get_running_loop())
@@ -245,3 +333,100 @@ async def test_what_is_written_within_a_turn_goes_out_as_one() -> None:
     gathering.close()
     assert transport.writes[1:] == [b"last"], "closing loses nothing"
     assert transport.closed
+
+
+IDLE_S = 0.2
+
+
+async def test_a_connection_that_is_kept_for_nothing_is_closed_so_long_after_its_last_answer() -> None:
+    protocol, transport = connected(keep_alive_s=IDLE_S)
+    loop = asyncio.get_running_loop()
+    last_s = 0.0
+    for number in range(1, 4):
+        protocol.data_received(GET)
+        await transport.answered(number)
+        last_s = loop.time()
+        await asyncio.sleep(IDLE_S * 0.6)
+        assert not transport.closed, "it was asked again in time, each time"
+    await transport.until(lambda: transport.closed)
+    assert IDLE_S * 0.95 <= loop.time() - last_s < IDLE_S * 3
+
+
+async def test_a_connection_has_one_timer_however_often_it_is_asked_and_none_once_it_is_lost() -> None:
+    protocol, transport = connected()
+    timers = set()
+    for number in range(1, 5):
+        protocol.data_received(GET)
+        await transport.answered(number)
+        timers.add(protocol.timeout_keep_alive_task)
+    (timer,) = timers
+    assert timer is not None
+    protocol.connection_lost(ConnectionResetError())
+    assert timer.cancelled()
+
+
+async def test_a_connection_is_not_closed_while_it_is_answered() -> None:
+    goes_on = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            await goes_on.wait()
+        await hello(scope, receive, send)
+
+    protocol, transport = connected(slow, keep_alive_s=0.02)
+    protocol.data_received(GET)
+    await transport.answered(1)
+    protocol.data_received(b"POST / HTTP/1.1\r\nhost: h\r\n\r\n")
+    await asyncio.sleep(0.1)
+    assert not transport.closed
+    goes_on.set()
+    await transport.answered(2)
+    await transport.until(lambda: transport.closed)
+
+
+async def test_a_whole_answer_is_the_same_bytes_as_one_that_is_sent() -> None:
+    headers = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+
+    async def either(scope: Scope, _: Receive, send: Any) -> None:
+        if scope["path"] != "/whole" or not send.whole(200, headers, b"{}"):
+            await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": b"{}"})
+
+    for asked in (b"GET %b HTTP/1.1\r\n\r\n", b"HEAD %b HTTP/1.1\r\n\r\n", b"GET %b HTTP/1.0\r\n\r\n"):
+        said = []
+        for path in (b"/whole", b"/sent"):
+            protocol, transport = connected(either)
+            protocol.server_state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
+            protocol.data_received(asked % path)
+            await transport.answered(1)
+            said.append((b"".join(transport.writes), transport.closed))
+        assert said[0] == said[1]
+
+
+async def test_a_whole_answer_says_what_the_server_says_now() -> None:
+    async def whole(_: Scope, __: Receive, send: Any) -> None:
+        assert send.whole(200, (), b"")
+        assert not send.whole(200, (), b""), "once is enough"
+
+    protocol, transport = connected(whole)
+    for number in (1, 2):
+        protocol.server_state.default_headers = [(b"date", b"%d" % number)]
+        protocol.data_received(GET)
+        await transport.answered(number)
+        assert b"\r\ndate: %d\r\n" % number in transport.writes[-1]
+
+
+async def test_a_whole_answer_waits_for_a_reader_that_is_slow() -> None:
+    async def whole(_: Scope, __: Receive, send: Any) -> None:
+        assert not send.whole(200, (), b"")
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    protocol, transport = connected(whole)
+    protocol.pause_writing()
+    protocol.data_received(GET)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert transport.writes == []
+    protocol.resume_writing()
+    await transport.answered(1)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from starlette.types import Send
 
-from covenant.doors.http.reply import Header
+from covenant.doors.http.reply import JSON, Header, reply
 
-JSON: Final[Header] = (b"content-type", b"application/json")
 A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
-_NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 
 
-async def reply_json(
+def reply_json(
     send: Send, body: bytes, *, status: int = 200, kind: Header = JSON, headers: Sequence[Header] = ()
-) -> None:
-    length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [kind, _NO_STORE, length, *headers]})
-    await send({"type": "http.response.body", "body": body})
+) -> Awaitable[None]:
+    return reply(send, status, body, headers, kind=kind)

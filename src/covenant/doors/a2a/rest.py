@@ -16,9 +16,9 @@ from covenant.doors.a2a.calling import TRANSPORT, Gate, Headers
 from covenant.doors.a2a.departure import answered
 from covenant.doors.a2a.operations import BY_NAME, Asked, Office, Operation
 from covenant.doors.a2a.pouring import pour
-from covenant.doors.a2a.replies import A2A_JSON, JSON, reply_json
+from covenant.doors.a2a.replies import A2A_JSON, reply_json
 from covenant.doors.http.body import read_body
-from covenant.doors.http.reply import Header, refusal_headers
+from covenant.doors.http.reply import JSON, Header, refusal_headers
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.wire import a2a_v1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,8 +13,10 @@ from covenant.exchange.limiter import REASONS
 from covenant.model.errors import Refusal, Unauthenticated
 
 Header = tuple[bytes, bytes]
+Whole = Callable[[int, tuple[Header, ...], bytes], bool]
+"""An answer by its status, what its head says besides the length, and its body. False: it has to be sent."""
 
-_JSON: Final[Header] = (b"content-type", b"application/json")
+JSON: Final[Header] = (b"content-type", b"application/json")
 _NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 _CHALLENGE: Final[Header] = (b"www-authenticate", b"Bearer")
 CLOSE: Final[Header] = (b"connection", b"close")
@@ -23,9 +25,13 @@ CLOSE: Final[Header] = (b"connection", b"close")
 _RETRY_AFTER_MS: Final = {429: 1_000, 503: 5_000}
 
 
-async def reply(send: Send, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
+async def reply(send: Send, status: int, body: bytes, headers: Sequence[Header] = (), *, kind: Header = JSON) -> None:
+    # Our own server takes an answer as a whole, in one step. What stands around its `send` has no such way.
+    whole: Whole | None = getattr(send, "whole", None)
+    if whole is not None and not headers and whole(status, (kind, _NO_STORE), body):
+        return
     length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [_JSON, _NO_STORE, length, *headers]})
+    await send({"type": "http.response.start", "status": status, "headers": [kind, _NO_STORE, length, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
