@@ -63,6 +63,24 @@ class Tenancy:
         """The hot path: one hash, one look-up."""
         return self._caller(token_hash(token)) if len(token) <= TOKEN_LENGTH_MAX else None
 
+    def still(self, caller: Caller) -> bool:
+        """Whether somebody who was recognised would be recognised as the very same now: three look-ups, and no hash.
+
+        What is kept of a tenant is never changed but replaced, so that the same is as it was.
+        """
+        tenant = self._ledger.tenant_of(caller.token_sha256)
+        if not caller.operator:
+            return tenant is caller.tenant
+        identity = self._ledger.identity(caller.token_sha256)
+        return (
+            tenant is None
+            and self._ledger.tenant(DEFAULT) is caller.tenant
+            and identity is not None
+            and identity.revoked_at_ms is None
+            and identity.operator
+            and identity.agent.display == caller.name
+        )
+
     def _caller(self, token_sha256: str) -> Caller | None:
         tenant = self._ledger.tenant_of(token_sha256)
         if tenant is not None:

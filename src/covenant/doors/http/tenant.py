@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -26,6 +26,9 @@ from covenant.model.errors import Refusal
 
 log = logging.getLogger(__name__)
 
+RECOGNISED_MAX: Final = 256
+"""How many credentials are remembered: of those who were let in, so that nobody else can fill it."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -35,6 +38,7 @@ class TenantGate:
     def __init__(self, tenancy: Tenancy, limiter: Limiter) -> None:
         self.tenancy = tenancy
         self.limiter = limiter
+        self._recognised: dict[bytes, Caller] = {}
 
     async def enter(self, scope: Scope) -> Caller:
         """The tenant that is calling, with one request of its rate spent."""
@@ -43,18 +47,44 @@ class TenantGate:
         return caller
 
     async def caller(self, scope: Scope) -> Caller:
-        token = bearer(scope)
-        caller = self.tenancy.recognise(token) if token is not None else None
+        credential = _credential(scope)
+        caller = self.recognised(credential) if credential is not None else None
         if caller is None:
+            token = bearer(scope)
             return await self.tenancy.authenticate(token, transport=TRANSPORT, address=address(scope))
+        return caller
+
+    def recognised(self, credential: bytes) -> Caller | None:
+        """Who has the value of this `Authorization` header.
+
+        Most requests repeat one that came before. What it was found to mean is remembered; that it still means it is
+        looked up for every request, so that who is turned out is out at once.
+        """
+        caller = self._recognised.get(credential)
+        if caller is not None and self.tenancy.still(caller):
+            return caller
+        token = bearer_of(credential)
+        caller = None if token is None else self.tenancy.recognise(token)
+        if caller is None:
+            self._recognised.pop(credential, None)
+            return None
+        if len(self._recognised) >= RECOGNISED_MAX:
+            self._recognised.clear()
+        self._recognised[credential] = caller
         return caller
 
 
 def bearer(scope: Scope) -> str | None:
     """The token of `Authorization: Bearer <token>`; None if there is no such header."""
+    credential = _credential(scope)
+    return None if credential is None else bearer_of(credential)
+
+
+def _credential(scope: Scope) -> bytes | None:
     for name, value in scope["headers"]:
         if name == b"authorization":
-            return bearer_of(value)
+            credential: bytes = value
+            return credential
     return None
 
 
