@@ -18,7 +18,8 @@ NULL: Final = b"null"
 ID_BYTES_MAX: Final = 1024
 """An id comes back with every frame of a stream."""
 
-_NO_PARAMS: Final = msgspec.Raw(b"{}")
+_NO_PARAMS: Final = b"{}"
+_ID_BEGINS: Final = frozenset(b'"-0123456789')
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
@@ -26,7 +27,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     id: bytes
     method: str
-    params: msgspec.Raw
+    params: bytes
 
 
 class Unreadable(Invalid):
@@ -41,7 +42,7 @@ class _Envelope(msgspec.Struct, frozen=True, gc=False):
     jsonrpc: str
     method: str
     id: msgspec.Raw = msgspec.Raw(NULL)
-    params: msgspec.Raw = _NO_PARAMS
+    params: msgspec.Raw = msgspec.Raw(_NO_PARAMS)
 
 
 class _Loose(msgspec.Struct, frozen=True, gc=False):
@@ -69,8 +70,8 @@ def decode(body: bytes) -> Call:
     call_id = _echo(envelope.id)
     if envelope.jsonrpc != "2.0":
         raise Unreadable("invalid_envelope", 'jsonrpc must be the string "2.0"', call_id)
-    params = envelope.params
-    return Call(call_id, envelope.method, _NO_PARAMS if bytes(params) == NULL else params)
+    params = bytes(envelope.params)
+    return Call(call_id, envelope.method, params if params != NULL else _NO_PARAMS)
 
 
 def _unreadable(wrong: ValueError | RecursionError) -> Unreadable:
@@ -98,7 +99,7 @@ def _misfit(body: bytes) -> Unreadable:
 
 def _echo(given: msgspec.Raw) -> bytes:
     call_id = bytes(given)
-    if call_id[:1] not in b'"-0123456789' and call_id != NULL:
+    if call_id[0] not in _ID_BEGINS and call_id != NULL:
         raise Unreadable("invalid_envelope", "id must be a string, a number or null")
     if len(call_id) > ID_BYTES_MAX:
         raise Unreadable("invalid_envelope", f"id may be at most {ID_BYTES_MAX} bytes long")

@@ -44,7 +44,7 @@ class Shape:
     def read(self, params: bytes | msgspec.Raw) -> Any:
         data = bytes(params) or b"{}"
         try:
-            if self._spellings and (_snake(data) is not None or b"\\u005" in data):
+            if self._spellings and ((b"_" in data and _snake(data) is not None) or b"\\u005" in data):
                 spelled = respelled(decode(_any, data, TOLD_NESTING_MAX), self._kind, "")
                 return msgspec.convert(spelled, self._kind)
             return decode(self._decoder, data, TOLD_NESTING_MAX)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -13,7 +12,7 @@ import msgspec
 from starlette.types import Scope
 
 from covenant.doors.a2a.operations import Asked, Operation, check_version
-from covenant.doors.http.tenant import TenantGate, bearer_of
+from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import ANONYMOUS, Ask
@@ -31,24 +30,22 @@ TRANSPORT: Final = "a2a"
 _NO_PLACE: Final = nullcontext()
 EXTENSIONS_MAX: Final = 50
 
+Decode = Callable[[Any, int | None], Any]
+"""From what was said and the cursor to the request."""
+
 _HOP: Final = frozenset(
     name.encode() for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)
 )
-_WANTED: Final = frozenset(
-    (b"authorization", b"a2a-version", b"a2a-extensions", b"idempotency-key", b"last-event-id", b"content-type", *_HOP)
-)
-
-
 _NO_HOP: Final = Hop()
 
 
 class Headers:
-    """The few headers that matter here, read in one pass."""
+    """The headers by name; of one that came twice, the last."""
 
     __slots__ = ("_found",)
 
     def __init__(self, scope: Scope) -> None:
-        self._found: dict[bytes, bytes] = {name: value for name, value in scope["headers"] if name in _WANTED}
+        self._found: dict[bytes, bytes] = dict(scope["headers"])
 
     def get(self, name: bytes) -> str | None:
         value = self._found.get(name)
@@ -104,16 +101,12 @@ class Gate:
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> Visit:
         # A credential that cannot be read is refused, and not the same as none.
         credential = headers.credential
-        caller = self._anonymous(scope, agent_id) if credential is None else self._recognised(credential)
+        caller = self._anonymous(scope, agent_id) if credential is None else self.tenants.recognised(credential)
         if caller is None:
             caller = await self.tenants.enter(scope)
         else:
             self.tenants.limiter.admit(caller)
         return Visit(scope, headers, caller, agent_id)
-
-    def _recognised(self, credential: bytes) -> Caller | None:
-        token = bearer_of(credential)
-        return None if token is None else self.tenants.tenancy.recognise(token)
 
     def _anonymous(self, scope: Scope, agent_id: str) -> Caller | None:
         tenant, agent = self.tenants.tenancy.tenant(DEFAULT), self.catalogue.agent(DEFAULT, agent_id)
@@ -121,15 +114,15 @@ class Gate:
             return None
         return Caller(tenant, "", operator=False, name=f"{ANONYMOUS}@{tenant.name}")
 
-    def asked(self, visit: Visit, operation: Operation, dialect: Dialect, decode: Callable[[int | None], Any]) -> Asked:
-        """The request, checked in this order: version, agent, params. `decode` is given the cursor."""
-        scope, headers, caller = visit.scope, visit.headers, visit.caller
-        check_version(headers.version(scope), dialect)
+    def asked(self, visit: Visit, operation: Operation, dialect: Dialect, said: Any, decode: Decode) -> Asked:
+        """The request, checked in this order: version, agent, params. `decode` is given what was said, and a cursor."""
+        headers, caller = visit.headers, visit.caller
+        check_version(headers.version(visit.scope), dialect)
         agent = self.catalogue.agent(caller.tenant.name, visit.agent_id)
         if agent is None:
             raise unknown_agent(visit.agent_id)
         cursor = last_event_id(headers.get(b"last-event-id")) if operation.streams else None
-        request = decode(cursor)
+        request = decode(said, cursor)
         ask = Ask(
             caller=caller,
             agent=agent,
@@ -137,7 +130,7 @@ class Gate:
             idempotency_key=headers.get(b"idempotency-key"),
             hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
         )
-        return Asked(ask, request, dialect, partial(self.base_url, scope))
+        return Asked(ask, request, dialect, self.base_url, visit.scope)
 
     def working(self, caller: Caller, operation: Operation) -> AbstractContextManager[None]:
         """Reads take no place."""

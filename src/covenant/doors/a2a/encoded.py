@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Final
+
+import msgspec
 
 from covenant.model.folding import TaskView
 
@@ -19,7 +20,7 @@ class Encoded:
         self._kept: OrderedDict[tuple[str, str], tuple[TaskView, bytes]] = OrderedDict()
 
     def task(self, wire: ModuleType, view: TaskView, history_length: int | None) -> bytes:
-        if history_length is not None or not view.state.terminal:
+        if history_length is not None:
             told: bytes = wire.encode_task(view, history_length)
             return told
         key = (view.task.id, wire.__name__)
@@ -29,14 +30,15 @@ class Encoded:
             self._kept.move_to_end(key)
             return kept[1]
         encoded: bytes = wire.encode_task(view, None)
+        if not view.state.terminal:
+            return encoded
         self._kept[key] = (view, encoded)
         if len(self._kept) > KEPT_MAX:
             self._kept.popitem(last=False)
         return encoded
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """A task to be told, and where it may have been told before."""
 
     view: TaskView

@@ -156,8 +156,7 @@ class Calls:
         if not named and not (self._published and visit.caller.tenant.name == DEFAULT):
             raise NotFound("unknown_agent", "no agent is published for you; name one in the field `tenant`")
         params = row.asking.params(message)
-        decode = partial(row.operation.decode, a2a_v1, params)
-        return self._gate.asked(visit, row.operation, Dialect.V1, decode)
+        return self._gate.asked(visit, row.operation, Dialect.V1, params, partial(row.operation.decode, a2a_v1))
 
     def _scope(self, context: Any) -> Scope:
         """The call as if it had come over HTTP: metadata are headers, and what is said twice is a list."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
+from starlette.types import Scope
 
 from covenant.doors.a2a.encoded import Encoded, Told
 from covenant.exchange.conversation import Ask, Conversations
@@ -44,12 +46,17 @@ class Office:
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """One request, as its binding read it. `base_url` says where we were called."""
+    """One request, as its binding read it."""
 
     ask: Ask
     request: Any
     dialect: Dialect
-    base_url: Callable[[], str] = str
+    reached: Callable[[Scope], str]
+    scope: Scope
+
+    def base_url(self) -> str:
+        """Where we were called."""
+        return self.reached(self.scope)
 
 
 Wire = ModuleType
@@ -205,16 +212,34 @@ OPERATIONS: Final = (
 )
 
 BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
-METHODS: Final[dict[str, tuple[Operation, Dialect]]] = {
-    **{operation.name: (operation, V1) for operation in OPERATIONS},
-    **{operation.slash: (operation, V03) for operation in OPERATIONS},
+
+
+class Method(NamedTuple):
+    """An operation as JSON-RPC names it, in one dialect."""
+
+    operation: Operation
+    dialect: Dialect
+    wire: Wire
+    decode: Callable[[bytes, int | None], Any]
+
+
+def _method(operation: Operation, dialect: Dialect) -> Method:
+    return Method(operation, dialect, WIRES[dialect], partial(operation.decode, WIRES[dialect]))
+
+
+METHODS: Final[dict[str, Method]] = {
+    **{operation.name: _method(operation, V1) for operation in OPERATIONS},
+    **{operation.slash: _method(operation, V03) for operation in OPERATIONS},
 }
 
-_VERSIONS: Final = {V1: frozenset({"", "1.0"}), V03: frozenset({"", "1.0", "1", "0.3"})}
+_ALWAYS: Final = ("1.0", "")
+_VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: frozenset({*_ALWAYS, "1", "0.3"})}
 
 
 def check_version(version: str, dialect: Dialect) -> None:
     """`A2A-Version` as it was said: Major.Minor, and any patch after it is no matter."""
+    if version in _ALWAYS:
+        return
     said = version.strip()
     if said in _VERSIONS[dialect]:
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -111,8 +110,7 @@ class Rest:
             name = found.operation.name
             body = await self._body(scope, receive)
             at = Place(task_id, config_id, scope["query_string"], body)
-            decode = partial(found.decode, at)
-            asked = self._gate.asked(visit, found.operation, Dialect.V1, decode)
+            asked = self._gate.asked(visit, found.operation, Dialect.V1, at, found.decode)
             await self._run(found.operation, asked, kind, receive, send)
         except CallerGoneError:
             return

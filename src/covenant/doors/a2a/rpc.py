@@ -7,8 +7,8 @@ there is a call to answer has an HTTP status; what is refused after it rides on 
 from __future__ import annotations
 
 import logging
-from functools import partial
 from time import perf_counter
+from typing import NoReturn
 
 from starlette.types import Receive, Scope, Send
 
@@ -38,25 +38,27 @@ class Rpc:
     async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             visit = await self._gate.enter(scope, Headers(scope), agent_id)
-            body = await read_body(scope, receive, self._body_bytes_max)
+            call = jsonrpc.decode(await read_body(scope, receive, self._body_bytes_max))
+            method = METHODS.get(call.method) or _unknown(call)
+        except jsonrpc.Unreadable as unreadable:
+            self._gate.meter.refused(TRANSPORT, unreadable.code)
+            await reply_json(send, jsonrpc.refused(unreadable.id, unreadable, Dialect.V1))
+            return
         except Refusal as refusal:
             self._gate.meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal)
             return
         except CallerGoneError:
             return
-        try:
-            call = jsonrpc.decode(body)
-            operation, dialect = _named(call)
-        except jsonrpc.Unreadable as unreadable:
-            self._gate.meter.refused(TRANSPORT, unreadable.code)
-            await reply_json(send, jsonrpc.refused(unreadable.id, unreadable, Dialect.V1))
-            return
+        operation, dialect, wire, decode = method
         started_s = perf_counter()
         try:
-            wire = WIRES[dialect]
-            asked = self._gate.asked(visit, operation, dialect, partial(operation.decode, wire, call.params))
-            await self._run(operation, asked, call.id, receive, send)
+            asked = self._gate.asked(visit, operation, dialect, call.params, decode)
+            if operation.works or operation.streams:
+                await self._run(operation, asked, call.id, receive, send)
+            else:
+                answer = await operation.run(self._office, asked)
+                await reply_json(send, jsonrpc.result(call.id, operation.encode(wire, answer, asked.request)))
         except (OverLimit, Unauthenticated) as refusal:
             self._gate.meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal)
@@ -71,7 +73,7 @@ class Rpc:
             self._timers[operation.name].observe(perf_counter() - started_s)
 
     async def _run(self, operation: Operation, asked: Asked, call_id: bytes, receive: Receive, send: Send) -> None:
-        wire = WIRES[asked.dialect]
+        """What may take long: its caller may leave meanwhile."""
         with self._gate.working(asked.ask.caller, operation):
             if operation.streams:
                 stream = await operation.run(self._office, asked)
@@ -80,12 +82,10 @@ class Rpc:
                 return
             answer, gone = await answered(operation, self._office, asked, receive, self._gate.tenants.tenancy)
             if not gone:
+                wire = WIRES[asked.dialect]
                 await reply_json(send, jsonrpc.result(call_id, operation.encode(wire, answer, asked.request)))
 
 
-def _named(call: jsonrpc.Call) -> tuple[Operation, Dialect]:
-    found = METHODS.get(call.method)
-    if found is None:
-        unknown = jsonrpc.unknown_method(call.method)
-        raise jsonrpc.Unreadable(unknown.code, unknown.message, call.id)
-    return found
+def _unknown(call: jsonrpc.Call) -> NoReturn:
+    unknown = jsonrpc.unknown_method(call.method)
+    raise jsonrpc.Unreadable(unknown.code, unknown.message, call.id)

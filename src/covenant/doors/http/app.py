@@ -86,16 +86,16 @@ class HttpDoor:
             if scope["method"] == "OPTIONS":
                 await reply_preflight(send)
                 return
-        await self._call(scope["method"], scope["path"])(scope, receive, send)
-
-    def _call(self, method: str, path: str) -> ASGIApp:
-        hot = self._hot.get((method, path))
+        path: str = scope["path"]
+        hot = self._hot.get((scope["method"], path))
         if hot is not None:
-            return hot
+            await hot(scope, receive, send)
+            return
         for prefix, door in self._under:
             if path.startswith(prefix):
-                return door
-        return self._route
+                await door(scope, receive, send)
+                return
+        await self._route(scope, receive, send)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False

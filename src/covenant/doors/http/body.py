@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import Invalid, TooLarge
@@ -20,10 +20,20 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     if announced is not None and announced > bytes_max:
         await _discard(receive, announced)
         raise _too_large(bytes_max)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        # Most come in one piece.
+        body: bytes = message.get("body", b"")
+        if len(body) > bytes_max:
+            raise _too_large(bytes_max)
+        return body
+    return await _read_on(message, receive, bytes_max)
+
+
+async def _read_on(message: Message, receive: Receive, bytes_max: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
         if message["type"] == "http.disconnect":
             raise CallerGoneError
         chunk: bytes = message.get("body", b"")
@@ -34,11 +44,10 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
             if more:
                 await _discard(receive, DISCARD_BYTES_MAX)
             raise _too_large(bytes_max)
-        if not more and not chunks:
-            return chunk
         chunks.append(chunk)
         if not more:
             return b"".join(chunks)
+        message = await receive()
 
 
 async def _discard(receive: Receive, expected: int) -> None:
