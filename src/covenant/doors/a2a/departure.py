@@ -7,33 +7,35 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from starlette.types import Receive
 
+from covenant.doors.a2a.noticing import Noticing
 from covenant.doors.a2a.operations import Asked, Office, Operation
 from covenant.exchange.tenancy import Tenancy, unauthenticated
-
-NOTICE_S: Final = 1.0
-"""Listening costs a task, and most callers are answered before they could have gone."""
 
 Session = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """While it is open, what it was given is called when the caller may not go on."""
 
 
 class Departure:
-    """A context around work for one caller, whose request was read to its end. It swallows the end that it brings."""
+    """A context around work for one caller, whose request was read to its end. It swallows the end that it brings.
 
-    __slots__ = ("_held", "_listener", "_notice_s", "_receive", "_session", "_timer", "_work", "gone", "turned_out")
+    Listening costs a task, and most callers are answered before they could have gone: `noticing` says when to begin,
+    and without it that is at once.
+    """
 
-    def __init__(self, receive: Receive, *, notice_s: float = NOTICE_S, session: Session | None = None) -> None:
-        self.gone = False
-        self.turned_out = False
+    _work: asyncio.Task[Any] | None = None
+    _held: AbstractContextManager[None] | None = None
+    _listener: asyncio.Task[None] | None = None
+    gone = False
+    turned_out = False
+
+    def __init__(self, receive: Receive, *, noticing: Noticing | None = None, session: Session | None = None) -> None:
         self._receive = receive
-        self._notice_s = notice_s
+        self._noticing = noticing
         self._session = session
-        self._held: AbstractContextManager[None] | None = None
-        self._listener: asyncio.Task[None] | None = None
 
     def end(self) -> None:
         if not self.gone and self._work is not None:
@@ -43,14 +45,19 @@ class Departure:
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._work = asyncio.current_task(loop)
-        self._timer = loop.call_later(self._notice_s, self._listen)
+        if self._noticing is not None:
+            self._noticing.begin(self, loop)
+        else:
+            loop.call_soon(self.late)
         return self
 
     def _turn_out(self) -> None:
         self.turned_out = True
         self.end()
 
-    def _listen(self) -> None:
+    def late(self) -> None:
+        if self._work is None:
+            return
         self._listener = asyncio.get_running_loop().create_task(self._wait())
         if self._session is not None:
             self._held = self._session(self._turn_out)
@@ -63,7 +70,8 @@ class Departure:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
         work, self._work = self._work, None
-        self._timer.cancel()
+        if self._noticing is not None:
+            self._noticing.end(self)
         if self._listener is not None:
             self._listener.cancel()
         if self._held is not None:
@@ -85,7 +93,8 @@ async def answered(
     if not operation.works:
         return await operation.run(office, asked), False
     answer = None
-    with Departure(receive, session=partial(tenancy.session, asked.ask.caller)) as departure:
+    session = partial(tenancy.session, asked.ask.caller)
+    with Departure(receive, noticing=office.noticing, session=session) as departure:
         answer = await operation.run(office, asked)
     if departure.turned_out:
         raise unauthenticated()

@@ -23,9 +23,10 @@ from google.protobuf.message_factory import GetMessageClass
 from starlette.types import Scope
 
 from covenant.doors.a2a.calling import Gate, Headers
-from covenant.doors.a2a.departure import NOTICE_S, answered
+from covenant.doors.a2a.departure import answered
 from covenant.doors.a2a.grpc_pouring import Pouring, stopping
 from covenant.doors.a2a.grpc_status import refuse
+from covenant.doors.a2a.noticing import NOTICE_S
 from covenant.doors.a2a.operations import BY_NAME, Asked, Office, Operation
 from covenant.doors.a2a.protobuf import Asking, Telling
 from covenant.doors.http.hosts import as_host

@@ -15,6 +15,7 @@ import msgspec
 from starlette.types import Scope
 
 from covenant.doors.a2a.encoded import Encoded, Told
+from covenant.doors.a2a.noticing import Noticing
 from covenant.exchange.conversation import Ask, Conversations
 from covenant.exchange.streams import Stream
 from covenant.exchange.tenancy import unauthenticated
@@ -43,6 +44,7 @@ class Office:
     extended_card: Cards | None = None
     pushes: Pushes | None = None
     encoded: Encoded = field(default_factory=Encoded)
+    noticing: Noticing = field(default_factory=Noticing)
 
 
 class Asked(msgspec.Struct, frozen=True):

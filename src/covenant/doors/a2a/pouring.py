@@ -41,7 +41,7 @@ async def flow(
     send: Send,
 ) -> None:
     """Whatever `write` makes of the stream. Leaving, or being made to leave, ends the stream and not the task."""
-    departure = Departure(receive, notice_s=0)
+    departure = Departure(receive)
     turned_out = False
 
     def turn_out() -> None:
