@@ -32,8 +32,12 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NES
         raise too_deep(nesting_max) from None
     except ValueError as wrong:  # malformed JSON, or bytes that are not UTF-8
         raise Invalid("invalid_json", _short(str(wrong))) from None
-    # Every level takes a bracket: most requests have so few that their depth needs no look.
-    if data.count(b"{") + data.count(b"[") > nesting_max and deeper_than(value, nesting_max):
+    # Every level takes two brackets: most requests are so short, or have so few, that their depth needs no look.
+    if (
+        len(data) > 2 * nesting_max
+        and data.count(b"{") + data.count(b"[") > nesting_max
+        and deeper_than(value, nesting_max)
+    ):
         raise too_deep(nesting_max)
     return value
 

@@ -16,6 +16,7 @@ _rfc3339 = re.compile(
 ).fullmatch
 
 
+@functools.lru_cache(maxsize=4096)
 def written(ms: int) -> str:
     """2025-10-28T10:30:00.000Z"""
     seconds, rest = divmod(ms, 1000)

@@ -26,9 +26,15 @@ Number = int | float | str
 INT32_MAX: Final = 2**31 - 1
 
 # Only a name in snake_case needs the longer way; an escaped underscore is rare, but it is one.
+_UNDERSCORE, _BACKSLASH = b"_\\"
 _snake = re.compile(rb"_[a-z]").search
 _WRONG: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<where>[^`]*)`)?", re.DOTALL)
 _any = msgspec.json.Decoder()
+
+
+def _may_be_snake(data: bytes) -> bool:
+    # One byte, by its number, is looked for ten times as fast as several.
+    return (_UNDERSCORE in data and _snake(data) is not None) or (_BACKSLASH in data and b"\\u005" in data)
 
 
 class Shape:
@@ -44,7 +50,7 @@ class Shape:
     def read(self, params: bytes | msgspec.Raw) -> Any:
         data = bytes(params) or b"{}"
         try:
-            if self._spellings and ((b"_" in data and _snake(data) is not None) or b"\\u005" in data):
+            if self._spellings and _may_be_snake(data):
                 spelled = respelled(decode(_any, data, TOLD_NESTING_MAX), self._kind, "")
                 return msgspec.convert(spelled, self._kind)
             return decode(self._decoder, data, TOLD_NESTING_MAX)

@@ -14,7 +14,7 @@ from covenant.model import asking
 from covenant.model.folding import Artifact, TaskState
 from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
 from covenant.model.update import ArtifactUpdate, MessageUpdate
-from covenant.wire.a2a_v1.parts import ROLES, Message, Part, content_of, part_of
+from covenant.wire.a2a_v1.parts import ROLES, Message, Part, contents_of, part_of
 from covenant.wire.a2a_v1.requests import STATES
 from covenant.wire.jsonrpc_calls import Unanswerable
 from covenant.wire.protojson import Shape
@@ -195,7 +195,7 @@ def _state(said: str | int | None) -> TaskState:
 def _artifact(said: _Artifact) -> Artifact:
     return Artifact(
         artifact_id=said.artifact_id or "",
-        parts=tuple(content_of(part, f"artifact.parts[{at}]") for at, part in enumerate(said.parts or ())),
+        parts=contents_of(said.parts or (), "artifact.parts"),
         name=said.name or None,
         description=said.description or None,
         metadata=said.metadata,
@@ -206,7 +206,7 @@ def _artifact(said: _Artifact) -> Artifact:
 def _message(said: Message, where: str) -> MessageUpdate:
     return MessageUpdate(
         role=ROLES.get(said.role or 0) or "agent",
-        parts=tuple(content_of(part, f"{where}.parts[{at}]") for at, part in enumerate(said.parts or ())),
+        parts=contents_of(said.parts or (), f"{where}.parts"),
         message_id=said.message_id or None,
         metadata=said.metadata,
         extensions=said.extensions or (),

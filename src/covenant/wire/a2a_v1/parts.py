@@ -46,11 +46,25 @@ class Message(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaul
     reference_task_ids: tuple[str, ...] | None = None
 
 
+def contents_of(parts: Iterable[Part], where: str) -> tuple[Content, ...]:
+    """`where` is their place, for a refusal."""
+    return tuple([_plain(part) or content_of(part, f"{where}[{at}]") for at, part in enumerate(parts)])
+
+
+def _plain(part: Part) -> Text | None:
+    """What most parts are: text, and nothing beside it."""
+    text, data = part.text, part.data
+    if text is None or part.raw is not None or part.url is not None or not (data is msgspec.UNSET or data is None):
+        return None
+    return Text(text, part.media_type or None, part.filename or None, part.metadata)
+
+
 def content_of(part: Part, where: str) -> Content:
     """`where` is the part's place, for a refusal."""
+    plain = _plain(part)
+    if plain is not None:
+        return plain
     media_type, filename = part.media_type or None, part.filename or None
-    if part.text is not None and part.raw is None and part.url is None and not _holds(part.data):
-        return Text(part.text, media_type, filename, part.metadata)
     given = (part.text is not None) + (part.raw is not None) + (part.url is not None) + _holds(part.data)
     if given > 1:
         raise InvalidParams(where, "must have one of text, raw, url and data, not several")
@@ -94,10 +108,10 @@ def parts_of(content: Iterable[Content]) -> list[Part]:
     return [part_of(block) for block in content] or [Part("")]
 
 
-def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unnamed: str) -> Message:
-    """`unnamed` is the id of a message that came without one."""
+def message_of(said: MessageUpdate, task_id: str | None, context_id: str, message_id: str) -> Message:
+    """A message may have come without an id: `message_id` is what it is told with."""
     return Message(
-        message_id=said.message_id or unnamed,
+        message_id=message_id,
         context_id=context_id,
         task_id=task_id,
         role=_ROLE_NAMES.get(said.role, "ROLE_AGENT"),

@@ -142,7 +142,8 @@ def encode_snapshot(view: TaskView, history_length: int | None = None) -> bytes:
 
 def encode_message(view: TaskView) -> bytes:
     """The only frame of a stream whose agent answers with a bare message."""
-    return _encode(_Reply(message=message_of(bare(view), None, context_of(view.task), "")))
+    said = bare(view)
+    return _encode(_Reply(message=message_of(said, None, context_of(view.task), said.message_id or "")))
 
 
 def encode_page(page: TaskPage, asked: ListTasks) -> bytes:
@@ -163,13 +164,16 @@ def _task(view: TaskView, length: int | None, *, listed: bool = False, artifacts
             for kept in view.artifacts
         ]
     first, kept = newest(view, length)
-    history = [message_of(each, task_id, context_id, f"{task_id}-h{at}") for at, each in enumerate(kept, start=first)]
+    history = [
+        message_of(each, task_id, context_id, each.message_id or f"{task_id}-h{at}")
+        for at, each in enumerate(kept, start=first)
+    ]
     message = None
     if view.message is not None:
         # What ended a task is the last that was said: written once, and told in both places.
         last = kept and kept[-1] is view.message and view.message.message_id is not None
-        unnamed = f"{task_id}-s{view.generation}"
-        message = history[-1] if last else message_of(view.message, task_id, context_id, unnamed)
+        named = view.message.message_id or f"{task_id}-s{view.generation}"
+        message = history[-1] if last else message_of(view.message, task_id, context_id, named)
     return _Task(
         task_id,
         context_id,
@@ -208,7 +212,8 @@ def _status_update(task: Task, step: Step, what: News) -> _StatusUpdate:
     context_id = context_of(task)
     message = None
     if news.message is not None:
-        message = message_of(news.message, task.id, context_id, f"{task.id}-s{step.generation}")
+        named = news.message.message_id or f"{task.id}-s{step.generation}"
+        message = message_of(news.message, task.id, context_id, named)
     status = _Status(STATE_NAMES[news.state], message, written(step.ts_ms))
     return _StatusUpdate(task.id, context_id, status, _notes(news.result) or news.metadata)
 

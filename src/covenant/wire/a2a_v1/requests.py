@@ -11,7 +11,7 @@ from covenant.model.asking import PAGE_SIZE, PAGE_SIZE_MAX
 from covenant.model.folding import TaskState
 from covenant.wire import moments
 from covenant.wire.a2a_errors import InvalidParams
-from covenant.wire.a2a_v1.parts import ROLES, Message, content_of
+from covenant.wire.a2a_v1.parts import ROLES, Message, contents_of
 from covenant.wire.protojson import Number, Shape, named, required, whole
 
 Params = bytes | msgspec.Raw
@@ -124,7 +124,7 @@ def _message(given: Message) -> asking.Message:
         raise InvalidParams("message.parts", "must have at least one part")
     return asking.Message(
         message_id=required(given.message_id, "message.messageId"),
-        parts=tuple([content_of(part, f"message.parts[{at}]") for at, part in enumerate(given.parts)]),
+        parts=contents_of(given.parts, "message.parts"),
         role=role,
         task_id=given.task_id or None,
         context_id=given.context_id or None,
