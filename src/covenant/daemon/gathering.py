@@ -171,7 +171,9 @@ class GatheringProtocol(HttpToolsProtocol):
         }
         keep_alive = version != "1.0" and parser.should_keep_alive()
         self.cycle = cycle = Cycle(self, scope, keep_alive=keep_alive, expects=self.expect_100_continue)
-        app = cast("ASGIApp", service_unavailable if self._is_crowded() else self.app)
+        most = self.limit_concurrency
+        crowded = most is not None and (len(self.connections) >= most or len(self.tasks) >= most)
+        app = cast("ASGIApp", service_unavailable if crowded else self.app)
         if before is None or before.response_complete:
             self._start(cycle, app)
         else:
@@ -182,10 +184,6 @@ class GatheringProtocol(HttpToolsProtocol):
         """As it is commonly written: of the blanks around a value, one."""
         first = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
         return first + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
-
-    def _is_crowded(self) -> bool:
-        most = self.limit_concurrency
-        return most is not None and (len(self.connections) >= most or len(self.tasks) >= most)
 
     def _start(self, cycle: Cycle, app: ASGIApp) -> None:
         self._answering = cycle

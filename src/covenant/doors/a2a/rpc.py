@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.doors.a2a.calling import TRANSPORT, Gate, Headers
 from covenant.doors.a2a.departure import answered
-from covenant.doors.a2a.operations import METHODS, OPERATIONS, WIRES, Asked, Office, Operation
+from covenant.doors.a2a.operations import METHODS, OPERATIONS, Asked, Office, Operation
 from covenant.doors.a2a.pouring import pour
 from covenant.doors.a2a.replies import reply_json
 from covenant.doors.http.body import read_body
@@ -54,11 +54,16 @@ class Rpc:
         started_s = perf_counter()
         try:
             asked = self._gate.asked(visit, operation, dialect, call.params, decode)
-            if operation.works or operation.streams:
-                await self._run(operation, asked, call.id, receive, send)
-            else:
-                answer = await operation.run(self._office, asked)
-                await reply_json(send, jsonrpc.result(call.id, operation.encode(wire, answer, asked.request)))
+            with self._gate.working(visit.caller, operation):
+                if operation.streams:
+                    await self._stream(operation, asked, call.id, receive, send)
+                    return
+                if operation.works:
+                    told, gone = await answered(operation, self._office, asked, receive, self._gate.tenants.tenancy)
+                else:
+                    told, gone = await operation.run(self._office, asked), False
+                if not gone:
+                    await reply_json(send, jsonrpc.result(call.id, operation.encode(wire, told, asked.request)))
         except (OverLimit, Unauthenticated) as refusal:
             self._gate.meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal)
@@ -72,18 +77,10 @@ class Rpc:
         finally:
             self._timers[operation.name].observe(perf_counter() - started_s)
 
-    async def _run(self, operation: Operation, asked: Asked, call_id: bytes, receive: Receive, send: Send) -> None:
-        """What may take long: its caller may leave meanwhile."""
-        with self._gate.working(asked.ask.caller, operation):
-            if operation.streams:
-                stream = await operation.run(self._office, asked)
-                framing = Framing(*jsonrpc.around(call_id), named=asked.dialect is Dialect.V03)
-                await pour(stream, asked, framing, tenancy=self._gate.tenants.tenancy, receive=receive, send=send)
-                return
-            answer, gone = await answered(operation, self._office, asked, receive, self._gate.tenants.tenancy)
-            if not gone:
-                wire = WIRES[asked.dialect]
-                await reply_json(send, jsonrpc.result(call_id, operation.encode(wire, answer, asked.request)))
+    async def _stream(self, operation: Operation, asked: Asked, call_id: bytes, receive: Receive, send: Send) -> None:
+        stream = await operation.run(self._office, asked)
+        framing = Framing(*jsonrpc.around(call_id), named=asked.dialect is Dialect.V03)
+        await pour(stream, asked, framing, tenancy=self._gate.tenants.tenancy, receive=receive, send=send)
 
 
 def _unknown(call: jsonrpc.Call) -> NoReturn:
