@@ -10,7 +10,7 @@ NOTICE_S: Final = 1.0
 
 class Lasting(Protocol):
     def late(self) -> None:
-        """It has not ended in time. Called once, and by the loop."""
+        """It has not ended in time, or only just. Called once, and by the loop."""
 
 
 class Noticing:
@@ -46,4 +46,5 @@ class Noticing:
             late.append(lasting)
         for lasting in late:
             del self._due_s[lasting]
-            lasting.late()
+            # Each in a turn of its own: what goes wrong with one is no matter of the others.
+            self._loop.call_soon(lasting.late)
