@@ -247,6 +247,32 @@ async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger
     assert (counts.queued, counts.leased) == (1, 0)
 
 
+async def test_a_stop_does_not_wait_for_who_only_follows_work_elsewhere_once_nobody_else_is_at_work(
+    ledger: LogLedger,
+) -> None:
+    follower, actor, crew = Actor(), Actor(), Crew(ledger)
+    stage = Stage(ledger, crew)
+    stage.cast(follower.play, idempotent=True, on_lost="requeue", follows=True)
+    crew.employ(CAROL, body_of(actor.play))
+    running = asyncio.create_task(crew.run())
+    await asyncio.sleep(0)
+    followed = await stage.send()
+    task = make_task(1, recipient=CAROL)
+    await ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+    await follower.begun()
+    await actor.begun()
+    crew.stop()
+    # Whoever works here may wait for what the other one hears.
+    ended, _ = await asyncio.wait((running,), timeout=0.05)
+    assert (len(ended), follower.stopped) == (0, 0)
+    actor.go_on.set()
+    await asyncio.wait_for(running, BOUND_S)
+    assert (follower.stopped, actor.stopped) == (1, 0)
+    (entry,) = (await ledger.queue(QueueQuery())).tasks
+    assert (entry.task.id, entry.state, entry.holder_lost) == (followed, "queued", False)
+    assert endings(await stage.steps(followed)) == []
+
+
 async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_queue(ledger: LogLedger) -> None:
     actor, crew = Actor(), Crew(ledger)
     stage = Stage(ledger, crew)

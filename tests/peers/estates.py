@@ -241,7 +241,7 @@ async def estate(
                 PeerBody(requesting),
                 idempotent=True,
                 on_lost="requeue",
-                attempts_max=None,
+                follows=True,
             )
         made = Estate(
             home.name,

@@ -4,8 +4,9 @@ A lease is taken only when its body can start now, and is durable before it does
 or from the queue, as many as there are free places. When a lease is lost (canceled, timed out, repaired) its body is
 stopped; one that does not stop is abandoned, and nothing it says later is heard.
 
-Stopping takes nothing new and waits for what is under way. What is then still running is stopped: idempotent work goes
-back to the queue, the rest is marked interrupted, for an operator. None of it becomes failed or canceled by that.
+Stopping takes nothing new and waits for what is under way; for jobs that only follow work elsewhere no longer than
+there are others, which may need what they hear. What is then still running is stopped: idempotent work goes back to the
+queue, the rest is marked interrupted, for an operator. None of it becomes failed or canceled by that.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Employment:
 
     __slots__ = (
         "_crew",
-        "attempts_max",
         "body",
         "concurrency",
+        "follows",
         "free",
         "freed",
         "idempotent",
@@ -61,7 +62,7 @@ class Employment:
     timeout_ms: int | None
     idempotent: bool
     on_lost: OnLost
-    attempts_max: int | None
+    follows: bool
 
     def __init__(self, crew: Crew, identity: AgentId, starter: Starter) -> None:
         self._crew = crew
@@ -105,6 +106,8 @@ class Crew:
         self._stopping = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._fewer = asyncio.Event()
+        """While it stops: somebody is done."""
         self._others: set[asyncio.Task[None]] = set()
         self.delegations: Delegations | None = None
         """By which jobs call other agents; it needs the crew itself, so it is set afterwards. None: they cannot."""
@@ -119,12 +122,13 @@ class Crew:
         timeout_ms: int | None = None,
         idempotent: bool = False,
         on_lost: OnLost = "hold",
-        attempts_max: int | None = ATTEMPTS_MAX,
+        follows: bool = False,
     ) -> None:
         """From now on this body does the work that is sent to this identity, `concurrency` (0: as usual) at once.
 
-        `timeout_ms` is for tasks that have none of their own; the ledger sees to those that do. `attempts_max`: how
-        often lost work is begun again by itself; None, where that only follows work elsewhere: as often as it is lost.
+        `timeout_ms` is for tasks that have none of their own; the ledger sees to those that do. `follows`: it only
+        follows work elsewhere, which goes on without it. So it is begun again as often as it is lost, and a stop does
+        not wait for it.
         """
         if on_lost == "requeue" and not idempotent:
             raise ValueError('on_lost="requeue" needs idempotent=True: the lost work may have been done')
@@ -144,7 +148,7 @@ class Crew:
         known.timeout_ms = timeout_ms
         known.idempotent = idempotent
         known.on_lost = on_lost
-        known.attempts_max = attempts_max
+        known.follows = follows
 
     def dismiss(self, identity: AgentId) -> None:
         """Takes no more work; what it is at goes on."""
@@ -219,6 +223,8 @@ class Crew:
         employment.give_back()
         if not self._jobs:
             self._idle.set()
+        if not self._running:
+            self._fewer.set()
 
     # Stopping one job
 
@@ -255,14 +261,14 @@ class Crew:
     # Taking work
 
     async def run(self) -> None:
-        """Until `stop`, and until all that was begun has ended. Canceled: what is left is put down."""
+        """Until `stop`, and until all work here has ended. Canceled, or once it has: what is left is put down."""
         self._running = True
         for employment in self._employed.values():
             self._hire(employment)
         try:
             await self._stopping.wait()
             await self._leave_queues()
-            await self.idle()
+            await self._finished()
         finally:
             self._running = False
             self._stopping.set()
@@ -270,9 +276,15 @@ class Crew:
             await _see_through(self._put_down())
 
     def stop(self) -> None:
-        """Take nothing new. `run` returns when what is under way has ended."""
+        """Take nothing new. `run` returns when what is under way here has ended."""
         self._running = False
         self._stopping.set()
+
+    async def _finished(self) -> None:
+        """Until nobody is at work, but for those who follow what goes on without them."""
+        while not all(employment.follows for employment in self._jobs.values()):
+            self._fewer.clear()
+            await self._fewer.wait()
 
     def _hire(self, employment: Employment) -> None:
         taker = asyncio.create_task(self._take_all(employment))
@@ -391,7 +403,7 @@ class Crew:
         command: RepairCommand = Requeue(Posture.IDEMPOTENT, entry.lease_id)
         if employment.on_lost == "fail":
             command = ForceError("the agent was lost while it worked on this", entry.lease_id)
-        elif employment.attempts_max is not None and entry.attempt >= employment.attempts_max:
+        elif not employment.follows and entry.attempt >= ATTEMPTS_MAX:
             log.warning("agent.lost_held", extra={"task_id": entry.task.id, "attempts": entry.attempt})
             return
         reason = f"its holder was lost, and the agent says on_lost={employment.on_lost}"

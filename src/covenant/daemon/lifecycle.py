@@ -1,8 +1,9 @@
 """A daemon's life: open, listen, work, stop. One loop, and everything that runs belongs to one task group.
 
-Stopping, in this order: no more leases and no more waits; the daemon's own agents finish what they hold; requests under
-way get the rest of the grace time; the doors close; the ledger is flushed and closed. Leases of workers outside stay as
-they are: a stop takes nothing away from anybody. A second signal ends the grace time.
+Stopping, in this order: no more leases and no more waits; the daemon's own agents finish what they hold, except what
+only follows work elsewhere; requests under way get the rest of the grace time; the doors close; the ledger is flushed
+and closed. Leases of workers outside stay as they are: a stop takes nothing away from anybody. A second signal ends the
+grace time.
 """
 
 from __future__ import annotations

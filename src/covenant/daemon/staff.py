@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from covenant.agents.crew import ATTEMPTS_MAX, Crew
+from covenant.agents.crew import Crew
 from covenant.agents.discovery import Found
 from covenant.agents.job import Body
 from covenant.agents.peer import Desk, PeerBody
@@ -127,7 +127,7 @@ class Staff:
             timeout_ms=timeout_ms,
             idempotent=constitution.idempotent or again,
             on_lost="requeue" if again else constitution.on_lost,
-            attempts_max=None if peers else ATTEMPTS_MAX,
+            follows=peers,
         )
 
     def _dismiss(self, tenant: str, agent_id: str) -> None:
