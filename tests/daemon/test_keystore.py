@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from covenant.daemon.home import KEY_NAME, LockedHome, UnsafeHome, _write_aside, make_key, read_key
+from covenant.daemon.home import KEY_NAME, LockedHome, UnsafeHome, _write_aside, make_key, read_key, save_secret
 from covenant.daemon.keystore import CHANGE_NAME, PREKEYS_NAME, Keystore, find_passphrase
 from covenant.model.errors import SettingsError
 from covenant.peers.keyring import PREKEYS_KEPT_MAX, Keyring
@@ -171,6 +171,67 @@ class TestPrekeys:
         store.save_prekeys(saved)
         _write_aside(tmp_path / PREKEYS_NAME, '{"prekeys": [{"pre')
         assert (list(store.read_prekeys()), names(tmp_path)) == (saved, [PREKEYS_NAME])
+
+
+class TestAnotherPassphrase:
+    @pytest.mark.parametrize(("before", "after"), [(None, "new"), ("old", "new"), ("old", None), ("old", "old")])
+    def test_both_secrets_open_with_the_new_one_alone_and_are_what_they_were(
+        self, tmp_path: Path, before: str | None, after: str | None
+    ) -> None:
+        key = keystore(tmp_path, before).make_key(new_private_key)
+        saved = prekeys(key)
+        keystore(tmp_path, before).save_prekeys(saved)
+        _write_aside(tmp_path / PREKEYS_NAME, "left by somebody who was cut off")
+        assert keystore(tmp_path, before).relock(after)
+        now = keystore(tmp_path, after)
+        assert (now.read_key(), list(now.read_prekeys()), now.locked) == (key, saved, after is not None)
+        for name in (KEY_NAME, PREKEYS_NAME):
+            path = tmp_path / name
+            assert (is_locked(path.read_bytes()), mode(path)) == (after is not None, 0o600)
+        assert names(tmp_path) == [KEY_NAME, PREKEYS_NAME]
+        if before not in (None, after) and after is not None:
+            with pytest.raises(LockedHome):
+                keystore(tmp_path, before).read_key()
+
+    def test_a_wrong_one_changes_nothing(self, tmp_path: Path) -> None:
+        keystore(tmp_path).save_prekeys(prekeys(keystore(tmp_path).make_key(new_private_key)))
+        before = [(tmp_path / name).read_bytes() for name in (KEY_NAME, PREKEYS_NAME)]
+        for wrong in ("battery staple", None):
+            with pytest.raises(LockedHome):
+                keystore(tmp_path, wrong).relock("new")
+        assert [(tmp_path / name).read_bytes() for name in (KEY_NAME, PREKEYS_NAME)] == before
+
+    @pytest.mark.parametrize(("before", "after"), [(None, "new"), ("old", "new"), ("old", None)])
+    def test_cut_off_half_way_the_old_one_opens_the_key_and_the_next_try_loses_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None, after: str | None
+    ) -> None:
+        key = keystore(tmp_path, before).make_key(new_private_key)
+        saved = prekeys(key)
+        keystore(tmp_path, before).save_prekeys(saved)
+
+        def cut_off(path: Path, text: str) -> None:
+            if path.name == Path(KEY_NAME).name:
+                raise OSError("no space left on device")
+            save_secret(path, text)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("covenant.daemon.keystore.save_secret", cut_off)
+            with pytest.raises(OSError, match="no space"):
+                keystore(tmp_path, before).relock(after)
+        assert keystore(tmp_path, before).read_key() == key
+        assert is_locked((tmp_path / PREKEYS_NAME).read_bytes()) == (after is not None)
+        assert keystore(tmp_path, before).relock(after)
+        now = keystore(tmp_path, after)
+        assert (now.read_key(), list(now.read_prekeys())) == (key, saved)
+
+    def test_prekeys_that_open_with_neither_are_left_to_the_next_start(self, tmp_path: Path) -> None:
+        key = keystore(tmp_path).make_key(new_private_key)
+        keystore(tmp_path, "of somebody else").save_prekeys(prekeys(key))
+        before = (tmp_path / PREKEYS_NAME).read_bytes()
+        assert not keystore(tmp_path).relock("new")
+        assert keystore(tmp_path, "new").read_key() == key
+        assert (tmp_path / PREKEYS_NAME).read_bytes() == before
+        assert list(keystore(tmp_path, "new").read_prekeys()) == []
 
 
 class TestLocker:

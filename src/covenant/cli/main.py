@@ -27,6 +27,7 @@ MODULES: Final = {
     "mcp": "covenant.cli.mcp",
     "settings": "covenant.cli.settings",
     "doctor": "covenant.cli.doctor",
+    "passphrase": "covenant.cli.passphrase",
     "version": "covenant.cli.version",
 }
 

@@ -6,16 +6,17 @@
 
 With a passphrase, from COVENANT_PASSPHRASE or the file that COVENANT_PASSPHRASE_FILE names, the two secrets are locked
 (`seal.locking`), and those that are not yet are locked in place. A key that is locked is never replaced for want of its
-passphrase; prekeys that cannot be read are, since others find out by themselves.
+passphrase; prekeys that cannot be read are, since others find out by themselves. `relock` changes the passphrase.
 
-Only the daemon that holds the home's lock writes; reading the key is for anybody. Unlocking takes half a second of a
-processor: call it from a thread.
+Only whoever holds the home's lock writes; reading the key is for anybody. Unlocking takes half a second of a processor:
+call it from a thread.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -64,20 +65,31 @@ def find_passphrase(variables: Mapping[str, str]) -> str | None:
         raise SettingsError(f"{PASSPHRASE_VARIABLE} and {PASSPHRASE_FILE_VARIABLE} are both set; keep one")
     if not named:
         return said or None
-    path = Path(named).expanduser()
+    return read_passphrase(Path(named).expanduser(), PASSPHRASE_FILE_VARIABLE)
+
+
+def read_passphrase(path: Path, named_by: str) -> str:
+    """From a file for its owner alone. Raises SettingsError and UnsafeHome."""
     try:
         passphrase = read_secret_bytes(path, PASSPHRASE_BYTES_MAX).decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise SettingsError(f"{PASSPHRASE_FILE_VARIABLE}: {path} is not text in UTF-8") from None
+        raise SettingsError(f"{named_by}: {path} is not text in UTF-8") from None
     if not passphrase:
-        raise SettingsError(f"{PASSPHRASE_FILE_VARIABLE}: {path} is empty; put the passphrase into it")
+        raise SettingsError(f"{named_by}: {path} is empty; put the passphrase into it")
     return passphrase
 
 
 class Keystore:
     def __init__(self, home: Path, passphrase: str | None, *, cost: int = COST) -> None:
         self._home = home
-        self._locker = Locker(passphrase, cost=cost) if passphrase is not None else None
+        self._cost = cost
+        self._locker = _locker(passphrase, cost)
+
+    @property
+    def locked(self) -> bool:
+        """Whether there is a key, and it needs a passphrase."""
+        path = self._home / KEY_NAME
+        return (path.exists() or path.is_symlink()) and LOCKED_MARK in read_secret(path)
 
     def read_key(self) -> bytes | None:
         """None if this home has none yet. Raises LockedHome and UnsafeHome."""
@@ -88,7 +100,7 @@ class Keystore:
         if self._locker is None:
             return parse_key(path, text)
         if LOCKED_MARK in text:
-            return parse_key(path, self._unlock(path, text.encode()).decode("ascii", "replace"))
+            return parse_key(path, _unlock(self._locker, path, text.encode()).decode("ascii", "replace"))
         return parse_key(path, text)
 
     def lock_key(self) -> bool:
@@ -97,10 +109,42 @@ class Keystore:
         text = read_secret(path)
         if self._locker is None or LOCKED_MARK in text:
             return False
-        save_secret(path, self._locked(parse_key(path, text).hex()))
-        # What an earlier start may have left half done is not locked.
-        drop_unfinished(path)
+        self._save_key(parse_key(path, text))
         return True
+
+    def relock(self, passphrase: str | None) -> bool:
+        """Lock both secrets with this passphrase from now on, or with none. Raises LockedHome and UnsafeHome.
+
+        False: the prekeys open with neither and stay as they are. They go first: cut off between the two, the key opens
+        as before, and doing it again does the rest. Prekeys that do not open with their key's passphrase are made anew
+        by the next start.
+        """
+        key = self.read_key()
+        if key is None:
+            raise UnsafeHome(f"{self._home / KEY_NAME} is not there; put it back from a backup")
+        before, self._locker = self._locker, _locker(passphrase, self._cost)
+        kept = self._relock_prekeys(before)
+        self._save_key(key)
+        return kept
+
+    def _relock_prekeys(self, before: Locker | None) -> bool:
+        path = self._home / PREKEYS_NAME
+        if not path.exists() and not path.is_symlink():
+            return True
+        data = read_secret_bytes(path, FILE_BYTES_MAX)
+        # With ours, if an earlier try came as far as this.
+        for locker in (before, self._locker):
+            with suppress(ValueError, LockedHome):
+                self.save_prekeys(_open_prekeys(locker, path, data))
+                drop_unfinished(path)
+                return True
+        return False
+
+    def _save_key(self, key: bytes) -> None:
+        path = self._home / KEY_NAME
+        save_secret(path, key.hex() if self._locker is None else self._locked(key.hex()))
+        # What was left half done by somebody who was cut off may be locked with less.
+        drop_unfinished(path)
 
     def make_key(self, new_key: Callable[[], bytes]) -> bytes:
         """A first key. Only for a ledger that knows nobody yet: whatever was signed with another would be worthless."""
@@ -117,13 +161,12 @@ class Keystore:
         if not path.exists() and not path.is_symlink():
             return ()
         data = read_secret_bytes(path, FILE_BYTES_MAX)
-        was_locked = LOCKED_MARK.encode() in data
         try:
-            prekeys = _decode(self._unlock(path, data) if was_locked else data)
+            prekeys = _open_prekeys(self._locker, path, data)
         except (ValueError, LockedHome) as wrong:
             log.warning("%s cannot be read, and is made anew: %s", path, wrong)
             return ()
-        if self._locker is not None and not was_locked:
+        if self._locker is not None and not _is_locked(data):
             self.save_prekeys(prekeys)
         return prekeys
 
@@ -149,17 +192,27 @@ class Keystore:
         assert self._locker is not None
         return self._locker.lock(text.encode()).decode().strip()
 
-    def _unlock(self, path: Path, data: bytes) -> bytes:
-        if self._locker is None:
-            raise LockedHome(f"{path} is locked with a passphrase; set {PASSPHRASE_VARIABLE}")
-        try:
-            return self._locker.unlock(data)
-        except KeyLocked as locked:
-            raise LockedHome(
-                f"{path} stays locked: {locked}; set the right {PASSPHRASE_VARIABLE}, or put back a backup of it"
-            ) from None
+
+def _locker(passphrase: str | None, cost: int) -> Locker | None:
+    return Locker(passphrase, cost=cost) if passphrase is not None else None
 
 
-def _decode(data: bytes) -> tuple[PrivatePrekey, ...]:
-    read = msgspec.json.decode(data, type=_KeptPrekeys)
+def _is_locked(data: bytes) -> bool:
+    return LOCKED_MARK.encode() in data
+
+
+def _unlock(locker: Locker | None, path: Path, data: bytes) -> bytes:
+    if locker is None:
+        raise LockedHome(f"{path} is locked with a passphrase; set {PASSPHRASE_VARIABLE}")
+    try:
+        return locker.unlock(data)
+    except KeyLocked as locked:
+        raise LockedHome(
+            f"{path} stays locked: {locked}; set the right {PASSPHRASE_VARIABLE}, or put back a backup of it"
+        ) from None
+
+
+def _open_prekeys(locker: Locker | None, path: Path, data: bytes) -> tuple[PrivatePrekey, ...]:
+    """Raises LockedHome, and ValueError if they are none."""
+    read = msgspec.json.decode(_unlock(locker, path, data) if _is_locked(data) else data, type=_KeptPrekeys)
     return tuple(PrivatePrekey(each.prekey, bytes.fromhex(each.private_key)) for each in read.prekeys)

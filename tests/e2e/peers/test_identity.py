@@ -165,3 +165,34 @@ def test_a_locked_home_opens_with_its_passphrase_alone(short_path: Path) -> None
         vault.start()
         assert (vault.id, secrets[0].read_text()) == (who, before)
         assert vault.receive(friend.envelope(vault)).status == 200
+
+
+@pytest.mark.slow
+def test_with_another_passphrase_an_instance_is_who_it_was_and_reads_what_was_sealed_before(short_path: Path) -> None:
+    new_file = short_path / "new"
+    new_file.touch(0o600)
+    new_file.write_text("other words")
+    change = ("passphrase", "--new-file", str(new_file), "--json")
+    with world(short_path) as made, Actor("friend") as friend:
+        vault = made.node("vault", AGENTS, env={PASSPHRASE_VARIABLE: "words"})
+        friend.known_to(vault)
+        who, sealed = vault.id, friend.envelope(vault)
+        secrets = [vault.home / "identity" / name for name in ("local.key", "prekeys.json")]
+        before = [path.read_bytes() for path in secrets]
+        running = covenant("--home", str(vault.home), *change, env=vault.env)
+        assert (running.code, running.json["code"]) == (1, "daemon_runs")
+        assert "stop it first" in running.err
+        assert [path.read_bytes() for path in secrets] == before
+        vault.stop()
+        changed = covenant("--home", str(vault.home), *change, env=vault.env)
+        assert changed.json == {
+            "kind": "passphrase",
+            "home": str(vault.home),
+            "change": "changed",
+            "prekeys_kept": True,
+        }
+        vault.env[PASSPHRASE_VARIABLE] = "other words"
+        vault.start()
+        assert vault.id == who
+        assert vault.receive(sealed).status == 200
+        assert "words" not in vault.log
