@@ -1,15 +1,20 @@
 """What leaves for a peer: searched for secrets, in each mode, and no more of it than the settings allow."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
 
+from covenant.agents.authoring import Agent
 from covenant.model.content import Json, Text
-from covenant.model.delegating import COMPLETED
+from covenant.model.delegating import CANCELLED, COMPLETED, REJECTED, RUNNING
+from covenant.model.delegation import Cancel
 from covenant.model.folding import TaskState
 from covenant.model.update import StatusUpdate
+from covenant.peers.egress import REASON_CHARS_MAX, clear_reason
 from covenant.seal.evidence import verify_evidence
 from tests.peers.estates import Estate, changed, pair, said, worker
 
@@ -27,6 +32,11 @@ async def leak(turn: Any) -> Any:
     yield turn.status(f"the key is {SECRET}")
     yield turn.data({"api_key": SECRET})
     yield f"here: {SECRET}; {HONEST}"
+
+
+async def endless(_: Any) -> str:
+    await asyncio.Event().wait()
+    return "never"
 
 
 async def everything(at: Estate, task_id: Any) -> str:
@@ -91,6 +101,57 @@ async def test_a_result_with_a_secret_is_held_back_where_that_is_the_setting(tmp
         assert not any("the key is" in text for text in texts)
         assert rita.delegation(task_id).broken == ()
         assert len(paul.works()) == 1
+
+
+SAID = {
+    "redact": "[redacted:github_token]",
+    "block": None,
+    "warn": SECRET,
+    "off": SECRET,
+}
+"""What stands in the place of a secret; None: all of the words stay here."""
+
+
+@pytest.mark.parametrize("mode", SAID)
+async def test_why_something_is_cancelled_is_searched_too_and_it_is_cancelled_in_any_case(
+    tmp_path: Path, mode: Any
+) -> None:
+    async with pair(tmp_path, worker(endless), ours=changed(redaction=mode), theirs=changed(redaction="off")) as (
+        rita,
+        paul,
+    ):
+        task_id = await rita.delegate(paul)
+        await rita.stands(task_id, RUNNING)
+        await rita.requesting.cancel(task_id, f"I gave it {SECRET}")
+        delegation = await rita.stands(task_id, CANCELLED)
+        stands_there = SAID[mode]
+        told = f"I gave it {stands_there}" if stands_there is not None else "cancelled by the peer"
+        assert delegation.reason == f"canceled: {told}"
+        assert delegation.redacted == (mode != "off")
+        assert paul.works()[0].state is CANCELLED
+
+
+@pytest.mark.parametrize("mode", SAID)
+async def test_why_something_is_rejected_is_searched_too(tmp_path: Path, mode: Any) -> None:
+    picky = Agent("worker", input_modes=[f"text/x; {SECRET}"])
+    picky(echo)
+    async with pair(tmp_path, picky, theirs=changed(redaction=mode)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        await rita.ended(task_id)
+        stands_there = SAID[mode]
+        told = f"this agent takes text/x; {stands_there}, not text/plain" if stands_there is not None else ""
+        assert (rita.delegation(task_id).state, rita.delegation(task_id).reason) == (REJECTED, told)
+        (work,) = paul.works()
+        assert (work.reason, work.redacted) == (told, mode != "off")
+
+
+@pytest.mark.parametrize("before", range(440, 500, 10))
+def test_a_reason_is_not_cut_in_the_middle_of_a_secret_before_anybody_looks(before: int) -> None:
+    cancel = Cancel(offer_id=str(uuid4()), reason=f"{'x ' * (before // 2)}{SECRET} and more" + " y" * 300)
+    cleared = clear_reason(cancel, "redact")
+    assert (cleared.found, SECRET[:8] in cleared.message.reason) == (1, False)
+    assert len(cleared.message.reason) == REASON_CHARS_MAX
+    assert len(clear_reason(cancel, "off").message.reason) == REASON_CHARS_MAX
 
 
 async def test_the_conversation_stays_where_it_was_held_where_that_is_the_setting(tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ from covenant.peers.settings import PeerSettings
 from covenant.peers.transcript import Transcriber
 from covenant.seal.proofs import line_salt
 from covenant.wire import peers as wire
-from covenant.wire.redaction import Finding
 
 PAUSE_S: Final = 0.25
 """Between two status messages that say something new."""
@@ -167,7 +166,7 @@ class Attendant:
             means.settings.redaction,
         )
         report = cleared.message
-        self._note(cleared.findings)
+        egress.note(self._key, cleared.findings)
         told = Tell(
             key=delegation.key,
             happenings=("start", "status") if self._started and delegation.state is ACCEPTED else ("status",),
@@ -194,7 +193,7 @@ class Attendant:
         if delegation is None or delegation.ended:
             return
         conclusion = await self._concluded(delegation)
-        self._note(conclusion.findings)
+        egress.note(self._key, conclusion.findings)
         result = conclusion.result
         changes = Changes(
             usage=result.token_usage,
@@ -225,11 +224,6 @@ class Attendant:
         if sum(len(line.content) + len(line.tool_result or "") for line in lines) < HEAVY_CHARS and not _large(work):
             return conclude(work, means.private_key, settings, now_ms)
         return await asyncio.to_thread(conclude, work, means.private_key, settings, now_ms)
-
-    def _note(self, findings: tuple[Finding, ...]) -> None:
-        if findings:
-            fields = {"peer": self._key.peer, "offer_id": self._key.offer_id, "found": egress.told(findings)}
-            log.warning("peer.secrets_found", extra=fields)
 
 
 def said(message: Any, *, latest: bool = False) -> Said:

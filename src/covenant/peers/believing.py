@@ -158,4 +158,5 @@ def _stop(incoming: Incoming, delegation: Delegation, heard: str, changes: Chang
 
 
 def canceling(delegation: Delegation, reason: str) -> Cancel:
-    return Cancel(offer_id=delegation.offer_id, delegation_id=delegation.delegation_id, reason=reason[:500])
+    """As it was meant: what others have written in it is cleared before it leaves (`egress.clear_reason`)."""
+    return Cancel(offer_id=delegation.offer_id, delegation_id=delegation.delegation_id, reason=reason)

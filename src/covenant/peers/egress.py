@@ -1,23 +1,27 @@
-"""What leaves for a peer, searched for secrets first: what is offered, reported and answered.
+"""What leaves for a peer, searched for secrets first: what is offered, rejected, reported, cancelled and answered.
 
 Only words and values are looked at; ids, numbers and signatures are not changed. Whoever signs something signs what was
 cleared. What was found is told by path and kind, never as what it was. In the mode `block` an offer with a secret is
-refused, a report goes without its words, and of a result nothing goes but that it was held back.
+refused; a report, a cancel and a reject go without their words; and of a result nothing goes but that it was held back.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from covenant.model.content import Content
+from covenant.model.correspondence import DelegationKey
 from covenant.model.delegation import (
     CONTEXT_CHARS_MAX,
     RESULT_CHARS_MAX,
     TASK_CHARS_MAX,
+    Cancel,
     DelegationResult,
     Offer,
+    Reject,
     StatusReport,
     TranscriptEntry,
 )
@@ -29,10 +33,13 @@ from covenant.wire.redaction import Finding
 HELD_BACK: Final = "secret_found"
 MESSAGE_CHARS_MAX: Final = 4_000
 ERROR_CHARS_MAX: Final = 10_000
+REASON_CHARS_MAX: Final = 500
 LINE_MEMBERS: Final = ("content", "tool_calls", "tool_result")
 
 M = TypeVar("M")
+R = TypeVar("R", Cancel, Reject)
 replace = msgspec.structs.replace
+log = logging.getLogger(__name__)
 
 
 class Cleared(NamedTuple, Generic[M]):
@@ -52,6 +59,12 @@ def told(findings: tuple[Finding, ...]) -> str:
     return ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
 
 
+def note(key: DelegationKey, findings: tuple[Finding, ...]) -> None:
+    """In the log, for whoever runs this instance."""
+    if findings:
+        log.warning("peer.secrets_found", extra={"peer": key.peer, "offer_id": key.offer_id, "found": told(findings)})
+
+
 def clear_offer(offer: Offer, mode: Redaction) -> Cleared[Offer]:
     """`secret_found`, if it is not to be sent."""
     if mode == "off":
@@ -67,6 +80,15 @@ def clear_offer(offer: Offer, mode: Redaction) -> Cleared[Offer]:
         raise TooLarge("offer_too_large", "without the secrets that were found in it, it is too long to be offered")
     parts = msgspec.convert(clean["parts"], tuple[Content, ...])
     return Cleared(replace(offer, task=clean["task"], context=clean["context"], parts=parts), found.findings)
+
+
+def clear_reason(message: R, mode: Redaction) -> Cleared[R]:
+    """Searched as it was given, and cut only then: half a secret looks like none."""
+    if mode == "off":
+        return Cleared(replace(message, reason=message.reason[:REASON_CHARS_MAX]))
+    found = redaction.redact({"reason": message.reason}, mode)
+    reason = "" if found.blocked else found.value["reason"][:REASON_CHARS_MAX]
+    return Cleared(replace(message, reason=reason), found.findings)
 
 
 def clear_report(report: StatusReport, mode: Redaction) -> Cleared[StatusReport]:

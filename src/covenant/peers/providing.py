@@ -42,6 +42,7 @@ from covenant.model.tenant import DEFAULT
 from covenant.peers.admission import BUSY_RETRY_MS, Facts, OfferRate, Rejected, Terms, judge
 from covenant.peers.answering import Offering, barred, budget_max
 from covenant.peers.attending import Attendant, Means, said
+from covenant.peers.egress import Cleared, clear_reason, note
 from covenant.peers.incoming import Incoming
 from covenant.peers.keyring import Keyring
 from covenant.peers.naming import as_agent
@@ -149,13 +150,14 @@ class Providing:
             return await self._reject(incoming, offer, Rejected(code, refusal.message, refusal.retry_after_ms))
         if heard.known:
             over = Rejected("expired", "this offer was taken once, and what came of it is not kept any more")
+            reject = self._cleared(key, _rejecting(offer, over))
             await self._ledger.commit(
                 Tell(
                     key=key,
                     begin=self._begin(incoming.peer, offer),
                     happenings=("offer", "reject"),
-                    changes=_why(over),
-                    said=(said(_rejecting(offer, over)),),
+                    changes=_why(reject),
+                    said=(said(reject.message),),
                 )
             )
         elif heard.moved is not None and heard.moved.changed:
@@ -197,16 +199,22 @@ class Providing:
 
     async def _reject(self, incoming: Incoming, offer: Offer, rejected: Rejected) -> Heard:
         begin = self._begin(incoming.peer, offer)
+        reject = self._cleared(begin.key, _rejecting(offer, rejected))
         return await self._ledger.commit(
             Hear(
                 envelope=incoming.envelope,
                 key=begin.key,
                 begin=begin,
                 happenings=("offer", "reject"),
-                changes=_why(rejected),
-                said=(said(_rejecting(offer, rejected)),),
+                changes=_why(reject),
+                said=(said(reject.message),),
             )
         )
+
+    def _cleared(self, key: DelegationKey, reject: Reject) -> Cleared[Reject]:
+        cleared = clear_reason(reject, self._settings.redaction)
+        note(key, cleared.findings)
+        return cleared
 
     async def _answer_again(self, incoming: Incoming, known: Delegation) -> Heard:
         """As before. What has ended is told already, or is on its way."""
@@ -225,7 +233,7 @@ class Providing:
                 reason=known.reason or "",
                 retry_after=known.retry_after_ms,
             )
-            await self._ledger.commit(Tell(key=known.key, said=(said(reject),)))
+            await self._ledger.commit(Tell(key=known.key, said=(said(self._cleared(known.key, reject).message),)))
         return heard
 
     async def _hear_cancel(self, incoming: Incoming, cancel: Cancel) -> Heard:
@@ -364,11 +372,13 @@ def _rejecting(offer: Offer, rejected: Rejected) -> Reject:
     return Reject(
         offer_id=offer.offer_id,
         code=rejected.code,
-        reason=rejected.reason[:500],
+        reason=rejected.reason,
         retry_after=rejected.retry_after_ms if rejected.code != "busy" else rejected.retry_after_ms or BUSY_RETRY_MS,
         versions=SUPPORTED_VERSIONS if rejected.code == "version" else None,
     )
 
 
-def _why(rejected: Rejected) -> Changes:
-    return Changes(code=rejected.code, reason=rejected.reason[:500], retry_after_ms=rejected.retry_after_ms)
+def _why(reject: Cleared[Reject]) -> Changes:
+    """In the words that the peer is told: whoever asks again is told the same."""
+    told = reject.message
+    return Changes(code=told.code, reason=told.reason, retry_after_ms=told.retry_after, redacted=reject.found)

@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.peer_commands import Changes, Hear, Heard, Moved, Tell
 from covenant.ledger.machine.peering import unknown_delegation
@@ -28,7 +30,7 @@ from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.peer import InstanceId
 from covenant.model.task import Task
-from covenant.peers import believing
+from covenant.peers import believing, egress
 from covenant.peers.acquaintances import Acquaintances, as_refusal
 from covenant.peers.attending import said
 from covenant.peers.believing import canceling
@@ -46,6 +48,7 @@ SILENT_INTERVALS: Final = 3
 SWEEP_S: Final = 1.0
 
 log = logging.getLogger(__name__)
+replace = msgspec.structs.replace
 
 
 class _Follower:
@@ -330,11 +333,16 @@ class Requesting:
         message: Offer | Cancel | None = None,
         by: AgentId | None = None,
     ) -> Moved:
+        changes = changes or Changes()
+        if isinstance(message, Cancel):
+            cleared = egress.clear_reason(message, self._settings.redaction)
+            egress.note(delegation.key, cleared.findings)
+            message, changes = cleared.message, replace(changes, redacted=delegation.redacted + cleared.found)
         return await self._ledger.commit(
             Tell(
                 key=delegation.key,
                 happenings=happenings,
-                changes=changes or Changes(),
+                changes=changes,
                 said=(said(message),) if message is not None else (),
                 by=by,
             )

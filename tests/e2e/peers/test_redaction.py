@@ -8,7 +8,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from covenant.model.delegation import DelegationResult, Offer, StatusReport
+from covenant.model.delegation import Cancel, DelegationResult, Offer, Reject, StatusReport
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.cast import AGENTS
 from tests.e2e.peers.conftest import Pair
@@ -22,13 +22,17 @@ AWS: Final = "AK" + "IA" + "IOSFODNN7EXAMPLQ"
 PEM: Final = "-----BEGIN " + "PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC\n-----END " + "PRIVATE KEY-----"
 CANARIES: Final = (GITHUB, ANTHROPIC, AWS, PEM)
 TASK: Final = f"clone with {GITHUB} and sign with {PEM}; max_token: 500"
+PICKY: Final = f"""
+picky = Agent("picky", input_modes=["text/{AWS}"])
+picky(say)
+"""
 CONTEXT: Final = f"the model's key is {ANTHROPIC}, the bucket's is {AWS}"
 
 
 @pytest.fixture(scope="module", params=["block", "warn", "off"])
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     with short_folder() as folder, world(folder) as made:
-        yield made.node(str(request.param), AGENTS, redaction=request.param)
+        yield made.node(str(request.param), AGENTS + PICKY, redaction=request.param)
 
 
 def known(node: Node) -> Actor:
@@ -117,6 +121,17 @@ def test_what_an_agent_says_of_its_progress_is_searched_too(pair: Pair) -> None:
         actor.until(DelegationResult)
 
 
+def test_why_an_operator_cancels_is_searched_too(pair: Pair) -> None:
+    with known(pair.alice) as actor:
+        offered = pair.alice.delegate("look around", "researcher", actor.name)
+        actor.until(Offer)
+        pair.alice.post(f"/delegations/{offered}/cancel", {"reason": f"{GITHUB} was in it; max_token: 500"})
+        cancel = actor.until(Cancel)
+        assert cancel.reason == "[redacted:github_token] was in it; max_token: 500"
+        assert pair.alice.delegation(offered)["delegation"]["redacted"] == 1
+    assert not leaked(pair.alice.log)
+
+
 def test_between_two_daemons_the_requester_sees_that_something_was_taken_out(pair: Pair) -> None:
     offered = pair.alice.delegate(f"{GITHUB} max_token: 500", "echo", "bob")
     ended = pair.alice.ended(offered)
@@ -157,6 +172,20 @@ def test_what_becomes_of_a_result_with_secrets_is_as_the_mode_says(node: Node) -
     else:
         assert result.result == f"echo {TASK}"
     assert (kept["redacted"] > 0) == (node.name != "off")
+
+
+def test_what_becomes_of_the_reason_of_a_cancel_or_a_reject_is_as_the_mode_says(node: Node) -> None:
+    with known(node) as actor:
+        offered = node.delegate("look around", "researcher", actor.name)
+        actor.until(Offer)
+        node.post(f"/delegations/{offered}/cancel", {"reason": f"{AWS} was in it"})
+        assert actor.until(Cancel).reason == ("" if node.name == "block" else f"{AWS} was in it")
+        actor.say(node, actor.offer(node, "picky"))
+        reject = actor.until(Reject)
+        why = f"this agent takes text/{AWS}, not text/plain"
+        assert (reject.code, reject.reason) == ("invalid", "" if node.name == "block" else why)
+    found = [each["redacted"] for each in node.delegations(peerId=actor.name)]
+    assert found == [int(node.name != "off")] * 2
 
 
 def test_in_every_mode_what_only_looks_like_a_secret_stays_as_it_is(node: Node) -> None:
