@@ -211,7 +211,15 @@ async def estate(
         lines = PeerLines(AddressGuard((), resolver=nobody))
         stack.push_async_callback(lines.close)
         providing = Providing(
-            ledger, keyring, catalogue, settings, us=OPERATOR, depth_max=DEPTH_MAX, now_ms=clock, used=crew.used
+            ledger,
+            keyring,
+            catalogue,
+            settings,
+            us=OPERATOR,
+            depth_max=DEPTH_MAX,
+            now_ms=clock,
+            used=crew.used,
+            begun=lambda key: max(courier.begun(key), reception.handed(key)),
         )
         acquaintances = Acquaintances(
             ledger, keyring, lines, settings, us=OPERATOR, offering=providing.offering, now_ms=clock

@@ -91,6 +91,7 @@ class Peering:
             depth_max=depth_max,
             now_ms=now_ms,
             used=crew.used,
+            begun=lambda key: max(self._courier.begun(key), self._reception.handed(key)),
         )
         acquaintances = Acquaintances(
             ledger, keyring, self._lines, ours, us=us, offering=self._providing.offering, now_ms=now_ms

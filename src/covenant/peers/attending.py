@@ -1,7 +1,7 @@
 """Attending to work that a peer has delegated to us: telling it how the work goes, and what came of it.
 
 One attendant follows one task until it has ended. What the agent says goes out as status, the latest word in place of
-those that nobody has fetched yet; if it says nothing, that it is still at work. A task that asks something back is
+one that is not on its way yet; if it says nothing, that it is still at work. A task that asks something back is
 ended: a delegation has no way to answer. The last word is the result with its proof; after it there is nothing to
 attend to. All of it is made from what the ledger has, so whoever attends after a restart says the same.
 """
@@ -49,13 +49,17 @@ log = logging.getLogger(__name__)
 
 
 class Means(NamedTuple):
-    """What all attendants share. `used` says what a task has used so far, where somebody here knows."""
+    """What all attendants share. `used` says what a task has used so far, where somebody here knows.
+
+    `begun`: up to which number the peer may have what was said of a delegation.
+    """
 
     ledger: Ledger
     private_key: bytes
     settings: PeerSettings
     us: AgentId
     used: Callable[[TaskId], Mapping[str, Any] | None]
+    begun: Callable[[DelegationKey], int]
 
 
 class Attendant:
@@ -177,7 +181,8 @@ class Attendant:
                 message=report.message,
                 redacted=delegation.redacted + cleared.found,
             ),
-            said=(said(report, latest=True),),
+            # What took the place of words that are on their way would be taken for delivered with them.
+            said=(said(report, latest=means.begun(delegation.key) < delegation.said),),
         )
         # A cancel may have come in between: then the next one says so.
         with suppress(Conflict):

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 TURNS: Final = 5
 """Of so many tries at a peer that takes nothing, one is with what was not tried for longest."""
 AWAY: Final = "connect_failed"
+STATUS: Final = "delegation_status"
 READ_MAX: Final = 64
 """Delegations whose parcels are read together, before anybody looks again."""
 MOVES_MAX: Final = 500
@@ -65,6 +66,8 @@ class _Round:
         self.passed_at = 0.0
         self.in_vain: dict[DelegationKey, float] = {}
         """When each that has not come through was tried last."""
+        self.begun: dict[DelegationKey, int] = {}
+        """Up to which number the peer may have each, by what we know."""
         self.heard_at_ms = peer.heard_at_ms
         self.url = peer.url
         self.count = 0
@@ -136,6 +139,11 @@ class Courier:
             found += each.held.values()
         return found + list(self._poller.troubles())
 
+    def begun(self, key: DelegationKey) -> int:
+        """Up to which number what was said of this has been read to be sent: nothing can take its place any more."""
+        round_ = self._rounds.get(key.peer)
+        return max(round_.begun.get(key, 0) if round_ is not None else 0, self._ahead.get(key, 0))
+
     async def _leave(self, *helpers: asyncio.Task[None]) -> None:
         rounds, self._rounds = self._rounds, {}
         tasks = [*helpers, *(each.task for each in rounds.values() if each.task is not None)]
@@ -180,6 +188,7 @@ class Courier:
                 self._look_up(round_, peer, sum(map(len, waiting)))
                 # Whoever is not under way now is begun by nobody else: what was read of it stays true.
                 due = self._due(round_, waiting)
+                round_.begun.update((parcels[0].delegation, parcels[0].seq) for parcels in due)
                 # But it may not be on disk yet, and must not be heard of before.
                 await self._ledger.durable()
                 for parcels in due:
@@ -221,7 +230,7 @@ class Courier:
 
     def _due(self, round_: _Round, waiting: Sequence[list[Parcel]]) -> Sequence[list[Parcel]]:
         keys = {parcels[0].delegation for parcels in waiting}
-        for kept in (round_.held, round_.in_vain):
+        for kept in (round_.held, round_.in_vain, round_.begun):
             for gone in [key for key in kept if key not in keys]:
                 del kept[gone]
         if round_.trouble is not None and _blames_one(round_.trouble):
@@ -260,7 +269,8 @@ class Courier:
         try:
             for parcel in parcels:
                 peer = self._reachable(round_.id)
-                if peer is None:
+                if peer is None or (parcel.typ == STATUS and parcel is not parcels[0]):
+                    # Newer words may have taken its place while those before it were sent: it is read again.
                     return
                 began = asyncio.get_running_loop().time()
                 failed = await self._hand(peer, parcel)

@@ -63,8 +63,8 @@ class HandingOut:
         self._us = us
         self._now_ms = now_ms
         self._waiting: dict[InstanceId, asyncio.Event] = {}
-        self._handed: dict[InstanceId, frozenset[DelegationKey]] = {}
-        """Of which delegations each peer had something in its last answer."""
+        self._handed: dict[InstanceId, dict[DelegationKey, int]] = {}
+        """Of which delegations each peer had something in its last answer, and up to which number."""
         self._closed = False
         ledger.on_peer(self._news)
 
@@ -76,6 +76,10 @@ class HandingOut:
         if poll.acks:
             await self._ledger.commit(MoveParcels(moves=_moves(peer.id, poll)))
         return Polled(envelopes=await self._wait(peer.id, poll.max, prekey, until))
+
+    def handed(self, key: DelegationKey) -> int:
+        """Up to which number the peer may have what was said of this, and has not said so yet."""
+        return self._handed.get(key.peer, {}).get(key, 0)
 
     def close(self) -> None:
         self._closed = True
@@ -132,8 +136,8 @@ class HandingOut:
         if peer is None or peer.denied:
             return ()
         letters, size = self._question(peer), 0
-        before = self._handed.pop(peer_id, frozenset())
-        handed: set[DelegationKey] = set()
+        before = self._handed.pop(peer_id, {})
+        handed: dict[DelegationKey, int] = {}
         left_out: set[DelegationKey] = set()
         # What was handed out last time and still waits may be what the peer can not take: it holds up nothing else.
         for parcel in sorted(self._ledger.parcels(peer_id), key=lambda each: each.delegation in before):
@@ -146,9 +150,9 @@ class HandingOut:
                 continue
             size += takes
             letters.append(_Letter(parcel.typ, body, parcel.seq))
-            handed.add(parcel.delegation)
+            handed[parcel.delegation] = parcel.seq
         if handed:
-            self._handed[peer_id] = frozenset(handed)
+            self._handed[peer_id] = handed
         return letters
 
     def _question(self, peer: Peer) -> list[_Letter]:

@@ -81,11 +81,12 @@ class Providing:
         depth_max: int,
         now_ms: Callable[[], int],
         used: Callable[[TaskId], Mapping[str, Any] | None] = lambda _: None,
+        begun: Callable[[DelegationKey], int] = lambda _: 0,
         rate: OfferRate | None = None,
     ) -> None:
         """`us`: who ends tasks here that cannot go on. `depth_max`: of calls in this instance.
 
-        `used`: what a task at work has used so far.
+        `used`: what a task at work has used so far. `begun`: up to which number the peer may have what we said.
         """
         self._ledger = ledger
         self._keyring = keyring
@@ -94,7 +95,7 @@ class Providing:
         self._depth_max = depth_max
         self._now_ms = now_ms
         self._rate = rate or OfferRate(settings, now_ms)
-        self._means = Means(ledger, keyring.private_key, settings, us, used)
+        self._means = Means(ledger, keyring.private_key, settings, us, used, begun)
         self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
         self._stopped = asyncio.Event()
 

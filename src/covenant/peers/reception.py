@@ -122,6 +122,10 @@ class Reception:
         await self._refusals.note(refused.code.value, refused.message, address, None)
         return told(refused)
 
+    def handed(self, key: DelegationKey) -> int:
+        """Up to which number the peer may have fetched what was said of this."""
+        return self._handing_out.handed(key)
+
     def close(self) -> None:
         """Answer those who wait, now and from now on: nothing is lost by it."""
         self._handing_out.close()

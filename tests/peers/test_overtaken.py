@@ -1,0 +1,93 @@
+"""What an agent says while its last word is still on its way: the peer hears it then, and not at the next heartbeat."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from covenant.ledger.machine.peer_commands import AddPeer
+from covenant.model.acquaintance import Peer
+from covenant.model.peer import Trust
+from covenant.testing.cast import OPERATOR
+from tests.e2e.peers.gate import Gate, says
+from tests.peers.estates import Estate, changed, estate, worker
+
+ACCEPT, STATUS = "delegation_accept", "delegation_status"
+SELDOM = changed(status_interval_ms=600_000)
+"""Nobody here waits for a heartbeat of this interval."""
+
+
+class Teller:
+    """Says what it is given, one word at a time."""
+
+    def __init__(self) -> None:
+        self.words: asyncio.Queue[str] = asyncio.Queue()
+
+    async def tell(self, turn: Any) -> Any:
+        while word := await self.words.get():
+            yield turn.status(word)
+        yield "done"
+
+
+@asynccontextmanager
+async def acquainted(home: Path, teller: Teller) -> AsyncIterator[tuple[Estate, Estate, Gate]]:
+    """Rita asks paul, whose teller works; what he says to her goes through the gate."""
+    async with (
+        estate(home / "rita") as rita,
+        estate(home / "paul", worker(teller.tell), settings=SELDOM) as paul,
+    ):
+        with Gate(rita.keys.port) as to_rita:
+            await rita.knows(paul)
+            keys = rita.keyring.bundle(paul.clock())
+            known = Peer(id=rita.id, name="rita", url=to_rita.url, trust=Trust.VERIFIED, keys=keys)
+            await paul.ledger.commit(AddPeer(by=OPERATOR, peer=known))
+            yield rita, paul, to_rita
+
+
+async def say(teller: Teller, paul: Estate, word: str) -> None:
+    """Until it is among what is to be sent."""
+    teller.words.put_nowait(word)
+    await paul.until(lambda: paul.works() and paul.works()[0].message == word)
+
+
+def waiting(paul: Estate, rita: Estate) -> list[str]:
+    return [each.typ for each in paul.ledger.parcels(rita.id)]
+
+
+async def test_what_is_said_while_the_word_before_is_on_its_way_is_heard_after_it(tmp_path: Path) -> None:
+    teller = Teller()
+    async with acquainted(tmp_path, teller) as (rita, paul, to_rita):
+        task_id = await rita.delegate(paul)
+        await say(teller, paul, "first")
+        await paul.until(lambda: waiting(paul, rita) == [])
+        assert rita.delegation(task_id).message == "first"
+
+        caught = to_rita.catch("answer", says(STATUS))
+        teller.words.put_nowait("second")
+        await asyncio.to_thread(caught.until)
+        for word in ("third", "fourth", "fifth"):
+            await say(teller, paul, word)
+        assert rita.delegation(task_id).message == "second"
+        assert waiting(paul, rita) == [STATUS, STATUS], "what only waits is replaced"
+        caught.pass_on()
+        await rita.until(lambda: rita.delegation(task_id).message == "fifth")
+
+        teller.words.put_nowait("")
+        await rita.ended(task_id)
+        assert (paul.works()[0].said, rita.delegation(task_id).broken) == (rita.delegation(task_id).heard, ())
+
+
+async def test_what_took_the_place_of_a_word_while_others_before_it_were_sent_is_what_is_sent(tmp_path: Path) -> None:
+    teller = Teller()
+    async with acquainted(tmp_path, teller) as (rita, paul, to_rita):
+        to_rita.shut()
+        task_id = await rita.delegate(paul)
+        await say(teller, paul, "first")
+        caught = to_rita.catch("answer", says(ACCEPT))
+        to_rita.open()
+        await asyncio.to_thread(caught.until)
+        await say(teller, paul, "second")
+        assert waiting(paul, rita) == [ACCEPT, STATUS]
+        caught.pass_on()
+        await rita.until(lambda: rita.delegation(task_id).message == "second")
