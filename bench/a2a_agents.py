@@ -14,8 +14,8 @@ long = Agent("long", description="Says two thousand words, one at a time")
 
 
 @echo
-async def say_again(turn: Turn) -> AsyncIterator[str]:
-    yield turn.text
+async def say_again(turn: Turn) -> str:
+    return turn.text
 
 
 @words

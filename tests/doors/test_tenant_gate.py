@@ -1,5 +1,6 @@
 """What is remembered of a credential: never that it is good, only whose it was."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -78,6 +79,17 @@ async def test_only_those_who_are_let_in_are_remembered_and_no_more_than_a_few(
         minted = await world.tenancy.add(world.principal, f"t{number}")
         assert gate.recognised(b"Bearer " + minted.token.encode()) is not None
         assert len(gate._recognised) <= remembered
+
+
+async def test_nobody_is_remembered_for_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = gate_of(world)
+    monkeypatch.setattr(tenant, "RECOGNISED_S", 0.0)
+    for _ in range(2):
+        assert gate.recognised(b"Bearer " + world.operator.token.encode()) is not None
+        assert len(gate._recognised) == 1
+        async with asyncio.timeout(10):
+            while gate._recognised:  # noqa: ASYNC110  (a timer empties it, and tells nobody)
+                await asyncio.sleep(0)
 
 
 async def test_a_tenant_is_out_at_its_next_request_on_the_same_connection(world: World) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from covenant.daemon.heads import Beginnings, Header, line
+from covenant.daemon.heads import Header, Heads, line
 from covenant.wire.sse import comment
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ STREAMS: Final = "/v1/"
 """Under here, what has no length is a stream of events."""
 
 log = logging.getLogger(__name__)
-_beginnings: Final = Beginnings()
+_heads: Final = Heads()
 
 
 class Cycle:
@@ -112,7 +112,7 @@ class Cycle:
             return False
         if self.disconnected:
             return True
-        begins = _beginnings.of(status, headers, at.server_state.default_headers)
+        begins = _heads.of(status, headers, at.server_state.default_headers)
         self._started, self._expects = True, False
         self._end(b"%b%d\r\n\r\n%b" % (begins, len(body), body))
         return True

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, ST
 Header = tuple[bytes, bytes]
 
 REMEMBERED_MAX: Final = 1_024
-"""How many headers are remembered as they are written, and how many beginnings."""
+"""How many headers are remembered as they are written, and how many heads."""
 
 _lines: Final[dict[Header, bytes]] = {}
 
@@ -30,8 +30,8 @@ def _line(header: Header) -> bytes:
     return written
 
 
-class Beginnings:
-    """Heads up to the length of the body, for answers whose length is all that differs."""
+class Heads:
+    """As far as the length of the body, for answers whose length is all that differs."""
 
     __slots__ = ("_defaults", "_written")
 

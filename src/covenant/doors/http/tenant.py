@@ -6,6 +6,7 @@ revoked or of a disabled tenant gets one and the same 401, and is audited before
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 RECOGNISED_MAX: Final = 256
 """How many credentials are remembered: of those who were let in, so that nobody else can fill it."""
+RECOGNISED_S: Final = 60.0
+"""For how long at most. Elsewhere a token is kept as its hash, if at all."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -70,6 +73,8 @@ class TenantGate:
             return None
         if len(self._recognised) >= RECOGNISED_MAX:
             self._recognised.clear()
+        if not self._recognised:
+            asyncio.get_running_loop().call_later(RECOGNISED_S, self._recognised.clear)
         self._recognised[credential] = caller
         return caller
 
