@@ -93,6 +93,7 @@ class Crew:
         tracer: Tracer = OFF,
     ) -> None:
         self._ledger = ledger
+        self._loop: Final = asyncio.get_running_loop()
         self._tracer = tracer
         self._limits = limits or JobLimits()
         self._concurrency = concurrency
@@ -176,6 +177,7 @@ class Crew:
             leased,
             employment.identity,
             ledger=self._ledger,
+            loop=self._loop,
             limits=self._limits,
             done=self._done,
             delegations=self.delegations,
@@ -187,15 +189,14 @@ class Crew:
         self._by_task[leased.task.id] = job
         self._jobs[job] = employment
         self._idle.clear()
-        loop = asyncio.get_running_loop()
         if job.span is None:
-            job.runner = loop.create_task(job.run(employment.body))
+            job.runner = self._loop.create_task(job.run(employment.body))
         else:
             # Whatever spans the body begins by itself are below the attempt's.
             with job.span.current():
-                job.runner = loop.create_task(job.run(employment.body))
+                job.runner = self._loop.create_task(job.run(employment.body))
         if employment.timeout_ms is not None and leased.task.timeout_ms is None:
-            job.deadline = loop.call_later(employment.timeout_ms / 1000, self._time_out, job)
+            job.deadline = self._loop.call_later(employment.timeout_ms / 1000, self._time_out, job)
 
     @property
     def jobs(self) -> int:
@@ -241,7 +242,7 @@ class Crew:
             self._see_it_stop(job)
 
     def _see_it_stop(self, job: Job) -> None:
-        asyncio.get_running_loop().call_later(self._stop_s, self._abandon, job)
+        self._loop.call_later(self._stop_s, self._abandon, job)
 
     def _abandon(self, job: Job) -> None:
         if job not in self._jobs or job.finishing:

@@ -107,6 +107,7 @@ class Job:
         holder: AgentId,
         *,
         ledger: Ledger,
+        loop: asyncio.AbstractEventLoop,
         limits: JobLimits,
         done: Callable[[Job], None],
         delegations: Delegations | None = None,
@@ -134,7 +135,7 @@ class Job:
         self._done = done
         self._delegations = delegations
         self._calls: Calls | None = None
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._mute = False
         self._pending: list[Update] = []
         self._pending_bytes = 0

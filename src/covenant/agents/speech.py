@@ -62,9 +62,9 @@ class Speech:
         if self._said:
             self.say(text)
         elif text:
-            text.encode()
+            size = len(text.encode()) + OVERHEAD
             self._said.append(text)
-            self._job.say(ArtifactUpdate(self._text_id, (Text(text),), RESPONSE, last_chunk=True))
+            self._job.say(ArtifactUpdate(self._text_id, (Text(text),), RESPONSE, last_chunk=True), size)
             self._text_id = ""
 
     def give(self, content: Content) -> None:

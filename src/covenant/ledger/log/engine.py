@@ -180,7 +180,9 @@ class LogLedger:
                 return ()
             ids = (command.task_id,)
         elif isinstance(command, Accept):
-            ids = () if command.minted else (command.task.id,)
+            if command.minted:
+                return ()
+            ids = (command.task.id,)
         elif isinstance(command, Hear):
             ids = () if command.accept is None else (command.accept.task.id,)
         elif isinstance(command, Drain):

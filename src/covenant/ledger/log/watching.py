@@ -77,7 +77,7 @@ class Watch:
     async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
         if not self.cut and (not self._steps or (until_rest and not _rests(self._steps[-1]))):
             self._patient = until_rest
-            loop = asyncio.get_running_loop()
+            loop = self._watching.loop
             self._woken = woken = loop.create_future()
             timer = loop.call_later(timeout_s, _wake, woken)
             try:
@@ -133,6 +133,7 @@ class Watching:
     """All watches of a ledger, on its loop. `has_push`: whether a task has push configurations."""
 
     def __init__(self, has_push: Callable[[TaskId], bool]) -> None:
+        self.loop: Final = asyncio.get_running_loop()
         self._has_push = has_push
         self._watches: dict[str, list[Watch]] = {}
         self._waiting: deque[tuple[int, str, list[Step] | _Signal]] = deque()
