@@ -1,7 +1,8 @@
 # The one task runner. Each target makes the environment it needs; `make check` is what CI runs.
 
 PYTHON ?= python3
-PYTEST_WORKERS ?= 2
+# More than there are cores: tests wait for other processes as much as they work.
+PYTEST_WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
