@@ -25,7 +25,8 @@ async def step_by_step(turn: Turn) -> AsyncIterator[str]:
 
 @flowing
 async def flow(turn: Turn) -> AsyncIterator[str]:
-    """As fast as it is let."""
+    """As fast as it is let; and it waits at a gate before its end, however slowly it is read."""
     for number in range(FLOW):
         yield f"{turn.attempt}.{number} "
         await asyncio.sleep(0.001)
+    await gate(os.environ["GATES"], f"{turn.task_id} {turn.attempt}.end")

@@ -235,6 +235,7 @@ async def flow(world: World, kills: tuple[int, ...]) -> None:
             await world.end(signal.SIGKILL)
             await asyncio.gather(*reading_tasks)
         await world.start()
+    await world.keeper.open(None)
     ends = [asyncio.create_task(begin_or_go_on(world, reading)) for reading in readings]
     for reading in readings:
         await world.requeue(reading.task_id)
