@@ -1,0 +1,32 @@
+"""A real daemon in a process of its own, to be attacked."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.daemons import Daemon
+
+StartDaemon = Callable[..., Daemon]
+
+
+@pytest.fixture
+def start_daemon(short_path: Path) -> Iterator[StartDaemon]:
+    """Starts daemons by name, flags and environment; all of them are stopped at the end of the test."""
+    started: list[Daemon] = []
+
+    def start(*flags: str, name: str = "home", env: dict[str, str] | None = None) -> Daemon:
+        daemon = Daemon(short_path / name, *flags, env=env)
+        started.append(daemon)
+        return daemon
+
+    yield start
+    for daemon in started:
+        if daemon.process.poll() is None:
+            daemon.stop()
+
+
+@pytest.fixture
+def daemon(start_daemon: StartDaemon) -> Daemon:
+    """One daemon with default settings."""
+    return start_daemon()
