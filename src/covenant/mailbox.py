@@ -42,6 +42,10 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 def _check_depth(content: Sequence[Content]) -> None:
     """What is nested too deeply could be written, and then not archived."""
     if content and deeper_than(content, NESTING_MAX):
@@ -63,7 +67,7 @@ class Mailbox:
     @asynccontextmanager
     async def open(home: str | Path, *, durability: Durability = "fsync") -> AsyncIterator[Mailbox]:
         """The mailbox kept in a folder, which is made if it is not there."""
-        ledger = await open_ledger(Path(home), clock=_now_ms, durability=durability)
+        ledger = await open_ledger(Path(home), clock=_now_ms, monotonic_ms=_monotonic_ms, durability=durability)
         try:
             yield Mailbox(ledger)
         finally:
@@ -73,7 +77,7 @@ class Mailbox:
     @asynccontextmanager
     async def memory() -> AsyncIterator[Mailbox]:
         """A mailbox that ends with the process: for tests and try-outs."""
-        ledger = await memory_ledger(clock=_now_ms)
+        ledger = await memory_ledger(clock=_now_ms, monotonic_ms=_monotonic_ms)
         try:
             yield Mailbox(ledger)
         finally:
@@ -124,11 +128,13 @@ class Mailbox:
 
     async def recv_result(self) -> Result:
         """Take the oldest result of all; waits for one."""
-        while True:
-            drained = await self._ledger.commit(Drain(by=_PROCESS, sender=None))
-            if drained.results:
-                return drained.results[0]
-            await self._ledger.settled(None, WAIT_MS)
+        with self._ledger.result_waiter(None) as waiter:
+            while True:
+                drained = await self._ledger.commit(Drain(by=_PROCESS, sender=None))
+                if drained.results:
+                    waiter.served()
+                    return drained.results[0]
+                await waiter.wait(WAIT_MS)
 
     async def try_recv_result_for(self, peer: AgentId) -> Result | None:
         drained = await self._ledger.commit(Drain(by=peer, sender=peer.pubkey))
@@ -142,11 +148,13 @@ class Mailbox:
 
     async def _lease(self, recipient: AgentId | None) -> LeasedTask:
         pubkey = recipient.pubkey if recipient is not None else None
-        while True:
-            leased = await self._ledger.commit(Take(holder=recipient, recipient=pubkey))
-            if leased.tasks:
-                return leased.tasks[0]
-            await self._ledger.queued(pubkey, WAIT_MS)
+        with self._ledger.task_waiter(pubkey) as waiter:
+            while True:
+                leased = await self._ledger.commit(Take(holder=recipient, recipient=pubkey))
+                if leased.tasks:
+                    waiter.served()
+                    return leased.tasks[0]
+                await waiter.wait(WAIT_MS)
 
 
 _PROCESS = local_agent("process@local")

@@ -125,7 +125,7 @@ class A2ATaskDeps:
         make_home(folder)
         keystore = Keystore(folder, find_passphrase(environment()))
         key = await asyncio.to_thread(lambda: keystore.read_key() or keystore.make_key(new_private_key))
-        ledger = await open_ledger(folder, clock=clock)
+        ledger = await open_ledger(folder, clock=clock, monotonic_ms=_monotonic_beside(clock))
         async with _working(ledger, key, agents, limits) as deps:
             await asyncio.to_thread(keystore.lock_key)
             yield deps
@@ -136,9 +136,14 @@ class A2ATaskDeps:
         *agents: Agent | Constitution, limits: SimpleLimits = _UNLIMITED, clock: Callable[[], int] = now_ms
     ) -> AsyncIterator[A2ATaskDeps]:
         """Ends with the process: for tests and try-outs."""
-        ledger = await memory_ledger(clock=clock)
+        ledger = await memory_ledger(clock=clock, monotonic_ms=_monotonic_beside(clock))
         async with _working(ledger, new_private_key(), agents, limits) as deps:
             yield deps
+
+
+def _monotonic_beside(clock: Callable[[], int]) -> Callable[[], int]:
+    """The clock by which steps of this one are noticed. A clock of the caller's own is believed as it is."""
+    return monotonic_ms if clock is now_ms else clock
 
 
 @asynccontextmanager
@@ -155,7 +160,7 @@ async def _working(
             catalogue.add_resident(DEFAULT, constitution, "code")
             crew.employ(catalogue.identity(DEFAULT, constitution.id), body, concurrency=constitution.concurrency)
         conversations = Conversations(ledger, catalogue, crew, Uuids(), ConversationLimits())
-        sweeper = Sweeper(ledger, operator, monotonic_ms=monotonic_ms, log=Log(), interval_ms=SWEEP_MS)
+        sweeper = Sweeper(ledger, operator, log=Log(), interval_ms=SWEEP_MS)
         deps = A2ATaskDeps(SimpleTasks(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)
         running = [asyncio.create_task(crew.run()), asyncio.create_task(sweeper.run())]
         await asyncio.sleep(0)  # so that the crew is at its place before the first task

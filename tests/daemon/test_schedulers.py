@@ -7,11 +7,12 @@ import pytest
 
 from covenant.daemon.logs import Log
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
-from covenant.daemon.schedulers import CLOCK_STEP_MS, PAUSE_MS, Maintenance, RetryScheduler, Sweeper
+from covenant.daemon.schedulers import Maintenance, RetryScheduler, Sweeper
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry, operator_agent
+from covenant.ledger.clock import PAUSE_MS, STEP_MS
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import memory_ledger
 from covenant.model.errors import CovenantError, Unavailable
@@ -72,7 +73,7 @@ class Town:
 @pytest.fixture
 async def town() -> AsyncIterator[Town]:
     clocks = Clocks()
-    ledger = await memory_ledger(clock=lambda: clocks.wall_ms)
+    ledger = await memory_ledger(clock=lambda: clocks.wall_ms, monotonic_ms=lambda: clocks.steady_ms)
     key = new_private_key()
     operator = operator_agent(OPERATOR_DISPLAY, key)
     saved: list[str] = []
@@ -84,7 +85,7 @@ async def town() -> AsyncIterator[Town]:
 
 
 def sweeper(town: Town) -> Sweeper:
-    return Sweeper(town.ledger, town.operator.agent, monotonic_ms=lambda: town.clocks.steady_ms, log=Log())
+    return Sweeper(town.ledger, town.operator.agent, log=Log())
 
 
 async def test_a_queued_task_past_its_deadline_is_settled_by_the_next_sweep(town: Town) -> None:
@@ -110,7 +111,7 @@ async def test_a_backlog_is_swept_in_one_step(town: Town) -> None:
     assert [await town.state(task_id) for task_id in sent] == ["result_pending"] * 250
 
 
-@pytest.mark.parametrize("step_ms", [CLOCK_STEP_MS + 1, -CLOCK_STEP_MS - 1], ids=["forward", "back"])
+@pytest.mark.parametrize("step_ms", [STEP_MS + 1, -STEP_MS - 1], ids=["forward", "back"])
 async def test_a_step_of_the_clock_pauses_the_sweep_and_is_reported(town: Town, step_ms: int) -> None:
     task_id = await town.send(deadline_in_ms=1_000)
     sweep = sweeper(town)
@@ -142,7 +143,7 @@ async def test_a_clock_that_is_set_right_again_has_expired_nothing(town: Town) -
 
 async def test_a_drift_below_a_minute_is_no_step(town: Town) -> None:
     sweep = sweeper(town)
-    town.clocks.set_wall(CLOCK_STEP_MS)
+    town.clocks.set_wall(STEP_MS)
     assert await sweep.step() is not None
 
 

@@ -367,7 +367,8 @@ async def test_a_worker_outside_does_what_a_peer_delegates_and_is_held_to_its_bu
         itself = Principal(outside, operator=False, token_sha256="t")
         for tokens, state in ((10, TaskState.COMPLETED), (1_000, TaskState.FAILED)):
             task_id = await rita.delegate(paul, "go", profile="outside", budget=100)
-            assert await paul.ledger.queued(outside.pubkey, 10_000)
+            with paul.ledger.task_waiter(outside.pubkey) as waiter:
+                assert await waiter.wait(10_000)
             (leased,) = (await mailbox.take(itself)).tasks
             result = Result(
                 task_id=leased.task.id,

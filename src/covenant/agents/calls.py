@@ -177,7 +177,7 @@ class Calls:
         return asked, callee
 
     def _admit(self, new: dict[TaskId, Callee]) -> None:
-        limits, now_ms = self._delegations.limits, self._delegations.ledger.now_ms()
+        limits, now_ms = self._delegations.limits, self._delegations.ledger.clock.monotonic_ms()
         if len(self._made) + len(new) > limits.children_max:
             raise CallLimit(INVOCATION_LIMIT, f"this task may make {limits.children_max} calls, and has made them")
         elsewhere = {task_id: callee.name for task_id, callee in new.items() if callee.elsewhere}
@@ -205,6 +205,7 @@ class Calls:
         job = self._job
         if job.leased.turn == 1 and job.leased.lease.attempt == 1:
             return
+        clock = self._delegations.ledger.clock
         tree = await self._delegations.ledger.tree(job.task.id, None)
         for child in tree.children:
             if child.task is None or child.task.origin != DELEGATION:
@@ -212,7 +213,8 @@ class Calls:
             name = _elsewhere(child.task)
             self._made[child.task_id] = name
             if name is not None:
-                self._last_ms = max(self._last_ms or 0, child.created_at_ms or 0)
+                made_ms = clock.monotonic_ms() - clock.age_ms(child.created_at_ms or 0)
+                self._last_ms = made_ms if self._last_ms is None else max(self._last_ms, made_ms)
 
     # A call
 

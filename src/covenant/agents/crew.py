@@ -323,17 +323,30 @@ class Crew:
             self._waiting.discard(employment)
 
     async def _take(self, employment: Employment) -> None:
-        """Wait for work and for a place; take what can start now."""
+        """Wait for a place and for work; take what can start now."""
+        with self._ledger.task_waiter(employment.identity.pubkey) as waiter:
+            self._waiting.add(employment)
+            try:
+                while employment.free <= 0:
+                    employment.freed.clear()
+                    await employment.freed.wait()
+                if not await waiter.wait(WAIT_MS) or employment.free <= 0:
+                    # A task that was begun as it was accepted may have had the place meanwhile.
+                    return
+            finally:
+                self._waiting.discard(employment)
+            taken = await self._lease(employment)
+            if taken:
+                waiter.served()
+        for leased in taken:
+            self.start(employment, leased)
+        if self._tracer.on:
+            for leased in taken:
+                await self._trace_queue(leased)
+
+    async def _lease(self, employment: Employment) -> tuple[LeasedTask, ...]:
+        """As many tasks as there are places; each holds one."""
         ledger, identity = self._ledger, employment.identity
-        self._waiting.add(employment)
-        try:
-            if not await ledger.queued(identity.pubkey, WAIT_MS):
-                return
-            while employment.free <= 0:
-                employment.freed.clear()
-                await employment.freed.wait()
-        finally:
-            self._waiting.discard(employment)
         count = min(employment.free, ledger.limits.batch_max)
         employment.free -= count
         taken: tuple[LeasedTask, ...] = ()
@@ -343,11 +356,7 @@ class Crew:
         finally:
             for _ in range(count - len(taken)):
                 employment.give_back()
-        for leased in taken:
-            self.start(employment, leased)
-        if self._tracer.on:
-            for leased in taken:
-                await self._trace_queue(leased)
+        return taken
 
     async def _trace_queue(self, leased: LeasedTask) -> None:
         """How long a first attempt waited. When a later one was queued again, nobody has noted."""

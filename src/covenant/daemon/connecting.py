@@ -151,7 +151,7 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
         poll_s=options.poll_s,
         stream=options.stream,
         chance=random.random,
-        now_ms=now_ms,
+        left_ms=lambda deadline_ms: deadline_ms - now_ms(),
     )
     return Remote(ways, fetcher, credentials, card=card, manners=manners, close=close)
 

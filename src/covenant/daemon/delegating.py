@@ -15,7 +15,7 @@ from covenant.agents.crew import Crew
 from covenant.agents.remote import RemoteBody
 from covenant.agents.withdrawing import Withdrawals
 from covenant.daemon.connecting import or_none
-from covenant.daemon.environment import environment, now_ms
+from covenant.daemon.environment import environment
 from covenant.daemon.logs import Log
 from covenant.daemon.settings import Settings
 from covenant.exchange.catalogue import Catalogue
@@ -46,6 +46,7 @@ class Elsewhere:
         self.withdrawals = Withdrawals(ledger, self.open)
         self.registry = Remotes(home, told=self._tell)
         self._fetcher = fetcher
+        self._left_ms = ledger.clock.left_ms
         self._depth_max = depth_max
         self._log = log
         # That nobody answers is not kept: whoever calls wants to know how it is now.
@@ -80,7 +81,7 @@ class Elsewhere:
         # What a token was shown is not for those who call the same address without it.
         card = await or_none(self._cards.get(f"{name or ''} {entry.url}", fetch), entry.url)
         # How long it may take is the task's matter, unless its entry says so.
-        manners = Manners(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, now_ms=now_ms)
+        manners = Manners(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, left_ms=self._left_ms)
         ways = ways_of(card, entry.url, credentials.covers)
         return Remote(ways, fetcher, credentials, card=card, manners=manners)
 

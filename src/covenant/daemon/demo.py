@@ -102,11 +102,14 @@ class Echo:
         take = Take(holder=agent, recipient=agent.pubkey, node=ledger.node, boot=ledger.boot)
         while not self._stopping:
             try:
-                leased = await ledger.commit(take)
+                with ledger.task_waiter(agent.pubkey) as waiter:
+                    leased = await ledger.commit(take)
+                    if not leased.tasks and await waiter.wait(WAIT_MS):
+                        leased = await ledger.commit(take)
+                    if leased.tasks:
+                        waiter.served()
                 for each in leased.tasks:
                     await self._answer(each)
-                if not leased.tasks:
-                    await ledger.queued(agent.pubkey, WAIT_MS)
             except Refusal as refusal:
                 self._log.warning("echo.refused", code=refusal.code, reason=refusal.message)
                 await asyncio.sleep(WAIT_MS / 1000)

@@ -26,7 +26,6 @@ import uvloop
 
 from covenant.agents.discovery import Found, load_agents
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
-from covenant.daemon.environment import monotonic_ms
 from covenant.daemon.home import SOCKET_NAME
 from covenant.daemon.listening import HttpServer, bound, url_of
 from covenant.daemon.loading import Loaded
@@ -206,9 +205,7 @@ async def _start_grpc(node: Node, http: socket.socket, log: Log) -> None:
 def _schedulers(node: Node, log: Log) -> list[Scheduler]:
     retry, daemon = node.settings.retry, node.settings.daemon
     found: list[Scheduler] = [
-        Sweeper(
-            node.ledger, node.operator.agent, monotonic_ms=monotonic_ms, log=log, interval_ms=daemon.sweep_interval_ms
-        ),
+        Sweeper(node.ledger, node.operator.agent, log=log, interval_ms=daemon.sweep_interval_ms),
         Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
         Orphans(node.ledger),
         node.agent_files,

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 import covenant
 from covenant.agents.crew import Crew
-from covenant.daemon.environment import now_ms
+from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.daemon.keystore import Keystore
 from covenant.daemon.logs import Log
 from covenant.daemon.peer_lines import PeerLines
@@ -89,16 +89,16 @@ class Peering:
             ours,
             us=us,
             depth_max=depth_max,
-            now_ms=now_ms,
+            now_ms=ledger.now_ms,
             used=crew.used,
             begun=lambda key: max(self._courier.begun(key), self._reception.handed(key)),
         )
         acquaintances = Acquaintances(
-            ledger, keyring, self._lines, ours, us=us, offering=self._providing.offering, now_ms=now_ms
+            ledger, keyring, self._lines, ours, us=us, offering=self._providing.offering, now_ms=ledger.now_ms
         )
-        self.requesting = Requesting(ledger, keyring, acquaintances, ours, depth_max=depth_max, now_ms=now_ms)
+        self.requesting = Requesting(ledger, keyring, acquaintances, ours, depth_max=depth_max, now_ms=ledger.now_ms)
         self._reception = Reception(
-            ledger, keyring, acquaintances, self._providing, self.requesting, ours, us=us, now_ms=now_ms
+            ledger, keyring, acquaintances, self._providing, self.requesting, ours, us=us, now_ms=ledger.now_ms
         )
         self._courier = Courier(
             ledger,
@@ -107,10 +107,10 @@ class Peering:
             self._reception,
             self._lines,
             ours,
-            now_ms=now_ms,
+            now_ms=ledger.now_ms,
             chance=random.random,
         )
-        self._upkeep = Upkeep(ledger, keyring, acquaintances, us=us, now_ms=now_ms)
+        self._upkeep = Upkeep(ledger, keyring, acquaintances, us=us, now_ms=ledger.now_ms)
         self._discovery = self._look_around(settings.http.bind_addr, settings.http.port)
         self.desk = Desk(
             ledger,
@@ -135,7 +135,7 @@ class Peering:
         return sealed_routes(self._reception, self._introduction, self._around.meter)
 
     def _introduction(self) -> Introduction:
-        return Introduction(name=self.desk.name, keys=self._keyring.bundle(now_ms()))
+        return Introduction(name=self.desk.name, keys=self._keyring.bundle(self._around.ledger.now_ms()))
 
     def listening(self, address: str, port: int) -> None:
         """Where this daemon can be called: before `run`, so that others are told."""
@@ -187,7 +187,8 @@ class Peering:
             settings,
             own_id=self.id,
             known=lambda: {peer.id: peer.url for peer in ledger.peers()},
-            now_ms=now_ms,
+            now_ms=ledger.now_ms,
+            monotonic_ms=monotonic_ms,
             fetcher=self._fetcher,
             announcement=announcement,
         )

@@ -20,10 +20,6 @@ from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import AgentId
 from covenant.model.repair import RetryPolicy, RetryReport
 
-CLOCK_STEP_MS: Final = 60_000
-"""Wall clock and monotonic clock may disagree by this much between two sweeps: more is a step, not drift."""
-PAUSE_MS: Final = 60_000
-"""How long deadlines are left alone after a step: time for the clock to be set right, or for somebody to look."""
 SWEEPS_AT_ONCE_MAX: Final = 100
 
 
@@ -33,30 +29,25 @@ class Scheduler(Protocol):
 
 
 class Sweeper:
-    """Settles what is past its deadline or timeout. A clock that jumps expires nothing until it has been steady."""
+    """Settles what is past its deadline or timeout, and writes steps of the clock down.
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        operator: AgentId,
-        *,
-        monotonic_ms: Callable[[], int],
-        log: Log,
-        interval_ms: int = 1_000,
-    ) -> None:
+    While the ledger's clock is paused after a step, nothing is settled. Reading that clock at each round is also what
+    tells drift from a step when nothing else happens.
+    """
+
+    def __init__(self, ledger: Ledger, operator: AgentId, *, log: Log, interval_ms: int = 1_000) -> None:
         self._ledger = ledger
         self._operator = operator
-        self._monotonic_ms = monotonic_ms
         self._log = log
         self._interval_ms = interval_ms
-        self._seen = (ledger.now_ms(), monotonic_ms())
-        self._paused_until_ms = 0
+        self._steps_noted = 0
         self._refused: str | None = None
 
     async def step(self) -> Swept | None:
         """One round; None while paused. What comes in bulk is swept in bulk, with turns of the loop in between."""
-        await self._watch_clock()
-        if self._monotonic_ms() < self._paused_until_ms:
+        paused = self._ledger.clock.is_paused()
+        await self._note_steps()
+        if paused:
             return None
         total = Swept()
         for _ in range(SWEEPS_AT_ONCE_MAX):
@@ -78,16 +69,15 @@ class Sweeper:
         if any(counts.values()):
             self._log.info("sweep.settled", **counts)
 
-    async def _watch_clock(self) -> None:
-        wall_ms, monotonic_ms = self._ledger.now_ms(), self._monotonic_ms()
-        step_ms = (wall_ms - self._seen[0]) - (monotonic_ms - self._seen[1])
-        self._seen = (wall_ms, monotonic_ms)
-        if abs(step_ms) <= CLOCK_STEP_MS:
+    async def _note_steps(self) -> None:
+        """Each step of the clock is a row in the audit, also if it was noticed between two sweeps."""
+        clock = self._ledger.clock
+        if clock.steps_total == self._steps_noted:
             return
-        self._paused_until_ms = monotonic_ms + PAUSE_MS
-        self._log.warning("clock.stepped", step_ms=step_ms, paused_ms=PAUSE_MS)
-        row = {"type": "clock_stepped", "step_ms": step_ms, "paused_ms": PAUSE_MS}
-        await self._ledger.commit(Note(by=self._operator, row=row))
+        for step in clock.ages.steps[self._steps_noted - clock.steps_total :]:
+            row = {"type": "clock_stepped", "step_ms": step.step_ms, "paused_ms": clock.pause_ms}
+            await self._ledger.commit(Note(by=self._operator, row=row))
+        self._steps_noted = clock.steps_total
 
     async def run(self) -> None:
         while True:

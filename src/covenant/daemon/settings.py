@@ -109,6 +109,8 @@ class LimitSettings:
     update_bytes_max: int = setting(MIB, whole(1024, 1024 * MIB), "Largest update of a running task.")
     page_max: int = setting(1_000, whole(1, 100_000), "Most rows in one answer.")
     wait_ms_max: int = setting(60_000, whole(0, HOUR_MS), "Longest wait that a receive or drain may ask for.")
+    waits_max: int = setting(10_000, whole(1), "Most receives and drains that wait at once.")
+    waits_per_caller_max: int = setting(1_000, whole(1), "Most of one identity that wait at once.")
     batch_max: int = setting(100, whole(1, 10_000), "Most tasks or results taken at once.")
     batch_bytes_max: int = setting(
         3 * MIB, whole(1024, 1024 * MIB), "Size of what is taken at once, unless a single task or result is larger."
@@ -303,6 +305,11 @@ class DaemonSettings:
     grace_ms: int = setting(10_000, whole(0, HOUR_MS), "How long a stop waits for work and requests under way.")
     sweep_interval_ms: int = setting(
         1_000, whole(10, HOUR_MS), "Pause between two looks for passed deadlines, timeouts and retention."
+    )
+    clock_pause_ms: int = setting(
+        60_000,
+        whole(1_000, 24 * HOUR_MS),
+        "How long the wall clock must be steady after a step before anything is expired, timed out or retried again.",
     )
 
 

@@ -23,7 +23,7 @@ from covenant.daemon.a2a import make_conversations, make_crew, make_door, make_g
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.cards import card_pages, make_cards, mcp_servers
 from covenant.daemon.delegating import Elsewhere, make_delegations
-from covenant.daemon.environment import environment, machine_name, now_ms
+from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms
 from covenant.daemon.grpc import open_grpc
 from covenant.daemon.home import (
     KEY_NAME,
@@ -158,6 +158,8 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
     ledger = await open_ledger(
         home,
         clock=now_ms,
+        monotonic_ms=monotonic_ms,
+        clock_pause_ms=settings.daemon.clock_pause_ms,
         limits=_ledger_limits(settings.limits),
         node=settings.daemon.node or machine_name(),
         durability=settings.ledger.durability,
@@ -242,9 +244,10 @@ def _assemble(
     catalogue = Catalogue(ledger, key)
     registry = Registry(ledger, doorkeeper, operator.agent, key, partial(save_token, home), seat=catalogue.seat)
     tenancy = Tenancy(ledger, operator.agent, doorkeeper)
-    limiter = Limiter(ledger.now_ms, _tenant_limits(settings))
+    limiter = Limiter(ledger.clock.monotonic_ms, _tenant_limits(settings))
     gate = TenantGate(tenancy, limiter)
-    waits, meter = Waits(doorkeeper), Meter()
+    limits, meter = settings.limits, Meter()
+    waits = Waits(doorkeeper, waits_max=limits.waits_max, waits_per_caller_max=limits.waits_per_caller_max)
     servers = mcp_servers(home)
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())

@@ -72,17 +72,18 @@ async def take(office: Office, caller: Principal, request: Next) -> TaskOpt:
 
 async def take_waiting(office: Office, caller: Principal, request: Next, pause: Pause) -> TaskOpt:
     recipient = None if request.everyone else caller.agent.pubkey
-    ledger, give_up_ms = office.ledger, _give_up_ms(office, request)
-    while True:
-        leased = await _take(office, caller, request)
-        left_ms = give_up_ms - ledger.now_ms()
-        if leased.tasks:
-            if pause.caller_gone:
-                await _give_back(office, caller, leased)
-                raise CallerGoneError
-            return _task_opt(leased)
-        if leased.again or left_ms <= 0 or not await pause.until(ledger.queued(recipient, left_ms)):
-            return _task_opt(leased)
+    clock, give_up_ms = office.ledger.clock, _give_up_ms(office, request)
+    with office.ledger.task_waiter(recipient) as waiter:
+        while True:
+            leased = await _take(office, caller, request)
+            if leased.tasks:
+                waiter.served()
+                if pause.caller_gone:
+                    await _give_back(office, caller, leased)
+                    raise CallerGoneError
+                return _task_opt(leased)
+            if leased.again or not await pause.until(waiter.wait(give_up_ms - clock.monotonic_ms())):
+                return _task_opt(leased)
 
 
 async def _take(office: Office, caller: Principal, request: Next) -> Leased:
@@ -107,10 +108,11 @@ def _task_opt(leased: Leased) -> TaskOpt:
 
 
 def _give_up_ms(office: Office, request: Next) -> int:
+    """When the wait is over, by a clock that nobody sets."""
     wait_ms, wait_ms_max = request.wait_ms or 0, office.exchange.limits.wait_ms_max
     if wait_ms > wait_ms_max:
         raise Invalid("invalid_wait", f"wait_ms must be between 0 and {wait_ms_max}")
-    return office.ledger.now_ms() + wait_ms
+    return office.ledger.clock.monotonic_ms() + wait_ms
 
 
 async def post(office: Office, caller: Principal, request: PostResult) -> ResultPosted:
@@ -126,15 +128,17 @@ async def drain(office: Office, caller: Principal, request: NextResult) -> Resul
 async def drain_waiting(office: Office, caller: Principal, request: NextResult, pause: Pause) -> ResultOpt:
     sender = None if request.everyone else caller.agent.pubkey
     ledger, give_up_ms = office.ledger, _give_up_ms(office, request)
-    while True:
-        drained = await _drain(office, caller, request)
-        left_ms = give_up_ms - ledger.now_ms()
-        if drained.results or left_ms <= 0:
-            return _result_opt(drained)
-        task_id = optional(parse_task_id, request.task_id)
-        settled = ledger.settled(sender, left_ms) if task_id is None else ledger.finished(task_id, left_ms)
-        if not await pause.until(settled):
-            return _result_opt(drained)
+    task_id = optional(parse_task_id, request.task_id)
+    with ledger.result_waiter(sender) as waiter:
+        while True:
+            drained = await _drain(office, caller, request)
+            if drained.results:
+                waiter.served()
+                return _result_opt(drained)
+            left_ms = max(0, give_up_ms - ledger.clock.monotonic_ms())
+            arrives = waiter.wait(left_ms) if task_id is None else ledger.finished(task_id, left_ms)
+            if not await pause.until(arrives) or not left_ms:
+                return _result_opt(drained)
 
 
 async def _drain(office: Office, caller: Principal, request: NextResult) -> Drained:

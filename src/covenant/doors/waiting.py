@@ -7,15 +7,20 @@ told to its holder or given back, never lost on the way.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.principal import Principal
-from covenant.model.errors import Refusal, Unauthenticated, Unavailable
+from covenant.model.errors import OverLimit, Refusal, Unauthenticated, Unavailable
+from covenant.model.ids import PublicKey
 
 T = TypeVar("T")
 STOPPING_RETRY_MS = 1_000
+CROWDED_RETRY_MS = 1_000
+WAITS_MAX = 10_000
+WAITS_PER_CALLER_MAX = 1_000
 
 
 class CallerGoneError(Exception):
@@ -52,11 +57,20 @@ class Pause:
 
 
 class Waits:
-    """All waits that are open, so that they can be ended together when the daemon stops."""
+    """All waits that are open: bounded, for each caller and in all, and ended together when the daemon stops."""
 
-    def __init__(self, doorkeeper: Doorkeeper) -> None:
+    def __init__(
+        self,
+        doorkeeper: Doorkeeper,
+        *,
+        waits_max: int = WAITS_MAX,
+        waits_per_caller_max: int = WAITS_PER_CALLER_MAX,
+    ) -> None:
         self._doorkeeper = doorkeeper
+        self._waits_max = waits_max
+        self._waits_per_caller_max = waits_per_caller_max
         self._open: set[Pause] = set()
+        self._open_of: Counter[PublicKey] = Counter()
         self._stopping = False
 
     async def run(
@@ -65,15 +79,29 @@ class Waits:
         gone: asyncio.Future[Any],
         call: Callable[[Pause], Awaitable[T]],
     ) -> T:
+        caller = principal.agent.pubkey
+        self._check_room(caller)
         pause = Pause(gone)
         if self._stopping:
             pause.end(_stopping())
         self._open.add(pause)
+        self._open_of[caller] += 1
         try:
             with self._doorkeeper.session(principal, lambda: pause.end(_revoked())):
                 return await call(pause)
         finally:
             self._open.discard(pause)
+            self._open_of[caller] -= 1
+            if not self._open_of[caller]:
+                del self._open_of[caller]
+
+    def _check_room(self, caller: PublicKey) -> None:
+        if self._open_of[caller] >= self._waits_per_caller_max:
+            raise _too_many(
+                f"{self._waits_per_caller_max} of your requests wait already; end some, or ask without a wait"
+            )
+        if len(self._open) >= self._waits_max:
+            raise _too_many(f"{self._waits_max} requests wait here already; ask again later, or without a wait")
 
     def stop(self) -> None:
         """End every wait, now and from now on."""
@@ -84,6 +112,10 @@ class Waits:
     @property
     def stopping(self) -> bool:
         return self._stopping
+
+
+def _too_many(message: str) -> Refusal:
+    return OverLimit("too_many_waits", message, retry_after_ms=CROWDED_RETRY_MS)
 
 
 def _revoked() -> Refusal:

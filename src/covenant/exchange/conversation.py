@@ -269,7 +269,7 @@ class Conversations:
             digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
         check_size(size, self.limits.message_bytes_max)
         if task.deadline_ms is not None and task.origin == ORIGIN:
-            task = within_deadline(task, self._ledger.now_ms())
+            task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
         try:
             trace = None if hop is None else trace_of(hop)
             accepted = await self._beginnings.accept(task, digest, push, trace, minted=minted)
@@ -308,9 +308,9 @@ class Conversations:
 
     async def _settled(self, watch: Watch, folder: Folder) -> TaskView:
         """Wait until the task has ended or waits for its sender, within bounds."""
-        ledger = self._ledger
-        until_ms = ledger.now_ms() + self.limits.blocking_ms_max
-        while not _rests(folder.state) and (left_ms := until_ms - ledger.now_ms()) > 0:
+        monotonic_ms = self._ledger.clock.monotonic_ms
+        until_ms = monotonic_ms() + self.limits.blocking_ms_max
+        while not _rests(folder.state) and (left_ms := until_ms - monotonic_ms()) > 0:
             if watch.cut:
                 task = _viewed(folder).task
                 return await self._views.get(task.id, task.recipient.pubkey)

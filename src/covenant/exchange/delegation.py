@@ -207,18 +207,19 @@ class Delegations:
                 if refusal.code == "duplicate_task_id":
                     raise Conflict("key_reused", "this key was used for another call of this task") from None
                 raise
+            give_up_ms = self._give_up_ms(asked.until_ms)
             folder = await self._views.past(task.id) if known else Folder()
             while not (folder.state.terminal or folder.state.waits):
                 left_s = KEEP_ALIVE_S
-                if asked.until_ms is not None:
-                    left_s = min(left_s, (asked.until_ms - self.ledger.now_ms()) / 1000)
+                if give_up_ms is not None:
+                    left_s = min(left_s, (give_up_ms - self.ledger.clock.monotonic_ms()) / 1000)
                     if left_s <= 0:
                         await self.cancel(task, "its caller's time is over")
                         folder = await self._views.past(task.id)
                         break
                 if watch.cut:
                     # Too much was said to keep: it is read again when there is something to be read.
-                    return await self._read_on(task.id, asked.until_ms)
+                    return await self._read_on(task.id, give_up_ms)
                 for step in await watch.next(left_s):
                     if step.generation > folder.generation:
                         folder.add(step)
@@ -226,17 +227,24 @@ class Delegations:
         assert view is not None, "what was accepted has a first step"
         return view
 
-    async def _read_on(self, task_id: TaskId, until_ms: int | None) -> TaskView:
+    def _give_up_ms(self, until_ms: int | None) -> int | None:
+        """A moment of the wall clock as one of the clock that nobody sets: waiting goes by that."""
+        if until_ms is None:
+            return None
+        return self.ledger.clock.monotonic_ms() + until_ms - self.ledger.now_ms()
+
+    async def _read_on(self, task_id: TaskId, give_up_ms: int | None) -> TaskView:
+        monotonic_ms = self.ledger.clock.monotonic_ms
         while True:
             left_ms = ORPHANS_WAIT_MS
-            if until_ms is not None:
-                left_ms = min(left_ms, max(0, until_ms - self.ledger.now_ms()))
+            if give_up_ms is not None:
+                left_ms = min(left_ms, max(0, give_up_ms - monotonic_ms()))
             ended = await self.ledger.finished(task_id, left_ms)
             view = (await self._views.past(task_id)).view()
             assert view is not None
             if ended or view.state.waits:
                 return view
-            if until_ms is not None and self.ledger.now_ms() >= until_ms:
+            if give_up_ms is not None and monotonic_ms() >= give_up_ms:
                 await self.cancel(view.task, "its caller's time is over")
 
     async def answer(self, child: TaskId, parent: Task, parts: tuple[Content, ...], message_id: str) -> TaskView:
@@ -265,11 +273,13 @@ class Delegations:
 
     async def until_ms(self, parent: Task, timeout_ms: int | None, left_ms: float | None) -> int | None:
         """When the answer is of no use any more. `left_ms`: what the parent's holder has, if it was told."""
-        now_ms = self.ledger.now_ms()
         entry = await self.ledger.entry(parent.id)
+        now_ms, ages = self.ledger.now_ms(), self.ledger.clock.ages
+        deadline_ms = parent.deadline_ms
+        judged = deadline_ms is not None and self.ledger.clock.left_ms(deadline_ms) is not None
         moments = [
-            parent.deadline_ms,
-            entry.times_out_at_ms if entry is not None else None,
+            deadline_ms if judged else None,
+            entry.times_out_at_ms(now_ms, ages) if entry is not None else None,
             now_ms + timeout_ms if timeout_ms is not None else None,
             now_ms + int(left_ms) if left_ms is not None else None,
         ]

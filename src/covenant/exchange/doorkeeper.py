@@ -46,9 +46,9 @@ class Doorkeeper:
 
     async def turned_away(self, reason: str, *, transport: str, address: str) -> Unauthenticated:
         """Audit a refused caller; the refusal to answer with."""
-        now_ms = self._ledger.now_ms()
+        now_ms = self._ledger.clock.monotonic_ms()
         key = (transport, address)
-        since_ms, count = self._failures.get(key, (0, 0))
+        since_ms, count = self._failures.get(key, (now_ms - WINDOW_MS, 0))
         if now_ms - since_ms < WINDOW_MS:
             self._failures[key] = (since_ms, count + 1)
         else:

@@ -122,14 +122,14 @@ def without_way(task: Task) -> Task:
     return msgspec.structs.replace(task, metadata=kept or None)
 
 
-def within_deadline(task: Task, now_ms: int) -> Task:
+def within_deadline(task: Task, left_ms: int | None) -> Task:
     """A deadline ends what waits. What is at work is ended by a timeout, so that is no longer than what is left.
 
     Not part of the request: said again later, it is still the same.
     """
-    if task.deadline_ms is None:
+    if left_ms is None:
         return task
-    left_ms = max(1, task.deadline_ms - now_ms)
+    left_ms = max(1, left_ms)
     return msgspec.structs.replace(task, timeout_ms=min(task.timeout_ms or left_ms, left_ms))
 
 

@@ -86,7 +86,7 @@ class SimpleTasks:
         self._tools = tools
         self._limits = limits or SimpleLimits()
         self._views = Views(ledger)
-        self._window = Window(self._limits.rate_per_min, MINUTE_MS, ledger.now_ms)
+        self._window = Window(self._limits.rate_per_min, MINUTE_MS, ledger.clock.monotonic_ms)
         self._shelves: OrderedDict[str, dict[TaskId, None]] = OrderedDict()
         self._cleared: set[str] = set()
         self._loading = asyncio.Lock()
@@ -140,8 +140,9 @@ class SimpleTasks:
     def _task(self, agent: CatalogueAgent, sent: SimpleSend, hop: Hop, ignored: tuple[str, ...]) -> Task:
         task_id, own_ms = TaskId(self._new_id()), agent.constitution.timeout_ms
         timeout_ms = min(filter(None, (sent.timeout_ms, own_ms)), default=TIMEOUT_MS)
-        if hop.deadline_ms is not None:
-            timeout_ms = max(1, min(timeout_ms, hop.deadline_ms - self._ledger.now_ms()))
+        left_ms = None if hop.deadline_ms is None else self._ledger.clock.left_ms(hop.deadline_ms)
+        if left_ms is not None:
+            timeout_ms = max(1, min(timeout_ms, left_ms))
         said: dict[str, Any] = {"source": "agent", "project": agent.constitution.default_project}
         if sent.skill is not None:
             said["skill"] = sent.skill

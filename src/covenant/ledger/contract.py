@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
+from covenant.ledger.clock import Clock
 from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.view import Limits
@@ -228,6 +229,25 @@ class Watch(Protocol):
     ) -> None: ...
 
 
+class Waiter(Protocol):
+    """A place among those who wait for the same; given up by leaving its context.
+
+    What arrives wakes one of them, the longest waiting. One that leaves without having taken anything passes its wake
+    on.
+    """
+
+    async def wait(self, timeout_ms: int) -> bool:
+        """True when something may be there to take; False when the time is over."""
+
+    def served(self) -> None:
+        """What it was woken for was taken."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+
 class Ledger(Protocol):
     @property
     def limits(self) -> Limits: ...
@@ -235,15 +255,18 @@ class Ledger(Protocol):
     def node(self) -> str: ...
     @property
     def boot(self) -> str: ...
-    def now_ms(self) -> int: ...
+    @property
+    def clock(self) -> Clock: ...
+    def now_ms(self) -> int:
+        """The wall clock, for stamps. Waits use `clock.monotonic_ms`, and what acts on ages `clock.ages`."""
 
     async def commit(self, command: Command[A]) -> A: ...
 
-    async def queued(self, recipient: PublicKey | None, timeout_ms: int) -> bool:
-        """Wait until something may be queued for the recipient (or for anyone); False when the time is over."""
+    def task_waiter(self, recipient: PublicKey | None) -> Waiter:
+        """A place among those who wait for tasks of the recipient (or of anyone)."""
 
-    async def settled(self, sender: PublicKey | None, timeout_ms: int) -> bool:
-        """Wait until a result may wait for the sender (or for anyone)."""
+    def result_waiter(self, sender: PublicKey | None) -> Waiter:
+        """A place among those who wait for results of the sender's tasks (or of anyone's)."""
 
     async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
         """Wait until the task is settled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from covenant.model.ages import STEADY, Ages
 from covenant.model.ids import AgentId, LeaseId
 
 
@@ -18,9 +19,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     boot: str | None = None
     """Which run of that node: a lease of an earlier run has lost its holder."""
 
-    @property
-    def touched_at_ms(self) -> int:
-        return max(self.leased_at_ms, self.renewed_at_ms)
-
-    def age_ms(self, now_ms: int) -> int:
-        return max(0, now_ms - self.touched_at_ms)
+    def age_ms(self, now_ms: int, ages: Ages = STEADY) -> int:
+        """Since it was given or renewed, whichever is shorter ago."""
+        age_ms = ages.age_ms(self.leased_at_ms, now_ms)
+        return min(age_ms, ages.age_ms(self.renewed_at_ms, now_ms)) if self.renewed_at_ms else age_ms

@@ -52,6 +52,8 @@ class SkipReason(enum.StrEnum):
     DISABLED = "disabled"
     NOT_IN_FLIGHT = "not_in_flight"
     MISSING_LEASE = "missing_lease"
+    CLOCK_STEPPED = "clock_stepped"
+    """The wall clock was set just now, so nobody knows how old the lease is: ask again when the pause is over."""
     LEASE_TOO_YOUNG = "lease_too_young"
     MISSING_IDEMPOTENCY = "missing_idempotency"
     UNSAFE_DUPLICATE_SAFETY = "unsafe_duplicate_safety"

@@ -148,7 +148,7 @@ class PushRunner:
         """Until something changes, or somebody's sleep is over."""
         wait_ms = LOOK_AGAIN_MS
         if self._alarms:
-            wait_ms = min(wait_ms, max(0, self._alarms[0][0] - self._ledger.now_ms()))
+            wait_ms = min(wait_ms, max(0, self._alarms[0][0] - self._ledger.clock.monotonic_ms()))
         timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._changed.set)
         try:
             await self._changed.wait()
@@ -180,7 +180,8 @@ class PushRunner:
             if of_task == task_id and errand.task is not None and not _same(errand.push, known.get(push_id)):
                 errand.task.cancel()
 
-    def _consider(self, push: Push) -> None:
+    def _consider(self, push: Push, *, rested: bool = False) -> None:
+        """`rested`: its sleep is over, whatever the wall clock says."""
         key = (push.task_id, push.id)
         errand = self._errands.get(key)
         if errand is not None:
@@ -192,36 +193,37 @@ class PushRunner:
         if move.dead:
             return
         now_ms = self._ledger.now_ms()
-        if move.next_ms > now_ms:
+        if move.next_ms > now_ms and not rested:
             if key not in self._sleeping:
                 # A clock that was set back must not make it sleep for longer than any pause is.
-                self._sleep(key, min(move.next_ms, now_ms + self._limits.pause_ms_max))
+                self._sleep(key, min(move.next_ms - now_ms, self._limits.pause_ms_max))
             return
         tenant, host = push.recipient.display.rpartition("@")[2], _host(push)
         if self._disabled(tenant):
             if key not in self._sleeping:
-                self._sleep(key, now_ms + self._held_ms)
+                self._sleep(key, self._held_ms)
             return
         self._sleeping.pop(key, None)
         self._errands[key] = errand = _Errand(push, tenant, host)
         self._turns.wait(tenant, host, errand)
         self._changed.set()
 
-    def _sleep(self, key: Key, until_ms: int) -> None:
+    def _sleep(self, key: Key, pause_ms: int) -> None:
+        until_ms = self._ledger.clock.monotonic_ms() + pause_ms
         if self._sleeping.get(key) != until_ms:
             self._sleeping[key] = until_ms
             heapq.heappush(self._alarms, (until_ms, key))
             self._changed.set()
 
     def _wake(self) -> None:
-        now_ms = self._ledger.now_ms()
+        now_ms = self._ledger.clock.monotonic_ms()
         while self._alarms and self._alarms[0][0] <= now_ms:
             until_ms, key = heapq.heappop(self._alarms)
             if self._sleeping.get(key) == until_ms:
                 del self._sleeping[key]
                 push = self._find(key)
                 if push is not None:
-                    self._consider(push)
+                    self._consider(push, rested=True)
 
     def _disabled(self, tenant: str) -> bool:
         known = self._ledger.tenant(tenant)
@@ -248,7 +250,7 @@ class PushRunner:
                 await self._deliver(errand)
         except Refusal as refusal:
             log.warning("push.unread", extra={"task_id": key[0], "code": refusal.code})
-            self._sleep(key, self._ledger.now_ms() + HICCUP_MS)
+            self._sleep(key, HICCUP_MS)
         except Exception:
             log.exception("push.fault", extra={"task_id": key[0], "push_id": key[1]})
             failed = Failed(reason="internal error; the daemon's log has the trace")
@@ -296,7 +298,8 @@ class PushRunner:
         dead = failed.gone or attempts >= limits.attempts_max
         pause_ms = limits.pause_ms * PAUSE_FACTOR ** (attempts - 1)
         pause_ms = int(pause_ms * (1 + JITTER * (2 * self._chance() - 1)))
-        next_ms = self._ledger.now_ms() + min(max(pause_ms, failed.retry_after_ms), limits.pause_ms_max)
+        pause_ms = min(max(pause_ms, failed.retry_after_ms), limits.pause_ms_max)
+        next_ms = self._ledger.now_ms() + pause_ms
         move = replace(standing, attempts=attempts, failure=failed.reason, dead=dead, next_ms=0 if dead else next_ms)
         self._keep(move)
         self._tally("dead" if dead else "failed")
@@ -305,8 +308,8 @@ class PushRunner:
         if dead:
             log.warning("push.dead", extra={**words, "look": "covenant a2a push list"})
         else:
-            log.info("push.failed", extra={**words, "again_in_ms": next_ms - self._ledger.now_ms()})
-            self._sleep((push.task_id, push.id), next_ms)
+            log.info("push.failed", extra={**words, "again_in_ms": pause_ms})
+            self._sleep((push.task_id, push.id), pause_ms)
 
     # Keeping what came of it.
 

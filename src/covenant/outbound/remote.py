@@ -49,8 +49,8 @@ class Manners:
     stream: bool | None = None
     """None: if its card does not say that it has no streams."""
     chance: Callable[[], float] = lambda: 0.5
-    now_ms: Callable[[], int] | None = None
-    """The clock that deadlines are by."""
+    left_ms: Callable[[int], int | None] | None = None
+    """How long it is until a deadline; None if that is not judged now."""
 
 
 class Remote:
@@ -173,8 +173,9 @@ class Remote:
 
     def _within(self, timeout_s: float | None, hop: Hop | None) -> float:
         within_s = self._manners.timeout_s if timeout_s is None else timeout_s
-        if hop is not None and hop.deadline_ms is not None and self._manners.now_ms is not None:
-            within_s = min(within_s, (hop.deadline_ms - self._manners.now_ms()) / 1000)
+        if hop is not None and hop.deadline_ms is not None and self._manners.left_ms is not None:
+            left_ms = self._manners.left_ms(hop.deadline_ms)
+            within_s = within_s if left_ms is None else min(within_s, left_ms / 1000)
         if within_s <= 0:
             raise RemoteTimedOut("the time for this call was over before it began")
         return within_s

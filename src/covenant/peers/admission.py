@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from covenant.model.acquaintance import Peer
+from covenant.model.ages import STEADY, Ages
 from covenant.model.delegation import Offer, Profile, RejectCode
 from covenant.model.errors import CovenantError, Refusal, Unavailable
 from covenant.model.ids import PublicKey
@@ -48,6 +49,7 @@ class Facts(NamedTuple):
     us: InstanceId
     our_key: PublicKey
     now_ms: int
+    ages: Ages = STEADY
 
 
 class Terms(NamedTuple):
@@ -83,6 +85,9 @@ def judge(
     _check_budget(budget, settings)
     _check_room(peer, facts, settings, rate)
     left_ms = offer.deadline_ms - facts.now_ms if offer.deadline_ms is not None else offer.timeout
+    if left_ms <= 0:
+        # The clock was set just now, so whether the deadline has passed is not judged: the timeout alone counts.
+        left_ms = offer.timeout
     return Terms(
         profile=profile.name,
         budget=budget,
@@ -107,7 +112,7 @@ def _check_place_and_time(offer: Offer, facts: Facts, settings: PeerSettings) ->
         raise Rejected("depth_exceeded", "this is being done for this very instance: it went in a circle")
     if len(offer.via) > settings.depth_max:
         raise Rejected("depth_exceeded", f"work comes here through at most {settings.depth_max} instances")
-    if offer.deadline_ms is not None and offer.deadline_ms <= facts.now_ms:
+    if offer.deadline_ms is not None and offer.deadline_ms <= facts.now_ms and not facts.ages.paused:
         raise Rejected("expired", "its deadline has passed, by our clock")
 
 
@@ -129,8 +134,9 @@ def _allowed(
     use = Use(
         sender=peer.id, profile=offer.profile, budget=max(1, settings.budget_min), depth=0, offer_id=offer.offer_id
     )
+    expiry_ms = facts.ages.expiry_ms(facts.now_ms)
     try:
-        return authorize(offer.token, facts.our_key, use, now_ms=facts.now_ms, revoked=revoked).terms
+        return authorize(offer.token, facts.our_key, use, now_ms=expiry_ms, revoked=revoked).terms
     except Unavailable:
         raise
     except Refusal as refused:

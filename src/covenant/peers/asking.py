@@ -65,6 +65,7 @@ class Asking:
         self._us = us
         self._prekey_for = prekey_for
         self._now_ms = now_ms
+        self._monotonic_ms = ledger.clock.monotonic_ms
         self._flights: Flights[Peer] = Flights()
         self._failures: dict[InstanceId, tuple[int, CovenantError]] = {}
         self._handed: dict[InstanceId, tuple[str, int]] = {}
@@ -79,12 +80,12 @@ class Asking:
             if (kept := self._kept(known)) is not None:
                 return kept
             until_ms, failure = self._failures.get(peer.id, (0, None))
-            if failure is not None and self._now_ms() < until_ms:
+            if failure is not None and self._monotonic_ms() < until_ms:
                 raise failure.with_traceback(None)
         try:
             asked = await self.ask(known)
         except (LineFailed, Refusal) as failed:
-            self._failures[peer.id] = (self._now_ms() + FAILURE_MS, failed)
+            self._failures[peer.id] = (self._monotonic_ms() + FAILURE_MS, failed)
             raise
         self._failures.pop(peer.id, None)
         if asked.capabilities is None:
@@ -194,8 +195,8 @@ class Asking:
         if known.challenge is None or known.denied:
             return None
         nonce, at_ms = self._handed.get(peer.id, ("", 0))
-        now_ms = self._now_ms()
-        if nonce == known.challenge.nonce and 0 <= now_ms - at_ms < HANDED_MS:
+        now_ms = self._monotonic_ms()
+        if nonce == known.challenge.nonce and now_ms - at_ms < HANDED_MS:
             return None
         self._handed[peer.id] = (known.challenge.nonce, now_ms)
         return self._query(known)

@@ -26,7 +26,7 @@ from covenant.model.correspondence import DelegationKey, Parcel, ParcelMove
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import PublicKey
 from covenant.model.peer import InstanceId
-from covenant.peers.delivery import RETRY_AFTER_S_MAX, Delivery, Failed, Prekeys
+from covenant.peers.delivery import Delivery, Failed, Prekeys
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import RECEIVE, Lines
 from covenant.peers.pace import backoff_ms
@@ -45,8 +45,6 @@ READ_MAX: Final = 64
 """Delegations whose parcels are read together, before anybody looks again."""
 MOVES_MAX: Final = 500
 LOOK_AGAIN_S: Final = 60.0
-"""No sleep is longer than this without a look at the clock, which may have been set."""
-PAUSE_MS_MAX: Final = RETRY_AFTER_S_MAX * 1_000
 FAULT: Final = Failed("internal", "internal error; the daemon's log has the trace", whole=False)
 
 
@@ -61,7 +59,8 @@ class _Round:
         self.trouble: Trouble | None = None
         """Nothing gets through, and one try at a time finds out when that changes."""
         self.sooner_ms = 0
-        """Not before then, whatever is heard: the least pause between two tries, and what the peer itself asked for."""
+        """Not before then (by the clock that nobody sets), whatever is heard: the least pause between two tries, and
+        what the peer itself asked for."""
         self.failed_at = 0.0
         self.passed_at = 0.0
         self.in_vain: dict[DelegationKey, float] = {}
@@ -90,6 +89,7 @@ class Courier:
         self._ledger = ledger
         self._settings = settings
         self._now_ms = now_ms
+        self._monotonic_ms = ledger.clock.monotonic_ms
         self._chance = chance
         self._delivery = Delivery(keyring, acquaintances, lines, now_ms=now_ms)
         self._poller = Poller(ledger, keyring, self._delivery, reception, settings, now_ms=now_ms, chance=chance)
@@ -222,8 +222,9 @@ class Courier:
         trouble = round_.trouble
         if trouble is not None and sooner:
             # Heard from, but perhaps not to be reached: a peer that talks much must not make us call as often.
-            soon_ms = 0 if moved else round_.sooner_ms
-            round_.trouble = trouble._replace(next_ms=min(trouble.next_ms, soon_ms))
+            due_ms = min(trouble.due_ms, self._monotonic_ms() if moved else round_.sooner_ms)
+            next_ms = trouble.next_ms - (trouble.due_ms - due_ms)
+            round_.trouble = trouble._replace(next_ms=next_ms, due_ms=due_ms)
 
     def _places(self, round_: _Round) -> int:
         return 1 if round_.trouble is not None else self._settings.deliveries_per_peer
@@ -246,17 +247,17 @@ class Courier:
         )
 
     def _is_over(self, trouble: Trouble) -> bool:
-        """Whether it may be tried again. A clock that was set back must not make it wait longer than any pause is."""
-        return not 0 < trouble.next_ms - self._now_ms() <= max(PAUSE_MS_MAX, 2 * self._settings.retry_max_ms)
+        """Whether it may be tried again."""
+        return self._monotonic_ms() >= trouble.due_ms
 
     async def _pause(self, round_: _Round) -> None:
         """Until something changes, or it is time to try again."""
-        wakes = [each.next_ms for key, each in round_.held.items() if key not in round_.busy]
+        wakes = [each.due_ms for key, each in round_.held.items() if key not in round_.busy]
         if round_.trouble is not None:
-            wakes = [round_.trouble.next_ms]
+            wakes = [round_.trouble.due_ms]
         wait_s = LOOK_AGAIN_S
         if wakes and not (round_.trouble is not None and round_.busy):
-            wait_s = min(wait_s, max(0, min(wakes) - self._now_ms()) / 1000)
+            wait_s = min(wait_s, max(0, min(wakes) - self._monotonic_ms()) / 1000)
         timer = asyncio.get_running_loop().call_later(wait_s, round_.news.set)
         try:
             await round_.news.wait()
@@ -305,7 +306,8 @@ class Courier:
         return None
 
     def _fail(self, round_: _Round, parcel: Parcel, failed: Failed, began: float) -> None:
-        settings, key, now_ms = self._settings, parcel.delegation, self._now_ms()
+        settings, key = self._settings, parcel.delegation
+        now_ms, monotonic_ms = self._now_ms(), self._monotonic_ms()
         time = asyncio.get_running_loop().time()
         # What others have come through since it failed last time does not keep them.
         alone = round_.in_vain.get(key, time) < round_.passed_at
@@ -316,11 +318,12 @@ class Courier:
         again = before is not None and (not whole or began > round_.failed_at)
         attempts = (before.attempts if before is not None else 0) + (1 if again or before is None else 0)
         pause_ms = backoff_ms(attempts, settings.retry_first_ms, settings.retry_max_ms, self._chance())
-        next_ms = now_ms + max(pause_ms, failed.retry_after_ms)
-        trouble = Trouble(round_.id, None if whole else parcel.offer_id, str(failed), attempts, next_ms)
+        pause_ms = max(pause_ms, failed.retry_after_ms)
+        next_ms, offer_id = now_ms + pause_ms, None if whole else parcel.offer_id
+        trouble = Trouble(round_.id, offer_id, str(failed), attempts, next_ms, monotonic_ms + pause_ms)
         if whole:
             round_.trouble = trouble
-            round_.sooner_ms = now_ms + max(settings.retry_first_ms, failed.retry_after_ms)
+            round_.sooner_ms = monotonic_ms + max(settings.retry_first_ms, failed.retry_after_ms)
             round_.failed_at = time
         else:
             round_.trouble = None
@@ -332,7 +335,7 @@ class Courier:
         )
         log.info(
             "courier.failed",
-            extra={"peer": round_.id, "typ": parcel.typ, "reason": str(failed), "again_in_ms": next_ms - now_ms},
+            extra={"peer": round_.id, "typ": parcel.typ, "reason": str(failed), "again_in_ms": pause_ms},
         )
 
     # Keeping what came of it

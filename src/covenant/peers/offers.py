@@ -170,12 +170,12 @@ class Offers:
         budget: int | None,
         timeout_ms: int | None,
     ) -> Offer:
-        settings, now_ms = self._settings, self._now_ms()
+        settings = self._settings
         most = next(each.max_token_budget for each in capabilities.profiles if each.name == profile)
         budgets = [budget or settings.budget_default, most, BUDGET_MAX, origin.get("budget")]
         times = [timeout_ms or settings.timeout_ms, TIMEOUT_MS_MAX, task.timeout_ms]
         if task.deadline_ms is not None:
-            times.append(task.deadline_ms - now_ms)
+            times.append(self._ledger.clock.left_ms(task.deadline_ms))
         left = min(self._depth_max - task.depth, settings.depth_max, DEPTH_MAX)
         via = [*origin.get("via", ()), *([origin["peer"]] if "peer" in origin else ())]
         via = list(dict.fromkeys((*via, self._keyring.id)))

@@ -36,13 +36,17 @@ class Taking(Protocol):
 
 
 class Trouble(NamedTuple):
-    """What does not get through. `offer_id` is None if nothing does. `next_ms`: when it is tried again."""
+    """What does not get through. `offer_id` is None if nothing does.
+
+    `next_ms`: when it is tried again, for people. `due_ms`: the same by the clock that nobody sets, by which we wait.
+    """
 
     peer: InstanceId
     offer_id: str | None
     failure: str
     attempts: int
     next_ms: int
+    due_ms: int
 
 
 class Poller:
@@ -124,7 +128,8 @@ class Poller:
             settings = self._settings
             pause_ms = backoff_ms(attempts, settings.retry_first_ms, settings.retry_max_ms, self._chance())
             pause_ms = max(pause_ms, failed.retry_after_ms)
-            self._troubles[peer_id] = Trouble(peer_id, None, str(failed), attempts, self._now_ms() + pause_ms)
+            due_ms = self._ledger.clock.monotonic_ms() + pause_ms
+            self._troubles[peer_id] = Trouble(peer_id, None, str(failed), attempts, self._now_ms() + pause_ms, due_ms)
             log.info("polling.failed", extra={"peer": peer_id, "reason": str(failed), "again_in_ms": pause_ms})
             await asyncio.sleep(pause_ms / 1000)
 

@@ -94,7 +94,7 @@ class Providing:
         self._settings = settings
         self._depth_max = depth_max
         self._now_ms = now_ms
-        self._rate = rate or OfferRate(settings, now_ms)
+        self._rate = rate or OfferRate(settings, ledger.clock.monotonic_ms)
         self._means = Means(ledger, keyring.private_key, settings, us, used, begun)
         self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
         self._stopped = asyncio.Event()
@@ -174,6 +174,7 @@ class Providing:
             us=self._keyring.id,
             our_key=self._keyring.identity.key,
             now_ms=self._now_ms(),
+            ages=ledger.clock.ages,
         )
         return judge(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
 

@@ -98,7 +98,7 @@ class Reception:
         self._requesting = requesting
         self._settings = settings
         self._now_ms = now_ms
-        self._rate = MessageRate(now_ms)
+        self._rate = MessageRate(ledger.clock.monotonic_ms)
         self._refusals = Refusals(ledger, us)
         self._handing_out = HandingOut(ledger, keyring, acquaintances, us=us, now_ms=now_ms)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)

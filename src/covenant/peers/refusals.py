@@ -38,7 +38,7 @@ class Refusals:
 
     async def note(self, code: str, reason: str, address: str | None, sender: InstanceId | None) -> None:
         """Nothing is raised: whoever is refused is told so even if it cannot be written down."""
-        now_ms = self._ledger.now_ms()
+        now_ms = self._ledger.clock.monotonic_ms()
         source = (sender, code) if sender is not None else address
         since_ms, left_out = self._sources.get(source, (None, 0))
         if since_ms is not None and 0 <= now_ms - since_ms < WINDOW_MS:

@@ -299,20 +299,25 @@ class Requesting:
         if state is not CANCELLING and not await self._waits(delegation):
             await self.cancel(delegation.offer_id, "nobody waits for it any more")
             return True
-        until_ms = (delegation.accepted_at_ms or now_ms) + delegation.timeout_ms + GRACE_MS
-        if state in (ACCEPTED, RUNNING) and now_ms >= until_ms:
+        if self._ledger.clock.is_paused():
+            # The wall clock was set just now: nobody is given up by it.
+            return False
+        age_ms = self._ledger.clock.age_ms
+        agreed_ms = delegation.timeout_ms + GRACE_MS
+        if state in (ACCEPTED, RUNNING) and age_ms(delegation.accepted_at_ms or now_ms) >= agreed_ms:
             changes = Changes(code="timeout", reason="the provider did not answer in the agreed time")
             await self._tell(delegation, "timeout", changes=changes, message=canceling(delegation, "timed out"))
             return True
-        since_ms = max(self._since_ms, delegation.heard_at_ms, delegation.moved_at_ms if state is OFFERED else 0)
+        stamps = (self._since_ms, delegation.heard_at_ms, delegation.moved_at_ms if state is OFFERED else 0)
+        silent_ms = min(age_ms(stamp) for stamp in stamps)
         silence_ms = max(settings.silence_ms, SILENT_INTERVALS * delegation.status_interval_ms)
-        if state in (OFFERED, ACCEPTED, RUNNING) and now_ms >= since_ms + silence_ms:
-            silent_s = (now_ms - since_ms) // 1000
-            await self._tell(delegation, "silence", changes=Changes(reason=f"nothing was heard for {silent_s} s"))
+        if state in (OFFERED, ACCEPTED, RUNNING) and silent_ms >= silence_ms:
+            reason = f"nothing was heard for {silent_ms // 1000} s"
+            await self._tell(delegation, "silence", changes=Changes(reason=reason))
             log.warning("peer.lost", extra={"peer": delegation.peer, "offer_id": delegation.offer_id})
             return True
         forced = settings.force_lost and state in (LOST, CANCELLING)
-        if forced and now_ms >= max(since_ms, delegation.moved_at_ms) + settings.lost_after_ms:
+        if forced and min(silent_ms, age_ms(delegation.moved_at_ms)) >= settings.lost_after_ms:
             await self._give_up(delegation, "the provider was not heard of any more")
             return True
         return False

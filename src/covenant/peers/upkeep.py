@@ -58,6 +58,7 @@ class Upkeep:
         self._acquaintances = acquaintances
         self._us = us
         self._now_ms = now_ms
+        self._monotonic_ms = ledger.clock.monotonic_ms
         self._unsettled: dict[str, None] = {}
         self._tried: dict[str, _Tried] = {}
         self._stirred = asyncio.Event()
@@ -95,7 +96,7 @@ class Upkeep:
         """One round of what is due."""
         await self._rotate()
         places = asyncio.Semaphore(AT_ONCE_MAX)
-        entries = [entry for entry in self._unsettled if self._now_ms() >= self._tried.get(entry, _NEVER).next_ms]
+        entries = [entry for entry in self._unsettled if self._monotonic_ms() >= self._tried.get(entry, _NEVER).next_ms]
         peers = [peer for peer in self._ledger.peers() if self._wanting(peer)]
         await asyncio.gather(
             *(self._try(places, entry, 0, partial(self._settle, entry)) for entry in entries),
@@ -104,7 +105,8 @@ class Upkeep:
         self._forget()
 
     async def _rotate(self) -> None:
-        if not self._keyring.due(self._now_ms()):
+        if self._ledger.clock.is_paused() or not self._keyring.due(self._now_ms()):
+            # By a clock that was set just now, no key is thrown away.
             return
         try:
             await asyncio.to_thread(self._keyring.rotate, self._now_ms())
@@ -114,7 +116,7 @@ class Upkeep:
     def _wanting(self, peer: Peer) -> bool:
         if peer.url is None or peer.denied or not (_unverified(peer) or peer.conflict is not None):
             return False
-        tried, now_ms = self._tried.get(peer.id, _NEVER), self._now_ms()
+        tried, now_ms = self._tried.get(peer.id, _NEVER), self._monotonic_ms()
         # One that is heard from knows us, and answers; one that talks without end is not called without end.
         heard = peer.heard_at_ms > tried.heard_at_ms and now_ms >= tried.at_ms + FIRST_MS
         return heard or now_ms >= tried.next_ms
@@ -130,7 +132,7 @@ class Upkeep:
                 if times == 0:
                     log.warning("%s: %s; tried again from time to time", key, failed)
                 wait_ms = min(LONGEST_MS, FIRST_MS << min(times, 16))
-                now_ms = self._now_ms()
+                now_ms = self._monotonic_ms()
                 self._tried[key] = _Tried(times + 1, now_ms, now_ms + wait_ms, heard_at_ms)
             else:
                 self._tried.pop(key, None)

@@ -13,6 +13,7 @@ from covenant.model.result import Result
 from covenant.testing.cast import ALICE, BOB, CAROL, DAVE, agent, make_task, ok, task_id
 from covenant.testing.desk import WAIT_MS, Desk, refused
 from covenant.testing.engine import Engine
+from covenant.testing.line import Line
 from covenant.testing.suite import Suite
 
 TEN_YEARS_MS = 10 * 365 * 24 * 3_600_000
@@ -243,36 +244,81 @@ class LeasingSuite(Suite):
         assert (await desk.take_one(request_id="r2")).task.id == task_id(2)
         assert (await desk.take_one(request_id="r0")).task.id == task_id(3)
 
-    async def test_a_wait_ends_when_work_arrives(self, desk: Desk) -> None:
-        waiting = [
-            asyncio.ensure_future(desk.ledger.queued(BOB.pubkey, WAIT_MS)),
-            asyncio.ensure_future(desk.ledger.queued(None, WAIT_MS)),
-        ]
-        elsewhere = asyncio.ensure_future(desk.ledger.queued(CAROL.pubkey, WAIT_MS))
-        await asyncio.sleep(0)
-        await desk.send(make_task())
-        assert await asyncio.gather(*waiting) == [True, True]
-        assert not elsewhere.done()
-        elsewhere.cancel()
-        assert len(await desk.take()) == 1
+    async def test_work_that_arrives_wakes_the_longest_waiting_and_nobody_else(self, desk: Desk) -> None:
+        async with Line(desk) as line:
+            first, second = await line.wait_for_tasks(BOB), await line.wait_for_tasks(None)
+            elsewhere = await line.wait_for_tasks(CAROL)
+            await desk.send(make_task(1))
+            assert await first.woken()
+            assert not second.is_woken
+            await desk.send(make_task(2))
+            assert await second.woken()
+            assert not elsewhere.is_woken
+            for each in (first, second):
+                each.waiter.served()
+        assert len(await desk.take(count=2)) == 2
 
-    async def test_a_wait_ends_when_a_result_arrives(self, desk: Desk) -> None:
+    async def test_a_wake_is_passed_on_by_whoever_takes_nothing(self, desk: Desk) -> None:
+        """Cancelled in that very moment, or leaving without having looked: the next one is woken instead."""
+        async with Line(desk) as line:
+            cancelled, leaving, last = [await line.wait_for_tasks(who) for who in (BOB, None, BOB)]
+            await desk.send(make_task(1))
+            cancelled.cancel()
+            assert await leaving.woken()
+            assert not last.is_woken
+            leaving.leave()
+            assert await last.woken()
+
+    async def test_one_that_was_served_wakes_nobody_when_it_leaves(self, desk: Desk) -> None:
+        async with Line(desk) as line:
+            served, other = await line.wait_for_tasks(BOB), await line.wait_for_tasks(BOB)
+            await desk.send(make_task(1))
+            assert await served.woken()
+            served.waiter.served()
+            served.leave()
+            await line.turns()
+            assert not other.is_woken
+
+    async def test_one_that_was_woken_in_vain_keeps_its_place(self, desk: Desk) -> None:
+        async with Line(desk) as line:
+            first, second = await line.wait_for_tasks(BOB), await line.wait_for_tasks(BOB)
+            await desk.send(make_task(1))
+            await desk.take_one()
+            assert await first.woken()
+            await first.wait_again()
+            await desk.send(make_task(2))
+            assert await first.woken()
+            assert not second.is_woken
+
+    async def test_as_many_are_woken_as_there_is_work_also_work_that_comes_back(self, desk: Desk) -> None:
+        async with Line(desk) as line:
+            waiting = [await line.wait_for_tasks(BOB) for _ in range(5)]
+            await desk.send_all([make_task(number) for number in (1, 2)])
+            await line.turns()
+            assert [each.is_woken for each in waiting] == [True, True, False, False, False]
+            leased = await desk.take_one()
+            await desk.release(leased)
+            await line.turns()
+            assert [each.is_woken for each in waiting] == [True, True, True, False, False]
+
+    async def test_a_result_that_arrives_wakes_one_drain_and_whoever_waits_for_its_task(self, desk: Desk) -> None:
         leased = await desk.taken(make_task())
-        waiting = [
-            asyncio.ensure_future(desk.ledger.settled(ALICE.pubkey, WAIT_MS)),
-            asyncio.ensure_future(desk.ledger.settled(None, WAIT_MS)),
-            asyncio.ensure_future(desk.ledger.finished(task_id(1), WAIT_MS)),
-        ]
-        await asyncio.sleep(0)
-        await desk.finish(leased, ok(task_id(1)))
-        assert await asyncio.gather(*waiting) == [True, True, True]
+        async with Line(desk) as line:
+            anyone, sender = await line.wait_for_results(None), await line.wait_for_results(ALICE)
+            finished = asyncio.ensure_future(desk.ledger.finished(task_id(1), WAIT_MS))
+            await asyncio.sleep(0)
+            await desk.finish(leased, ok(task_id(1)))
+            assert await finished
+            assert await anyone.woken()
+            assert not sender.is_woken
 
     async def test_a_wait_for_nothing_ends_with_its_time(self, desk: Desk) -> None:
-        assert not await desk.ledger.queued(BOB.pubkey, 1)
-        assert not await desk.ledger.settled(ALICE.pubkey, 1)
-        await desk.send(make_task())
-        assert not await desk.ledger.finished(task_id(1), 1)
-        assert await desk.ledger.queued(BOB.pubkey, 0)
+        with desk.ledger.task_waiter(BOB.pubkey) as tasks, desk.ledger.result_waiter(ALICE.pubkey) as results:
+            assert not await tasks.wait(1)
+            assert not await results.wait(1)
+            await desk.send(make_task())
+            assert not await desk.ledger.finished(task_id(1), 1)
+            assert await tasks.wait(0)
 
     async def test_ten_thousand_tasks_of_one_recipient_neither_hide_nor_delay_anothers(self, desk: Desk) -> None:
         await asyncio.gather(*(desk.send(make_task(number)) for number in range(10_000)))

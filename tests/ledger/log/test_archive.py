@@ -236,7 +236,7 @@ def entry_in(db: sqlite3.Connection, entry: Entry) -> Entry:
             node=row["node"],
             boot=row["boot"],
         )
-        assert row["touched_at_ms"] == lease.touched_at_ms
+        assert row["touched_at_ms"] == max(lease.leased_at_ms, lease.renewed_at_ms)
     kept = msgspec.structs.replace(
         entry,
         task=msgspec.json.decode(row["task"], type=type(entry.task)),

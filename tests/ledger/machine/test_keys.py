@@ -19,6 +19,7 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered, View
 from covenant.model.acquaintance import Peer
+from covenant.model.ages import Ages
 from covenant.model.asking import PushConfig
 from covenant.model.audit import AuditHead
 from covenant.model.constitution import CatalogueAgent, Constitution
@@ -114,13 +115,13 @@ class Recording:
         self._need(("leases",))
         return self._found(self._state.leases())
 
-    def due(self, now_ms: int, count: int) -> Sequence[Entry]:
+    def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         self._need(("due",))
-        return list(self._found(self._state.due(now_ms, count)))
+        return list(self._found(self._state.due(now_ms, count, ages)))
 
-    def forgettable(self, before_ms: int, count: int) -> Sequence[Entry]:
+    def forgettable(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         self._need(("due",))
-        return list(self._found(self._state.forgettable(before_ms, count)))
+        return list(self._found(self._state.forgettable(now_ms, count, ages)))
 
     def orphans(self, count: int) -> Sequence[Entry]:
         self._need(("orphans",))
@@ -138,17 +139,17 @@ class Recording:
         self._need(("pushes",))
         return self._state.push_count()
 
-    def pushes_idle(self, now_ms: int, count: int) -> Sequence[Push]:
+    def pushes_idle(self, now_ms: int, count: int, ages: Ages) -> Sequence[Push]:
         self._need(("due",))
-        return self._state.pushes_idle(now_ms, count)
+        return self._state.pushes_idle(now_ms, count, ages)
 
     def cached(self, key: CacheKey) -> Cached | None:
         assert key in self._groups, f"reads the cache at {key}"
         return self._state.cached(key)
 
-    def cache_overflow(self, now_ms: int) -> int:
+    def cache_overflow(self, now_ms: int, ages: Ages) -> int:
         self._need(("due",))
-        return self._state.cache_overflow(now_ms)
+        return self._state.cache_overflow(now_ms, ages)
 
     def leader(self, key: CacheKey) -> TaskId | None:
         assert key in self._groups, f"reads the leader of {key}"

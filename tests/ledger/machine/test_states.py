@@ -39,6 +39,7 @@ from covenant.ledger.machine.states import (
     Cause,
     State,
 )
+from covenant.model.ages import STEADY
 from covenant.model.ids import LeaseId
 from covenant.model.lease import Lease
 from covenant.model.repair import Posture
@@ -164,11 +165,11 @@ def test_the_turn_begins_anew_with_the_next_message() -> None:
 
 
 def test_a_task_without_a_timeout_never_times_out_and_one_with_it_counts_from_its_first_lease() -> None:
-    assert HELD.times_out_at_ms is None
+    assert HELD.times_out_at_ms(10, STEADY) is None
     timed = evolve(None, TaskSent(ID, make_task(timeout_ms=5), "d"), 1)
-    assert timed.times_out_at_ms is None
+    assert timed.times_out_at_ms(10, STEADY) is None
     held = evolve(timed, TAGS["task_leased"], 10)
-    assert held.times_out_at_ms == 15
+    assert held.times_out_at_ms(10, STEADY) == 15
     back = evolve(held, TAGS["task_requeued"], 12)
     later = evolve(back, TaskLeased(ID, msgspec.structs.replace(LEASE, leased_at_ms=13, attempt=2)), 13)
-    assert later.times_out_at_ms == 15
+    assert later.times_out_at_ms(10, STEADY) == 15

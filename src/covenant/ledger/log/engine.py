@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from covenant.ledger.clock import Clock
 from covenant.ledger.contract import (
     AuditRecord,
     Counts,
@@ -30,6 +31,7 @@ from covenant.ledger.log.history import History
 from covenant.ledger.log.opening import Torn
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import Storage
+from covenant.ledger.log.waiters import Waiter, Waiters
 from covenant.ledger.log.watching import Watch, Watching
 from covenant.ledger.machine.commands import Accept, Advance, Command, Drain, Report, TaskCommand
 from covenant.ledger.machine.decide import decide
@@ -75,7 +77,7 @@ class LogLedger:
         *,
         node: str,
         boot: str,
-        clock: Callable[[], int],
+        clock: Clock,
         new_id: Callable[[], str],
         torn: Torn | None = None,
     ) -> None:
@@ -83,7 +85,8 @@ class LogLedger:
         """The tail that opening cut off, if there was one: never acknowledged, kept aside, to be reported."""
         self.node = node
         self.boot = boot
-        self.now_ms = clock
+        self.clock = clock
+        self.now_ms = clock.now_ms
         self._state = state
         self._storage = storage
         self._journal = storage.journal
@@ -91,6 +94,8 @@ class LogLedger:
         self._history: History = storage.history
         self._new_id = new_id
         self._bell = Bell()
+        self._task_waiters = Waiters(lambda recipient: bool(self._state.queue.first(recipient, 1)))
+        self._result_waiters = Waiters(lambda sender: bool(self._state.results.first(sender, 1)))
         self._watching = Watching(lambda task_id: task_id in self._state.pushes_by_task)
         self._reloading: asyncio.Task[None] | None = None
         self._compacting = asyncio.Lock()
@@ -115,7 +120,7 @@ class LogLedger:
             raise storage_failed(journal.failure)
         state.recalled = recalled
         try:
-            decision = decide(state, command, now_ms, self._new_id)
+            decision = decide(state, command, now_ms, self._new_id, self.clock.ages)
         except Refused as refused:
             if refused.events:
                 self._record(refused.events, now_ms)
@@ -132,7 +137,7 @@ class LogLedger:
     def _record(self, events: list[AnyEvent], now_ms: int) -> None:
         seq = self._journal.append(_encode(events), now_ms)
         self._state.apply(events, now_ms, seq)
-        if self._bell:
+        if self._bell or self._task_waiters or self._result_waiters:
             self._ring(events)
         if self._watching:
             self._watching.note(events, now_ms, seq)
@@ -149,15 +154,13 @@ class LogLedger:
                 continue
             entry = self._state.entries[event.task_id]
             if entry.state is QUEUED:
-                self._bell.ring(("queue", entry.task.recipient.pubkey))
-                self._bell.ring(("queue",))
+                self._task_waiters.wake(entry.task.recipient.pubkey)
             elif entry.finished:
                 self._bell.ring(("task", event.task_id))
                 if self._state.orphaned:
                     self._bell.ring(("orphans",))
                 if entry.state is SETTLED:
-                    self._bell.ring(("results", entry.task.sender.pubkey))
-                    self._bell.ring(("results",))
+                    self._result_waiters.wake(entry.task.sender.pubkey)
 
     def _archive_lag(self) -> int:
         return self._journal.durable_seq - self._archive.archived_seq
@@ -229,15 +232,11 @@ class LogLedger:
         await self.durable()
         await self._archive.caught_up(self._journal.durable_seq, CATCH_UP_S)
 
-    async def queued(self, recipient: PublicKey | None, timeout_ms: int) -> bool:
-        if self._state.queue.first(recipient, 1):
-            return True
-        return await self._bell.wait(("queue",) if recipient is None else ("queue", recipient), timeout_ms)
+    def task_waiter(self, recipient: PublicKey | None) -> Waiter:
+        return self._task_waiters.waiter(recipient)
 
-    async def settled(self, sender: PublicKey | None, timeout_ms: int) -> bool:
-        if self._state.results.first(sender, 1):
-            return True
-        return await self._bell.wait(("results",) if sender is None else ("results", sender), timeout_ms)
+    def result_waiter(self, sender: PublicKey | None) -> Waiter:
+        return self._result_waiters.waiter(sender)
 
     async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
         entry = self._state.entries.get(task_id)
@@ -422,7 +421,7 @@ class LogLedger:
             following=state.following,
             settled=len(state.results),
             cached=len(state.cache),
-            oldest_lease_age_ms=state.oldest_lease_age_ms(self.now_ms()),
+            oldest_lease_age_ms=state.oldest_lease_age_ms(self.now_ms(), self.clock.ages),
             holders_lost=len(state.lost(self.node, self.boot)),
             last_seq=journal.last_seq,
             durable_seq=journal.durable_seq,

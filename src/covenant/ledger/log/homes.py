@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from covenant.ledger.clock import PAUSE_MS, Clock
 from covenant.ledger.log import snapshot
 from covenant.ledger.log.archive import Archive
 from covenant.ledger.log.engine import LogLedger
@@ -33,6 +34,8 @@ async def open_ledger(
     home: Path,
     *,
     clock: Callable[[], int],
+    monotonic_ms: Callable[[], int] | None = None,
+    clock_pause_ms: int = PAUSE_MS,
     new_id: Callable[[], str] | None = None,
     limits: Limits | None = None,
     durability: Durability = "fsync",
@@ -42,6 +45,9 @@ async def open_ledger(
     boot: str | None = None,
 ) -> LogLedger:
     """The ledger kept in `home`, which is made if it is not there.
+
+    `clock` is the wall clock and `monotonic_ms` one that nobody sets, by which steps of the first are noticed. Without
+    it the wall clock is believed: right for a clock that a test moves.
 
     `archive_apart` has the archive written by a process of its own: right for whoever serves many and for long. With
     durability "os" it is not done, since there the archive's reader must sync the journal, and tell it if that fails.
@@ -54,7 +60,9 @@ async def open_ledger(
     lock = lock_home(home)
     try:
         state = LedgerState(limits or Limits())
-        archive, opened, snapshot_seq = await asyncio.to_thread(_recover, home, state, clock())
+        guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
+        archive, opened, snapshot_seq, last_record_ms = await asyncio.to_thread(_recover, home, state, clock())
+        guarded.opened(last_record_ms)
     except BaseException:
         lock.close()
         raise
@@ -67,7 +75,7 @@ async def open_ledger(
         seen=SeenIds.load(home / SEEN) or SeenIds(),
         apart=archive_apart and durability == "fsync",
     )
-    ledger = LogLedger(state, storage, node=node, boot=boot, clock=clock, new_id=new_id, torn=opened.torn)
+    ledger = LogLedger(state, storage, node=node, boot=boot, clock=guarded, new_id=new_id, torn=opened.torn)
     try:
         # What the snapshot left out is known to the archive alone, so that must have it before anybody asks.
         await archive.caught_up(snapshot_seq, CATCH_UP_S)
@@ -78,13 +86,17 @@ async def open_ledger(
     return ledger
 
 
-def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Opened, int]:
+def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Opened, int, int]:
+    """The last number is when the last record was written, or 0."""
     folder = home / "journal"
     found = snapshot.newest(folder)
     snapshot_seq = snapshot.load(found[1], state) if found is not None else 0
     archive = Archive(home / "archive.db")
+    last_record_ms = max((entry.updated_at_ms for entry in state.entries.values()), default=0)
 
     def replay(record: Record) -> None:
+        nonlocal last_record_ms
+        last_record_ms = record.ts_ms
         state.apply(decode_events(record.events), record.ts_ms, record.seq)
         if not record.seq % EVICT_EVERY:
             # Memory is for live work, also on the way: what the archive has may go at once.
@@ -93,12 +105,14 @@ def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Open
     opened = open_journal(
         folder, snapshot_seq=snapshot_seq, archived_seq=archive.archived_seq, now_ms=now_ms, replay=replay
     )
-    return archive, opened, snapshot_seq
+    return archive, opened, snapshot_seq, last_record_ms
 
 
 async def memory_ledger(
     *,
     clock: Callable[[], int],
+    monotonic_ms: Callable[[], int] | None = None,
+    clock_pause_ms: int = PAUSE_MS,
     new_id: Callable[[], str] | None = None,
     limits: Limits | None = None,
     node: str = NODE,
@@ -109,4 +123,5 @@ async def memory_ledger(
     boot = boot or new_id()
     archive = Archive()
     storage = MemoryStorage(MemoryJournal(), archive, History(archive.path, node=node, boot=boot), SeenIds())
-    return LogLedger(LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=clock, new_id=new_id)
+    guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
+    return LogLedger(LedgerState(limits or Limits()), storage, node=node, boot=boot, clock=guarded, new_id=new_id)

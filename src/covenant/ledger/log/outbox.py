@@ -10,6 +10,7 @@ import msgspec
 
 from covenant.ledger.machine.events import PushDropped, PushEvent, PushMoved, PushPut
 from covenant.ledger.machine.view import Limits
+from covenant.model.ages import Ages
 from covenant.model.ids import TaskId
 from covenant.model.push import Push
 
@@ -69,7 +70,7 @@ class Outbox:
         else:
             self.pushes_dead[push.task_id, push.id] = None
         if push.ended is not None and (old is None or old.ended is None):
-            heapq.heappush(self._idle, (self._idle_at_ms(push), push.task_id, push.id))
+            heapq.heappush(self._idle, (self._idle_at_ms(push, push.moved_at_ms), push.task_id, push.id))
 
     def end_pushes(self, task_id: TaskId, generation: int) -> None:
         """The task has ended: there will be no later generation."""
@@ -89,7 +90,7 @@ class Outbox:
     def all_pushes(self) -> Iterator[Push]:
         return (push for of_task in self.pushes_by_task.values() for push in of_task.values())
 
-    def pushes_idle(self, now_ms: int, count: int) -> Sequence[Push]:
+    def pushes_idle(self, now_ms: int, count: int, ages: Ages) -> Sequence[Push]:
         found: dict[tuple[TaskId, str], Push] = {}
         back: dict[tuple[TaskId, str], int] = {}
         while self._idle and self._idle[0][0] <= now_ms and len(found) < count:
@@ -97,13 +98,14 @@ class Outbox:
             push = self.push(task_id, push_id)
             if push is None or push.ended is None:
                 continue
-            # It may have moved since: then it is looked at again later. Dropping it is another event.
-            back[task_id, push_id] = idle_at_ms = self._idle_at_ms(push)
+            # It may have moved since, or the clock: then it is looked at again later. Dropping it is another event.
+            moved_at_ms = ages.moment_ms(push.moved_at_ms, now_ms)
+            back[task_id, push_id] = idle_at_ms = self._idle_at_ms(push, moved_at_ms)
             if idle_at_ms <= now_ms:
                 found[task_id, push_id] = push
         for (task_id, push_id), idle_at_ms in back.items():
             heapq.heappush(self._idle, (idle_at_ms, task_id, push_id))
         return tuple(found.values())
 
-    def _idle_at_ms(self, push: Push) -> int:
-        return push.moved_at_ms + (LINGER_MS if push.done else self.limits.retention_ms)
+    def _idle_at_ms(self, push: Push, moved_at_ms: int) -> int:
+        return moved_at_ms + (LINGER_MS if push.done else self.limits.retention_ms)

@@ -31,6 +31,7 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.peer_events import PeerEvent
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered
+from covenant.model.ages import STEADY, Ages
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.task import DELEGATION, CacheKey, cache_key
 
@@ -66,6 +67,8 @@ class LedgerState(Registers, Outbox, Correspondence):
         self.resolved_events = 0
         """Events of the tasks that were evicted."""
         self._due: list[tuple[int, TaskId]] = []
+        """A moment before which each task that may become due need not be looked at; in the clock of `_due_ages`."""
+        self._due_ages: Ages = STEADY
         self._finished: deque[tuple[int, TaskId]] = deque()
 
     def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
@@ -127,7 +130,7 @@ class LedgerState(Registers, Outbox, Correspondence):
             self.queue.enter(task.recipient.pubkey, task.id)
         elif state is LEASED:
             self.in_flight[task.id] = None
-            times_out_at_ms = entry.times_out_at_ms
+            times_out_at_ms = entry.times_out_at_ms(entry.updated_at_ms, self._due_ages)
             if times_out_at_ms is not None:
                 heapq.heappush(self._due, (times_out_at_ms, task.id))
         elif state is SETTLED:
@@ -206,7 +209,7 @@ class LedgerState(Registers, Outbox, Correspondence):
         task = entry.task
         self.entries[task.id] = entry
         self._enter(entry.state, entry, 0)
-        times_out_at_ms = entry.times_out_at_ms
+        times_out_at_ms = entry.times_out_at_ms(entry.updated_at_ms, self._due_ages)
         if times_out_at_ms is not None and entry.state is QUEUED:
             # Its turn began with a lease that is over; entering the queue does not say so.
             heapq.heappush(self._due, (times_out_at_ms, task.id))
@@ -263,15 +266,23 @@ class LedgerState(Registers, Outbox, Correspondence):
     def leases(self) -> Iterator[Entry]:
         return (self.entries[task_id] for task_id in self.in_flight)
 
-    def due(self, now_ms: int, count: int) -> Sequence[Entry]:
+    def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         """At most one task of a cache key at a time: settling one may change what the others are."""
+        if ages.steps != self._due_ages.steps:
+            self._order_due(now_ms, ages)
         found: dict[TaskId, Entry] = {}
         keys: set[CacheKey] = set()
         back: list[tuple[int, TaskId]] = []
         while self._due and self._due[0][0] <= now_ms and len(found) < count:
             item = heapq.heappop(self._due)
             entry = self.entries.get(item[1])
-            if entry is None or not _is_due(entry, now_ms):
+            due_at_ms = _due_at_ms(entry, now_ms, ages) if entry is not None else None
+            if entry is None or due_at_ms is None:
+                continue
+            if due_at_ms > now_ms:
+                # A turn that began before the clock was set: it is looked at again when its time has come.
+                if ages.steps:
+                    back.append((due_at_ms, item[1]))
                 continue
             back.append(item)
             key = cache_key(entry.task)
@@ -282,6 +293,13 @@ class LedgerState(Registers, Outbox, Correspondence):
         for item in back:
             heapq.heappush(self._due, item)
         return list(found.values())
+
+    def _order_due(self, now_ms: int, ages: Ages) -> None:
+        """The clock was set: find again when each task is due."""
+        self._due_ages = ages
+        moments = ((_due_at_ms(entry, now_ms, ages), task_id) for task_id, entry in self.entries.items())
+        self._due = [(due_at_ms, task_id) for due_at_ms, task_id in moments if due_at_ms is not None]
+        heapq.heapify(self._due)
 
     def orphans(self, count: int) -> Sequence[Entry]:
         found: list[Entry] = []
@@ -300,10 +318,10 @@ class LedgerState(Registers, Outbox, Correspondence):
             del self.orphaned[task_id]
         return found
 
-    def forgettable(self, before_ms: int, count: int) -> Sequence[Entry]:
+    def forgettable(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         found: list[Entry] = []
         for entry in self.settled(None, count):
-            if entry.updated_at_ms >= before_ms:
+            if ages.age_ms(entry.updated_at_ms, now_ms) <= self.limits.retention_ms:
                 break
             found.append(entry)
         return found
@@ -311,11 +329,10 @@ class LedgerState(Registers, Outbox, Correspondence):
     def cached(self, key: CacheKey) -> Cached | None:
         return self.cache.get(key)
 
-    def cache_overflow(self, now_ms: int) -> int:
+    def cache_overflow(self, now_ms: int, ages: Ages) -> int:
         over = max(0, len(self.cache) - self.limits.cache_entries_max)
-        oldest_ms = now_ms - self.limits.cache_age_ms_max
         for index, cached in enumerate(self.cache.values()):
-            if index >= over and cached.cached_at_ms >= oldest_ms:
+            if index >= over and ages.age_ms(cached.cached_at_ms, now_ms) <= self.limits.cache_age_ms_max:
                 return index
         return len(self.cache)
 
@@ -328,9 +345,9 @@ class LedgerState(Registers, Outbox, Correspondence):
     def remembered(self, verb: str, holder: PublicKey, request_id: str) -> Remembered | None:
         return self.requests.get((verb, holder, request_id))
 
-    def oldest_lease_age_ms(self, now_ms: int) -> int:
+    def oldest_lease_age_ms(self, now_ms: int, ages: Ages) -> int:
         entry = next(self.leases(), None)
-        return entry.lease.age_ms(now_ms) if entry is not None and entry.lease is not None else 0
+        return entry.lease.age_ms(now_ms, ages) if entry is not None and entry.lease is not None else 0
 
     def lost(self, node: str, boot: str) -> list[tuple[TaskId, LeaseId]]:
         """Leases whose holder cannot come back: an earlier run of this node, or one that was stopped in mid-work."""
@@ -341,11 +358,12 @@ class LedgerState(Registers, Outbox, Correspondence):
         ]
 
 
-def _is_due(entry: Entry, now_ms: int) -> bool:
+def _due_at_ms(entry: Entry, now_ms: int, ages: Ages) -> int | None:
+    """When its timeout or, while nobody works on it, its deadline passes."""
     if entry.finished:
-        return False
-    times_out_at_ms = entry.times_out_at_ms
-    if times_out_at_ms is not None and times_out_at_ms <= now_ms:
-        return True
-    deadline_ms = entry.task.deadline_ms
-    return deadline_ms is not None and deadline_ms <= now_ms and entry.state in _WAITING
+        return None
+    times_out_at_ms = entry.times_out_at_ms(now_ms, ages)
+    deadline_ms = entry.task.deadline_ms if entry.state in _WAITING else None
+    if times_out_at_ms is None or deadline_ms is None:
+        return deadline_ms if times_out_at_ms is None else times_out_at_ms
+    return min(times_out_at_ms, deadline_ms)

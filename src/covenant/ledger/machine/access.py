@@ -23,10 +23,10 @@ def authorize(decide: Decide, access: Access | None) -> None:
     """Add the audit row of a check that passed, or refuse with the row of one that did not."""
     if access is None:
         return
-    live = False
+    live, expiry_ms = False, decide.expiry_ms
     for action in access.actions:
         for grant in decide.view.grants(access.caller.pubkey, action):
-            if not grant.live(decide.now_ms):
+            if not grant.live(expiry_ms):
                 continue
             live = True
             if _meets(grant.pins, access):
@@ -53,9 +53,9 @@ class Gate:
         self._grants: tuple[Grant, ...] | None = None
         if access is None:
             return
-        view, now_ms = decide.view, decide.now_ms
+        view, expiry_ms = decide.view, decide.expiry_ms
         grants = [grant for action in access.actions for grant in view.grants(access.caller.pubkey, action)]
-        live = tuple(grant for grant in grants if grant.live(now_ms))
+        live = tuple(grant for grant in grants if grant.live(expiry_ms))
         if live:
             self._grants = live
         if not dry:
@@ -157,7 +157,7 @@ def _refuse_scope(decide: Decide, access: Access) -> None:
     pinned: set[str] = set()
     for action in access.actions:
         for grant in decide.view.grants(access.caller.pubkey, action):
-            if grant.live(decide.now_ms):
+            if grant.live(decide.expiry_ms):
                 pinned.update(name for name in PINS if getattr(grant.pins, name) not in (None, _given(access, name)))
     reason = f"{' or '.join(sorted(pinned))} does not match capability scope"
     decide.audit(

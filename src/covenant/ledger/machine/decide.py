@@ -25,6 +25,7 @@ from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.decision import Decide, NewId
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import View
+from covenant.model.ages import STEADY, Ages
 
 A = TypeVar("A")
 
@@ -81,8 +82,8 @@ class Decision(msgspec.Struct, frozen=True):
     answer: Any
 
 
-def decide(view: View, command: Command[A], now_ms: int, new_id: NewId) -> Decision:
+def decide(view: View, command: Command[A], now_ms: int, new_id: NewId, ages: Ages = STEADY) -> Decision:
     """Raises `Refused` instead when the command is not allowed or not possible."""
-    deciding = Decide(view, now_ms, new_id)
+    deciding = Decide(view, now_ms, new_id, ages)
     answer = _DECISIONS[type(command)](deciding, command)
     return Decision(deciding.events, answer)

@@ -9,6 +9,7 @@ import msgspec
 
 from covenant.ledger.machine.events import AnyEvent, Audited
 from covenant.ledger.machine.view import View
+from covenant.model.ages import STEADY, Ages
 from covenant.model.audit import AuditHead, AuditRow, link
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId
@@ -30,15 +31,25 @@ class Refused(Exception):
 class Decide:
     """What one decision reads and what it has decided. Lives for one call and keeps nothing."""
 
-    __slots__ = ("_head", "add", "events", "new_id", "now_ms", "view")
+    __slots__ = ("_head", "add", "ages", "events", "new_id", "now_ms", "view")
 
-    def __init__(self, view: View, now_ms: int, new_id: NewId) -> None:
+    def __init__(self, view: View, now_ms: int, new_id: NewId, ages: Ages = STEADY) -> None:
         self.view = view
         self.now_ms = now_ms
+        self.ages = ages
         self.new_id = new_id
         self.events: list[AnyEvent] = []
         self.add = self.events.append
         self._head: AuditHead | None = None
+
+    def has_passed(self, deadline_ms: int | None) -> bool:
+        """Whether it is too late for something. While ages are paused, nothing is."""
+        return deadline_ms is not None and deadline_ms <= self.now_ms and not self.ages.paused
+
+    @property
+    def expiry_ms(self) -> int:
+        """The moment by which grants have expired."""
+        return self.ages.expiry_ms(self.now_ms)
 
     def audit(self, issuer: AgentId, kind: dict[str, Any] | msgspec.Raw) -> None:
         row = AuditRow(id=self.new_id(), timestamp_ms=self.now_ms, issuer=issuer, kind=kind)

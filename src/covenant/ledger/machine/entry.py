@@ -27,6 +27,7 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import FINISHED, TRANSITIONS, Cause, State
+from covenant.model.ages import Ages
 from covenant.model.ids import LeaseId, PublicKey
 from covenant.model.lease import Lease
 from covenant.model.result import Ending, Result
@@ -88,10 +89,12 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def deadline_ms(self) -> int | None:
         return self.task.deadline_ms
 
-    @property
-    def times_out_at_ms(self) -> int | None:
+    def times_out_at_ms(self, now_ms: int, ages: Ages) -> int | None:
+        """By the clock as it is now, also if the turn began before that was set."""
         timeout_ms = self.task.timeout_ms
-        return self.turn_started_ms + timeout_ms if timeout_ms and self.turn_started_ms else None
+        if not timeout_ms or not self.turn_started_ms:
+            return None
+        return timeout_ms + (ages.moment_ms(self.turn_started_ms, now_ms) if ages.steps else self.turn_started_ms)
 
     def holder_lost(self, node: str, boot: str) -> bool:
         """The lease belongs to an earlier run of this node, so nobody holds it any more."""

@@ -68,8 +68,7 @@ def take(decide: Decide, command: Take) -> Leased:
             break
         looked += len(entries)
         for entry in entries:
-            deadline_ms = entry.task.deadline_ms
-            if deadline_ms is not None and deadline_ms <= decide.now_ms:
+            if decide.has_passed(entry.task.deadline_ms):
                 expire(decide, entry)
             elif count == 1 or room.takes(entry.task):
                 taken.append(_lease(decide, entry, command))

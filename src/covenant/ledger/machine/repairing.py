@@ -19,6 +19,7 @@ from covenant.ledger.machine.refusals import find, unknown
 from covenant.ledger.machine.settling import end
 from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived
+from covenant.model.ages import STEADY, Ages
 from covenant.model.errors import Conflict
 from covenant.model.ids import AgentId, LeaseId, TaskId
 from covenant.model.lease import Lease
@@ -126,13 +127,15 @@ def _audit(
     )
 
 
-def judge(entry: Entry, policy: RetryPolicy, now_ms: int) -> SkipReason | None:
+def judge(entry: Entry, policy: RetryPolicy, now_ms: int, ages: Ages = STEADY) -> SkipReason | None:
     """Why the gate leaves this task alone; None if it may be requeued."""
     if entry.state is not State.LEASED:
         return SkipReason.NOT_IN_FLIGHT
     if entry.lease is None:
         return SkipReason.MISSING_LEASE
-    if entry.lease.age_ms(now_ms) < policy.min_lease_age_ms:
+    if ages.paused:
+        return SkipReason.CLOCK_STEPPED
+    if entry.lease.age_ms(now_ms, ages) < policy.min_lease_age_ms:
         return SkipReason.LEASE_TOO_YOUNG
     idempotency = entry.task.idempotency
     if idempotency is None or not idempotency.key.strip():
@@ -154,7 +157,7 @@ def retry_stale(decide: Decide, command: RetryStale) -> RetryReport:
         if considered >= policy.scan_limit:
             break
         considered += 1
-        reason = judge(entry, policy, decide.now_ms)
+        reason = judge(entry, policy, decide.now_ms, decide.ages)
         if reason is None and len(eligible) >= policy.max_requeues:
             reason = SkipReason.LIMIT_REACHED
         if reason is None and not _in_scope(gate, command.access, entry):
@@ -163,7 +166,7 @@ def retry_stale(decide: Decide, command: RetryStale) -> RetryReport:
             eligible.append(_retry(decide, command, entry))
             reason = None if policy.enabled else SkipReason.DISABLED
         if reason is not None:
-            skipped.append(_skip(entry, reason, decide.now_ms))
+            skipped.append(_skip(decide, entry, reason))
     report = RetryReport(
         policy=policy,
         considered=considered,
@@ -213,13 +216,13 @@ def _retry(decide: Decide, command: RetryStale, entry: Entry) -> Requeued:
     )
 
 
-def _skip(entry: Entry, reason: SkipReason, now_ms: int) -> Skipped:
+def _skip(decide: Decide, entry: Entry, reason: SkipReason) -> Skipped:
     lease = entry.lease
     return Skipped(
         task_id=entry.task.id,
         reason=reason,
         attempt=entry.attempt,
-        lease_age_ms=lease.age_ms(now_ms) if lease is not None else msgspec.UNSET,
+        lease_age_ms=lease.age_ms(decide.now_ms, decide.ages) if lease is not None else msgspec.UNSET,
     )
 
 

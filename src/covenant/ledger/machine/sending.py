@@ -26,7 +26,7 @@ def accept(decide: Decide, command: Accept) -> Accepted:
         # The digest covers the sender, so this is who sent it first. The answer is the same as then: it asks for no
         # capability and spends no use, or a lost reply to the last use of a grant could never be made good.
         return _again(decide, task.id, known)
-    if task.deadline_ms is not None and task.deadline_ms <= decide.now_ms:
+    if decide.has_passed(task.deadline_ms):
         raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
     authorize(decide, command.access)
     authorize(decide, command.admission)
@@ -42,7 +42,7 @@ def accept(decide: Decide, command: Accept) -> Accepted:
     key = cache_key(task)
     if key is not None:
         cached = view.cached(key)
-        if cached is not None and decide.now_ms - cached.cached_at_ms <= view.limits.cache_age_ms_max:
+        if cached is not None and _is_fresh(decide, cached):
             return _replay(decide, command, cached)
         leader = view.leader(key)
         if leader is not None:
@@ -62,6 +62,10 @@ def accept(decide: Decide, command: Accept) -> Accepted:
     if starter is None or waiting:
         return Accepted(task_id=task.id)
     return Accepted(task_id=task.id, leased=_start(decide, task, starter))
+
+
+def _is_fresh(decide: Decide, cached: Cached) -> bool:
+    return decide.ages.age_ms(cached.cached_at_ms, decide.now_ms) <= decide.view.limits.cache_age_ms_max
 
 
 def _check_parent(decide: Decide, task: Task) -> None:

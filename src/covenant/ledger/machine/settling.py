@@ -274,25 +274,28 @@ def _drained_before(decide: Decide, task_id: TaskId) -> Result:
 def sweep(decide: Decide, command: Sweep) -> Swept:
     expired: list[TaskId] = []
     timed_out: list[TaskId] = []
-    due = decide.view.due(decide.now_ms, command.count)
+    view, now_ms, ages = decide.view, decide.now_ms, decide.ages
+    if ages.paused:
+        return Swept()
+    due = view.due(now_ms, command.count, ages)
     # Promoting a follower changes the queue that the next entry is judged in, so a leader and its followers
     # are never settled by one sweep: `due` gives at most one task of a cache key.
     for entry in due:
-        times_out_at_ms = entry.times_out_at_ms
-        if times_out_at_ms is not None and times_out_at_ms <= decide.now_ms:
+        times_out_at_ms = entry.times_out_at_ms(now_ms, ages)
+        if times_out_at_ms is not None and times_out_at_ms <= now_ms:
             result = error_result(entry.task.id, TIMEOUT_MESSAGE)
             end(decide, entry, result, ending=Ending.FAILED, cause=Cause.TIMEOUT)
             timed_out.append(entry.task.id)
         else:
             expire(decide, entry)
             expired.append(entry.task.id)
-    forgotten = decide.view.forgettable(decide.now_ms - decide.view.limits.retention_ms, command.count)
+    forgotten = view.forgettable(now_ms, command.count, ages)
     for entry in forgotten:
         decide.add(ResultDrained(entry.task.id, forgotten=True))
-    uncached = decide.view.cache_overflow(decide.now_ms)
+    uncached = view.cache_overflow(now_ms, ages)
     if uncached:
         decide.add(CacheDropped(uncached))
-    idle = decide.view.pushes_idle(decide.now_ms, command.count)
+    idle = view.pushes_idle(now_ms, command.count, ages)
     for push in idle:
         decide.add(PushDropped(push.task_id, push.id))
     more = bool(due) or max(len(forgotten), len(idle)) >= command.count

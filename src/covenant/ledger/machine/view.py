@@ -10,6 +10,7 @@ import msgspec
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import Cause
 from covenant.model.acquaintance import Peer
+from covenant.model.ages import Ages
 from covenant.model.audit import AuditHead
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.correspondence import Delegation, DelegationKey, Parcel
@@ -101,17 +102,17 @@ class View(Protocol):
     def leases(self) -> Iterable[Entry]:
         """In-flight tasks, the longest untouched first."""
 
-    def due(self, now_ms: int, count: int) -> Sequence[Entry]:
+    def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         """Tasks whose deadline or timeout has passed."""
 
     def orphans(self, count: int) -> Sequence[Entry]:
         """Delegated tasks that have not ended, although the task that they are part of has."""
 
-    def forgettable(self, before_ms: int, count: int) -> Sequence[Entry]:
-        """Undrained results settled before then."""
+    def forgettable(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
+        """Undrained results that are older than the limit of retention."""
 
     def cached(self, key: CacheKey) -> Cached | None: ...
-    def cache_overflow(self, now_ms: int) -> int:
+    def cache_overflow(self, now_ms: int, ages: Ages) -> int:
         """How many of the oldest cached results are over the limits of age and number."""
 
     def leader(self, key: CacheKey) -> TaskId | None: ...
@@ -154,5 +155,5 @@ class View(Protocol):
     def envelope_taken(self, sender: InstanceId, jti: str) -> bool: ...
     def envelope_count(self, sender: InstanceId) -> int: ...
     def token_revoked(self, token_id: str) -> bool: ...
-    def pushes_idle(self, now_ms: int, count: int) -> Sequence[Push]:
+    def pushes_idle(self, now_ms: int, count: int, ages: Ages) -> Sequence[Push]:
         """Those of ended tasks that have waited too long: for nothing, or for a receiver that never came back."""

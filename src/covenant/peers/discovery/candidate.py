@@ -160,9 +160,12 @@ class Candidates:
     def urls(self, source: Source) -> frozenset[str]:
         return frozenset(url for _, each, url in self._entries if each == source)
 
-    def listed(self, now_ms: int, known: Mapping[InstanceId, str | None]) -> tuple[Candidate, ...]:
-        """All of them, the last seen first, each judged. `known` are the peers, and where they are."""
-        self._keep(lambda entry: entry.until_ms is None or now_ms < entry.until_ms)
+    def listed(self, monotonic_ms: int, known: Mapping[InstanceId, str | None]) -> tuple[Candidate, ...]:
+        """All of them, the last seen first, each judged. `known` are the peers, and where they are.
+
+        `monotonic_ms`: the time by the clock in which `until_ms` was given.
+        """
+        self._keep(lambda entry: entry.until_ms is None or monotonic_ms < entry.until_ms)
         judged = _judged((entry.candidate for entry in self._entries.values()), self._own_id, known)
         return tuple(sorted(judged, key=lambda each: (-each.seen_at_ms, each.source, each.url, each.instance_id)))
 

@@ -63,6 +63,7 @@ class Discovery:
         own_id: InstanceId,
         known: Known,
         now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int] | None = None,
         fetcher: Fetcher,
         meant: Callable[[str], bool] = lambda _url: False,
         announcement: Announcement | None = None,
@@ -71,6 +72,7 @@ class Discovery:
         self._settings = settings
         self._known = known
         self._now_ms = now_ms
+        self._monotonic_ms = monotonic_ms or now_ms
         self._fetcher = fetcher
         self._meant = meant
         self._static = tuple(dict.fromkeys(map(root_of, settings.static)))
@@ -82,6 +84,7 @@ class Discovery:
             interfaces=settings.mdns_interfaces,
             announcement=announcement,
             now_ms=now_ms,
+            monotonic_ms=self._monotonic_ms,
             look_again_s=look_again_s,
         )
         self._failures: dict[str, str] = {}
@@ -105,7 +108,7 @@ class Discovery:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """What is known now, the last seen first."""
-        return self._candidates.listed(self._now_ms(), self._known())
+        return self._candidates.listed(self._monotonic_ms(), self._known())
 
     async def changed(self) -> None:
         """Waits until something has been heard, found, lost, or begun to fail."""

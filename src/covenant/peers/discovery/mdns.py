@@ -71,6 +71,7 @@ class Mdns:
         interfaces: Sequence[str],
         announcement: Announcement | None,
         now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
         self._candidates = candidates
@@ -78,6 +79,7 @@ class Mdns:
         self._interfaces = tuple(interfaces)
         self._announcement = announcement
         self._now_ms = now_ms
+        self._monotonic_ms = monotonic_ms
         self._look_again_s = look_again_s
         self._hearing = _Hearing()
         self._own: AsyncServiceInfo | None = None
@@ -208,9 +210,8 @@ class Mdns:
         try:
             if self._is_ours(info):
                 return
-            now_ms = self._now_ms()
-            candidate = _candidate(info, loopback=self._loopback, now_ms=now_ms)
-            until_ms = now_ms + self._holds_ms(network, info.name)
+            candidate = _candidate(info, loopback=self._loopback, now_ms=self._now_ms())
+            until_ms = self._monotonic_ms() + self._holds_ms(network, info.name)
         except Exception:
             # Whatever somebody managed to announce, the others are heard.
             log.exception("peers.mdns.unread", extra={"service": shown_name(info.name)})
