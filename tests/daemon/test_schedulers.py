@@ -12,9 +12,10 @@ from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry, operator_agent
-from covenant.ledger.clock import PAUSE_MS, STEP_MS
+from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import memory_ledger
+from covenant.model.ages import STEP_MS
 from covenant.model.errors import CovenantError, Unavailable
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.repair import RetryPolicy

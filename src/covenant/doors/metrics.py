@@ -121,11 +121,17 @@ class Meter(Collector):
             ("covenant_parcels", "Messages that wait for a peer.", counts.parcels),
             ("covenant_pushes_dead", "Push configurations that were given up.", counts.pushes_dead),
             ("covenant_archive_lag_records", "Durable records not archived yet.", archive_lag(counts)),
+            (
+                "covenant_clock_paused",
+                "1 while nothing is expired, timed out or retried, since the wall clock was set.",
+                float(counts.clock_paused_ms > 0),
+            ),
             ("covenant_writer_failed", "1 once the writer has failed.", float(counts.failure is not None)),
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(name, text, value)
         yield CounterMetricFamily("covenant_commits", "Records appended to the journal.", counts.last_seq)
+        yield CounterMetricFamily("covenant_clock_steps", "Steps of the wall clock that were seen.", counts.clock_steps)
         yield CounterMetricFamily("covenant_syncs", "Syncs of the journal since the start.", counts.syncs)
 
 

@@ -13,13 +13,15 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from covenant.model.ages import STEADY, Ages, ClockStep
+import msgspec
 
-STEP_MS: Final = 60_000
-"""Wall clock and monotonic clock may disagree by this much between two readings: more is a step, not drift."""
+from covenant.model.ages import STEADY, STEP_MS, Ages, ClockStep
+
 PAUSE_MS: Final = 60_000
 """How long ages are not acted on after a step: time for the clock to be set right, or for somebody to look."""
+COMPARE_MS: Final = 1_000
 STEPS_KEPT: Final = 16
+NEVER_MS: Final = -(1 << 62)
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +37,21 @@ class Clock:
         self.pause_ms = pause_ms
         self._ahead_ms = wall_ms() - monotonic_ms()
         """By how much the wall clock was ahead of the other one when they were read last."""
+        self._compared_ms = NEVER_MS
+        """What the wall clock said when they were compared last."""
         self._paused_until_ms = 0
 
     def now_ms(self) -> int:
         """The wall clock, in epoch milliseconds. Notices a step."""
-        wall_ms, monotonic_ms = self._wall_ms(), self.monotonic_ms()
+        wall_ms = self._wall_ms()
+        if 0 <= wall_ms - self._compared_ms < COMPARE_MS:
+            return wall_ms
+        self._compare(wall_ms)
+        return wall_ms
+
+    def _compare(self, wall_ms: int) -> None:
+        """Look at the other clock too, which costs as much again: once a second will do, or if the first looks odd."""
+        monotonic_ms = self.monotonic_ms()
         step_ms = wall_ms - monotonic_ms - self._ahead_ms
         if step_ms:
             self._ahead_ms += step_ms
@@ -47,7 +59,7 @@ class Clock:
                 self._note(ClockStep(wall_ms - step_ms, wall_ms), monotonic_ms)
         if self.ages.paused and monotonic_ms >= self._paused_until_ms:
             self._resume()
-        return wall_ms
+        self._compared_ms = NEVER_MS if self.ages.paused else wall_ms
 
     def opened(self, last_record_ms: int) -> None:
         """The journal was read. A last record from the future shows that the clock was set back while nobody looked.
@@ -57,6 +69,7 @@ class Clock:
         now_ms = self.now_ms()
         if last_record_ms > now_ms + STEP_MS:
             self._note(ClockStep(last_record_ms, now_ms, seen=False), self.monotonic_ms())
+            self._compared_ms = NEVER_MS
 
     @property
     def paused_ms_left(self) -> int:
@@ -78,18 +91,21 @@ class Clock:
         return None if left_ms <= 0 and self.ages.paused else left_ms
 
     def age_ms(self, stamp_ms: int) -> int:
-        return self.ages.age_ms(stamp_ms, self.now_ms())
+        now_ms = self.now_ms()
+        return self.ages.age_ms(stamp_ms, now_ms)
 
     def expiry_ms(self) -> int:
-        return self.ages.expiry_ms(self.now_ms())
+        now_ms = self.now_ms()
+        return self.ages.expiry_ms(now_ms)
 
     def _note(self, step: ClockStep, monotonic_ms: int) -> None:
         self.steps_total += 1
         self._paused_until_ms = monotonic_ms + self.pause_ms
         latest_ms = max(self.ages.latest_ms, step.before_ms if step.step_ms < 0 else 0)
-        self.ages = Ages(True, (*self.ages.steps, step)[-STEPS_KEPT:], latest_ms)
+        steps = (*self.ages.steps, step)[-STEPS_KEPT:]
+        self.ages = Ages(True, steps, latest_ms, forgotten=self.steps_total > STEPS_KEPT)
         log.warning("clock.stepped", extra={"step_ms": step.step_ms, "paused_ms": self.pause_ms, "seen": step.seen})
 
     def _resume(self) -> None:
-        self.ages = Ages(False, self.ages.steps)
+        self.ages = msgspec.structs.replace(self.ages, paused=False, latest_ms=0)
         log.info("clock.resumed", extra={"steps": self.steps_total})

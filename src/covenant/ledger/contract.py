@@ -207,6 +207,10 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     delegations_lost: int = 0
     parcels: int = 0
     """Messages that wait for a peer."""
+    clock_steps: int = 0
+    """Times that the wall clock was set, as far as this process saw."""
+    clock_paused_ms: int = 0
+    """How long nothing is done for its age, after such a step; 0: not paused."""
 
 
 class Watch(Protocol):

@@ -11,6 +11,9 @@ from typing import Final
 
 import msgspec
 
+STEP_MS: Final = 60_000
+"""Two clocks may disagree by this much between two readings: more is a step of one of them, less is drift."""
+
 
 class ClockStep(msgspec.Struct, frozen=True, gc=False):
     """One step of the wall clock: what it would have said, and what it said instead."""
@@ -32,16 +35,21 @@ class Ages(msgspec.Struct, frozen=True):
     steps: tuple[ClockStep, ...] = ()
     latest_ms: int = 0
     """While paused after a step back: what the clock had said before. What has expired by then stays expired."""
+    forgotten: bool = False
+    """There were earlier steps, which are not kept: a stamp from before `steps` counts as made at the first of them."""
 
     def moment_ms(self, stamp_ms: int, now_ms: int) -> int:
-        """The stamp as today's clock would have written it."""
-        steps = self.steps
-        for index, step in enumerate(steps):
-            # The latest reading between this step and the next one.
-            until_ms = steps[index + 1].before_ms if index + 1 < len(steps) else now_ms
-            if _is_from_before(step, stamp_ms, until_ms):
-                stamp_ms += step.step_ms
-        return stamp_ms
+        """The stamp as today's clock would have written it.
+
+        Between two steps the clock shows one stretch of time. The stamp is from the last stretch that it can be from.
+        """
+        shift_ms, until_ms = 0, now_ms
+        for step in reversed(self.steps):
+            begins = step.after_ms - STEP_MS <= stamp_ms or not step.seen
+            if begins and stamp_ms <= until_ms + STEP_MS:
+                return stamp_ms + shift_ms
+            shift_ms, until_ms = shift_ms + step.step_ms, step.before_ms
+        return (until_ms if self.forgotten else stamp_ms) + shift_ms
 
     def age_ms(self, stamp_ms: int, now_ms: int) -> int:
         return max(0, now_ms - (self.moment_ms(stamp_ms, now_ms) if self.steps else stamp_ms))
@@ -53,10 +61,3 @@ class Ages(msgspec.Struct, frozen=True):
 
 STEADY: Final = Ages()
 """No step was seen."""
-
-
-def _is_from_before(step: ClockStep, stamp_ms: int, until_ms: int) -> bool:
-    """Whether a stamp can only be from before the step. `until_ms`: the latest reading after it."""
-    if step.after_ms > step.before_ms:
-        return stamp_ms <= step.before_ms
-    return stamp_ms > until_ms or (step.seen and stamp_ms < step.after_ms)

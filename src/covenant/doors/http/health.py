@@ -35,9 +35,13 @@ class Health:
 
     async def ready(self, _: Request) -> Response:
         reasons = await self._reasons()
-        if not reasons:
-            return json_response({"status": "ready", "reasons": []})
-        return json_response({"status": "unready", "reasons": reasons}, 503)
+        if reasons:
+            return json_response({"status": "unready", "reasons": reasons}, 503)
+        answer: dict[str, Any] = {"status": "ready", "reasons": []}
+        if paused_ms := self._ledger.clock.paused_ms_left:
+            # Work goes on; only what is done for its age waits.
+            answer["clock"] = {"stepped_ms": self._ledger.clock.ages.steps[-1].step_ms, "paused_ms": paused_ms}
+        return json_response(answer)
 
     async def _reasons(self) -> list[str]:
         if self._waits.stopping:

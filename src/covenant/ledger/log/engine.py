@@ -137,7 +137,7 @@ class LogLedger:
     def _record(self, events: list[AnyEvent], now_ms: int) -> None:
         seq = self._journal.append(_encode(events), now_ms)
         self._state.apply(events, now_ms, seq)
-        if self._bell or self._task_waiters or self._result_waiters:
+        if self._bell.waiting or self._task_waiters.lines or self._result_waiters.lines:
             self._ring(events)
         if self._watching:
             self._watching.note(events, now_ms, seq)
@@ -433,6 +433,8 @@ class LogLedger:
             delegations=state.delegation_count(),
             delegations_lost=state.delegations_lost(),
             parcels=state.parcel_total(),
+            clock_steps=self.clock.steps_total,
+            clock_paused_ms=self.clock.paused_ms_left,
         )
 
     async def close(self) -> None:

@@ -28,11 +28,8 @@ class Waiters:
 
     def __init__(self, pending: Callable[[PublicKey | None], bool]) -> None:
         self._pending = pending
-        self._lines: dict[PublicKey | None, _Line] = {}
+        self.lines: dict[PublicKey | None, _Line] = {}
         self._last_number = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
 
     def waiter(self, identity: PublicKey | None) -> Waiter:
         self._last_number += 1
@@ -40,8 +37,8 @@ class Waiters:
 
     def wake(self, identity: PublicKey) -> None:
         """Something arrived for this identity."""
-        line = self._lines.get(identity)
-        anybody = self._lines.get(None)
+        line = self.lines.get(identity)
+        anybody = self.lines.get(None)
         if line is None or (anybody is not None and anybody.first() < line.first()):
             line = anybody
         if line is not None:
@@ -53,15 +50,15 @@ class Waiters:
         return self._pending(identity)
 
     def add(self, waiter: Waiter) -> None:
-        line = self._lines.get(waiter.identity)
+        line = self.lines.get(waiter.identity)
         if line is None:
-            line = self._lines[waiter.identity] = _Line()
+            line = self.lines[waiter.identity] = _Line()
         line.add(waiter)
 
     def remove(self, waiter: Waiter) -> None:
-        line = self._lines.get(waiter.identity)
+        line = self.lines.get(waiter.identity)
         if line is not None and line.sleeping.pop(waiter.number, None) is not None and not line.sleeping:
-            del self._lines[waiter.identity]
+            del self.lines[waiter.identity]
 
     def pass_on(self, identity: PublicKey) -> None:
         """A waiter that was woken for this identity took nothing: the next one is woken instead."""
