@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from covenant.doors.mailbox import take_waiting
-from covenant.doors.waiting import CallerGoneError, Pause
-from covenant.model.errors import Refusal, Unavailable
-from covenant.wire.mailbox import Next
+from covenant.doors.mailbox import drain_waiting, take_waiting
+from covenant.doors.waiting import CallerGoneError, Pause, Waits
+from covenant.exchange.principal import Principal
+from covenant.model.errors import OverLimit, Refusal, Unavailable
+from covenant.wire.mailbox import Next, NextResult
 from tests.doors.clients import HttpConnection
 from tests.doors.world import Actor, World, new_task
 
@@ -140,3 +141,67 @@ async def test_a_pause_gives_what_happens_unless_it_is_ended_first() -> None:
     gone.set_result(None)
     with pytest.raises(CallerGoneError):
         await Pause(gone).until(something_happens())
+
+
+async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(world: World) -> None:
+    """Both wait; the first leaves in the very moment in which the task arrives."""
+    alice, bob = await world.pair()
+    principal = world.doorkeeper.recognise(bob.token)
+    assert principal is not None
+    loop = asyncio.get_running_loop()
+    gone: list[asyncio.Future[None]] = [loop.create_future(), loop.create_future()]
+    waiting = []
+    for each in gone:
+        waiting.append(asyncio.ensure_future(take_waiting(world.office, principal, Next(wait_ms=60_000), Pause(each))))
+        await asyncio.sleep(0.05)
+    task = new_task(bob)
+    gone[0].set_result(None)
+    await alice.http.post("/a2a/tasks", task)
+    first, second = waiting
+    with pytest.raises(CallerGoneError):
+        await first
+    taken = await asyncio.wait_for(second, 20)
+    assert taken.task is not None
+    assert taken.task.id == task["id"]
+
+
+async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(world: World) -> None:
+    alice, bob = await world.pair()
+    principal = world.doorkeeper.recognise(alice.token)
+    assert principal is not None
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    drains = []
+    for _ in range(5):
+        wait = drain_waiting(world.office, principal, NextResult(wait_ms=60_000), Pause(gone))
+        drains.append(asyncio.ensure_future(wait))
+        await asyncio.sleep(0.02)
+    await alice.http.post("/a2a/tasks", new_task(bob))
+    task = (await bob.http.get("/a2a/tasks/next"))["task"]
+    await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
+    assert (await asyncio.wait_for(drains[0], 20)).result is not None
+    assert not any(drain.done() for drain in drains[1:])
+    gone.set_result(None)
+    await asyncio.gather(*drains, return_exceptions=True)
+
+
+async def test_waits_are_bounded_for_each_caller_and_in_all(world: World) -> None:
+    """Above the bound the caller is told to come back; whoever waits already is left alone."""
+    alice, bob = await world.pair()
+    principals = [world.doorkeeper.recognise(each.token) for each in (alice, bob)]
+    first, second = [each for each in principals if each is not None]
+    waits = Waits(world.doorkeeper, waits_max=3, waits_per_caller_max=2)
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def begin(principal: Principal) -> None:
+        await waits.run(principal, gone, lambda pause: pause.until(nothing_happens()))
+
+    begun = [asyncio.ensure_future(begin(principal)) for principal in (first, first, second)]
+    await asyncio.sleep(0)
+    for principal in (first, second):
+        with pytest.raises(OverLimit) as refused:
+            await begin(principal)
+        assert (refused.value.code, refused.value.status) == ("too_many_waits", 429)
+    gone.set_result(None)
+    await asyncio.gather(*begun, return_exceptions=True)
+    with pytest.raises(CallerGoneError):
+        await begin(first)

@@ -165,11 +165,11 @@ async def test_waiters_that_come_and_go_leave_nothing_behind() -> None:
                 leaving = asyncio.ensure_future(passing.wait(WAIT_MS))
                 await asyncio.sleep(0)
                 leaving.cancel()
-        line = waiters._lines[BOB.pubkey]
+        line = waiters.lines[BOB.pubkey]
         assert len(line._order) <= 2 + DEAD_MAX + 1
         waiters.wake(BOB.pubkey)
         assert await task
-    assert not waiters
+    assert not waiters.lines
 
 
 async def test_a_wake_and_the_end_of_the_time_in_one_turn_are_one_or_the_other(desk: Desk) -> None:
@@ -244,6 +244,6 @@ def test_whoever_waits_longest_for_it_is_woken_whatever_came_before(moves: list[
             await getattr(model, move)(what)
         while model.asleep:
             await model.leave(0)
-        assert not model.waiters
+        assert not model.waiters.lines
 
     asyncio.run(play())

@@ -1,0 +1,149 @@
+"""The wall clock of a real daemon is set while it works: by a day, both ways."""
+
+import struct
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from covenant.model.grant import REQUEUE_ACTION
+from tests.cli.daemons import Daemon
+from tests.hostile.client import RawConnection, operator_token, request
+
+DAY_MS = 86_400_000
+BOUND_S = 20.0
+RETRIES = {
+    "COVENANT_A2A_AUTO_RETRY_SCHEDULER": "true",
+    "COVENANT_A2A_AUTO_RETRY_INTERVAL_MS": "100",
+    "COVENANT_A2A_AUTO_RETRY_MIN_LEASE_AGE_MS": "600000",
+    "COVENANT_DAEMON_SWEEP_INTERVAL_MS": "50",
+}
+
+
+class Stepped:
+    """A daemon, and the clock of the machine that it believes to be on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offset = folder / "offset"
+        self.set(0)
+        self.daemon = self._start()
+
+    def _start(self) -> Daemon:
+        program = (sys.executable, str(Path(__file__).with_name("stepped.py")), str(self._offset))
+        return Daemon(self._folder / "home", env=RETRIES, inside=program)
+
+    def set(self, offset_ms: int) -> None:
+        """Written in place: the daemon has the file mapped."""
+        self._offset.touch()
+        with self._offset.open("r+b") as file:
+            file.write(struct.pack("<q", offset_ms))
+
+    def restart(self) -> None:
+        assert self.daemon.stop() == 0
+        self.daemon = self._start()
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        token = operator_token(self.daemon.home)
+        answer = request(self.daemon.url, method, path, token=token, body=body, bound_s=BOUND_S)
+        assert answer.status < 300, answer
+        return answer.json
+
+    def send(self, intent: str, **fields: Any) -> str:
+        task_id: str = self.ask("POST", "/a2a/tasks", {**new_task(intent), **fields})["task_id"]
+        return task_id
+
+    def receive(self, wait_ms: int = 0) -> Any:
+        return self.ask("GET", f"/a2a/tasks/next?scope=all&wait_ms={wait_ms}")["task"]
+
+    def state(self, task_id: str) -> str:
+        state: str = self.ask("GET", f"/a2a/tasks/{task_id}/show")["state"]
+        return state
+
+    def metric(self, name: str) -> float:
+        text = request(self.daemon.url, "GET", "/metrics").body.decode()
+        found = [each.value for family in text_string_to_metric_families(text) for each in family.samples]
+        named = [each.name for family in text_string_to_metric_families(text) for each in family.samples]
+        return found[named.index(name)]
+
+
+def new_task(intent: str) -> dict[str, Any]:
+    return {"id": str(uuid.uuid4()), "recipient": {"display": "worker@test"}, "intent_text": intent}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def stepped(short_path: Path) -> Iterator[Stepped]:
+    found = Stepped(short_path)
+    found.ask("POST", "/identities/enroll", {"display": "worker@test"})
+    for action in ("a2a.send.worker@test", REQUEUE_ACTION):
+        found.ask("POST", "/capabilities/grant", {"action": action})
+    yield found
+    if found.daemon.process.poll() is None:
+        found.daemon.stop()
+
+
+def test_a_day_forward_neither_expires_what_waits_nor_retries_what_was_just_leased(stepped: Stepped) -> None:
+    deadline_ms = int(time.time() * 1000) + 3_600_000
+    held = stepped.send(
+        "held", task_kind="work", idempotency={"key": "k", "duplicate_safety": "idempotent"}, timeout_ms=600_000
+    )
+    assert stepped.receive()["id"] == held
+    waiting = [stepped.send("waits", deadline_ms=deadline_ms) for _ in range(2)]
+    stepped.set(DAY_MS)
+    wait_until(lambda: stepped.metric("covenant_clock_steps_total") == 1)
+    ready = request(stepped.daemon.url, "GET", "/readyz")
+    assert ready.status == 200
+    assert abs(ready.json["clock"]["stepped_ms"] - DAY_MS) < 5_000
+    assert 0 < ready.json["clock"]["paused_ms"] <= 60_000
+    assert stepped.metric("covenant_clock_paused") == 1
+    assert [stepped.receive()["id"] for _ in waiting] == waiting
+    report = stepped.ask("POST", "/a2a/retry-stale", {"min_lease_age_ms": 0})["report"]
+    assert {each["reason"] for each in report["skipped"]} == {"clock_stepped"}
+    # Several passes of the scheduler and the sweep have seen the step by now.
+    wait_until(lambda: _passes(stepped) >= 5)
+    assert stepped.state(held) == "in_flight"
+    assert "clock_stepped" in str(stepped.ask("GET", "/audit/recent?limit=1000"))
+
+
+def _passes(stepped: Stepped) -> int:
+    return stepped.daemon.log.count("retry.scanned")
+
+
+def test_a_day_back_lets_a_long_poll_end_in_its_own_time(stepped: Stepped) -> None:
+    """Two wait for anybody's task, and one comes: the other must not wait until the clock is where it was."""
+    token = operator_token(stepped.daemon.home)
+    query = "scope=all&wait_ms=1500"
+    head = f"GET /a2a/tasks/next?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
+    begun = time.monotonic()
+    with RawConnection(stepped.daemon.url) as first, RawConnection(stepped.daemon.url, bound_s=10.0) as second:
+        for connection in (first, second):
+            connection.send(head.encode())
+            # What is answered after this was sent shows that it has been read.
+            assert request(stepped.daemon.url, "GET", "/readyz").status == 200
+        stepped.set(-DAY_MS)
+        task_id = stepped.send("for one of them")
+        assert first.read_answer().json["task"]["id"] == task_id
+        assert second.read_answer().json["task"] is None
+    assert time.monotonic() - begun >= 1.4
+
+
+def test_a_start_in_the_past_of_its_own_journal_serves_and_reports_it(stepped: Stepped) -> None:
+    stepped.set(DAY_MS)
+    task_id = stepped.send("from the future", timeout_ms=600_000)
+    stepped.set(0)
+    stepped.restart()
+    assert "clock" in request(stepped.daemon.url, "GET", "/readyz").json
+    assert stepped.receive()["id"] == task_id
+    assert "clock.stepped" in stepped.daemon.log
