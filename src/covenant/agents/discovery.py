@@ -26,6 +26,8 @@ from covenant.model.errors import CovenantError, Refusal
 SDK: Final = "a2a.server.agent_execution"
 PYDANTIC: Final = "pydantic_ai.agent"
 
+_LOADERS: Final = ("<frozen importlib._bootstrap_external>", "<frozen importlib._bootstrap>")
+
 
 class CannotLoad(CovenantError):
     """A file whose agents cannot be served; says which, and why."""
@@ -77,8 +79,16 @@ def _module(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise CannotLoad(f"{path} cannot be run:\n{''.join(traceback.format_exception(error, limit=-3))}") from error
+        raise CannotLoad(f"{path} cannot be run; correct it, and start again:\n{_told(error)}") from error
     return module
+
+
+def _told(error: BaseException) -> str:
+    """Where in its author's files it went wrong, without how the file came to be run."""
+    at = error.__traceback__
+    while at is not None and (at.tb_frame.f_code.co_filename in (__file__, *_LOADERS)):
+        at = at.tb_next
+    return "".join(traceback.format_exception(type(error), error, at, limit=-3)).rstrip()
 
 
 def _agents(module: ModuleType, path: Path) -> Iterator[Found]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from covenant.exchange.delegation import REMOTE, target_of
@@ -47,15 +48,15 @@ class Withdrawals:
 
     def watch(self, task_id: TaskId, target: Mapping[str, str], remote_task_id: str) -> None:
         """Until it has ended; if not by an answer, the remote is told."""
-        self._begin(self._watch(task_id, target, remote_task_id))
+        self._begin(partial(self._watch, task_id, target, remote_task_id))
 
     def tell(self, target: Mapping[str, str], remote_task_id: str) -> None:
         """Nobody waits for this any more."""
-        self._begin(self._tell(target, remote_task_id))
+        self._begin(partial(self._tell, target, remote_task_id))
 
     def look_after(self, identity: AgentId, target: Mapping[str, str] | None) -> None:
         """What an earlier run of this daemon has left of a remote agent's tasks."""
-        self._begin(self._find(identity, target))
+        self._begin(partial(self._find, identity, target))
 
     async def stop(self) -> None:
         under_way = tuple(self._under_way)
@@ -63,18 +64,18 @@ class Withdrawals:
             each.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
         if len(self._under_way) >= WATCHED_MAX:
             log.warning("remote.unwatched", extra={"watched": len(self._under_way)})
-            work.close()
             return
         doing = asyncio.ensure_future(self._unharmed(work))
         self._under_way[doing] = None
         doing.add_done_callback(lambda done: self._under_way.pop(done, None))
 
-    async def _unharmed(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _unharmed(self, work: Callable[[], Awaitable[None]]) -> None:
+        """`work` is called here, and not by whoever begins it: a start that fails ends this before its first step."""
         try:
-            await work
+            await work()
         except CovenantError as error:
             log.warning("remote.not_withdrawn", extra={"reason": str(error)})
 

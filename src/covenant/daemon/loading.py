@@ -132,6 +132,9 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, dict[str, object]]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
+    except NotADirectoryError:
+        problems.append(f"{path.parent} is not a folder, and the home must be one; choose another with --home")
+        return {}
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{path}: cannot be read: {error}")
         return {}

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from covenant.daemon.home import UnsafeHome
+
 URL_NAME: Final = "http.url"
 LENGTH_MAX: Final = 300
 
@@ -18,8 +20,13 @@ LENGTH_MAX: Final = 300
 def left_in(home: Path, url: str) -> Iterator[None]:
     path = home / URL_NAME
     aside = path.with_suffix(".new")
-    aside.write_text(url + "\n", encoding="ascii")
-    aside.replace(path)
+    try:
+        aside.write_text(url + "\n", encoding="ascii")
+        aside.replace(path)
+    except OSError as error:
+        raise UnsafeHome(
+            f"{path} cannot be written: {error.strerror}; make room for it, or remove what is there"
+        ) from error
     try:
         yield
     finally:

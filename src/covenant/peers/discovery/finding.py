@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -163,13 +163,13 @@ class Discovery:
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as group:
             if self._static or self._settings.dns_domains:
-                group.create_task(self._kept_from_harm(self._first_scan()))
+                group.create_task(self._kept_from_harm(self._first_scan))
             if self._settings.mdns:
-                group.create_task(self._kept_from_harm(self._mdns.run()))
+                group.create_task(self._kept_from_harm(self._mdns.run))
 
-    async def _kept_from_harm(self, work: Coroutine[None, None, None]) -> None:
+    async def _kept_from_harm(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except Exception:
             # Finding others is a convenience: the daemon goes on without it, and says so.
             log.exception("peers.discovery.failed")
