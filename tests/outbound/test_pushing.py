@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.daemon.environment import now_ms
+from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.ledger.log import faults
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
@@ -22,6 +22,7 @@ from covenant.outbound.pushing import BURST_MAX, STEPS_AT_ONCE, PushLimits
 from covenant.seal.keys import public_key
 from covenant.seal.webhooks import verify_webhook
 from covenant.testing.cast import OPERATOR, agent, task_id
+from covenant.testing.clock import FakeClock
 from covenant.wire import a2a_v1
 from tests.outbound.http_servers import reply
 from tests.outbound.receivers import (
@@ -110,6 +111,19 @@ async def test_what_fails_is_tried_again_before_anything_after_it(ledger: LogLed
         ids = [request.headers["webhook-id"] for request in hook.served.requests]
         assert len(set(ids[:3])) == 1, "the same delivery, tried again, has the same name"
         assert tally == ["failed", "failed", "delivered", "delivered", "delivered"]
+
+
+async def test_a_clock_that_is_set_back_makes_no_delivery_wait_for_it(tmp_path: Path) -> None:
+    """By a day, while a delivery that failed waits for its next attempt."""
+    clock = FakeClock(now_ms())
+    ledger = await open_ledger(tmp_path / "stepped", clock=clock, monotonic_ms=monotonic_ms)
+    limits = PushLimits(attempts_max=100, pause_ms=200, pause_ms_max=1_000)
+    async with receiver(reply(500), reply(500), reply(200)) as hook, pushing(ledger, limits) as runner:
+        await begin(ledger, 1, PushConfig(url=hook.url()))
+        await owed(runner, ledger, lambda found: bool(found and found[0].attempts))
+        clock.step(-86_400_000)
+        await hook.got(2)
+    await ledger.close()
 
 
 async def test_a_receiver_that_is_not_there_yet_gets_it_when_it_is(ledger: LogLedger) -> None:

@@ -200,7 +200,7 @@ async def estate(
 ) -> AsyncIterator[Estate]:
     """`works`: its agents do, those of its peers with them. Without, whatever is accepted stays in the queue."""
     keys, clock = keys or Keys(), clock or Clock()
-    ledger = await open_ledger(home / "ledger", clock=clock, limits=limits)
+    ledger = await open_ledger(home / "ledger", clock=clock, monotonic_ms=clock.monotonic_ms, limits=limits)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ledger.close)
         if ledger.tenant(DEFAULT) is None:

@@ -54,9 +54,15 @@ class Clock:
 
     def __init__(self) -> None:
         self.ahead_ms = 0
+        """Time that has passed, for the test."""
+        self.stepped_ms = 0
+        """By how much the wall clock was set, without time passing."""
 
     def __call__(self) -> int:
-        return time.time_ns() // 1_000_000 + self.ahead_ms
+        return time.time_ns() // 1_000_000 + self.ahead_ms + self.stepped_ms
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000 + self.ahead_ms
 
 
 def offer_id(number: int) -> str:
@@ -282,7 +288,7 @@ async def house(
 ) -> AsyncIterator[House]:
     """An instance that is open, listens nowhere and delivers nothing yet."""
     keys, clock = keys or Keys(), clock or Clock()
-    ledger = await open_ledger(folder, clock=clock, limits=limits)
+    ledger = await open_ledger(folder, clock=clock, monotonic_ms=clock.monotonic_ms, limits=limits)
     keyring = Keyring(keys.private_key, keys.prekeys, keys.save, change=keys.change)
     keyring.rotate(clock())
     lines = PeerLines(AddressGuard((), resolver=nobody))

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from covenant.model.acquaintance import Peer, PeerLimits
+from covenant.model.ages import Ages
 from covenant.model.delegation import Offer, Profile
 from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
@@ -280,3 +281,16 @@ def test_room_is_told_with_when_to_come_back() -> None:
         judged(active=SETTINGS.slots)
     assert rejected.value.retry_after_ms is not None
     assert PublicKey(US.key) == facts().our_key
+
+
+def test_a_token_that_had_expired_stays_expired_while_a_clock_that_was_set_back_is_paused() -> None:
+    """Fail closed: for as long as nobody knows which clock is right, the later one counts for tokens."""
+    over_ms = NOW + SETTINGS.token_life_ms + 1
+    assert judged(ages=Ages(paused=True)).profile == "coder"
+    assert code(now_ms=over_ms) == "denied"
+    assert code(ages=Ages(paused=True, latest_ms=over_ms)) == "denied"
+
+
+def test_an_offer_whose_deadline_only_a_step_of_our_clock_has_passed_is_taken_within_its_timeout() -> None:
+    assert code(offer(deadline_ms=NOW - 1)) == "expired"
+    assert judged(offer(deadline_ms=NOW - 1), ages=Ages(paused=True)).timeout_ms == 60_000

@@ -320,6 +320,25 @@ async def test_a_peer_that_asks_for_time_is_given_it(alice: House) -> None:
         await alice.until(lambda: len(served.requests) >= 2)
 
 
+@pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000], ids=["forward", "back"])
+async def test_a_clock_that_is_set_makes_no_pause_shorter_or_longer(alice: House, step_ms: int) -> None:
+    answers = [reply(429, b'{"error":"slow down","code":"rate_limited"}', retry_after="7")]
+
+    async def speak(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(answers.pop(0) if answers else taken(request))
+
+    async with http_server(speak) as served, delivering(alice):
+        peer = await _somebody_at(alice, served.url())
+        await alice.offers(peer, 1)
+        await alice.until(lambda: alice.ledger.parcels(peer)[0].attempts)
+        alice.clock.stepped_ms += step_ms
+        await alice.offers(peer, 2)
+        assert len(served.requests) == 1, "it has asked for seven seconds"
+        alice.clock.ahead_ms += 7_001
+        await alice.offers(peer, 3)
+        await alice.until(lambda: len(served.requests) >= 2)
+
+
 @pytest.mark.parametrize(
     ("answer", "failure"),
     [

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from covenant.agents.authoring import Agent
+from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.machine.peer_commands import Changes, Tell
 from covenant.ledger.machine.view import Limits
 from covenant.model.correspondence import Delegation, DelegationKey, Envelope
@@ -260,6 +261,21 @@ async def test_a_silent_provider_is_lost_and_goes_on_by_itself_when_it_is_heard_
             await rita.stands(task_id, RUNNING)
             gated.open.set()
             assert said(await rita.ended(task_id)) == "HELLO"
+
+
+@pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000], ids=["forward", "back"])
+async def test_no_provider_is_given_up_because_the_clock_was_set(tmp_path: Path, step_ms: int) -> None:
+    gated = Gated()
+    two = Two(tmp_path, gated.agent)
+    await two.introduce()
+    async with two.rita(settings=changed(silence_ms=600_000, timeout_ms=600_000)) as rita, two.paul() as paul:
+        task_id = await rita.delegate(paul, "hello")
+        await rita.stands(task_id, RUNNING)
+        two.clock.stepped_ms += step_ms
+        assert await rita.requesting.sweep() == 0
+        two.clock.ahead_ms += PAUSE_MS
+        assert await rita.requesting.sweep() == 0
+        assert rita.delegation(task_id).state is RUNNING
 
 
 async def test_a_lost_offer_that_is_made_again_is_never_begun_twice(tmp_path: Path) -> None:

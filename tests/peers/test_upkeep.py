@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from covenant.ledger.clock import PAUSE_MS
 from covenant.model.peer import Trust
 from covenant.peers.upkeep import Upkeep
 from covenant.seal.identity import PREKEY_PERIOD_MS
@@ -143,3 +144,15 @@ async def test_our_keys_are_renewed_each_day_and_a_disk_that_is_full_stops_nothi
         b.clock.ahead_ms += PREKEY_PERIOD_MS
         await upkeep(b).sweep()
         assert len(b.keyring.bundle(b.clock()).prekeys) == 1
+
+
+async def test_a_clock_that_was_set_forward_throws_no_key_away_before_it_was_steady(tmp_path: Path) -> None:
+    """Its peers still seal to the key that it has."""
+    async with house(tmp_path) as alice:
+        held = alice.prekey().kid
+        alice.clock.stepped_ms += 400 * 86_400_000
+        await upkeep(alice).sweep()
+        assert alice.keyring.prekey(held) is not None
+        alice.clock.ahead_ms += PAUSE_MS
+        await upkeep(alice).sweep()
+        assert alice.keyring.prekey(held) is None

@@ -105,8 +105,11 @@ class Upkeep:
         self._forget()
 
     async def _rotate(self) -> None:
-        if self._ledger.clock.is_paused() or not self._keyring.due(self._now_ms()):
-            # By a clock that was set just now, no key is thrown away.
+        clock = self._ledger.clock
+        if clock.is_paused() and clock.ages.steps[-1].step_ms > 0:
+            # By a clock that was set forward just now, no key is thrown away.
+            return
+        if not self._keyring.due(self._now_ms()):
             return
         try:
             await asyncio.to_thread(self._keyring.rotate, self._now_ms())
