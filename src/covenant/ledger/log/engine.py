@@ -12,8 +12,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from covenant.ledger.contract import (
     AuditRecord,
     Counts,
@@ -26,6 +24,7 @@ from covenant.ledger.contract import (
     TreeNode,
 )
 from covenant.ledger.log.bell import Bell
+from covenant.ledger.log.codec import encode_events
 from covenant.ledger.log.history import History
 from covenant.ledger.log.opening import Torn
 from covenant.ledger.log.state import LedgerState
@@ -61,8 +60,6 @@ A = TypeVar("A")
 LAG_SLOWS_REPORTS: Final = 100_000
 LAG_REFUSES_TASKS: Final = 1_000_000
 CATCH_UP_S: Final = 10.0
-
-_encode = msgspec.json.Encoder().encode
 
 
 class LogLedger:
@@ -130,7 +127,8 @@ class LogLedger:
         return answer
 
     def _record(self, events: list[AnyEvent], now_ms: int) -> None:
-        seq = self._journal.append(_encode(events), now_ms)
+        encoded, events = encode_events(events)
+        seq = self._journal.append(encoded, now_ms)
         self._state.apply(events, now_ms, seq)
         if self._bell:
             self._ring(events)
