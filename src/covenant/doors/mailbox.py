@@ -14,6 +14,7 @@ from covenant.doors.answers import (
     LeaseShown,
     QueueShown,
     Repaired,
+    RequestWithdrawn,
     ResultOpt,
     ResultPosted,
     Results,
@@ -49,11 +50,11 @@ from covenant.wire.mailbox import (
     SendTask,
     TaskRequest,
     UpdateTask,
+    WithdrawRequest,
     optional,
 )
 
 LIMIT: Final = 10
-GONE: Final = "the caller had left before it was told of this lease"
 
 
 async def send(office: Office, caller: Principal, request: SendTask) -> TaskQueued:
@@ -77,9 +78,7 @@ async def take_waiting(office: Office, caller: Principal, request: Next, pause: 
         leased = await _take(office, caller, request)
         left_ms = give_up_ms - ledger.now_ms()
         if leased.tasks:
-            if pause.caller_gone:
-                await _give_back(office, caller, leased)
-                raise CallerGoneError
+            await _check_caller(office, request, leased, pause)
             return _task_opt(leased)
         if leased.again or left_ms <= 0 or not await pause.until(ledger.queued(recipient, left_ms)):
             return _task_opt(leased)
@@ -94,9 +93,15 @@ async def _take(office: Office, caller: Principal, request: Next) -> Leased:
     )
 
 
-async def _give_back(office: Office, caller: Principal, leased: Leased) -> None:
-    for each in leased.tasks:
-        await office.exchange.release(caller, each.task.id, each.lease.lease_id, GONE)
+async def _check_caller(office: Office, request: Next, answer: Leased | Drained, pause: Pause) -> None:
+    """Nobody else can ask for what a caller without a request id was given: if it has left, that goes back.
+
+    One with a request id may be asking again by now, over another connection, and must be told the same.
+    """
+    if pause.caller_gone:
+        if request.request_id is None:
+            await office.exchange.give_back(answer)
+        raise CallerGoneError
 
 
 def _task_opt(leased: Leased) -> TaskOpt:
@@ -129,6 +134,8 @@ async def drain_waiting(office: Office, caller: Principal, request: NextResult, 
     while True:
         drained = await _drain(office, caller, request)
         left_ms = give_up_ms - ledger.now_ms()
+        if drained.results:
+            await _check_caller(office, request, drained, pause)
         if drained.results or left_ms <= 0:
             return _result_opt(drained)
         task_id = optional(parse_task_id, request.task_id)
@@ -203,6 +210,11 @@ async def release(office: Office, caller: Principal, request: ReleaseLease) -> L
     task_id = request.parsed_task_id()
     await office.exchange.release(caller, task_id, request.parsed_lease_id(), request.reason)
     return LeaseReleased(task_id=task_id)
+
+
+async def withdraw(office: Office, caller: Principal, request: WithdrawRequest) -> RequestWithdrawn:
+    returned = await office.exchange.withdraw(caller, request.request_id)
+    return RequestWithdrawn(request_id=request.request_id, leases=returned.leases, results=returned.results)
 
 
 async def update(office: Office, caller: Principal, request: UpdateTask) -> TaskUpdated:
@@ -341,6 +353,15 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         answer=LeaseReleased,
         run=release,
         summary="Give back a leased task that was not started",
+    ),
+    Operation(
+        kind="withdraw_a2a_request",
+        method="POST",
+        path="/a2a/withdraw",
+        request=WithdrawRequest,
+        answer=RequestWithdrawn,
+        run=withdraw,
+        summary="Call off a receive or drain by its request id, and give back what it was given",
     ),
     Operation(
         kind="update_a2a_task",

@@ -2,19 +2,16 @@
 
 A value passes if its JSON, read back by its declared type, is the value again. So what passes can be written to the
 journal, read from it, and means the same afterwards: a float where a whole number belongs, bytes where text belongs,
-NaN, half a surrogate pair and an id that is a `UUID` do not pass. A tuple may stand where JSON has an array.
+NaN, half a surrogate pair and an id that is a `UUID` do not pass. A tuple may stand for an array, an int for a key.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
-import inspect
 import re
-import types
-from collections import abc
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Final, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -22,12 +19,11 @@ from covenant.model.errors import WrongType
 from covenant.wire.decoding import NESTING_MAX, deeper_than
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 _LENGTH_MAX: Final = 200
+_KEY_LENGTH_MAX: Final = 40
 _PLACE: Final = re.compile(r"^(?P<what>.*) - at `\$(?P<place>.*)`$", re.DOTALL)
 _PLAIN: Final = (str, int, float, bool, type(None))
-_GENERIC: Final = (Union, types.UnionType, list, tuple, dict, abc.Sequence, abc.Mapping)
 
 encode: Final = msgspec.json.Encoder().encode
 
@@ -75,9 +71,10 @@ def _difference(given: Any, found: Any) -> str | None:
             if len(one) != len(other):
                 return place
             for key in one:
-                if not isinstance(key, str) or key not in other:
-                    return f"{place}.{key}"
-            pairs += [(f"{place}.{key}", one[key], other[key]) for key in one]
+                name = str(key) if type(key) is int else key
+                if type(name) is not str or name not in other:
+                    return f"{place}.{_shown(key)}"
+                pairs.append((f"{place}.{_shown(key)}", one[key], other[name]))
         elif isinstance(other, list | tuple) and isinstance(one, list | tuple):
             if len(one) != len(other):
                 return place
@@ -123,10 +120,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, msgspec.Struct):
         return ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
     if type(value) is dict:
-        return ((f".{str(key)[:40]}", part) for key, part in value.items())
+        return ((f".{_shown(key)}", part) for key, part in value.items())
     if type(value) in (list, tuple):
         return ((f"[{index}]", part) for index, part in enumerate(value))
     return iter(())
+
+
+def _shown(key: Any) -> str:
+    """A key in a path: short, and always text that can be written."""
+    return ascii(key)[1:-1][:_KEY_LENGTH_MAX] if type(key) is str else f"<{type(key).__name__}>"
 
 
 def _is_readable(value: Any) -> bool:
@@ -139,78 +141,3 @@ def _is_readable(value: Any) -> bool:
 
 def _short(message: str) -> str:
     return message if len(message) <= _LENGTH_MAX else f"{message[:_LENGTH_MAX]}…"
-
-
-def checks_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Refuse, at the call, arguments that are not what the annotations of the function say.
-
-    What can be JSON is checked as `checked` does it. Of other annotations the classes count; those that name none
-    (`Any`, a callable) are not checked. An async function is refused when it is called, not when it is awaited.
-    """
-    signature = inspect.signature(function)
-
-    @functools.cache
-    def checks() -> Mapping[str, Callable[[str, Any], Any]]:
-        hints = get_type_hints(inspect.unwrap(function))  # at the first call: by then all names are there
-        found = {name: _check_of(hints[name]) for name in signature.parameters if name in hints}
-        return {name: check for name, check in found.items() if check is not None}
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        bound = signature.bind(*args, **kwargs)
-        for name, check in checks().items():
-            if name not in bound.arguments:
-                continue
-            value = bound.arguments[name]
-            match signature.parameters[name].kind:
-                case inspect.Parameter.VAR_POSITIONAL:
-                    value = tuple(check(f"{name}[{index}]", each) for index, each in enumerate(value))
-                case inspect.Parameter.VAR_KEYWORD:
-                    value = {key: check(key, each) for key, each in value.items()}
-                case _:
-                    value = check(name, value)
-            bound.arguments[name] = value
-        return function(*bound.args, **bound.kwargs)
-
-    return call
-
-
-def _check_of(hint: Any) -> Callable[[str, Any], Any] | None:
-    if _is_json(hint):
-        return lambda name, value: checked(name, value, hint)
-    classes = _classes(hint)
-    if classes is None:
-        return None
-    wanted = " | ".join(kind.__name__ for kind in classes)
-
-    def check(name: str, value: Any) -> Any:
-        if not isinstance(value, classes):
-            raise WrongType(name, f"Expected `{wanted}`, got `{type(value).__name__}`")
-        return value
-
-    return check
-
-
-def _is_json(hint: Any) -> bool:
-    """Whether the type is one that JSON can be read by."""
-    if hasattr(hint, "__supertype__"):
-        return _is_json(hint.__supertype__)
-    origin = get_origin(hint)
-    if origin is Literal:
-        return True
-    if origin is Annotated:
-        return _is_json(get_args(hint)[0])
-    if origin is not None:
-        return origin in _GENERIC and all(each is ... or _is_json(each) for each in get_args(hint))
-    return isinstance(hint, type) and (hint in _PLAIN or issubclass(hint, msgspec.Struct | enum.Enum))
-
-
-def _classes(hint: Any) -> tuple[type, ...] | None:
-    """The classes that the annotation names; None if it names something else as well."""
-    if get_origin(hint) in (Union, types.UnionType):
-        parts = [_classes(each) for each in get_args(hint)]
-        return None if None in parts else tuple(kind for part in parts if part for kind in part)
-    if hint is bytes:
-        return bytes, bytearray, memoryview
-    kind = get_origin(hint) or hint
-    return (kind,) if isinstance(kind, type) and kind is not Any else None
