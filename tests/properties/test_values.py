@@ -130,14 +130,13 @@ async def hand_over(home: Path, entries: list[tuple[str, Any]]) -> None:
         await mailbox.compact()
         assert await mailbox.recent_results(100) is not None  # waits for the archive to have everything
         for task_id, encoded in told.items():
-            entry = await mailbox._ledger.entry(task_id)
-            assert entry is not None
-            assert msgspec.json.decode(msgspec.json.encode(entry.task)) == msgspec.json.decode(encoded)
+            kept = await mailbox._ledger.entry(task_id)
+            assert kept is not None
+            assert msgspec.json.decode(msgspec.json.encode(kept.task)) == msgspec.json.decode(encoded)
         for task_id, encoded in results.items():
-            entry = await mailbox._ledger.entry(task_id)
             shown = await mailbox._ledger.show(task_id, None, 0)
-            kept = entry.result if entry is not None else shown.result if shown is not None else None
-            assert msgspec.json.decode(msgspec.json.encode(kept)) == msgspec.json.decode(encoded)
+            assert shown is not None
+            assert msgspec.json.decode(msgspec.json.encode(shown.result)) == msgspec.json.decode(encoded)
     async with Mailbox.open(home) as mailbox:  # and the snapshot can be read
         assert await mailbox.recent_tasks(1)
 
@@ -227,9 +226,9 @@ def test_the_gate_is_as_strict_as_the_journals_decoder(value: Any) -> None:
         else:
             assert decode_events(encoded) == applied
             assert b"\n" not in encoded
-    for wrong in refused:
-        assert wrong.field.startswith(("task_updated", "task_sent", "events"))
-        assert wrong.message.encode().startswith(wrong.field.encode())
+    for each in refused:
+        assert each.field.startswith(("task_updated", "task_sent", "events"))
+        assert each.message.encode().startswith(each.field.encode())
 
 
 TYPED: list[tuple[str, Any]] = [

@@ -316,6 +316,9 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
     results: int = 0
 
 
+GONE: Final = "whoever asked for it had left before it was told"
+
+
 class GiveBack(Command[Returned], frozen=True, gc=False, kw_only=True):
     """Leases and results that whoever asked for them was never told of. Each goes back to the head of its queue.
 
@@ -324,7 +327,7 @@ class GiveBack(Command[Returned], frozen=True, gc=False, kw_only=True):
 
     leases: tuple[tuple[TaskId, LeaseId], ...] = ()
     results: tuple[TaskId, ...] = ()
-    reason: str = "whoever asked for it had left before it was told"
+    reason: str = GONE
 
     def keys(self) -> tuple[Key, ...]:
         tasks = (*(task_id for task_id, _ in self.leases), *self.results)
