@@ -6,17 +6,23 @@
 
 A call that failed on its way can be repeated: tasks by their id, receives and drains by a request id, results by their
 lease, updates by their number. A refusal is raised as what it is, with its machine code.
+
+A receive or drain that is cancelled, or breaks on its way, is withdrawn: what the daemon had given it goes back. One
+with a `request_id` of your own is not: ask again under the same id, or `withdraw` it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
+from covenant.exchange.arguments import checks_arguments
 from covenant.model.errors import (
     Conflict,
     Forbidden,
@@ -39,6 +45,8 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 CALL_S: Final = 30.0
+WITHDRAW_S: Final = 5.0
+"""How long a cancelled call may take to give back what it was given."""
 PAUSE_S: Final = (0.2, 5.0)
 """Between two tries of what failed on its way: the first, and the longest."""
 
@@ -94,6 +102,7 @@ class Posted(msgspec.Struct, frozen=True):
 class Client:
     """The mailbox's verbs for whoever holds the token."""
 
+    @checks_arguments
     def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
@@ -113,45 +122,77 @@ class Client:
             await self._http.aclose()
             self._http = None
 
+    @checks_arguments
     async def send(self, task: Task) -> Sent:
         return await self._post("/a2a/tasks", task, Sent)
 
+    @checks_arguments
     async def take(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Taken, ...]:
         """Lease the next tasks that are for you."""
-        query = {"max": count, "wait_ms": wait_ms, "request_id": request_id}
-        return (await self._get("/a2a/tasks/next", query, _Tasks, wait_ms)).tasks
+        query = {"max": count, "wait_ms": wait_ms}
+        return (await self._receive("/a2a/tasks/next", query, _Tasks, request_id)).tasks
 
+    @checks_arguments
+    async def withdraw(self, request_id: str) -> None:
+        """Call off a receive or drain of yours: what it was given goes back, and it is given nothing later."""
+        await self._post("/a2a/withdraw", {"request_id": request_id}, None)
+
+    @checks_arguments
     async def renew(self, task_id: TaskId, lease_id: LeaseId) -> None:
         await self._post(f"/a2a/tasks/{task_id}/renew", {"lease_id": lease_id}, None)
 
+    @checks_arguments
     async def release(self, task_id: TaskId, lease_id: LeaseId, reason: str) -> None:
         await self._post(f"/a2a/tasks/{task_id}/release", {"lease_id": lease_id, "reason": reason}, None)
 
+    @checks_arguments
     async def update(self, task_id: TaskId, lease_id: LeaseId, update: Update, update_no: int) -> None:
         body = {"lease_id": lease_id, "update": update, "update_no": update_no}
         await self._post(f"/a2a/tasks/{task_id}/updates", body, None)
 
+    @checks_arguments
     async def settle(self, result: Result, lease_id: LeaseId) -> Posted:
         body = {**msgspec.to_builtins(result), "lease_id": lease_id}
         return await self._post("/a2a/results", body, Posted)
 
+    @checks_arguments
     async def cancel(self, task_id: TaskId, reason: str) -> None:
         await self._post(f"/a2a/tasks/{task_id}/cancel", {"reason": reason}, None)
 
+    @checks_arguments
     async def results(self, count: int = 1, *, wait_ms: int = 0, request_id: str | None = None) -> tuple[Result, ...]:
         """Drain the next results of what you sent."""
-        query = {"max": count, "wait_ms": wait_ms, "request_id": request_id}
-        return (await self._get("/a2a/results/next", query, _Results, wait_ms)).results
+        query = {"max": count, "wait_ms": wait_ms}
+        return (await self._receive("/a2a/results/next", query, _Results, request_id)).results
 
-    async def result(self, task_id: TaskId, *, wait_ms: int = 0) -> Result | None:
+    @checks_arguments
+    async def result(self, task_id: TaskId, *, wait_ms: int = 0, request_id: str | None = None) -> Result | None:
         """Drain the result of one task; None if it is not there in time."""
         query = {"task_id": task_id, "wait_ms": wait_ms}
-        found = (await self._get("/a2a/results/next", query, _Results, wait_ms)).results
+        found = (await self._receive("/a2a/results/next", query, _Results, request_id)).results
         return found[0] if found else None
 
-    async def _get(self, path: str, query: Mapping[str, Any], answer: type[A], wait_ms: int) -> A:
-        params = {name: value for name, value in query.items() if value is not None}
-        return self._read(await self._opened().get(path, params=params, timeout=CALL_S + wait_ms / 1000), answer)
+    async def _receive(self, path: str, query: Mapping[str, Any], answer: type[A], request_id: str | None) -> A:
+        """Under a request id in any case: by it the daemon knows what a call was given that nobody heard the end of."""
+        import httpx2  # noqa: PLC0415  (as above)
+
+        params = {**query, "request_id": request_id or str(uuid.uuid4())}
+        timeout_s = CALL_S + query["wait_ms"] / 1000
+        try:
+            return self._read(await self._opened().get(path, params=params, timeout=timeout_s), answer)
+        except (asyncio.CancelledError, httpx2.TransportError):
+            if request_id is None:
+                await see_through(self.abandon(params["request_id"]))
+            raise
+
+    async def abandon(self, request_id: str) -> None:
+        """Withdraw a request within a few seconds. Says nothing if the daemon cannot be reached meanwhile."""
+        import httpx2  # noqa: PLC0415  (as above)
+
+        # A daemon that cannot be reached keeps what it gave: an operator sees the lease.
+        with suppress(httpx2.TransportError, Refusal, TimeoutError):
+            async with asyncio.timeout(WITHDRAW_S):
+                await insisted(lambda: self.withdraw(request_id))
 
     async def _post(self, path: str, body: Any, answer: type[A] | None) -> A:
         response = await self._opened().post(path, content=msgspec.json.encode(body), timeout=CALL_S)
@@ -177,6 +218,16 @@ def refusal_of(status: int, body: bytes) -> Refusal:
         error = _Error(message=f"HTTP {status}")
     kind = _BY_STATUS.get(status, Unavailable)
     return kind(error.code, error.message, retry_after_ms=error.retry_after_ms)
+
+
+async def see_through(work: Coroutine[Any, Any, None]) -> None:
+    """To its end, however often somebody cancels. For work that is bounded, and on which a lease hangs."""
+    doing = asyncio.create_task(work)
+    while not doing.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((doing,))
+    if not doing.cancelled():
+        doing.result()
 
 
 async def insisted(call: Callable[[], Awaitable[A]]) -> A:

@@ -9,10 +9,14 @@
 Promises what the ledger promises: what was sent is on disk when `send_task` returns, a received task is an explicit
 lease that nothing takes back by itself, a result is delivered once. The process is trusted: nothing is authorised.
 A home belongs to one process at a time; a daemon's home belongs to the daemon.
+
+Every verb can be cancelled. A receive that is cancelled gives back what it was about to return, so the next receiver
+gets it. One with a `request_id` keeps it instead: the same receive under the same id returns the same again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 import uuid
@@ -21,18 +25,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from covenant.exchange.mailbox import MailboxLimits, check_repair, check_task
+from covenant.exchange.arguments import checks_arguments
+from covenant.exchange.blocks import check_blocks
+from covenant.exchange.mailbox import MailboxLimits, check_repair, check_request_id, check_size, check_task
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
 from covenant.ledger.log.homes import memory_ledger, open_ledger
 from covenant.ledger.log.journal import Durability
 from covenant.ledger.machine.commands import Accept, Accepted, Drain, LeasedTask, Repair, Settle, Settled, Take
-from covenant.model.content import Content
-from covenant.model.errors import NotFound
+from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
 from covenant.model.repair import RepairCommand, RepairOutcome
 from covenant.model.result import Result
 from covenant.model.task import Task
-from covenant.wire.decoding import NESTING_MAX, deeper_than, too_deep
+from covenant.wire.validation import checked, encode
 
 LIMITS: Final = MailboxLimits()
 WAIT_MS: Final = 60_000
@@ -46,24 +51,24 @@ def _monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def _check_depth(content: Sequence[Content]) -> None:
-    """What is nested too deeply could be written, and then not archived."""
-    if content and deeper_than(content, NESTING_MAX):
-        raise too_deep()
-
-
+@checks_arguments
 def local_agent(display: str) -> AgentId:
     """Who, inside one process: a key made of the name stands for one that nobody needs to hold."""
     return AgentId(check_display(display), PublicKey(base58(hashlib.sha256(display.encode()).digest())))
 
 
 class Mailbox:
-    """Ten verbs: `recv_*` wait, `try_recv_*` do not, `recent_*` and `task_queue` take nothing."""
+    """`recv_*` wait, `try_recv_*` do not, `recent_*` and `task_queue` take nothing.
+
+    `timeout_s` is how long a `recv_*` waits before it raises `TimeoutError`; None: for as long as it takes. What is
+    given to a verb is checked against its declared type: `WrongType` names the field that is something else.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     @staticmethod
+    @checks_arguments
     @asynccontextmanager
     async def open(home: str | Path, *, durability: Durability = "fsync") -> AsyncIterator[Mailbox]:
         """The mailbox kept in a folder, which is made if it is not there."""
@@ -84,6 +89,7 @@ class Mailbox:
             await ledger.close()
 
     @staticmethod
+    @checks_arguments
     def new_task(sender: AgentId, recipient: AgentId, intent_text: str, *, parent: TaskId | None = None) -> Task:
         """A task with a fresh id. Those with more to say make a `Task` themselves."""
         return Task(
@@ -91,28 +97,37 @@ class Mailbox:
         )
 
     async def send_task(self, task: Task) -> Accepted:
-        _check_depth(task.parts)
+        task = checked("task", task, Task)
         digest = check_task(task, LIMITS.task_bytes_max)
         return await self._ledger.commit(Accept(task=task, digest=digest))
 
-    async def recv_task(self) -> Task:
+    @checks_arguments
+    async def recv_task(self, *, timeout_s: float | None = None, request_id: str | None = None) -> Task:
         """Lease the oldest task of all, to its recipient; waits for one."""
-        return (await self._lease(None)).task
+        return (await self._lease(None, timeout_s, request_id)).task
 
-    async def recv_task_for(self, recipient: AgentId) -> LeasedTask:
+    @checks_arguments
+    async def recv_task_for(
+        self, recipient: AgentId, *, timeout_s: float | None = None, request_id: str | None = None
+    ) -> LeasedTask:
         """Lease the recipient's oldest task; waits for one. Says which lease it is: `send_result` may need it."""
-        return await self._lease(recipient)
+        return await self._lease(recipient, timeout_s, request_id)
 
-    async def try_recv_task_for(self, recipient: AgentId) -> Task | None:
-        leased = await self._ledger.commit(Take(holder=recipient, recipient=recipient.pubkey))
+    @checks_arguments
+    async def try_recv_task_for(self, recipient: AgentId, *, request_id: str | None = None) -> Task | None:
+        check_request_id(request_id)
+        leased = await self._ledger.commit(_take(recipient, request_id))
         return leased.tasks[0].task if leased.tasks else None
 
+    @checks_arguments
     async def recent_tasks(self, limit: int) -> Sequence[Task]:
-        return await self._ledger.recent_tasks(None, limit)
+        return await self._ledger.recent_tasks(None, _page(limit))
 
+    @checks_arguments
     async def task_queue(self, limit: int) -> Sequence[QueueEntry]:
-        return (await self._ledger.queue(QueueQuery(limit=limit))).tasks
+        return (await self._ledger.queue(QueueQuery(limit=_page(limit)))).tasks
 
+    @checks_arguments
     async def repair_task(self, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
         check_repair(command, reason)
         entry = await self._ledger.entry(task_id)
@@ -123,38 +138,62 @@ class Mailbox:
         )
 
     async def send_result(self, result: Result, lease_id: LeaseId | None = None) -> Settled:
-        _check_depth(result.content)
+        result = checked("result", result, Result)
+        lease_id = checked("lease_id", lease_id, str | None)
+        check_size(encode(result), LIMITS.result_bytes_max, "result")
+        check_blocks(result.content, "content")
         return await self._ledger.commit(Settle(task_id=result.task_id, holder=None, result=result, lease_id=lease_id))
 
-    async def recv_result(self) -> Result:
+    @checks_arguments
+    async def recv_result(self, *, timeout_s: float | None = None, request_id: str | None = None) -> Result:
         """Take the oldest result of all; waits for one."""
-        with self._ledger.result_waiter(None) as waiter:
-            while True:
-                drained = await self._ledger.commit(Drain(by=_PROCESS, sender=None))
-                if drained.results:
-                    waiter.served()
-                    return drained.results[0]
-                await waiter.wait(WAIT_MS)
+        check_request_id(request_id)
+        async with asyncio.timeout(timeout_s):
+            with self._ledger.result_waiter(None) as waiter:
+                while True:
+                    drained = await self._ledger.commit(Drain(by=_PROCESS, sender=None, request_id=request_id))
+                    if drained.results:
+                        waiter.served()
+                        return drained.results[0]
+                    await waiter.wait(WAIT_MS)
 
-    async def try_recv_result_for(self, peer: AgentId) -> Result | None:
-        drained = await self._ledger.commit(Drain(by=peer, sender=peer.pubkey))
+    @checks_arguments
+    async def try_recv_result_for(self, peer: AgentId, *, request_id: str | None = None) -> Result | None:
+        check_request_id(request_id)
+        drained = await self._ledger.commit(Drain(by=peer, sender=peer.pubkey, request_id=request_id))
         return drained.results[0] if drained.results else None
 
+    @checks_arguments
     async def recent_results(self, limit: int) -> Sequence[Result]:
-        return await self._ledger.recent_results(None, limit)
+        return await self._ledger.recent_results(None, _page(limit))
 
     async def compact(self) -> int:
         return await self._ledger.compact()
 
-    async def _lease(self, recipient: AgentId | None) -> LeasedTask:
-        pubkey = recipient.pubkey if recipient is not None else None
-        with self._ledger.task_waiter(pubkey) as waiter:
-            while True:
-                leased = await self._ledger.commit(Take(holder=recipient, recipient=pubkey))
-                if leased.tasks:
-                    waiter.served()
-                    return leased.tasks[0]
-                await waiter.wait(WAIT_MS)
+    async def _lease(self, recipient: AgentId | None, timeout_s: float | None, request_id: str | None) -> LeasedTask:
+        check_request_id(request_id)
+        take = _take(recipient, request_id)
+        async with asyncio.timeout(timeout_s):
+            with self._ledger.task_waiter(take.recipient) as waiter:
+                while True:
+                    leased = await self._ledger.commit(take)
+                    if leased.tasks:
+                        waiter.served()
+                        return leased.tasks[0]
+                    if leased.again:
+                        raise Conflict("request_over", f"what request {request_id!r} was given is settled or requeued")
+                    await waiter.wait(WAIT_MS)
+
+
+def _take(recipient: AgentId | None, request_id: str | None) -> Take:
+    by = _PROCESS if recipient is None and request_id is not None else None
+    return Take(holder=recipient, recipient=recipient.pubkey if recipient else None, request_id=request_id, by=by)
+
+
+def _page(limit: int) -> int:
+    if not 1 <= limit <= LIMITS.page_max:
+        raise Invalid("invalid_limit", f"limit must be between 1 and {LIMITS.page_max}")
+    return limit
 
 
 _PROCESS = local_agent("process@local")

@@ -34,6 +34,7 @@ from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Sweeper
 from covenant.doors.http.hosts import as_host
 from covenant.doors.simple import asked_for
+from covenant.exchange.arguments import checks_arguments
 from covenant.exchange.cards import Offer, agent_card
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import ConversationLimits, Conversations
@@ -70,6 +71,7 @@ from covenant.wire.simple import (
     decode_send,
     task_of,
 )
+from covenant.wire.validation import checked
 
 __all__ = [
     "A2AAgentCard",
@@ -156,6 +158,8 @@ async def _working(
         await Tenancy(ledger, operator, Doorkeeper(ledger, operator)).open()
         catalogue, crew = Catalogue(ledger, key), Crew(ledger)
         for agent in agents:
+            if not isinstance(agent, Agent):
+                agent = checked("agent", agent, Constitution)  # noqa: PLW2901
             constitution, body = played(agent) if isinstance(agent, Agent) else (agent, _program(agent))
             catalogue.add_resident(DEFAULT, constitution, "code")
             crew.employ(catalogue.identity(DEFAULT, constitution.id), body, concurrency=constitution.concurrency)
@@ -188,7 +192,7 @@ async def handle_task_send(deps: A2ATaskDeps, body: Mapping[str, Any] | A2ATaskS
     Raises `Invalid` if it cannot be read or has come through too many hands, `NotFound` if no agent has a project.
     """
     if isinstance(body, A2ATaskSendRequest):
-        request = body
+        request = checked("body", body, A2ATaskSendRequest)
     elif isinstance(body, bytes):
         request = decode_send(body)
     else:
@@ -205,6 +209,7 @@ def _converted(body: Mapping[str, Any]) -> A2ATaskSendRequest:
         raise Invalid("invalid_request", str(wrong)) from None
 
 
+@checks_arguments
 async def handle_task_get(task_id: str) -> A2ATask | None:
     """The task as it is now; None if it is not known, or no longer shown."""
     for deps in tuple(_stores):
@@ -221,6 +226,7 @@ def clear_task_store() -> None:
         deps.tasks.clear(deps.tenant)
 
 
+@checks_arguments
 def build_agent_card(base_url: str | None = None, *, home: str | Path | None = None) -> A2AAgentCard:
     """The card of this instance: it talks, and has every registered MCP tool as a skill."""
     return build_agent_card_for_agent(_INSTANCE, base_url, home=home)

@@ -21,13 +21,15 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from covenant.client import Client, Posted, Taken, insisted
+from covenant.client import Client, Posted, Taken, insisted, see_through
+from covenant.exchange.arguments import checks_arguments
 from covenant.model.content import Content, Text
-from covenant.model.errors import Refusal
+from covenant.model.errors import Invalid, Refusal, TooLarge, WrongType
 from covenant.model.folding import first_message
 from covenant.model.ids import TaskId
 from covenant.model.result import Result, error_result
 from covenant.model.update import ArtifactUpdate, StatusUpdate, Update
+from covenant.wire.validation import checked
 
 WAIT_MS: Final = 20_000
 RENEW_S: Final = 30.0
@@ -44,6 +46,9 @@ class Job:
         self._client = client
         self._update_no = 0
         self._chunks = 0
+        self._telling = asyncio.Lock()
+        self._untold: Update | None = None
+        """The update that is on its way, or whose caller was cancelled before it was known to be taken."""
         self.task = taken.task
         self.lease_id = taken.lease.lease_id
         self.attempt = taken.lease.attempt
@@ -59,29 +64,49 @@ class Job:
     def parts(self) -> tuple[Content, ...]:
         return tuple(part for message in self.messages for part in message.parts)
 
+    @checks_arguments
     async def update(self, update: Update) -> None:
-        self._update_no += 1
-        await insisted(lambda: self._client.update(self.task.id, self.lease_id, update, self._update_no))
+        """Tell watchers. One at a time: each has its number, and the daemon takes them in order."""
+        async with self._telling:
+            if self._untold is not None:
+                await self._tell(self._untold)  # its number is taken, whether or not it arrived: it goes first
+            self._update_no += 1
+            self._untold = update
+            await self._tell(update)
 
+    async def _tell(self, update: Update) -> None:
+        try:
+            await insisted(lambda: self._client.update(self.task.id, self.lease_id, update, self._update_no))
+        except Refusal:
+            self._untold = None
+            self._update_no -= 1
+            raise
+        self._untold = None
+
+    @checks_arguments
     async def say(self, text: str) -> None:
         """More of the answer, as it is made."""
         self._chunks += 1
         parts = (Text(text),)
         await self.update(ArtifactUpdate(f"{self.task.id}-text-0", parts, "response", append=self._chunks > 1))
 
+    @checks_arguments
     async def status(self, text: str) -> None:
         await self.update(StatusUpdate(text))
 
+    @checks_arguments
     async def ask(self, question: str) -> None:
         """Park the task until its sender answers: that will be another turn, and this job is over."""
         await self.update(StatusUpdate(question, state="input-required"))
 
+    @checks_arguments
     async def finish(self, result: Result) -> Posted:
         return await insisted(lambda: self._client.settle(result, self.lease_id))
 
     async def renew(self) -> None:
         await self._client.renew(self.task.id, self.lease_id)
 
+    @checks_arguments
     async def release(self, reason: str) -> None:
         """Give the task back, if nothing was done for it."""
         await self._client.release(self.task.id, self.lease_id, reason)
@@ -93,7 +118,12 @@ Handler = Callable[[Job], Awaitable[str | Content | Result | None]]
 class Worker:
     """Takes the tasks of its identity, as many at once as it is told, and keeps their leases fresh."""
 
+    @checks_arguments
     def __init__(self, url: str, token: str, *, concurrency: int = 1, renew_s: float = RENEW_S) -> None:
+        if concurrency < 1:
+            raise ValueError("concurrency must be at least 1")
+        if renew_s <= 0:
+            raise ValueError("renew_s must be more than 0")
         self._url = url
         self._token = token
         self._concurrency = concurrency
@@ -102,6 +132,8 @@ class Worker:
         self._stopping = asyncio.Event()
 
     def __call__(self, handler: Handler) -> Handler:
+        if not callable(handler):
+            raise TypeError(f"a worker's handler must be an async function, and this is a {type(handler).__name__}")
         self._handler = handler
         return handler
 
@@ -113,31 +145,45 @@ class Worker:
         if self._handler is None:
             raise RuntimeError("give the worker something to do: @worker above an async function")
         free = asyncio.Semaphore(self._concurrency)
-        async with Client(self._url, self._token) as client, asyncio.TaskGroup() as jobs:
-            while not self._stopping.is_set():
-                await free.acquire()
-                job = await self._next(client)
-                if job is None:
-                    free.release()
-                else:
-                    jobs.create_task(self._do(job)).add_done_callback(lambda _: free.release())
+        waiting: dict[Job, str] = {}
+        """Taken and not begun, with the request id."""
+        async with Client(self._url, self._token) as client:
+            try:
+                async with asyncio.TaskGroup() as jobs:
+                    while not self._stopping.is_set():
+                        await free.acquire()
+                        request_id = str(uuid.uuid4())
+                        job = await self._next(client, request_id)
+                        if job is None:
+                            free.release()
+                        else:
+                            waiting[job] = request_id
+                            doing = jobs.create_task(self._do(job, waiting))
+                            doing.add_done_callback(lambda _: free.release())
+            finally:
+                # A worker that is cancelled may have taken tasks that it has not begun.
+                for request_id in waiting.values():
+                    await see_through(client.abandon(request_id))
 
-    async def _next(self, client: Client) -> Job | None:
+    async def _next(self, client: Client, request_id: str) -> Job | None:
         # Under one request id, so that a lost reply costs no lease.
-        request_id = str(uuid.uuid4())
         taking = asyncio.ensure_future(insisted(lambda: client.take(wait_ms=WAIT_MS, request_id=request_id)))
         stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        try:
+            await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await see_through(_call_off(client, taking, request_id))
+            raise
+        finally:
+            stopping.cancel()
         if not taking.done():
-            # The daemon gives back what a caller who has left was about to get.
-            taking.cancel()
-            await asyncio.wait((taking,))
+            await see_through(_call_off(client, taking, request_id))
             return None
         return next((Job(client, taken) for taken in taking.result()), None)
 
-    async def _do(self, job: Job) -> None:
+    async def _do(self, job: Job, waiting: dict[Job, str]) -> None:
         assert self._handler is not None
+        del waiting[job]
         work = asyncio.ensure_future(self._handler(job))
         renewing = asyncio.ensure_future(self._keep(job, work))
         try:
@@ -155,8 +201,15 @@ class Worker:
             result = error_result(job.task.id, "the worker failed")
         finally:
             renewing.cancel()
+        await self._finish(job, result)
+
+    async def _finish(self, job: Job, result: Result) -> None:
         try:
             await job.finish(result)
+        except (Invalid, TooLarge) as refusal:
+            # What the function returned cannot be kept. That it ended must be.
+            log.warning("worker.refused", extra={"task_id": job.task.id, "code": refusal.code})
+            await self._finish(job, error_result(job.task.id, f"the worker's result was refused: {refusal.message}"))
         except Refusal as refusal:
             if refusal.code not in OVER:
                 raise
@@ -175,6 +228,18 @@ class Worker:
 
 
 def _result_of(task_id: TaskId, said: str | Content | Result | None) -> Result:
+    try:
+        said = checked("result", said, Result if isinstance(said, Result) else str | Content | None)
+    except WrongType as wrong:
+        log.warning("worker.refused", extra={"task_id": task_id, "code": wrong.code})
+        return error_result(task_id, f"the worker returned what cannot be sent: {wrong.message}")
     if isinstance(said, Result):
         return said
     return Result.ok(task_id) if said is None else Result.ok(task_id, said)
+
+
+async def _call_off(client: Client, taking: asyncio.Future[tuple[Taken, ...]], request_id: str) -> None:
+    """Nobody waits for this receive any more: what it is given goes back."""
+    taking.cancel()
+    await asyncio.wait((taking,))
+    await client.abandon(request_id)

@@ -156,6 +156,10 @@ GOLDEN: list[tuple[a.Answer, str]] = [
     ),
     (a.LeaseRenewed(task_id=T, lease=LEASE), f'{{"kind":"a2a_lease_renewed","task_id":"t-1","lease":{LEASE_JSON}}}'),
     (a.LeaseReleased(task_id=T), '{"kind":"a2a_lease_released","task_id":"t-1"}'),
+    (
+        a.RequestWithdrawn(request_id="r-1", leases=1, results=0),
+        '{"kind":"a2a_request_withdrawn","request_id":"r-1","leases":1,"results":0}',
+    ),
     (a.TaskUpdated(task_id=T, generation=3), '{"kind":"a2a_task_updated","task_id":"t-1","generation":3}'),
     (
         a.TaskUpdated(task_id=T, generation=3, duplicate=True),

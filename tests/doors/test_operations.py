@@ -195,6 +195,22 @@ async def test_a_lease_is_renewed_reported_on_and_given_back(world: World, speak
     assert (await speaker.ask(bob, "try_recv_a2a_task"))["lease"]["attempt"] == 2
 
 
+async def test_a_receive_is_withdrawn_by_its_request_id(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    await speaker.ask(alice, "send_a2a_task", task=new_task(bob))
+    first = await speaker.ask(bob, "try_recv_a2a_task", request_id="r-1")
+    withdrawn = await speaker.ask(bob, "withdraw_a2a_request", request_id="r-1")
+    assert withdrawn == {"kind": "a2a_request_withdrawn", "request_id": "r-1", "leases": 1, "results": 0}
+    assert (await speaker.ask(bob, "try_recv_a2a_task", request_id="r-1"))["task"] is None
+    again = await speaker.ask(bob, "try_recv_a2a_task")
+    assert again["task"] == first["task"]
+    await speaker.ask(bob, "post_a2a_result", result=result_of(again["task"]))
+    await speaker.ask(alice, "try_recv_a2a_result", request_id="r-2")
+    assert (await speaker.ask(bob, "withdraw_a2a_request", request_id="r-2"))["results"] == 0
+    assert (await speaker.ask(alice, "withdraw_a2a_request", request_id="r-2"))["results"] == 1
+    assert (await speaker.ask(alice, "try_recv_a2a_result"))["result"]["task_id"] == first["task"]["id"]
+
+
 async def test_a_task_is_canceled_by_its_sender(world: World, speaker: Speaker) -> None:
     alice, bob = await world.pair()
     task, _ = await leased_task(speaker, alice, bob)

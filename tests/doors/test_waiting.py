@@ -110,6 +110,36 @@ async def test_a_lease_taken_just_as_the_caller_left_is_given_back(world: World)
     assert (await bob.http.get("/a2a/tasks/next"))["lease"]["attempt"] == 2
 
 
+async def test_a_result_drained_just_as_the_caller_left_can_be_drained_again(world: World) -> None:
+    alice, bob = await world.pair()
+    task = new_task(bob)
+    await alice.http.post("/a2a/tasks", task)
+    await bob.http.get("/a2a/tasks/next")
+    await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
+    principal = world.doorkeeper.recognise(alice.token)
+    assert principal is not None
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    gone.set_result(None)
+    with pytest.raises(CallerGoneError):
+        await drain_waiting(world.office, principal, NextResult(wait_ms=60_000), Pause(gone))
+    assert (await alice.http.get("/a2a/results/next"))["result"]["task_id"] == task["id"]
+
+
+async def test_a_caller_that_left_under_a_request_id_finds_the_same_when_it_asks_again(world: World) -> None:
+    """It may be asking again already, over another connection: what it was told there must stay its own."""
+    alice, bob = await world.pair()
+    await alice.http.post("/a2a/tasks", new_task(bob))
+    principal = world.doorkeeper.recognise(bob.token)
+    assert principal is not None
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    gone.set_result(None)
+    with pytest.raises(CallerGoneError):
+        await take_waiting(world.office, principal, Next(wait_ms=60_000, request_id="r-1"), Pause(gone))
+    again = await bob.http.get("/a2a/tasks/next?request_id=r-1")
+    assert again["lease"]["attempt"] == 1
+    assert (await bob.http.get("/a2a/tasks/next"))["task"] is None
+
+
 async def test_a_stop_ends_every_wait_and_lets_no_new_one_begin(world: World) -> None:
     _, bob = await world.pair()
     async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000") as connection:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.doors.mailbox import GONE
+from covenant.ledger.machine.commands import GONE
 from tests.cli.daemons import Daemon
 from tests.doors.clients import Http, Ipc
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covenant.ledger.log import snapshot
-from covenant.ledger.log.replay import decode_events
+from covenant.ledger.log.codec import decode_events
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.events import AnyEvent

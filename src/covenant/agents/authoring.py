@@ -23,6 +23,7 @@ import msgspec
 from covenant.agents import speech
 from covenant.agents.calls import Answer, Call, Calling
 from covenant.agents.job import Job
+from covenant.exchange.arguments import checks_arguments
 from covenant.model.constitution import OnLost, Skill
 from covenant.model.content import Content, Text
 from covenant.model.task import Task
@@ -107,6 +108,7 @@ class Turn:
         return self._job.leased.lease.attempt
 
     @staticmethod
+    @checks_arguments
     def file(name: str, data: bytes | None = None, *, url: str | None = None, media_type: str | None = None) -> Content:
         """Yield it: an artifact, by its bytes or by where they are. The media type follows from the name."""
         return speech.file(name, data, url=url, media_type=media_type)
@@ -117,26 +119,31 @@ class Turn:
         return speech.data(value)
 
     @staticmethod
+    @checks_arguments
     def status(text: str) -> StatusUpdate:
         """Yield it: a word on progress, which is no part of the answer."""
         return StatusUpdate(text)
 
     @staticmethod
+    @checks_arguments
     def need_input(text: str) -> StatusUpdate:
         """Yield it: the turn ends here, and the next one begins with the sender's answer."""
         return StatusUpdate(text, Interruption.INPUT_REQUIRED.value)
 
     @staticmethod
+    @checks_arguments
     def need_auth(text: str) -> StatusUpdate:
         """Yield it: as `need_input`, for something that only the sender may do elsewhere."""
         return StatusUpdate(text, Interruption.AUTH_REQUIRED.value)
 
     @staticmethod
+    @checks_arguments
     def reject(text: str) -> Rejection:
         """Yield it: the task ends as rejected, for this reason."""
         return Rejection(text)
 
     @staticmethod
+    @checks_arguments
     def reply(*content: str | Content) -> Reply:
         """Yield it, and nothing else: the answer is a bare message, and its sender need not hear of a task."""
         return Reply(tuple(Text(block) if isinstance(block, str) else block for block in content))
@@ -179,6 +186,7 @@ class Turn:
         """Say what a call waits for (`answer.waits`), by its answer or its task's id, and wait for the next one."""
         return await self._job.calls.answer(call, what)
 
+    @checks_arguments
     def spend(self, tokens: float = 0, **more: float) -> None:
         """What this turn used up; told with its result, as `usage`, to which what it called is added."""
         self._job.spend({"tokens": tokens, **more} if tokens else more)
@@ -193,6 +201,7 @@ class Agent:
     door gives its tasks to the first agent that has one.
     """
 
+    @checks_arguments
     def __init__(
         self,
         name: str,

@@ -25,6 +25,7 @@ from covenant.model.result import Result
 from covenant.model.task import DELEGATION, Task
 from covenant.model.usage import numbers, tokens_of
 from covenant.outbound.reply import Sendable, answer_text, parts_of
+from covenant.wire.validation import checked
 
 if TYPE_CHECKING:
     from covenant.agents.job import Job
@@ -82,6 +83,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Calling = Call | tuple[Any, Sendable]
+_CALL_TYPES: Final = {"what": Sendable, "timeout_ms": int | None, "key": str | None, "idempotent": bool | None}
 
 
 class NotEnough(Conflict):
@@ -121,7 +123,7 @@ class Calls:
 
     async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
         """The first `wanted` that complete, as they come; the others are canceled. Raises NotEnough."""
-        if not 1 <= wanted <= len(calls):
+        if not 1 <= checked("count", wanted, int) <= len(calls):
             raise Invalid("invalid_quorum", f"a quorum of {wanted} needs as many calls, and there are {len(calls)}")
         answers = tuple((await self._gather(await self._prepare(calls), wanted)).values())
         done = tuple(answer for answer in answers if answer.ok)[:wanted]
@@ -131,8 +133,8 @@ class Calls:
 
     async def answer(self, child: Answer | str, what: Sendable) -> Answer:
         """The next message to a child that waits for one."""
-        child_id = TaskId(child.task_id if isinstance(child, Answer) else child)
-        parts, job = parts_of(what), self._job
+        child_id = TaskId(checked("call", child.task_id if isinstance(child, Answer) else child, str))
+        parts, job = parts_of(checked("what", what, Sendable)), self._job
         base = call_id(job.task.id, str(job.leased.turn), "answer", child_id, digest_of(parts))
         self._said[base] += 1
         message_id = call_id(base, str(self._said[base]))
@@ -160,7 +162,10 @@ class Calls:
 
     async def _asked(self, call: Call) -> tuple[Delegated, Callee]:
         job, delegations = self._job, self._delegations
-        callee = delegations.callee(job.holder, getattr(call.agent, "name", call.agent))
+        name = checked("agent", getattr(call.agent, "name", call.agent), str)
+        for field, kind in _CALL_TYPES.items():
+            checked(field, getattr(call, field), kind)
+        callee = delegations.callee(job.holder, name)
         if job.budget is not None and callee.remote is not None and "peer" in callee.remote:
             callee = msgspec.structs.replace(callee, remote={**callee.remote, "budget": job.budget.left})
         parts = parts_of(call.what)

@@ -10,11 +10,17 @@ from covenant.agents.authoring import Agent, Rejection, Reply, Turn
 from covenant.agents.job import Job
 from covenant.agents.speech import Speech
 from covenant.model.content import Audio, Image, Json, Resource, ResourceLink, Text
+from covenant.model.errors import WrongType
 from covenant.model.task import NATIVE
 from covenant.model.update import MessageUpdate, StatusUpdate
+from covenant.wire.decoding import TOLD_NESTING_MAX
+from covenant.wire.validation import checked
 
 SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) and the other words of a turn"
 _CONTENT: Final = (Text, Json, Image, Audio, Resource, ResourceLink)
+_VALUES: Final = (*_CONTENT, StatusUpdate, Rejection, Reply)
+_WRAPPING: Final = 4
+"""Levels of the value itself, around what its author put into it."""
 
 
 class FunctionBody:
@@ -41,7 +47,7 @@ class FunctionBody:
                 if type(said) is str:
                     speech.say(said)
                 else:
-                    _say(said, job, speech, "yielded")
+                    _say_checked(said, job, speech, "yielded")
                     if job.ended:
                         return
                 if job.full:
@@ -62,19 +68,30 @@ def _say_returned(returned: Any, job: Job, speech: Speech) -> None:
     if returned is None:
         return
     if isinstance(returned, str):
-        speech.say_at_once(returned)
+        speech.say_at_once(str.__str__(returned))
     elif isinstance(returned, list | tuple):
         for said in returned:
             if not job.ended:
-                _say(said, job, speech, "returned")
+                _say_checked(said, job, speech, "returned")
     else:
-        _say(returned, job, speech, "returned")
+        _say_checked(returned, job, speech, "returned")
+
+
+def _say_checked(said: Any, job: Job, speech: Speech, how: str) -> None:
+    """What is no plain text is a value of ours, whose fields may be anything: authors make some of them by hand."""
+    try:
+        if isinstance(said, _VALUES):
+            said = checked(type(said).__name__, said, type(said), TOLD_NESTING_MAX + _WRAPPING)
+    except WrongType as wrong:
+        job.fail(f"the agent {how} what cannot be said: {wrong.message}")
+    else:
+        _say(said, job, speech, how)
 
 
 def _say(said: Any, job: Job, speech: Speech, how: str) -> None:
     match said:
         case str():
-            speech.say(said)
+            speech.say(str.__str__(said))
         case StatusUpdate(state="working"):
             speech.status(said)
         case StatusUpdate():

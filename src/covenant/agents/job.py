@@ -25,7 +25,7 @@ from covenant.exchange.views import PAGE, Views
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content
-from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
+from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable, WrongType
 from covenant.model.folding import TaskView, first_message
 from covenant.model.ids import AgentId
 from covenant.model.result import Ending, Result, ResultStatus, error_result
@@ -335,6 +335,8 @@ class Job:
         except (Invalid, OverLimit) as refusal:
             # What the agent said cannot be kept. That it ended must be.
             log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
+            if isinstance(refusal, WrongType) and ".metadata" in refusal.field:
+                self.notes.clear()  # they are what cannot be kept
             result = error_result(self.task.id, f"{FAILED}: {refusal.message}")
             await self._advance((), result, Ending.FAILED)
 

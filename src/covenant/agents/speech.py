@@ -16,8 +16,10 @@ import msgspec
 
 from covenant.agents.job import Job
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
+from covenant.model.errors import WrongType
 from covenant.model.update import ArtifactUpdate, StatusUpdate
-from covenant.wire.decoding import TOLD_NESTING_MAX, deeper_than
+from covenant.wire.decoding import TOLD_NESTING_MAX
+from covenant.wire.validation import checked
 
 RESPONSE: Final = "response"
 TOOL_CALL: Final = "tool_call"
@@ -135,10 +137,11 @@ def file(name: str, data: bytes | None = None, *, url: str | None = None, media_
 
 def data(value: Any) -> Json:
     """Data as content, the way it will be read back: what cannot be JSON is refused here."""
-    plain = msgspec.json.decode(msgspec.json.encode(value))
-    if deeper_than((plain,), TOLD_NESTING_MAX):
-        raise ValueError(f"data may be nested {TOLD_NESTING_MAX} levels deep")
-    return Json(plain)
+    try:
+        plain = msgspec.to_builtins(value, str_keys=True)
+    except (TypeError, ValueError, RecursionError) as wrong:
+        raise WrongType("value", str(wrong)) from None
+    return Json(checked("value", plain, Any, TOLD_NESTING_MAX))
 
 
 def from_base64(text: str) -> bytes:

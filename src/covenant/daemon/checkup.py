@@ -29,9 +29,9 @@ from covenant.daemon.loading import load
 from covenant.daemon.salvage import Salvage, plan
 from covenant.ledger.log import snapshot
 from covenant.ledger.log.archive import archived_through
+from covenant.ledger.log.codec import decode_events
 from covenant.ledger.log.opening import Torn, lock_home, open_journal
 from covenant.ledger.log.record import Record
-from covenant.ledger.log.replay import decode_events
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.entry import IllegalMoveError
 from covenant.ledger.machine.view import Limits

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import covenant
 from covenant.daemon.environment import environment, find_home, now_ms
+from covenant.exchange.arguments import checks_arguments
 from covenant.model.errors import Invalid
 from covenant.model.remote_card import RemoteCard
 from covenant.outbound.credentials import Credentials
@@ -90,6 +91,7 @@ class Connecting:
             await self._remote.close()
 
 
+@checks_arguments
 def connect(
     url_or_name: str,
     *,

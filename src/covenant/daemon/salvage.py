@@ -19,8 +19,8 @@ import msgspec
 
 from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.log import snapshot
+from covenant.ledger.log.codec import decode_events
 from covenant.ledger.log.record import BadLine, Record, decode_line, encode_line
-from covenant.ledger.log.replay import decode_events
 from covenant.ledger.log.segments import list_segments, segment_path, sync_dir
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.entry import IllegalMoveError

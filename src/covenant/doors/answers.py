@@ -128,6 +128,14 @@ class LeaseReleased(Answer, frozen=True, kw_only=True, tag="a2a_lease_released")
     task_id: TaskId
 
 
+class RequestWithdrawn(Answer, frozen=True, kw_only=True, tag="a2a_request_withdrawn"):
+    """How many leases and results went back."""
+
+    request_id: str
+    leases: int
+    results: int
+
+
 class TaskUpdated(Answer, frozen=True, kw_only=True, tag="a2a_task_updated"):
     task_id: TaskId
     generation: int

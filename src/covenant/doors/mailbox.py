@@ -14,6 +14,7 @@ from covenant.doors.answers import (
     LeaseShown,
     QueueShown,
     Repaired,
+    RequestWithdrawn,
     ResultOpt,
     ResultPosted,
     Results,
@@ -49,11 +50,11 @@ from covenant.wire.mailbox import (
     SendTask,
     TaskRequest,
     UpdateTask,
+    WithdrawRequest,
     optional,
 )
 
 LIMIT: Final = 10
-GONE: Final = "the caller had left before it was told of this lease"
 
 
 async def send(office: Office, caller: Principal, request: SendTask) -> TaskQueued:
@@ -78,9 +79,7 @@ async def take_waiting(office: Office, caller: Principal, request: Next, pause: 
             leased = await _take(office, caller, request)
             if leased.tasks:
                 waiter.served()
-                if pause.caller_gone:
-                    await _give_back(office, caller, leased)
-                    raise CallerGoneError
+                await _check_caller(office, request, leased, pause)
                 return _task_opt(leased)
             if leased.again or not await pause.until(waiter.wait(give_up_ms - clock.monotonic_ms())):
                 return _task_opt(leased)
@@ -95,9 +94,15 @@ async def _take(office: Office, caller: Principal, request: Next) -> Leased:
     )
 
 
-async def _give_back(office: Office, caller: Principal, leased: Leased) -> None:
-    for each in leased.tasks:
-        await office.exchange.release(caller, each.task.id, each.lease.lease_id, GONE)
+async def _check_caller(office: Office, request: Next, answer: Leased | Drained, pause: Pause) -> None:
+    """Nobody else can ask for what a caller without a request id was given: if it has left, that goes back.
+
+    One with a request id may be asking again by now, over another connection, and must be told the same.
+    """
+    if pause.caller_gone:
+        if request.request_id is None:
+            await office.exchange.give_back(answer)
+        raise CallerGoneError
 
 
 def _task_opt(leased: Leased) -> TaskOpt:
@@ -134,6 +139,7 @@ async def drain_waiting(office: Office, caller: Principal, request: NextResult, 
             drained = await _drain(office, caller, request)
             if drained.results:
                 waiter.served()
+                await _check_caller(office, request, drained, pause)
                 return _result_opt(drained)
             left_ms = max(0, give_up_ms - ledger.clock.monotonic_ms())
             arrives = waiter.wait(left_ms) if task_id is None else ledger.finished(task_id, left_ms)
@@ -207,6 +213,11 @@ async def release(office: Office, caller: Principal, request: ReleaseLease) -> L
     task_id = request.parsed_task_id()
     await office.exchange.release(caller, task_id, request.parsed_lease_id(), request.reason)
     return LeaseReleased(task_id=task_id)
+
+
+async def withdraw(office: Office, caller: Principal, request: WithdrawRequest) -> RequestWithdrawn:
+    returned = await office.exchange.withdraw(caller, request.request_id)
+    return RequestWithdrawn(request_id=request.request_id, leases=returned.leases, results=returned.results)
 
 
 async def update(office: Office, caller: Principal, request: UpdateTask) -> TaskUpdated:
@@ -345,6 +356,15 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         answer=LeaseReleased,
         run=release,
         summary="Give back a leased task that was not started",
+    ),
+    Operation(
+        kind="withdraw_a2a_request",
+        method="POST",
+        path="/a2a/withdraw",
+        request=WithdrawRequest,
+        answer=RequestWithdrawn,
+        run=withdraw,
+        summary="Call off a receive or drain by its request id, and give back what it was given",
     ),
     Operation(
         kind="update_a2a_task",

@@ -26,6 +26,7 @@ from covenant.ledger.machine.commands import (
     Canceled,
     Drain,
     Drained,
+    GiveBack,
     Leased,
     Note,
     Release,
@@ -34,9 +35,11 @@ from covenant.ledger.machine.commands import (
     Report,
     Reported,
     RetryStale,
+    Returned,
     Settle,
     Settled,
     Take,
+    Withdraw,
 )
 from covenant.ledger.machine.repairing import scan_row
 from covenant.model.correspondence import PEER
@@ -210,6 +213,19 @@ class MailboxExchange:
                 reason=check_reason(reason, "release"),
             )
         )
+
+    async def give_back(self, answer: Leased | Drained) -> None:
+        """What a caller was about to be told, who has left: nobody heard of it, so it goes back to where it was."""
+        if isinstance(answer, Leased):
+            leases = tuple((each.task.id, each.lease.lease_id) for each in answer.tasks)
+            await self._ledger.commit(GiveBack(leases=leases))
+        else:
+            await self._ledger.commit(GiveBack(results=tuple(result.task_id for result in answer.results)))
+
+    async def withdraw(self, principal: Principal, request_id: str) -> Returned:
+        """The caller's receive or drain under this id is off: what it was given goes back."""
+        check_request_id(request_id)
+        return await self._ledger.commit(Withdraw(by=principal.agent, request_id=request_id))
 
     async def report(
         self, principal: Principal, task_id: TaskId, lease_id: LeaseId, update: Update, update_no: int

@@ -5,6 +5,8 @@ Promises of every engine:
   depends on a fact that is not durable yet.
 - Commands are decided one after the other, as if nobody else were there.
 - Repeating a command under the same ids gives the same answer.
+- A receive or drain without a request id whose caller is cancelled while it waits is given back before the cancel is
+  passed on. With a request id it stands: the same request again returns the same.
 - After a failed write, `commit` raises `Unavailable` and reads go on.
 
 What `covenant.testing.contract` checks on every engine is this page in full.

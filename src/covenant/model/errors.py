@@ -3,6 +3,7 @@
     CovenantError
     ├── Refusal                 the caller can do something about it; carries a machine code and a status
     │   ├── Invalid        400  the request itself is wrong
+    │   │   └── WrongType       a value of another type than its field; also a `TypeError`
     │   ├── Unauthenticated 401 no token, or one that is not (any longer) known
     │   ├── Forbidden      403  known, but without the capability, or claiming to be somebody else
     │   ├── NotFound       404  unknown, or not yours: the two are the same answer on purpose
@@ -41,6 +42,15 @@ class Refusal(CovenantError):
 
 class Invalid(Refusal):
     status = 400
+
+
+class WrongType(Invalid, TypeError):
+    """A value that is not what its field is declared to be. `field` is its path: `task.parts[0].text`."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__("invalid_value", f"{field}: {what}")
+        self.field = field
+        self.what = what
 
 
 class Unauthenticated(Refusal):

@@ -25,6 +25,7 @@ from covenant.testing.surviving import SurvivingSuite
 from covenant.testing.tenanting import TenantingSuite, TenantKeepingSuite
 from covenant.testing.viewing import ViewingSuite
 from covenant.testing.watching import WatchingSuite
+from covenant.testing.withdrawal import WithdrawalKeepingSuite, WithdrawalSuite
 
 
 class LedgerContract(
@@ -41,11 +42,18 @@ class LedgerContract(
     WatchingSuite,
     PushingSuite,
     DelegatingSuite,
+    WithdrawalSuite,
 ):
     """What every engine promises, in memory too."""
 
 
 class DurableLedgerContract(
-    SurvivingSuite, CompactingSuite, TenantKeepingSuite, PushKeepingSuite, DelegationKeepingSuite, LedgerContract
+    SurvivingSuite,
+    CompactingSuite,
+    TenantKeepingSuite,
+    PushKeepingSuite,
+    DelegationKeepingSuite,
+    WithdrawalKeepingSuite,
+    LedgerContract,
 ):
     """What an engine promises besides when its facts outlive the process."""

@@ -175,6 +175,12 @@ class ReleaseLease(LeaseRequest, frozen=True, kw_only=True):
     reason: str
 
 
+class WithdrawRequest(Request, frozen=True, kw_only=True):
+    """Of a receive or drain that was asked for under this id, and whose answer nobody waits for any more."""
+
+    request_id: str
+
+
 class UpdateTask(LeaseRequest, frozen=True, kw_only=True):
     """`update_no` counts the updates of one lease from 1, so that one sent twice counts once; 0: not counted."""
 

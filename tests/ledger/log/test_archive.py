@@ -34,6 +34,7 @@ from covenant.ledger.machine.events import (
     LeaseRenewed,
     MessageKept,
     ResultDrained,
+    ResultReturned,
     TaskClosed,
     TaskContinued,
     TaskFollowed,
@@ -90,7 +91,10 @@ def histories(draw: st.DrawFn) -> Recorded:
         for number in sorted(draw(st.sets(st.integers(1, 4), min_size=1, max_size=3))):
             entry = recorded.entries.get(task_id(number))
             state = None if entry is None else entry.state
-            types = sorted(name for before, name in TRANSITIONS if before is state)
+            # A result is returned only to a task that was drained, which is always known here.
+            types = sorted(
+                name for before, name in TRANSITIONS if before is state and (before, name) != (None, "result_returned")
+            )
             if types:
                 events.append(draw(an_event(draw(st.sampled_from(types)), number, entry)))
         if draw(st.booleans()):
@@ -131,7 +135,7 @@ def an_event(draw: st.DrawFn, kind: str, number: int, entry: Entry | None) -> Ev
             after if entry.attempt == 0 and entry.turn == 1 else 0,
         ),
         "lease_renewed": lambda: LeaseRenewed(name, lease, draw(times_ms)),
-        "lease_released": lambda: LeaseReleased(name, lease, draw(reasons)),
+        "lease_released": lambda: LeaseReleased(name, lease, draw(reasons), draw(st.booleans())),
         "lease_interrupted": lambda: LeaseInterrupted(name, lease, draw(reasons)),
         "task_updated": lambda: TaskUpdated(name, lease, after, draw(updates)),
         "task_requeued": lambda: TaskRequeued(name, lease, draw(reasons), Posture.IDEMPOTENT, entry.attempt),
@@ -144,8 +148,17 @@ def an_event(draw: st.DrawFn, kind: str, number: int, entry: Entry | None) -> Ev
         "task_closed": lambda: draw(endings(TaskClosed, name, after)),
         "task_settled": lambda: draw(endings(TaskSettled, name, after)),
         "result_drained": lambda: ResultDrained(name),
+        "result_returned": lambda: returned(entry, draw(reasons)),
     }
     return makers[kind]()
+
+
+def returned(entry: Entry, reason: str) -> Event:
+    assert entry.result is not None
+    assert entry.ending is not None
+    assert entry.cause is not None
+    told = (entry.task, entry.digest, entry.result, entry.ending, entry.cause, entry.generation, entry.accepted_at_ms)
+    return ResultReturned(entry.task.id, reason, *told, entry.lease)
 
 
 @st.composite

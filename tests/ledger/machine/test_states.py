@@ -14,6 +14,7 @@ from covenant.ledger.machine.events import (
     LeaseRenewed,
     MessageKept,
     ResultDrained,
+    ResultReturned,
     TaskClosed,
     TaskContinued,
     TaskEvent,
@@ -66,6 +67,7 @@ EVENTS: list[TaskEvent] = [
     TaskSettled(ID, ok(ID), Ending.COMPLETED, Cause.RESULT, 3),
     TaskClosed(ID, ok(ID), Ending.COMPLETED, Cause.RESULT, 3),
     ResultDrained(ID),
+    ResultReturned(ID, "left", make_task(), "digest", ok(ID), Ending.COMPLETED, Cause.RESULT, 3, 1),
 ]
 TAGS = {str(event.__struct_config__.tag): event for event in EVENTS}
 
@@ -116,9 +118,35 @@ def test_a_move_that_is_not_in_the_table_is_refused(before: State | None, tag: s
         evolve(ENTRIES[before], TAGS[tag], 99)
 
 
-def test_nothing_leaves_a_finished_task_but_the_drain_of_its_result() -> None:
+def test_nothing_leaves_a_finished_task_but_the_drain_of_its_result_and_its_return() -> None:
     leaving = {(before, tag): after for (before, tag), after in TRANSITIONS.items() if before in FINISHED}
-    assert leaving == {(SETTLED, "result_drained"): DRAINED}
+    assert leaving == {(SETTLED, "result_drained"): DRAINED, (DRAINED, "result_returned"): SETTLED}
+
+
+def test_a_task_that_the_ledger_had_forgotten_comes_back_as_it_was_settled() -> None:
+    drained = ENTRIES[DRAINED]
+    assert drained is not None
+    event = ResultReturned(
+        ID,
+        "left",
+        drained.task,
+        drained.digest,
+        ok(ID),
+        Ending.COMPLETED,
+        Cause.RESULT,
+        drained.generation,
+        drained.accepted_at_ms,
+        drained.lease,
+    )
+    known, forgotten = evolve(drained, event, 9), evolve(None, event, 9)
+    for field in ("task", "digest", "state", "accepted_at_ms", "generation", "result", "ending", "cause", "lease"):
+        assert getattr(forgotten, field) == getattr(known, field), field
+
+
+def test_a_lease_that_nobody_was_told_of_is_no_attempt() -> None:
+    again = evolve(HELD, LeaseReleased(ID, LEASE.lease_id, "left", undelivered=True), 3)
+    assert (again.state, again.attempt, again.undelivered) == (QUEUED, 1, 1)
+    assert (again.lease, again.turn_started_ms) == (None, 0)
 
 
 def test_every_state_can_be_reached_and_every_unfinished_one_can_be_settled() -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
-
-import msgspec
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract import (
@@ -27,13 +26,23 @@ from covenant.ledger.contract import (
     TreeNode,
 )
 from covenant.ledger.log.bell import Bell
+from covenant.ledger.log.codec import encode_events
 from covenant.ledger.log.history import History
 from covenant.ledger.log.opening import Torn
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import Storage
 from covenant.ledger.log.waiters import Waiter, Waiters
 from covenant.ledger.log.watching import Watch, Watching
-from covenant.ledger.machine.commands import Accept, Advance, Command, Drain, Report, TaskCommand
+from covenant.ledger.machine.commands import (
+    Accept,
+    Advance,
+    Command,
+    Drain,
+    GiveBack,
+    Report,
+    TaskCommand,
+    Withdraw,
+)
 from covenant.ledger.machine.decide import decide
 from covenant.ledger.machine.decision import Refused
 from covenant.ledger.machine.entry import Entry
@@ -63,8 +72,6 @@ A = TypeVar("A")
 LAG_SLOWS_REPORTS: Final = 100_000
 LAG_REFUSES_TASKS: Final = 1_000_000
 CATCH_UP_S: Final = 10.0
-
-_encode = msgspec.json.Encoder().encode
 
 
 class LogLedger:
@@ -128,14 +135,30 @@ class LogLedger:
             raise refused.refusal from None
         if decision.events:
             self._record(decision.events, now_ms)
+        answer: A = decision.answer
         waiter = journal.waiter()
         if waiter is not None:
-            await waiter
-        answer: A = decision.answer
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                undo = command.undo(answer)
+                if undo is not None:
+                    await self._give_back(undo)
+                raise
         return answer
 
+    async def _give_back(self, undo: GiveBack) -> None:
+        """To its end, however often somebody cancels: what was taken must not stay with nobody."""
+        doing = asyncio.create_task(self.commit(undo))
+        while not doing.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((doing,))
+        if not doing.cancelled():
+            doing.exception()  # the disk failed: then nobody knows whether it was taken, and an operator will see
+
     def _record(self, events: list[AnyEvent], now_ms: int) -> None:
-        seq = self._journal.append(_encode(events), now_ms)
+        encoded, events = encode_events(events)
+        seq = self._journal.append(encoded, now_ms)
         self._state.apply(events, now_ms, seq)
         if self._bell.waiting or self._task_waiters.lines or self._result_waiters.lines:
             self._ring(events)
@@ -193,16 +216,22 @@ class LogLedger:
             if command.request_id is not None:
                 again = self._state.remembered("drain", command.by.pubkey, command.request_id)
                 ids = again.task_ids if again is not None else ids
+        elif isinstance(command, Withdraw):
+            drained = self._state.remembered("drain", command.by.pubkey, command.request_id)
+            ids = drained.task_ids if drained is not None else ()
+        elif isinstance(command, GiveBack):
+            ids = command.results
         else:
             return ()
         return [task_id for task_id in ids if task_id not in entries and seen.maybe(task_id)]
 
     async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived]:
         found: dict[TaskId, Archived | None] = {}
+        lookup = self._history.lookup_whole if isinstance(command, (Withdraw, GiveBack)) else self._history.lookup
         # Asked anew after each look: while the archive was read, more of what the command names may have left memory.
         while wanted := [task_id for task_id in self._forgotten(command) if task_id not in found]:
             for task_id in wanted:
-                found[task_id] = await self._history.lookup(task_id)
+                found[task_id] = await lookup(task_id)
         return {task_id: archived for task_id, archived in found.items() if archived is not None}
 
     def _evict(self, archived_seq: int) -> None:

@@ -131,6 +131,7 @@ OF_TENANT: Final = {
 }
 SHOW: Final = statement("show")
 LOOKUP: Final = statement("lookup")
+LOOKUP_WHOLE: Final = statement("lookup_whole")
 STEPS: Final = statement("steps")
 TREE: Final = statement("tree")
 FINISHED: Final = statement("finished")
@@ -183,6 +184,10 @@ class History:
     async def lookup(self, task_id: TaskId) -> Archived | None:
         """The task, if it is finished."""
         return await self._find(_archived, LOOKUP, task_id=task_id)
+
+    async def lookup_whole(self, task_id: TaskId) -> Archived | None:
+        """The same, with the task itself."""
+        return await self._find(_archived, LOOKUP_WHOLE, task_id=task_id)
 
     async def steps(self, task_id: TaskId, after_generation: int, limit: int) -> Sequence[Step]:
         return await self._ask(decode_steps, STEPS, task_id=task_id, after=after_generation, limit=limit)

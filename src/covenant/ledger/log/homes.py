@@ -14,12 +14,13 @@ from typing import Final
 from covenant.ledger.clock import PAUSE_MS, Clock
 from covenant.ledger.log import snapshot
 from covenant.ledger.log.archive import Archive
+from covenant.ledger.log.codec import decode_events
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.history import History
 from covenant.ledger.log.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
 from covenant.ledger.log.opening import Opened, lock_home, open_journal
 from covenant.ledger.log.record import Record
-from covenant.ledger.log.replay import EVICT_EVERY, decode_events
+from covenant.ledger.log.replay import EVICT_EVERY
 from covenant.ledger.log.seen import SeenIds
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import SEEN, FileStorage, MemoryStorage, cover

@@ -25,11 +25,14 @@ class Lanes:
     def __iter__(self) -> Iterator[TaskId]:
         return iter(self._all)
 
-    def enter(self, owner: str, task_id: TaskId) -> None:
+    def enter(self, owner: str, task_id: TaskId, *, first: bool = False) -> None:
         lane = self._lanes.get(owner)
         if lane is None:
             lane = self._lanes[owner] = OrderedDict()
         lane[task_id] = self._all[task_id] = None
+        if first:
+            lane.move_to_end(task_id, last=False)
+            self._all.move_to_end(task_id, last=False)
 
     def leave(self, owner: str, task_id: TaskId) -> None:
         del self._all[task_id]

@@ -233,6 +233,13 @@ class _GivenBack(OfTask, frozen=True, gc=False):
 
 class _LeaseReleased(_GivenBack, frozen=True, gc=False, tag="lease_released"):
     how: ClassVar[str] = "released"
+    undelivered: bool = False
+
+    def move(self, row: TaskRow, rows: Rows, /) -> None:
+        # Nobody was told of the lease: the task stands where it stood in the queue.
+        place = row.place if self.undelivered else rows.place
+        super().move(row, rows)
+        row.place = place
 
 
 class _TaskRequeued(_GivenBack, frozen=True, gc=False, tag="task_requeued"):
@@ -331,6 +338,14 @@ class _ResultDrained(OfTask, frozen=True, gc=False, tag="result_drained"):
         row.ledger_state = "resolved"
 
 
+class _ResultReturned(OfTask, frozen=True, gc=False, tag="result_returned"):
+    reason: Raw
+
+    def move(self, row: TaskRow, rows: Rows, /) -> None:
+        row.ledger_state = "result_pending"
+        rows.handed(row, "returned", None, _text_or_none(self.reason))
+
+
 class Audited(AnEvent, frozen=True, gc=False, tag="audited"):
     index: int
     chain_hash: str
@@ -360,6 +375,7 @@ _OURS: Final = (
     _TaskSettled,
     _TaskClosed,
     _ResultDrained,
+    _ResultReturned,
     Audited,
     AuditPurged,
 )

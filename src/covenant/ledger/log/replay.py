@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
 from covenant.ledger.log import snapshot
+from covenant.ledger.log.codec import decode_events
 from covenant.ledger.log.record import BadLine, Record, decode_line
 from covenant.ledger.log.segments import list_segments
 from covenant.ledger.log.state import LedgerState
@@ -18,8 +17,6 @@ from covenant.model.errors import Damaged
 
 EVICT_EVERY: Final = 4_096
 """Records between two evictions while many are read back."""
-
-decode_events = msgspec.json.Decoder(list[AnyEvent]).decode
 
 
 class Replayed(NamedTuple):

@@ -8,7 +8,7 @@ logarithmic time, whatever else is in the ledger.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from covenant.ledger.log.correspondence import Correspondence
@@ -19,9 +19,12 @@ from covenant.ledger.machine.entry import Entry, evolve
 from covenant.ledger.machine.events import (
     AnyEvent,
     CacheDropped,
+    LeaseReleased,
     LeaseRenewed,
     PushEvent,
+    RequestWithdrawn,
     ResultDrained,
+    ResultReturned,
     TaskEvent,
     TaskLeased,
     TaskPromoted,
@@ -69,7 +72,8 @@ class LedgerState(Registers, Outbox, Correspondence):
         self._due: list[tuple[int, TaskId]] = []
         """A moment before which each task that may become due need not be looked at; in the clock of `_due_ages`."""
         self._due_ages: Ages = STEADY
-        self._finished: deque[tuple[int, TaskId]] = deque()
+        self._finished: OrderedDict[TaskId, int] = OrderedDict()
+        """With the seq of the record that finished it."""
 
     def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
         entries = self.entries
@@ -85,6 +89,9 @@ class LedgerState(Registers, Outbox, Correspondence):
                 self.apply_push(event, ts_ms)
             elif isinstance(event, PeerEvent):
                 self.apply_peer(event, ts_ms)
+            elif isinstance(event, RequestWithdrawn):
+                for verb in ("take", "drain"):
+                    self._keep_request((verb, event.by, event.request_id), Remembered(()))
             elif isinstance(event, CacheDropped):
                 for _ in range(min(event.count, len(self.cache))):
                     self.cache.popitem(last=False)
@@ -96,13 +103,14 @@ class LedgerState(Registers, Outbox, Correspondence):
         task_id, task, finished = event.task_id, new.task, new.state in FINISHED
         if old is not None:
             self._leave(old.state, new)
-        self._enter(new.state, new, seq)
+        first = isinstance(event, ResultReturned) or (isinstance(event, LeaseReleased) and event.undelivered)
+        self._enter(new.state, new, seq, first=first)
         if task_id in self.pushes_by_task and isinstance(event, TaskSettled):
             self.end_pushes(task_id, new.generation)
         if task.idempotency is not None:
             self._share(event, new, ts_ms)
         if task.origin == DELEGATION:
-            if old is None:
+            if old is None and not finished:
                 self._attach(new)
             elif finished:
                 self._detach(new)
@@ -123,21 +131,23 @@ class LedgerState(Registers, Outbox, Correspondence):
             self.parked -= 1
         elif state is FOLLOWING:
             self.following -= 1
+        elif state is DRAINED:
+            del self._finished[task.id]
 
-    def _enter(self, state: State, entry: Entry, seq: int) -> None:
+    def _enter(self, state: State, entry: Entry, seq: int, *, first: bool = False) -> None:
         task = entry.task
         if state is QUEUED:
-            self.queue.enter(task.recipient.pubkey, task.id)
+            self.queue.enter(task.recipient.pubkey, task.id, first=first)
         elif state is LEASED:
             self.in_flight[task.id] = None
             times_out_at_ms = entry.times_out_at_ms(entry.updated_at_ms, self._due_ages)
             if times_out_at_ms is not None:
                 heapq.heappush(self._due, (times_out_at_ms, task.id))
         elif state is SETTLED:
-            self.results.enter(task.sender.pubkey, task.id)
+            self.results.enter(task.sender.pubkey, task.id, first=first)
             return
         elif state is DRAINED:
-            self._finished.append((seq, task.id))
+            self._finished[task.id] = seq
             return
         elif state is PARKED:
             self.parked += 1
@@ -195,12 +205,15 @@ class LedgerState(Registers, Outbox, Correspondence):
         lease_ids: tuple[LeaseId, ...] = ()
         assert event.request_id is not None
         if isinstance(event, TaskLeased):
-            key = ("take", event.lease.leased_to.pubkey, event.request_id)
+            key = ("take", event.by or event.lease.leased_to.pubkey, event.request_id)
             lease_ids = (event.lease.lease_id,)
         else:
             key = ("drain", event.by or entry.task.sender.pubkey, event.request_id)
         known = self.requests.get(key, Remembered(()))
-        self.requests[key] = Remembered((*known.task_ids, event.task_id), (*known.lease_ids, *lease_ids))
+        self._keep_request(key, Remembered((*known.task_ids, event.task_id), (*known.lease_ids, *lease_ids)))
+
+    def _keep_request(self, key: tuple[str, PublicKey, str], remembered: Remembered) -> None:
+        self.requests[key] = remembered
         if len(self.requests) > self.limits.requests_remembered_max:
             self.requests.popitem(last=False)
 
@@ -239,8 +252,8 @@ class LedgerState(Registers, Outbox, Correspondence):
     def evict(self, archived_seq: int) -> list[TaskId]:
         """Finished tasks that the archive holds leave memory; which ones."""
         finished, gone = self._finished, []
-        while finished and finished[0][0] <= archived_seq:
-            _, task_id = finished.popleft()
+        while finished and finished[next(iter(finished))] <= archived_seq:
+            task_id, _ = finished.popitem(last=False)
             self.resolved_events += self.entries.pop(task_id).events
             gone.append(task_id)
         return gone

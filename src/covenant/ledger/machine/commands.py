@@ -48,6 +48,9 @@ class Command(msgspec.Struct, Generic[A], frozen=True, gc=False, kw_only=True):
     def keys(self) -> tuple[Key, ...]:
         return ()
 
+    def undo(self, answer: A, /) -> GiveBack | None:
+        """What gives back what the answer gave out, if whoever asked is cancelled before it is told."""
+
 
 AUDIT: Final[Key] = ("audit",)
 """The head of the audit chain: of every command that leaves a row."""
@@ -127,14 +130,26 @@ class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
     recipient: PublicKey | None
     count: int = 1
     request_id: str | None = None
+    by: AgentId | None = None
+    """Who asks, where it is not the holder. With a request id, one of the two must be there."""
     node: str | None = None
     boot: str | None = None
 
+    @property
+    def asker(self) -> AgentId | None:
+        return self.by or self.holder
+
     def keys(self) -> tuple[Key, ...]:
         queue: Key = ("queue", self.recipient) if self.recipient else ("queue",)
-        if self.request_id is None or self.holder is None:
+        asker = self.asker
+        if self.request_id is None or asker is None:
             return (queue,)
-        return (queue, ("request", "take", self.holder.pubkey, self.request_id))
+        return (queue, ("request", "take", asker.pubkey, self.request_id))
+
+    def undo(self, answer: Leased, /) -> GiveBack | None:
+        if self.request_id is not None or not answer.tasks:
+            return None
+        return GiveBack(leases=tuple((each.task.id, each.lease.lease_id) for each in answer.tasks))
 
 
 class TaskCommand(Command[A], frozen=True, gc=False, kw_only=True):
@@ -287,6 +302,48 @@ class Drain(Command[Drained], frozen=True, gc=False, kw_only=True):
         if self.request_id is None:
             return (results,)
         return (results, ("request", "drain", self.by.pubkey, self.request_id))
+
+    def undo(self, answer: Drained, /) -> GiveBack | None:
+        if self.request_id is not None or not answer.results:
+            return None
+        return GiveBack(results=tuple(result.task_id for result in answer.results))
+
+
+class Returned(msgspec.Struct, frozen=True, gc=False):
+    """How many leases and results went back."""
+
+    leases: int = 0
+    results: int = 0
+
+
+GONE: Final = "whoever asked for it had left before it was told"
+
+
+class GiveBack(Command[Returned], frozen=True, gc=False, kw_only=True):
+    """Leases and results that whoever asked for them was never told of. Each goes back to the head of its queue.
+
+    What has moved on since then stays where it is.
+    """
+
+    leases: tuple[tuple[TaskId, LeaseId], ...] = ()
+    results: tuple[TaskId, ...] = ()
+    reason: str = GONE
+
+    def keys(self) -> tuple[Key, ...]:
+        tasks = (*(task_id for task_id, _ in self.leases), *self.results)
+        return tuple(("task", task_id) for task_id in tasks)
+
+
+class Withdraw(Command[Returned], frozen=True, gc=False, kw_only=True):
+    """Whoever asked under this request id asks no more: what it was given goes back, and it is given nothing later."""
+
+    by: AgentId
+    request_id: str
+    reason: str = "whoever asked for it has withdrawn the request"
+
+    def keys(self) -> tuple[Key, ...]:
+        by, request_id = self.by.pubkey, self.request_id
+        return ("request", "take", by, request_id), ("request", "drain", by, request_id)
 
 
 class Swept(msgspec.Struct, frozen=True, gc=False):

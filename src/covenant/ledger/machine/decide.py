@@ -20,6 +20,7 @@ from covenant.ledger.machine import (
     settling,
     tenant_commands,
     tenanting,
+    withdrawal,
 )
 from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.decision import Decide, NewId
@@ -41,6 +42,8 @@ _DECISIONS: Final[dict[type[Any], Callable[[Decide, Any], Any]]] = {
     commands.Settle: settling.settle,
     commands.Cancel: settling.cancel,
     commands.Drain: settling.drain,
+    commands.GiveBack: withdrawal.give_back,
+    commands.Withdraw: withdrawal.withdraw,
     commands.Sweep: settling.sweep,
     commands.CancelOrphans: settling.cancel_orphans,
     commands.Repair: repairing.repair,

@@ -13,6 +13,7 @@ from covenant.ledger.machine.events import (
     LeaseRenewed,
     MessageKept,
     ResultDrained,
+    ResultReturned,
     TaskClosed,
     TaskContinued,
     TaskEvent,
@@ -56,6 +57,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     turn: int = 1
     attempt: int = 0
     """Leases given for this turn so far; the last one's number."""
+    undelivered: int = 0
+    """How many of them nobody was told of. They do not count as attempts."""
     lease: Lease | None = None
     """The live lease while in flight; afterwards the last one of this turn, whose late result may still count."""
     turn_started_ms: int = 0
@@ -153,8 +156,40 @@ def _renewed(entry: Entry, event: LeaseRenewed, after: State, ts_ms: int) -> Ent
     return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, lease=lease, interrupted=False)
 
 
-def _back(entry: Entry, _: LeaseReleased | TaskRequeued, after: State, ts_ms: int) -> Entry:
+def _requeued(entry: Entry, _: TaskRequeued, after: State, ts_ms: int) -> Entry:
     return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms, interrupted=False)
+
+
+def _released(entry: Entry, event: LeaseReleased, after: State, ts_ms: int) -> Entry:
+    undelivered = entry.undelivered + event.undelivered
+    untouched = undelivered == entry.attempt
+    return replace(
+        entry,
+        state=after,
+        events=entry.events + 1,
+        updated_at_ms=ts_ms,
+        interrupted=False,
+        undelivered=undelivered,
+        lease=None if untouched else entry.lease,
+        turn_started_ms=0 if untouched else entry.turn_started_ms,
+    )
+
+
+def _returned(entry: Entry | None, event: ResultReturned, after: State, ts_ms: int) -> Entry:
+    if entry is not None:
+        return replace(entry, state=after, events=entry.events + 1, updated_at_ms=ts_ms)
+    return Entry(
+        event.task,
+        event.digest,
+        after,
+        event.accepted_at_ms,
+        ts_ms,
+        generation=event.generation,
+        lease=event.lease,
+        result=event.result,
+        ending=event.ending,
+        cause=event.cause,
+    )
 
 
 def _interrupted(entry: Entry, _: LeaseInterrupted, after: State, ts_ms: int) -> Entry:
@@ -202,6 +237,7 @@ def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> 
         generation=event.generation,
         turn=entry.turn + 1,
         attempt=0,
+        undelivered=0,
         lease=None,
         turn_started_ms=0,
         interruption=None,
@@ -235,6 +271,7 @@ def _turned(entry: Entry, event: TurnEnded, after: State, ts_ms: int) -> Entry:
         generation=event.generation or entry.generation,
         turn=entry.turn + 1,
         attempt=0,
+        undelivered=0,
         lease=None,
         turn_started_ms=0,
         interrupted=False,
@@ -273,9 +310,9 @@ _MADE: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = {
     TaskPromoted: _moved,
     TaskLeased: _leased,
     LeaseRenewed: _renewed,
-    LeaseReleased: _back,
+    LeaseReleased: _released,
     LeaseInterrupted: _interrupted,
-    TaskRequeued: _back,
+    TaskRequeued: _requeued,
     TaskUpdated: _updated,
     TaskParked: _parked,
     TaskContinued: _continued,
@@ -284,6 +321,7 @@ _MADE: Final[dict[type[TaskEvent], Callable[[Any, Any, State, int], Entry]]] = {
     TaskSettled: _settled,
     TaskClosed: _settled,
     ResultDrained: _moved,
+    ResultReturned: _returned,
 }
 
 

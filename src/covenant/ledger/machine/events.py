@@ -58,6 +58,8 @@ class TaskLeased(TaskEvent, frozen=True, gc=False, tag="task_leased"):
     generation: int = 0
     """Set on the first lease of a turn: from then on the task is `working`."""
     request_id: str | None = None
+    by: PublicKey | None = None
+    """Who asked with that request id, where it is not the holder."""
 
 
 class LeaseRenewed(TaskEvent, frozen=True, gc=False, tag="lease_renewed"):
@@ -68,6 +70,8 @@ class LeaseRenewed(TaskEvent, frozen=True, gc=False, tag="lease_renewed"):
 class LeaseReleased(TaskEvent, frozen=True, gc=False, tag="lease_released"):
     lease_id: LeaseId
     reason: str
+    undelivered: bool = False
+    """Nobody was told of the lease: the task keeps its place in the queue, and the attempt does not count."""
 
 
 class LeaseInterrupted(TaskEvent, frozen=True, gc=False, tag="lease_interrupted"):
@@ -145,6 +149,30 @@ class ResultDrained(TaskEvent, frozen=True, gc=False, tag="result_drained"):
     """Who drained it, where a request id says that they may ask again."""
     forgotten: bool = False
     """Nobody came for it within the retention time."""
+
+
+class ResultReturned(TaskEvent, frozen=True, gc=False, tag="result_returned"):
+    """Whoever drained the result was not told of it: it can be drained again.
+
+    It carries the task and how it ended, because a ledger may have left both to the archive by now.
+    """
+
+    reason: str
+    task: Task
+    digest: str
+    result: Result
+    ending: Ending
+    cause: Cause
+    generation: int
+    accepted_at_ms: int
+    lease: Lease | None = None
+
+
+class RequestWithdrawn(Event, frozen=True, gc=False, tag="request_withdrawn"):
+    """Nothing is given to a receive or drain under this request id any more."""
+
+    by: PublicKey
+    request_id: str
 
 
 class CacheDropped(Event, frozen=True, gc=False, tag="cache_dropped"):
@@ -264,6 +292,8 @@ AnyEvent = (
     | TaskSettled
     | TaskClosed
     | ResultDrained
+    | ResultReturned
+    | RequestWithdrawn
     | CacheDropped
     | IdentityEnrolled
     | IdentityRevoked
@@ -309,4 +339,5 @@ AnyTaskEvent = (
     | TaskSettled
     | TaskClosed
     | ResultDrained
+    | ResultReturned
 )

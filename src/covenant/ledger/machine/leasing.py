@@ -53,8 +53,8 @@ EXPIRED_AT_ONCE_MAX: Final = 1_000
 
 def take(decide: Decide, command: Take) -> Leased:
     view = decide.view
-    if command.request_id is not None and command.holder is not None:
-        again = view.remembered("take", command.holder.pubkey, command.request_id)
+    if command.request_id is not None and command.asker is not None:
+        again = view.remembered("take", command.asker.pubkey, command.request_id)
         if again is not None:
             return _taken_before(decide, again.task_ids, again.lease_ids)
     count = min(command.count, view.limits.batch_max)
@@ -87,7 +87,8 @@ def _lease(decide: Decide, entry: Entry, command: Take) -> LeasedTask:
         boot=command.boot,
     )
     generation = entry.generation + 1 if entry.attempt == 0 and entry.turn == 1 else 0
-    decide.add(TaskLeased(entry.task.id, lease, generation, command.request_id))
+    by = command.by.pubkey if command.by is not None else None
+    decide.add(TaskLeased(entry.task.id, lease, generation, command.request_id, by))
     return LeasedTask(entry.task, lease, entry.turn, entry.messages)
 
 

@@ -142,7 +142,7 @@ def judge(entry: Entry, policy: RetryPolicy, now_ms: int, ages: Ages = STEADY) -
         return SkipReason.MISSING_IDEMPOTENCY
     if idempotency.duplicate_safety != DuplicateSafety.IDEMPOTENT:
         return SkipReason.UNSAFE_DUPLICATE_SAFETY
-    if entry.attempt >= policy.max_attempts:
+    if entry.attempt - entry.undelivered >= policy.max_attempts:
         return SkipReason.MAX_ATTEMPTS_REACHED
     return None
 

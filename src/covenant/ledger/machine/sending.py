@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from covenant.ledger.machine.access import authorize
 from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, Starter
 from covenant.ledger.machine.decision import Decide
@@ -16,6 +18,8 @@ from covenant.model.lease import Lease
 from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.task import DELEGATION, MAILBOX, CacheKey, Task, cache_key
 
+DEADLINE_MS_MAX: Final = 2**63 - 1
+"""What the integer column of an archive holds."""
 BUSY_RETRY_MS = 1_000
 
 
@@ -28,6 +32,8 @@ def accept(decide: Decide, command: Accept) -> Accepted:
         return _again(decide, task.id, known)
     if decide.has_passed(task.deadline_ms):
         raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
+    if task.deadline_ms is not None and task.deadline_ms > DEADLINE_MS_MAX:
+        raise decide.refuse(Invalid("invalid_task", f"deadline_ms must be at most {DEADLINE_MS_MAX}"))
     authorize(decide, command.access)
     authorize(decide, command.admission)
     if known is not None:

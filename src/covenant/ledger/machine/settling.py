@@ -97,7 +97,7 @@ def _answerable(decide: Decide, command: Settle, entry: Entry) -> Lease:
         )
     _check_holder(decide, command, lease.leased_to.pubkey)
     if command.lease_id is None:
-        if entry.attempt != 1:
+        if entry.attempt - entry.undelivered != 1:
             raise decide.refuse(
                 Conflict(
                     "lease_id_required",

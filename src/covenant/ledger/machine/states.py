@@ -27,7 +27,7 @@ class State(enum.StrEnum):
 
 QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = State
 
-# (state before, event) -> state after. None is a task the ledger has never seen.
+# (state before, event) -> state after. None is a task the ledger has never seen, or has left to the archive.
 TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
     (None, "task_sent"): QUEUED,
     (None, "task_followed"): FOLLOWING,
@@ -50,6 +50,8 @@ TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
     (PARKED, "task_settled"): SETTLED,
     (FOLLOWING, "task_settled"): SETTLED,
     (SETTLED, "result_drained"): DRAINED,
+    (DRAINED, "result_returned"): SETTLED,
+    (None, "result_returned"): SETTLED,
     (QUEUED, "task_closed"): DRAINED,
     (LEASED, "task_closed"): DRAINED,
     (PARKED, "task_closed"): DRAINED,
@@ -57,7 +59,7 @@ TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
 }
 
 FINISHED: Final = frozenset({SETTLED, DRAINED})
-"""A settled task stays settled: nothing leaves these but a drain."""
+"""A settled task stays settled: nothing leaves these but a drain, and the return of what nobody was given by one."""
 
 
 class Cause(enum.StrEnum):

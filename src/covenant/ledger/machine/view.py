@@ -16,10 +16,11 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.correspondence import Delegation, DelegationKey, Parcel
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.lease import Lease
 from covenant.model.peer import InstanceId
 from covenant.model.push import Push
 from covenant.model.result import Ending, Result
-from covenant.model.task import CacheKey
+from covenant.model.task import CacheKey, Task
 from covenant.model.tenant import Tenant
 
 
@@ -65,6 +66,11 @@ class Archived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     ending: Ending
     cause: Cause
     result: Result
+    task: Task | None = None
+    """This and what follows: for commands that bring the task back."""
+    generation: int = 1
+    accepted_at_ms: int = 0
+    lease: Lease | None = None
 
 
 class Cached(msgspec.Struct, frozen=True, gc=False, kw_only=True):

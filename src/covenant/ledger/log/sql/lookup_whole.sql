@@ -1,0 +1,28 @@
+-- A finished task with all that its entry in memory had, for commands that bring it back.
+SELECT
+    json_object(
+        'digest', t.digest,
+        'sender', json_object('display', t.sender_display, 'pubkey', t.sender_pubkey),
+        'recipient', json_object('display', t.recipient_display, 'pubkey', t.recipient_pubkey),
+        'leased_to', t.leased_to_pubkey,
+        'ending', t.ending,
+        'cause', t.cause,
+        'result', json(t.result),
+        'task', json(r.task),
+        'generation', t.generation,
+        'accepted_at_ms', t.created_at,
+        'lease', json(
+            iif(
+                t.leased_to_pubkey IS NULL,
+                'null',
+                json_object(
+                    'lease_id', t.lease_id,
+                    'leased_to', json_object('display', t.leased_to_display, 'pubkey', t.leased_to_pubkey),
+                    'leased_at_ms', t.leased_at_ms,
+                    'attempt', t.attempt
+                )
+            )
+        )
+    )
+FROM a2a_tasks AS t CROSS JOIN requests AS r ON r.task_no = t.task_no
+WHERE t.task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id) AND t.settled_place IS NOT NULL
