@@ -20,6 +20,7 @@ from covenant.ledger.log.opening import Opened, lock_home, open_journal
 from covenant.ledger.log.record import Record
 from covenant.ledger.log.replay import EVICT_EVERY, decode_events
 from covenant.ledger.log.seen import SeenIds
+from covenant.ledger.log.space import unusable_by
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import SEEN, FileStorage, MemoryStorage, cover
 from covenant.ledger.log.uuids import Uuids
@@ -46,15 +47,22 @@ async def open_ledger(
     `archive_apart` has the archive written by a process of its own: right for whoever serves many and for long. With
     durability "os" it is not done, since there the archive's reader must sync the journal, and tell it if that fails.
 
-    Raises HomeLocked if another process has it, Damaged if what is on disk contradicts itself.
+    Raises HomeLocked if another process has it, Damaged if what is on disk contradicts itself, HomeUnusable if a file
+    cannot be read or written.
     """
-    await asyncio.to_thread(home.mkdir, mode=0o700, parents=True, exist_ok=True)
     new_id = new_id or Uuids()
     boot = boot or new_id()
-    lock = lock_home(home)
+    try:
+        await asyncio.to_thread(home.mkdir, mode=0o700, parents=True, exist_ok=True)
+        lock = lock_home(home)
+    except OSError as error:
+        raise unusable_by(error, home) from error
     try:
         state = LedgerState(limits or Limits())
         archive, opened, snapshot_seq = await asyncio.to_thread(_recover, home, state, clock())
+    except OSError as error:
+        lock.close()
+        raise unusable_by(error, home / "journal") from error
     except BaseException:
         lock.close()
         raise
