@@ -175,13 +175,13 @@ def test_accepting_the_loss_keeps_everything_but_the_unreadable_record(home: Pat
     number = line_of(home, b"task 1")
     seq = decode_line(lines(home)[number]).seq
     damage(home, number)
-    damaged = segment(home).read_bytes()
+    damaged, name = segment(home).read_bytes(), segment(home).name
     ran = doctor(home, "--accept-loss", stdin="y\n")
     assert ran.code == 0, ran
-    assert f"record {seq} ({segment(home).name}, line {number + 1}): the checksum does not match" in ran.err
+    assert f"record {seq} ({name}, line {number + 1}): the checksum does not match" in ran.err
     aside = next(home.glob("journal.damaged-*"))
     assert str(aside) in ran.err
-    assert (aside / segment(home).name).read_bytes() == damaged
+    assert (aside / name).read_bytes() == damaged
     assert doctor(home).code == 0
     daemon = Daemon(home)
     try:

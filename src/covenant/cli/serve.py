@@ -13,8 +13,9 @@ from covenant.cli.calling import said_before
 from covenant.cli.failures import Failure
 from covenant.cli.output import put
 from covenant.cli.program import near, program
-from covenant.daemon.environment import environment
+from covenant.daemon.environment import environment, find_home
 from covenant.daemon.loading import Entry, entries, load
+from covenant.ledger.log.space import unusable_by
 from covenant.model.errors import CovenantError
 
 RELOAD: Final = "--reload"
@@ -54,8 +55,10 @@ def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: boo
 
     try:
         run_daemon(load(flags, environment(), home=home), announce, demo=demo, files=files)
-    except (CovenantError, OSError) as error:
+    except CovenantError as error:
         raise Failure("cannot_serve", str(error)) from error
+    except OSError as error:
+        raise Failure("cannot_serve", str(unusable_by(error, find_home(home, environment())[0]))) from error
 
 
 def _serve_again_and_again(files: tuple[Path, ...]) -> NoReturn:

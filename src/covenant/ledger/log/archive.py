@@ -2,8 +2,9 @@
 
 Promises: only durable records are applied, each once and in order; the rows of a batch and its `archived_seq` are one
 transaction, so a crash leaves neither half. A record that cannot be applied is set aside (`rejects`), never skipped in
-silence. A batch that fails for any other reason is tried again until it works; `failure` says why it waits. `checkpoint` answers with the seq up to which the archive would survive a power cut: the journal
-may drop its segments up to there, and no further.
+silence. A batch that fails for any other reason is tried again until it works; `failure` says why it waits.
+`checkpoint` answers with the seq up to which the archive would survive a power cut: the journal may drop its segments
+up to there, and no further.
 
 Commits are not synced one by one (synchronous = NORMAL): a power cut may take the last ones back, and then the
 records behind them are still in the journal. A checkpoint syncs them.
@@ -38,6 +39,7 @@ from covenant.ledger.log.space import unusable
 from covenant.ledger.log.sql import statement
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
+ARCHIVE_NAME: Final = "archive.db"
 SCHEMA_VERSION: Final = 4
 _INDEXES: Final = ("tasks_indexes", "listing_schema")
 LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
@@ -327,7 +329,7 @@ def _answer(future: asyncio.Future[int], seq: int) -> None:
 
 def _within(folder: Path | None) -> Path:
     assert folder is not None
-    return folder / "archive.db"
+    return folder / ARCHIVE_NAME
 
 
 def open_writer(path: Path, *, lasting: bool) -> sqlite3.Connection:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from covenant.ledger.log import snapshot
-from covenant.ledger.log.archive import Archive
+from covenant.ledger.log.archive import ARCHIVE_NAME, Archive
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.history import History
 from covenant.ledger.log.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
@@ -90,7 +90,7 @@ def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Open
     folder = home / "journal"
     found = snapshot.newest(folder)
     snapshot_seq = snapshot.load(found[1], state) if found is not None else 0
-    archive = Archive(home / "archive.db")
+    archive = Archive(home / ARCHIVE_NAME)
 
     def replay(record: Record) -> None:
         state.apply(decode_events(record.events), record.ts_ms, record.seq)

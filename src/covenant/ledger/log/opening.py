@@ -222,13 +222,13 @@ def _refuse_if_synced(tail: Segment, bad: BadPlace) -> None:
     with open(tail.path, "rb", buffering=CHUNK_BYTES) as lines:
         lines.seek(bad.offset)
         for line in lines:
-            for later in _records_in(line):
+            for later in records_in(line):
                 if later.synced >= bad.seq:
                     reason = f"{bad.reason}, and record {later.seq} was written after it had been synced"
                     raise Damaged(str(tail.path), bad.line, reason)
 
 
-def _records_in(line: bytes) -> Iterator[Record]:
+def records_in(line: bytes) -> Iterator[Record]:
     """The good record that ends this line, wherever in it it begins: the newline before it may be what is lost."""
     for start in _START.finditer(line):
         with suppress(BadLine):

@@ -56,7 +56,8 @@ class Known(NamedTuple):
 class Batch:
     """Records that are to be applied: first what they need to know, then what they come to."""
 
-    def __init__(self, data: bytes, after_seq: int) -> None:
+    def __init__(self, data: bytes, after_seq: int, offset: int = 0) -> None:
+        self._offset = offset
         self._lines = [line for line in decode_lines(data) if line.seq > after_seq]
         self._begun: dict[str, Request] = {}
         self.moved: dict[str, None] = {}
@@ -84,7 +85,7 @@ class Batch:
         rows = Rows()
         before = {task_id: row.state for task_id, row in known.tasks.items()}
         for line in self._lines:
-            rows.place = line.seq * PLACES_IN_RECORD
+            rows.place = line.seq * PLACES_IN_RECORD + self._offset
             rows.ts_ms = line.ts_ms
             for event in line.events:
                 if isinstance(event, Begins):
