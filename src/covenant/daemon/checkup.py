@@ -96,12 +96,13 @@ def _place(home: Path) -> Iterator[Finding]:
     except NotADirectoryError:
         yield Finding(f"a part of {home} is a file", well=False, way_out="choose another home with --home")
         return
+    usable = os.access(home, os.R_OK | os.W_OK | os.X_OK)
     if not home.is_dir():
         yield Finding(f"{home} is not a folder", well=False, way_out="choose another home with --home")
-    elif found.st_uid != os.geteuid() and os.geteuid() != 0:
+    elif found.st_uid != os.geteuid() and not (usable and os.geteuid() == 0):
         what = f"{home} belongs to {_user(found.st_uid)}, and this runs as {_user(os.geteuid())}"
         yield Finding(what, well=False, way_out="run it as the owner, or choose another home with --home")
-    elif not os.access(home, os.R_OK | os.W_OK | os.X_OK):
+    elif not usable:
         yield Finding(f"{home} cannot be written to", well=False, way_out=_to_write(home))
 
 

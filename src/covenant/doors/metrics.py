@@ -121,6 +121,8 @@ class Meter(Collector):
             ("covenant_parcels", "Messages that wait for a peer.", counts.parcels),
             ("covenant_pushes_dead", "Push configurations that were given up.", counts.pushes_dead),
             ("covenant_archive_lag_records", "Durable records not archived yet.", archive_lag(counts)),
+            ("covenant_archive_failed", "1 while the archive cannot be written.", float(bool(counts.archive_failure))),
+            ("covenant_archive_set_aside_records", "Records the archive could not take.", counts.archive_rejected),
             ("covenant_writer_failed", "1 once the writer has failed.", float(counts.failure is not None)),
         )
         for name, text, value in gauges:

@@ -34,23 +34,21 @@ class Health:
         return json_response({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
-        reasons = await self._reasons()
-        if not reasons:
-            return json_response({"status": "ready", "reasons": []})
-        return json_response({"status": "unready", "reasons": reasons}, 503)
-
-    async def _reasons(self) -> list[str]:
+        """200 `ready`; 200 `degraded`: it takes work, and an operator should look; 503 `unready`: it takes none."""
         if self._waits.stopping:
-            return ["the daemon is stopping"]
+            return _unready(["the daemon is stopping"])
         counts = await self._counts()
         if counts is None:
-            return [f"the ledger has not answered for {COUNTS_TIMEOUT_S:g} s"]
+            return _unready([f"the ledger has not answered for {COUNTS_TIMEOUT_S:g} s"])
         reasons = []
         if counts.failure is not None:
             reasons.append(f"the writer has failed: {counts.failure}")
         if (lag := archive_lag(counts)) > ARCHIVE_LAG_MAX:
             reasons.append(f"the archive is {lag} records behind")
-        return reasons
+        if reasons:
+            return _unready([*reasons, *_of_archive(counts)])
+        reasons = _of_archive(counts)
+        return json_response({"status": "degraded" if reasons else "ready", "reasons": reasons})
 
     async def metrics(self, _: Request) -> Response:
         counts = await self._counts()
@@ -66,6 +64,20 @@ class Health:
             return await asyncio.wait_for(self._ledger.counts(), COUNTS_TIMEOUT_S)
         except TimeoutError:
             return None
+
+
+def _unready(reasons: list[str]) -> Response:
+    return json_response({"status": "unready", "reasons": reasons}, 503)
+
+
+def _of_archive(counts: Counts) -> list[str]:
+    """What is wrong with history while work goes on."""
+    reasons = []
+    if counts.archive_failure is not None:
+        reasons.append(f"the archive cannot be written: {counts.archive_failure}")
+    if counts.archive_rejected:
+        reasons.append(f"the archive has set aside {counts.archive_rejected} record(s); see `covenant doctor`")
+    return reasons
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -205,6 +205,18 @@ class Archive:
                 "archive_lagging", f"history is {behind} records behind{why}; ask again", retry_after_ms=1_000
             ) from None
 
+    async def reachable(self, seq: int, timeout_s: float) -> bool:
+        """Whether record `seq` is in the archive, or soon is. At once False while the archive cannot be written."""
+        if seq <= self.archived_seq:
+            return True
+        if self.failure is not None:
+            return False
+        try:
+            await self.caught_up(seq, timeout_s)
+        except Unavailable:
+            return False
+        return True
+
     async def checkpoint(self) -> int:
         """Sync the archive; the seq through which it is durable now. Does not grow while something holds it up."""
         if self._thread is None or self._stopping.is_set():

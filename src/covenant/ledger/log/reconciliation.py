@@ -22,13 +22,14 @@ import msgspec
 
 from covenant.ledger.log import rejects
 from covenant.ledger.log.applying import apply_within
+from covenant.ledger.log.live import in_words_of_a2a
 from covenant.ledger.log.projection import PLACES_IN_RECORD
 from covenant.ledger.log.record import encode_line, seq_of
 from covenant.ledger.log.sql import statement
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskSent
-from covenant.ledger.machine.states import LEASED, PARKED
+from covenant.ledger.machine.states import LEASED
 from covenant.model.ids import TaskId
 
 BATCH_BYTES: Final = 1 << 20
@@ -150,7 +151,7 @@ def _columns(entry: Entry) -> Mapping[str, Any]:
     return {
         "updated_at": entry.updated_at_ms,
         "ledger_state": entry.state.value,
-        "state": _in_words_of_a2a(entry),
+        "state": in_words_of_a2a(entry),
         "generation": entry.generation,
         "turn": entry.turn,
         "attempt": entry.attempt,
@@ -167,14 +168,6 @@ def _columns(entry: Entry) -> Mapping[str, Any]:
         "cause": entry.cause,
         "result": _encode(entry.result).decode() if entry.result is not None else None,
     }
-
-
-def _in_words_of_a2a(entry: Entry) -> str:
-    if entry.ending is not None:
-        return entry.ending
-    if entry.state is PARKED:
-        return entry.interruption or ""
-    return "working" if entry.attempt > 0 or entry.turn > 1 else "submitted"
 
 
 def _anchor(db: sqlite3.Connection, after: LedgerState) -> None:
@@ -200,8 +193,7 @@ def _apply_or_reject(db: sqlite3.Connection, batch: list[bytes]) -> int:
             raise
         middle = len(batch) // 2
         if not middle:
-            rejects.insert(db, last_seq, error, batch[0])
-            return 1
+            return rejects.apply_events(db, batch[0])
         return _apply_or_reject(db, batch[:middle]) + _apply_or_reject(db, batch[middle:])
     return 0
 

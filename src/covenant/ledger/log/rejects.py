@@ -2,7 +2,8 @@
 
 A record is rejected when it contradicts what the archive holds, or when its content cannot be decoded or stored. Trying
 it again would fail again, and everything behind it would wait for ever. So the batch is halved until the record stands
-alone. The record's line, the error and the new `archived_seq` are then one transaction, and the archive goes on.
+alone. Those of its events that can be applied are applied, since they may be of other tasks. The others, the error and
+the new `archived_seq` are part of the same transaction, and the archive goes on.
 
 A full disk, a locked or a damaged file says nothing about a record. Such an error is raised, and the batch is tried
 again as it is. The same holds once there are too many rejects: then it is not the records that are wrong.
@@ -16,9 +17,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from covenant.ledger.log.applying import Live, apply_lines
+from covenant.ledger.log.applying import Live, apply_lines, apply_within
 from covenant.ledger.log.projection import Contradiction
-from covenant.ledger.log.record import seq_of
+from covenant.ledger.log.record import encode_line, seq_of
 from covenant.ledger.log.segments import Lines
 from covenant.model.errors import CovenantError
 
@@ -41,9 +42,21 @@ _FAULTS_OF_A_RECORD: Final = (
 
 
 class Reject(NamedTuple):
+    """`line` is the record's, with the events that were not applied."""
+
     seq: int
     error: str
     line: bytes
+
+
+class _Line(msgspec.Struct, frozen=True, gc=False):
+    seq: int
+    ts_ms: int
+    events: list[msgspec.Raw]
+
+
+_line: Final = msgspec.json.Decoder(_Line).decode
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def is_fault_of_record(error: Exception) -> bool:
@@ -60,8 +73,8 @@ def apply_or_reject(db: sqlite3.Connection, lines: Lines, archived_seq: int, liv
             raise
         first, second = _halves(lines, archived_seq)
         if second is None:
-            _reject(db, first, error)
-            return 1
+            live.forget()
+            return _apply_alone(db, first)
         rejected = apply_or_reject(db, first, archived_seq, live)
         return rejected + apply_or_reject(db, second, max(archived_seq, first.last_seq), live)
     return 0
@@ -80,22 +93,40 @@ def _halves(lines: Lines, archived_seq: int) -> tuple[Lines, Lines | None]:
     )
 
 
-def _reject(db: sqlite3.Connection, lines: Lines, error: Exception) -> None:
+def _apply_alone(db: sqlite3.Connection, lines: Lines) -> int:
     try:
         db.execute("BEGIN IMMEDIATE")
-        _check_room(db, len(lines.data), error)
-        insert(db, lines.last_seq, error, lines.data)
+        rejected = apply_events(db, lines.data)
         db.execute("INSERT OR REPLACE INTO meta VALUES ('archived_seq', ?)", (lines.last_seq,))
         db.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):
             db.execute("ROLLBACK")
         raise
+    return rejected
 
 
-def insert(db: sqlite3.Connection, seq: int, error: Exception, line: bytes) -> None:
-    told = (str(error) or repr(error))[:ERROR_CHARS_MAX]
-    db.execute("INSERT OR REPLACE INTO rejects VALUES (?, ?, ?)", (seq, told, line))
+def apply_events(db: sqlite3.Connection, line: bytes) -> int:
+    """Apply one record event by event within a transaction, and set aside those that fail; 1 if there are any."""
+    record = _line(line)
+    seq, ts_ms = record.seq, record.ts_ms
+    failed: list[msgspec.Raw] = []
+    why: Exception | None = None
+    for place, event in enumerate(record.events):
+        try:
+            apply_within(db, encode_line(seq, ts_ms, seq - 1, _encode([event])), seq, place)
+        except Exception as error:
+            if not is_fault_of_record(error):
+                raise
+            failed.append(event)
+            why = why or error
+    if why is None:
+        return 0
+    left = encode_line(seq, ts_ms, seq - 1, _encode(failed))
+    _check_room(db, len(left), why)
+    told = (str(why) or repr(why))[:ERROR_CHARS_MAX]
+    db.execute("INSERT OR REPLACE INTO rejects VALUES (?, ?, ?)", (seq, told, left))
+    return 1
 
 
 def _check_room(db: sqlite3.Connection, length: int, error: Exception) -> None:
