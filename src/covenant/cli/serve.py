@@ -14,9 +14,10 @@ from covenant.cli.failures import Failure
 from covenant.cli.output import put
 from covenant.cli.program import near, program
 from covenant.daemon.environment import environment, find_home
+from covenant.daemon.home import UnsafeHome
 from covenant.daemon.loading import Entry, entries, load
 from covenant.ledger.log.space import unusable_by
-from covenant.model.errors import CovenantError
+from covenant.model.errors import CovenantError, SettingsError
 
 RELOAD: Final = "--reload"
 SHOWN: Final = frozenset(
@@ -55,6 +56,8 @@ def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: boo
 
     try:
         run_daemon(load(flags, environment(), home=home), announce, demo=demo, files=files)
+    except (UnsafeHome, SettingsError) as error:
+        raise Failure("cannot_serve", f"{error}; `covenant doctor` looks at all of the home") from error
     except CovenantError as error:
         raise Failure("cannot_serve", str(error)) from error
     except OSError as error:

@@ -39,7 +39,10 @@ def told_free(path: Path) -> str:
 
 def unusable(path: Path, reason: str, number: int | None) -> HomeUnusable:
     """The refusal of a home because of one file. `number` is the system's error number, if there is one."""
-    known = _WAYS_OUT.get(number or 0)
+    free = free_bytes(path.parent)
+    # SQLite calls it an I/O error when there is no room for its shared memory.
+    full = free is not None and free < MIB
+    known = _ROOM if full else _WAYS_OUT.get(number or 0)
     way_out = f"{known}; " if known else ""
     return HomeUnusable(f"{path}: {reason}{told_free(path)}; {way_out}`covenant doctor` looks at all of the home")
 
