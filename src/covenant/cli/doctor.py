@@ -80,10 +80,10 @@ def _rebuild(folder: Path) -> Path | None:
     from covenant.daemon.environment import environment, now_ms
     from covenant.daemon.loading import load
     from covenant.daemon.salvage import rebuild_archive
-    from covenant.daemon.settings import ledger_limits
     from covenant.ledger.log.opening import lock_home
+    from covenant.ledger.machine.view import Limits
 
-    limits = ledger_limits(load({}, environment(), home=folder).settings.limits)
+    limits = Limits.taken_from(load({}, environment(), home=folder).settings.limits)
     with lock_home(folder):
         kept = rebuild_archive(folder, limits, now_ms())
     say("the archive agrees with the journal again; the next start brings it up to date")

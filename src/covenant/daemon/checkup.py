@@ -22,7 +22,7 @@ from covenant.daemon.home import KEY_NAME, OTHERS, SOCKET_NAME, TOKEN_NAME, Lock
 from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.ledger_checkup import check_ledger
 from covenant.daemon.loading import load
-from covenant.daemon.settings import Settings, ledger_limits
+from covenant.daemon.settings import Settings
 from covenant.ledger.log.opening import lock_home
 from covenant.ledger.log.segments import list_segments
 from covenant.ledger.log.space import MIB, free_bytes
@@ -63,7 +63,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lock = None
     try:
         findings += _guarded(home, lambda: _port(settings))
-        limits = ledger_limits(settings.limits) if settings is not None else Limits()
+        limits = Limits.taken_from(settings.limits) if settings is not None else Limits()
         ledger = check_ledger(home, variables, limits)
     except OSError as error:
         return Checkup((*findings, _unusable(home, error)))

@@ -30,7 +30,6 @@ from covenant.daemon.setting import (
     variable,
     whole,
 )
-from covenant.ledger.machine.view import Limits
 
 HOUR_MS: Final = 3_600_000
 MIB: Final = 1024 * 1024
@@ -354,8 +353,3 @@ class Settings:
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     log: LogSettings = field(default_factory=LogSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
-
-
-def ledger_limits(limits: LimitSettings) -> Limits:
-    """Those that the ledger itself keeps to."""
-    return Limits(**{name: getattr(limits, name) for name in Limits.__struct_fields__})

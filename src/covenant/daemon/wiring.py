@@ -41,7 +41,7 @@ from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
 from covenant.daemon.peers import Around, Outside, Peering, join_peers, open_keyring
 from covenant.daemon.pushing import make_pushes
-from covenant.daemon.settings import Settings, ledger_limits
+from covenant.daemon.settings import Settings
 from covenant.daemon.telemetry import open_tracer
 from covenant.daemon.tenant_doors import DESCRIBED as TENANT_DESCRIBED
 from covenant.daemon.tenant_doors import Built, tenant_routes
@@ -70,6 +70,7 @@ from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Unavailable
 from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
@@ -157,7 +158,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
     ledger = await open_ledger(
         home,
         clock=now_ms,
-        limits=ledger_limits(settings.limits),
+        limits=Limits.taken_from(settings.limits),
         node=settings.daemon.node or machine_name(),
         durability=settings.ledger.durability,
         segment_bytes=settings.ledger.segment_bytes,

@@ -106,6 +106,11 @@ class HomeUnusable(CovenantError):
     Nothing is damaged. The message names the file, the free space and the way out.
     """
 
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.number = number
+        """The system's number of the error, if there is one."""
+
 
 class HomeLocked(CovenantError):
     """Another process holds this home's lock."""

@@ -41,10 +41,11 @@ def unusable(path: Path, reason: str, number: int | None) -> HomeUnusable:
     """The refusal of a home because of one file. `number` is the system's error number, if there is one."""
     free = free_bytes(path.parent)
     # SQLite calls it an I/O error when there is no room for its shared memory.
-    full = free is not None and free < MIB
+    full = free is not None and free < MIB and number != errno.EROFS
     known = _ROOM if full else _WAYS_OUT.get(number or 0)
     way_out = f"{known}; " if known else ""
-    return HomeUnusable(f"{path}: {reason}{told_free(path)}; {way_out}`covenant doctor` looks at all of the home")
+    told = f"{path}: {reason}{told_free(path)}; {way_out}`covenant doctor` looks at all of the home"
+    return HomeUnusable(told, number)
 
 
 def unusable_by(error: OSError, fallback: Path) -> HomeUnusable:
