@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from covenant.ledger.contract import QueueQuery, Shown
-from covenant.ledger.log import faults
+from covenant.ledger.log import faults, homes, snapshot
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.segments import list_segments
 from covenant.model.errors import Damaged, HomeLocked, HomeUnusable, Unavailable
@@ -186,6 +186,26 @@ async def test_a_start_on_a_full_disk_names_the_file_the_room_and_the_way_out(
     assert "MiB are free there" in told
     assert "make room" in told
     assert "covenant doctor" in told
+    assert (await (await engine.open()).counts()).queued == 1
+
+
+async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
+    engine: LogEngine, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot is ahead of the archive, as a full disk leaves it: the archive must have caught up first."""
+    monkeypatch.setattr(homes, "PATIENCE_S", 0.5)
+    with faults.armed(FullDisk("archive.apply")):
+        await desk.send(make_task(1))
+        compacting = asyncio.ensure_future(desk.ledger.compact())
+        async with asyncio.timeout(20):
+            while snapshot.newest(engine.home / "journal") is None:
+                await asyncio.wait((compacting,), timeout=0.01)
+        compacting.cancel()
+        await asyncio.wait((compacting,))
+        await desk.ledger.close()
+        with pytest.raises(HomeUnusable, match=r"archive\.db: .*No space left") as refusal:
+            await engine.open()
+    assert "covenant doctor" in str(refusal.value)
     assert (await (await engine.open()).counts()).queued == 1
 
 

@@ -1,8 +1,11 @@
 """A ledger that lost records, and whose operator accepted it: every verb works, and all that was not cut is there."""
 
 import asyncio
+import errno
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,6 +13,7 @@ import pytest
 
 from covenant.daemon.ledger_checkup import check_ledger
 from covenant.daemon.salvage import carry_out
+from covenant.ledger.log import faults
 from covenant.ledger.log.archive import PAGE_BYTES
 from covenant.ledger.log.opening import lock_home
 from covenant.ledger.machine.events import AnyEvent
@@ -149,5 +153,45 @@ async def test_an_archive_of_yesterday_is_brought_up_to_date_where_the_journal_c
     spoil(life, home)
     if check_ledger(home, {}, LIMITS).salvage is not None:
         assert min(records(home)) > 1, "the journal has everything, and nothing need be given up"
+        accept(home)
+    await exercise(life, home)
+
+
+def ended(home: Path) -> set[str]:
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        return {row[0] for row in db.execute("SELECT task_id FROM a2a_tasks WHERE ledger_state = 'resolved'")}
+
+
+async def test_history_that_is_only_in_the_archive_outlives_the_journal(life: Life, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+    before = ended(home)
+    lose_journal(life, home)
+    accept(home)
+    assert ended(home) == before
+    desk = await life.open(home)
+    try:
+        for which in before & set(life.tasks):
+            again = await desk.send(life.tasks[TaskId(which)])
+            assert again.duplicate, "an ended task began again"
+    finally:
+        await desk.ledger.close()
+
+
+@pytest.mark.parametrize("point", ["snapshot.write", "snapshot.rename", "snapshot.sync_dir", "journal.create_segment"])
+async def test_a_mending_that_was_cut_off_is_done_again(life: Life, tmp_path: Path, point: str) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+    flip(home, places(life, "task_leased")[0])
+    salvage = check_ledger(home, {}, LIMITS).salvage
+    assert salvage is not None
+    with (
+        faults.armed(faults.Plan(point, faults.fail(errno.ENOSPC))) as plan,
+        lock_home(home),
+        pytest.raises(OSError, match="No space"),
+    ):
+        carry_out(home, salvage, NOW_MS - 1)
+    assert plan.fired
+    if not check_ledger(home, {}, LIMITS).well:
         accept(home)
     await exercise(life, home)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from covenant.ledger.log import snapshot
@@ -20,14 +21,17 @@ from covenant.ledger.log.opening import Opened, lock_home, open_journal
 from covenant.ledger.log.record import Record
 from covenant.ledger.log.replay import EVICT_EVERY, decode_events
 from covenant.ledger.log.seen import SeenIds
-from covenant.ledger.log.space import unusable_by
+from covenant.ledger.log.space import unusable, unusable_by
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import SEEN, FileStorage, MemoryStorage, cover
 from covenant.ledger.log.uuids import Uuids
 from covenant.ledger.machine.view import Limits
+from covenant.model.errors import Unavailable
 
 NODE: Final = "local"
 CATCH_UP_S: Final = 600.0
+PATIENCE_S: Final = 10.0
+"""How long an archive that cannot be written keeps a start waiting."""
 
 
 async def open_ledger(
@@ -78,12 +82,27 @@ async def open_ledger(
     ledger = LogLedger(state, storage, node=node, boot=boot, clock=clock, new_id=new_id, torn=opened.torn)
     try:
         # What the snapshot left out is known to the archive alone, so that must have it before anybody asks.
-        await archive.caught_up(snapshot_seq, CATCH_UP_S)
+        await _catch_up(archive, snapshot_seq)
         await cover(storage.seen, storage.history)
     except BaseException:
         await ledger.close()
         raise
     return ledger
+
+
+async def _catch_up(archive: Archive, seq: int) -> None:
+    """Wait for a long backlog; not for a disk that takes nothing."""
+    until_s = monotonic() + CATCH_UP_S
+    while True:
+        try:
+            await archive.caught_up(seq, PATIENCE_S)
+        except Unavailable as refusal:
+            if archive.failure is not None:
+                raise unusable(archive.path, archive.failure, None) from refusal
+            if monotonic() > until_s:
+                raise
+        else:
+            return
 
 
 def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Opened, int]:
