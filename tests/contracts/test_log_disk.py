@@ -2,19 +2,22 @@
 
 import asyncio
 import errno
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from covenant.ledger.log import faults
+from covenant.ledger.contract import QueueQuery, Shown
+from covenant.ledger.log import faults, homes, snapshot
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.segments import list_segments
-from covenant.model.errors import Damaged, HomeLocked, Unavailable
+from covenant.model.errors import Damaged, HomeLocked, HomeUnusable, Unavailable
 from covenant.model.ids import LeaseId, TaskId
-from covenant.testing.cast import make_task, ok, task_id
+from covenant.testing.cast import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id
 from covenant.testing.desk import Desk, refused
 from covenant.testing.log import LogEngine, copy_home
 
@@ -57,6 +60,153 @@ async def test_a_write_that_fails_is_never_acknowledged_and_reads_go_on(
     await desk.finish(leased, ok(task_id(1)))
     assert await desk.drain(count=9) == (ok(task_id(1)),)
     await desk.send(make_task(3))
+
+
+class FullDisk(faults.Plan):
+    """A disk that takes nothing more, at these steps, for as long as this is armed."""
+
+    def __init__(self, *points: str, number: int = errno.ENOSPC) -> None:
+        super().__init__()
+        self._points = points
+        self._number = number
+
+    def hit(self, step: faults.Step) -> None:
+        super().hit(step)
+        if step.name in self._points:
+            raise OSError(self._number, os.strerror(self._number))
+
+
+async def populated(desk: Desk) -> None:
+    """Tasks in every live state, and a result that waits."""
+    for number in range(1, 7):
+        await desk.send(make_task(number, deadline_ms=desk.clock() + 1_000 * number))
+    await desk.send_all([same_work(10), same_work(11)])
+    first, second, third, *_ = await desk.take(count=5)
+    desk.clock.advance(50)
+    await desk.report(first, "half")
+    await desk.finish(second, ok(second.task.id))
+    await desk.park(third)
+    await desk.taken_here(make_task(20, recipient=CAROL))
+
+
+QUERIES = (
+    QueueQuery(limit=100),
+    QueueQuery(limit=2),
+    QueueQuery(viewer=BOB.pubkey, limit=100),
+    QueueQuery(viewer=CAROL.pubkey, limit=100),
+    QueueQuery(min_lease_age_ms=10, limit=100),
+    QueueQuery(deadline_within_ms=2_500, limit=100),
+    *(QueueQuery(state_filter=state, limit=100) for state in ("queued", "in_flight", "parked", "following")),
+)
+
+
+async def live_reads(desk: Desk) -> list[object]:
+    """Everything that is told of what is live."""
+    ledger = desk.ledger
+    return [
+        *[await ledger.queue(query) for query in QUERIES],
+        *[await ledger.recent_tasks(viewer, 3) for viewer in (None, BOB.pubkey, ALICE.pubkey)],
+        *[await ledger.recent_results(viewer, 3) for viewer in (None, BOB.pubkey, ALICE.pubkey)],
+        *[await ledger.entry(task_id(number)) for number in range(1, 22)],
+        msgspec.structs.replace(await ledger.counts(), archive_failure=None, archived_seq=0),
+    ]
+
+
+def without_past(shown: Shown | None) -> Shown | None:
+    """What memory knows of a task: not the updates, and of the leases the live one."""
+    if shown is None:
+        return None
+    return msgspec.structs.replace(shown, updates=(), leases=tuple(x for x in shown.leases if x.outcome is None))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+async def test_what_is_live_is_told_while_the_archive_cannot_be_written(
+    engine: LogEngine, desk: Desk, number: int
+) -> None:
+    await desk.send(make_task(30, recipient=DAVE))
+    await desk.queue()
+    with faults.armed(FullDisk("archive.apply", number=number)):
+        await populated(desk)
+        await desk.queue()
+        assert (await desk.ledger.counts()).archive_failure is not None
+        during = await live_reads(desk)
+        shown = [without_past(await desk.ledger.show(task_id(n), None, 100)) for n in range(1, 31)]
+        assert len(await desk.ledger.steps(task_id(30), 0, 10)) == 1, "it has not moved since it was archived"
+        with refused("archive_lagging", 503):
+            await desk.ledger.steps(task_id(1), 0, 10)
+    await desk.ledger.of_tenant("acme", 1)  # waits until the archive has everything
+    assert during == await live_reads(desk)
+    assert shown == [without_past(await desk.ledger.show(task_id(n), None, 100)) for n in range(1, 31)]
+    assert sum(each is not None for each in shown) == 10
+
+
+async def test_what_is_live_is_told_when_the_archive_cannot_be_read(engine: LogEngine, desk: Desk) -> None:
+    await populated(desk)
+    before = await live_reads(desk)
+    shown = without_past(await desk.ledger.show(task_id(1), None, 100))
+    for name in ("archive.db", "archive.db-wal"):
+        path = engine.home / name
+        with path.open("r+b") as file:
+            file.write(b"\xa5" * path.stat().st_size)
+    assert await live_reads(desk) == before
+    assert without_past(await desk.ledger.show(task_id(1), None, 100)) == shown
+    with refused("archive_unreadable", 503):
+        await desk.ledger.show(task_id(404), None, 100)
+    await desk.send(make_task(40))
+    assert task_id(40) in await desk.queued_ids()
+
+
+async def test_a_full_disk_stops_writing_and_what_is_live_can_be_read(engine: LogEngine, desk: Desk) -> None:
+    await populated(desk)
+    before = await live_reads(desk)
+    with faults.armed(FullDisk("journal.write", "archive.apply")):
+        with refused("outcome_unknown", 503):
+            await desk.send(make_task(40))
+        reads = await live_reads(desk)
+        assert reads[:-1] == before[:-1]
+        assert without_past(await desk.ledger.show(task_id(1), None, 100)) is not None
+
+
+@pytest.mark.parametrize(
+    "point", ["opening.copy_tail", "opening.sync_tail", "opening.rename_tail", "opening.keep_torn"]
+)
+async def test_a_start_on_a_full_disk_names_the_file_the_room_and_the_way_out(
+    engine: LogEngine, desk: Desk, point: str
+) -> None:
+    await desk.send(make_task(1))
+    await desk.ledger.close()
+    tail = list_segments(engine.home / "journal")[-1].path
+    with tail.open("ab") as file:
+        file.write(b'{"seq":2,"ts_')
+    with faults.armed(FullDisk(point)), pytest.raises(HomeUnusable) as refusal:
+        await engine.open()
+    told = str(refusal.value)
+    assert str(tail) in told
+    assert "No space left on device" in told
+    assert "MiB are free there" in told
+    assert "make room" in told
+    assert "covenant doctor" in told
+    assert (await (await engine.open()).counts()).queued == 1
+
+
+async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
+    engine: LogEngine, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot is ahead of the archive, as a full disk leaves it: the archive must have caught up first."""
+    monkeypatch.setattr(homes, "PATIENCE_S", 0.5)
+    with faults.armed(FullDisk("archive.apply")):
+        await desk.send(make_task(1))
+        compacting = asyncio.ensure_future(desk.ledger.compact())
+        async with asyncio.timeout(20):
+            while snapshot.newest(engine.home / "journal") is None:
+                await asyncio.wait((compacting,), timeout=0.01)
+        compacting.cancel()
+        await asyncio.wait((compacting,))
+        await desk.ledger.close()
+        with pytest.raises(HomeUnusable, match=r"archive\.db: .*No space left") as refusal:
+            await engine.open()
+    assert "covenant doctor" in str(refusal.value)
+    assert (await (await engine.open()).counts()).queued == 1
 
 
 async def test_everybody_who_waits_for_a_failing_disk_is_told_that_the_outcome_is_unknown(desk: Desk) -> None:

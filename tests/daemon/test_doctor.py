@@ -1,14 +1,22 @@
 """`covenant doctor`: what it finds, that it changes nothing, and how a damaged journal is mended."""
 
+import json
+import os
 import shutil
+import sqlite3
+import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from covenant.daemon.checkup import check
+from covenant.ledger.log.archive import PAGE_BYTES
 from covenant.ledger.log.record import decode_line
 from covenant.ledger.log.segments import list_segments
-from tests.cli.daemons import Daemon, Ran, covenant
+from tests.cli.daemons import BOUND_S, COVENANT, Daemon, Ran, covenant, environment
+from tests.hostile.client import request
 from tests.places import short_folder
 
 
@@ -121,24 +129,250 @@ def spoil_archive(home: Path) -> None:
     (home / "archive.db").write_bytes(b"no database" * 1_000)
 
 
+def garble_token(home: Path) -> None:
+    (home / "operator.token").write_text("nonsense")
+
+
+def garble_key(home: Path) -> None:
+    (home / "identity" / "local.key").write_text("nonsense")
+
+
+def change_key(home: Path) -> None:
+    (home / "identity" / "local.key").write_text("17" * 32)
+
+
+def garble_settings(home: Path) -> None:
+    (home / "settings.toml").write_bytes(b"\xff\x00")
+
+
+def lose_journal(home: Path) -> None:
+    shutil.rmtree(home / "journal")
+
+
+def overwrite_page(home: Path) -> None:
+    data = bytearray((home / "archive.db").read_bytes())
+    data[3 * PAGE_BYTES : 4 * PAGE_BYTES] = b"\xa5" * PAGE_BYTES
+    (home / "archive.db").write_bytes(data)
+
+
+def write_layout_of_the_future(home: Path) -> None:
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        db.execute("PRAGMA user_version = 99")
+
+
+def write_snapshot(home: Path, text: str) -> None:
+    (home / "journal" / f"snapshot-{1:020d}.jsonl").write_text(text)
+
+
+def tear_snapshot(home: Path) -> None:
+    write_snapshot(home, '{"type":"head","seq":1,"audit_head":')
+
+
+def write_snapshot_of_the_future(home: Path) -> None:
+    head = {"index": 0, "chain_hash": "0" * 64}
+    write_snapshot(home, json.dumps({"type": "head", "seq": 1, "audit_head": head, "audit_anchor": head, "version": 9}))
+
+
+def set_record_aside(home: Path) -> None:
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        db.execute("INSERT INTO rejects VALUES (3, 'UNIQUE constraint failed', x'7b7d0a')")
+        db.commit()
+
+
+def leave_stray_task(home: Path) -> None:
+    """As an accepted loss used to do."""
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        db.execute("UPDATE a2a_tasks SET task_id = '00000000-0000-4000-8000-00000000dead' WHERE settled_place IS NULL")
+        db.commit()
+
+
+def put_file_for_socket(home: Path) -> None:
+    (home / "sock").unlink(missing_ok=True)
+    (home / "sock").write_text("")
+
+
+def spoil_servers(home: Path) -> None:
+    (home / "mcp_servers.json").write_text("{")
+
+
+def spoil_remotes(home: Path) -> None:
+    (home / "a2a_agents.json").write_text("{")
+
+
 @pytest.mark.parametrize(
     ("spoil", "way_out"),
     [
         (open_token, "chmod 600"),
         (open_home, "chmod 700"),
+        (garble_token, "remove it, and the next start makes a new one"),
         (lose_key, "backup"),
+        (garble_key, "backup"),
+        (change_key, "put the journal and identity/ back"),
         (spoil_settings, "did you mean http.port?"),
-        (spoil_archive, "backup"),
+        (garble_settings, "docs/settings.md"),
+        (spoil_archive, "--accept-loss"),
+        (overwrite_page, "--accept-loss"),
+        (lose_journal, "--accept-loss"),
+        (write_layout_of_the_future, "run the version that wrote it"),
+        (tear_snapshot, "backup"),
+        (write_snapshot_of_the_future, "run the newer program"),
+        (set_record_aside, "--rebuild-archive"),
+        (leave_stray_task, "--rebuild-archive"),
+        (put_file_for_socket, "move it away"),
+        (spoil_servers, "take the file away"),
+        (spoil_remotes, "change it"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_way_out(home: Path, spoil: Callable[[Path], None], way_out: str) -> None:
     spoil(home)
     before = files(home)
-    ran = doctor(home)
-    assert ran.code == 1, ran
-    wrong = ran.out[ran.out.index("WRONG") :]
-    assert way_out in wrong
+    found = check(home, {})
+    wrong = [finding for finding in found.findings if not finding.well]
+    assert any(way_out in f"{finding.what} {finding.way_out}" for finding in wrong), found.findings
+    assert all(finding.way_out for finding in wrong)
     assert files(home) == before
+
+
+@pytest.mark.parametrize("spoil", [open_token, overwrite_page, lose_journal])
+def test_the_command_says_the_same_in_words_and_as_json(home: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(home)
+    wrong = [finding for finding in check(home, {}).findings if not finding.well]
+    ran, told = doctor(home), doctor(home, "--json")
+    assert (ran.code, ran.err, told.code, told.err) == (1, "", 1, "")
+    assert all(f"WRONG  {finding.what}\n       → {finding.way_out}\n" in ran.out for finding in wrong)
+    assert [finding for finding in told.json["findings"] if not finding["well"]] == [
+        finding._asdict() for finding in wrong
+    ]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        garble_token,
+        lose_key,
+        change_key,
+        garble_settings,
+        lose_journal,
+        spoil_archive,
+        tear_snapshot,
+        write_layout_of_the_future,
+        put_file_for_socket,
+    ],
+)
+def test_a_start_that_stumbles_names_the_doctor(home: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(home)
+    ran = covenant("serve", "--home", str(home), "--http-port", "0")
+    assert ran.code == 1
+    assert "Traceback" not in ran.err
+    assert "covenant doctor" in ran.err
+
+
+def test_a_home_that_is_too_deep_for_a_socket_is_said_so(tmp_path: Path) -> None:
+    home = tmp_path / ("h" * 120)
+    home.mkdir(mode=0o700)
+    ran = doctor(home)
+    assert ran.code == 1
+    assert "choose a shorter home" in ran.out
+
+
+def test_a_home_that_is_a_file_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    for home in (tmp_path / "home", tmp_path / "home" / "inside"):
+        ran = doctor(home)
+        assert (ran.code, ran.err) == (1, "")
+        assert "choose another home" in ran.out
+
+
+def powerless(*words: str) -> Ran:
+    """The command by a user whom permissions bind: root may do everything unless that is taken away."""
+    bound = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+    done = subprocess.run(
+        [*bound, str(COVENANT), *words],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=BOUND_S,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("mode", [0o500, 0o000], ids=oct)
+def test_a_home_that_cannot_be_written_is_said_so_by_doctor_and_start(home: Path, mode: int) -> None:
+    home.chmod(mode)
+    try:
+        for words in (("doctor", "--json"), ("doctor",), ("serve", "--http-port", "0")):
+            ran = powerless(*words, "--home", str(home))
+            assert ran.code == 1
+            assert "Traceback" not in ran.err
+            assert "chmod" in ran.out or "covenant doctor" in ran.err
+    finally:
+        home.chmod(0o700)
+
+
+@pytest.mark.parametrize("name", ["journal", "archive.db", "identity", "settings.toml"])
+def test_a_file_that_cannot_be_read_is_said_so(home: Path, name: str) -> None:
+    path = home / name
+    if not path.exists():
+        path.write_text("")
+    mode = path.stat().st_mode
+    path.chmod(0)
+    try:
+        ran = powerless("doctor", "--home", str(home))
+        assert ran.code == 1
+        assert str(path) in ran.out
+        assert "Traceback" not in ran.err
+    finally:
+        path.chmod(mode)
+
+
+@pytest.mark.root
+def test_a_home_of_another_user_is_said_so(home: Path) -> None:
+    for path in (home, *home.rglob("*")):
+        os.chown(path, 65_534, 65_534)
+    ran = powerless("doctor", "--home", str(home))
+    assert ran.code == 1
+    assert "belongs to user" in ran.out
+    assert "Traceback" not in ran.err
+    ran = powerless("serve", "--home", str(home), "--http-port", "0")
+    assert ran.code == 1
+    assert "Traceback" not in ran.err
+
+
+def get(daemon: Daemon, path: str) -> tuple[int, str]:
+    answer = request(daemon.url, "GET", path)
+    return answer.status, answer.body.decode()
+
+
+def test_a_record_that_was_set_aside_is_told_everywhere_and_can_be_tried_again(home: Path) -> None:
+    """The archive has a task that the journal is told of only later."""
+    task_id = "00000000-0000-4000-8000-00000000beef"
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        db.execute("INSERT INTO ids_new VALUES (?, 1)", (task_id,))
+        db.commit()
+    daemon = Daemon(home)
+    try:
+        assert daemon.run("a2a", "send", "--to", "bob@host", "--id", task_id, "again").code == 0
+        assert daemon.json("a2a", "status")["kind"] == "a2a_status"
+        status, body = get(daemon, "/readyz")
+        assert (status, json.loads(body)["status"]) == (200, "degraded")
+        assert "set aside 1 record(s)" in body
+        assert "covenant_archive_set_aside_records 1.0" in get(daemon, "/metrics")[1]
+    finally:
+        assert daemon.stop() == 0
+    ran = doctor(home)
+    assert ran.code == 1
+    assert "UNIQUE constraint failed" in ran.out
+    mended = doctor(home, "--rebuild-archive", "--json")
+    assert mended.code == 0
+    assert task_id in Path(mended.json["set_aside"]).read_text()
+    assert doctor(home).code == 0
+    daemon = Daemon(home)
+    try:
+        assert json.loads(get(daemon, "/readyz")[1]) == {"status": "ready", "reasons": []}
+        assert daemon.json("a2a", "show", task_id)["task"]["intent_text"] == "again"
+    finally:
+        assert daemon.stop() == 0
 
 
 def test_a_torn_tail_is_no_fault(home: Path) -> None:
@@ -175,13 +409,13 @@ def test_accepting_the_loss_keeps_everything_but_the_unreadable_record(home: Pat
     number = line_of(home, b"task 1")
     seq = decode_line(lines(home)[number]).seq
     damage(home, number)
-    damaged = segment(home).read_bytes()
+    damaged, name = segment(home).read_bytes(), segment(home).name
     ran = doctor(home, "--accept-loss", stdin="y\n")
     assert ran.code == 0, ran
-    assert f"record {seq} ({segment(home).name}, line {number + 1}): the checksum does not match" in ran.err
+    assert f"record {seq} ({name}, line {number + 1}): the checksum does not match" in ran.err
     aside = next(home.glob("journal.damaged-*"))
     assert str(aside) in ran.err
-    assert (aside / segment(home).name).read_bytes() == damaged
+    assert (aside / name).read_bytes() == damaged
     assert doctor(home).code == 0
     daemon = Daemon(home)
     try:
@@ -221,6 +455,31 @@ def test_a_journal_whose_end_was_cut_off_is_mended(home: Path) -> None:
     daemon = Daemon(home)
     assert daemon.json("a2a", "status")["kind"] == "a2a_status"
     assert daemon.stop() == 0
+
+
+def test_a_task_that_was_given_up_can_be_sent_again_and_everything_goes_on(home: Path) -> None:
+    number = line_of(home, b"task 1")
+    (task_id,) = (event["task_id"] for event in json.loads(lines(home)[number])["events"] if "task" in event)
+    damage(home, number)
+    assert doctor(home, "--accept-loss", "--yes").code == 0
+    daemon = Daemon(home)
+    try:
+        again = ("a2a", "send", "--to", "bob@host", "--id", task_id, "task 1")
+        assert not daemon.json(*again).get("duplicate")
+        assert daemon.json(*again)["duplicate"]
+        assert daemon.json("a2a", "show", task_id)["state"] == "queued"
+        daemon.json("capabilities", "grant", "a2a.compact")
+        daemon.json("a2a", "compact")
+        assert json.loads(get(daemon, "/readyz")[1]) == {"status": "ready", "reasons": []}
+    finally:
+        assert daemon.stop() == 0
+    daemon = Daemon(home)
+    try:
+        assert daemon.json("a2a", "show", task_id)["state"] == "queued"
+        assert len(daemon.json("a2a", "status")["tasks"]) == 3
+    finally:
+        assert daemon.stop() == 0
+    assert doctor(home).code == 0
 
 
 def test_a_segment_that_is_gone_is_mended_from_what_the_archive_covers(home: Path) -> None:

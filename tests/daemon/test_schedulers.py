@@ -1,26 +1,32 @@
 """What the daemon does by itself: sweeping with an eye on the clock, retrying through the gate, compacting."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from covenant.daemon.logs import Log
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
-from covenant.daemon.schedulers import Maintenance, RetryScheduler, Sweeper
+from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Sweeper
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry, operator_agent
 from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import memory_ledger
+from covenant.ledger.log.homes import memory_ledger, open_ledger
 from covenant.model.ages import STEP_MS
 from covenant.model.errors import CovenantError, Unavailable
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.repair import RetryPolicy
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.seal.keys import new_private_key, new_token, public_key
+from covenant.testing.cast import make_task, task_id
+from covenant.testing.clock import FakeClock
+from covenant.testing.desk import Desk
 
 BOB = AgentId("bob@host", public_key(new_private_key()))
 
@@ -206,3 +212,25 @@ async def test_a_stopping_mailbox_hands_out_nothing_and_takes_results(town: Town
         await town.exchange.take(town.operator, everyone=True)
     assert refused.value.code == "stopping"
     assert (await town.exchange.renew(town.operator, leased.task.id, leased.lease.lease_id)).attempt == 1
+
+
+async def test_what_the_archive_sets_aside_is_in_the_log_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    clock = FakeClock()
+    ledger = await open_ledger(tmp_path, clock=clock)
+    await ledger.close()
+    with closing(sqlite3.connect(tmp_path / "archive.db")) as db:
+        db.execute("INSERT INTO ids_new VALUES (?, 1)", (task_id(1),))
+        db.commit()
+    ledger = await open_ledger(tmp_path, clock=clock)
+    desk, report = Desk(ledger, clock), ArchiveReport(ledger, log=Log(), interval_ms=1)
+    try:
+        await report.step()
+        assert caplog.records == []
+        await desk.send(make_task(1))
+        await desk.queue()
+        await report.step()
+        await report.step()
+        assert sum("archive.records_set_aside" in record.getMessage() for record in caplog.records) == 1
+    finally:
+        await ledger.close()

@@ -20,7 +20,7 @@ from covenant.ledger.log.storage import CompactionFailed
 from covenant.ledger.machine.commands import Enroll, LeasedTask
 from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush
 from covenant.model.asking import PushConfig
-from covenant.model.errors import Forbidden, Refusal, Unavailable
+from covenant.model.errors import Forbidden, HomeUnusable, Refusal, Unavailable
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId
 from covenant.model.push import Push, move_of
@@ -92,8 +92,8 @@ class Life:
                     node="here",
                     boot="boot-1",
                 )
-            except OSError as error:
-                self.tell("refused", "opened", unknown=False, code=str(error.errno))
+            except HomeUnusable as error:
+                self.tell("refused", "opened", unknown=False, code=str(error.number))
         raise AssertionError("the home cannot be opened a second time either")
 
     async def act(

@@ -13,9 +13,11 @@ from covenant.cli.calling import said_before
 from covenant.cli.failures import Failure
 from covenant.cli.output import put
 from covenant.cli.program import near, program
-from covenant.daemon.environment import environment
+from covenant.daemon.environment import environment, find_home
+from covenant.daemon.home import UnsafeHome
 from covenant.daemon.loading import Entry, entries, load
-from covenant.model.errors import CovenantError
+from covenant.ledger.log.space import unusable_by
+from covenant.model.errors import CovenantError, SettingsError
 
 RELOAD: Final = "--reload"
 SHOWN: Final = frozenset(
@@ -54,8 +56,12 @@ def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: boo
 
     try:
         run_daemon(load(flags, environment(), home=home), announce, demo=demo, files=files)
-    except (CovenantError, OSError) as error:
+    except (UnsafeHome, SettingsError) as error:
+        raise Failure("cannot_serve", f"{error}; `covenant doctor` looks at all of the home") from error
+    except CovenantError as error:
         raise Failure("cannot_serve", str(error)) from error
+    except OSError as error:
+        raise Failure("cannot_serve", str(unusable_by(error, find_home(home, environment())[0]))) from error
 
 
 def _serve_again_and_again(files: tuple[Path, ...]) -> NoReturn:

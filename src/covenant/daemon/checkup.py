@@ -1,75 +1,120 @@
-"""What is wrong with a home, found without a daemon: permissions, lock, settings, agents, journal, archive.
+"""What is wrong with a home, found without a daemon: whatever a start would stumble over, each with the way out.
 
-Nothing is changed. The files are judged by what opens them at a start, the journal on a copy, so that what is found
-here is what a start would say. A home that a daemon has open is not looked into: its files change under one's hands.
+Nothing is changed. The files are judged by what opens them at a start, so that what is found here is what a start would
+say. A check that fails by itself is a finding, never an exception. The ledger's own files are in `ledger_checkup`. A
+home that a daemon has open is not looked into: its files change under one's hands.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+import os
+import pwd
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
 from covenant.daemon.agent_files import look, read_agent
+from covenant.daemon.cards import mcp_servers
 from covenant.daemon.environment import PASSPHRASE_VARIABLE
-from covenant.daemon.home import (
-    JOURNAL_NAME,
-    KEY_NAME,
-    OTHERS,
-    TOKEN_NAME,
-    LockedHome,
-    UnsafeHome,
-    read_key,
-    read_token,
-)
+from covenant.daemon.finding import BACKUP, Checkup, Finding
+from covenant.daemon.home import KEY_NAME, OTHERS, SOCKET_NAME, TOKEN_NAME, LockedHome, UnsafeHome, read_key, read_token
 from covenant.daemon.keystore import Keystore, find_passphrase
+from covenant.daemon.ledger_checkup import check_ledger
 from covenant.daemon.loading import load
-from covenant.daemon.salvage import Salvage, plan
-from covenant.ledger.log import snapshot
-from covenant.ledger.log.archive import archived_through
-from covenant.ledger.log.codec import decode_events
-from covenant.ledger.log.opening import Torn, lock_home, open_journal
-from covenant.ledger.log.record import Record
-from covenant.ledger.log.state import LedgerState
-from covenant.ledger.machine.entry import IllegalMoveError
+from covenant.daemon.settings import Settings
+from covenant.ledger.log.opening import lock_home
+from covenant.ledger.log.segments import list_segments
+from covenant.ledger.log.space import MIB, free_bytes
 from covenant.ledger.machine.view import Limits
-from covenant.model.errors import CovenantError, Damaged, HomeLocked, Invalid, SettingsError
+from covenant.model.errors import CovenantError, HomeLocked, Invalid, SettingsError
+from covenant.outbound.registry import Remotes
 
-BACKUP = "put it back from a backup"
-
-
-class Finding(NamedTuple):
-    """`way_out` is empty where all is well."""
-
-    what: str
-    well: bool = True
-    way_out: str = ""
-
-
-class Checkup(NamedTuple):
-    """`salvage` is there when the journal is damaged and something can be done about it."""
-
-    findings: tuple[Finding, ...]
-    salvage: Salvage | None = None
-
-    @property
-    def well(self) -> bool:
-        return all(finding.well for finding in self.findings)
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""What Linux allows; other systems allow a few less, and their refusal says so."""
+ROOM_BYTES_MIN: Final = 16 * MIB
+"""A start writes the journal's last segment anew, and this much should be left beside it."""
+ROOM_BYTES_FEW: Final = 256 * MIB
 
 
 def check(home: Path, variables: Mapping[str, str]) -> Checkup:
-    if not home.is_dir():
-        return Checkup((Finding(f"there is no home at {home}", well=False, way_out="start one: covenant serve"),))
-    findings = [*_permissions(home), *_secrets(home, variables), *_settings(home, variables), *_agent_files(home)]
+    """Everything; raises nothing but what ends the program."""
+    place = list(_guarded(home, lambda: _place(home)))
+    if not all(finding.well for finding in place):
+        return Checkup(tuple(place))
+    settings, found = _settings(home, variables)
+    findings = [*place, *found]
+    for part in (
+        lambda: _permissions(home),
+        lambda: _secrets(home, variables),
+        lambda: _other_files(home, variables),
+        lambda: _agent_files(home),
+        lambda: _socket(home),
+        lambda: _room(home),
+    ):
+        findings += _guarded(home, part)
     try:
-        with lock_home(home):
-            files, salvage = _files(home)
+        lock = lock_home(home)
     except HomeLocked as locked:
         way_out = "nothing is wrong with that; stop it to have the files checked too"
         return Checkup((*findings, Finding(str(locked), way_out=way_out)))
-    return Checkup((*findings, *files), salvage)
+    except OSError as error:
+        findings.append(_unusable(home, error))
+        lock = None
+    try:
+        findings += _guarded(home, lambda: _port(settings))
+        limits = Limits.taken_from(settings.limits) if settings is not None else Limits()
+        ledger = check_ledger(home, variables, limits)
+    except OSError as error:
+        return Checkup((*findings, _unusable(home, error)))
+    finally:
+        if lock is not None:
+            lock.close()
+    return ledger._replace(findings=(*findings, *ledger.findings))
+
+
+def _guarded(home: Path, part: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """What a part finds; what the system does not let it look at is a finding too."""
+    try:
+        yield from part()
+    except OSError as error:
+        yield _unusable(home, error)
+
+
+def _unusable(home: Path, error: OSError) -> Finding:
+    named = error.filename if isinstance(error.filename, str) else str(home)
+    way_out = f"run it as the owner of the home, and let the owner write there: chmod -R u+rwX {home}"
+    return Finding(f"{named} cannot be used: {error.strerror or error}", well=False, way_out=way_out)
+
+
+def _place(home: Path) -> Iterator[Finding]:
+    try:
+        found = home.stat()
+    except FileNotFoundError:
+        yield Finding(f"there is no home at {home}", well=False, way_out="start one: covenant serve")
+        return
+    except NotADirectoryError:
+        yield Finding(f"a part of {home} is a file", well=False, way_out="choose another home with --home")
+        return
+    usable = os.access(home, os.R_OK | os.W_OK | os.X_OK)
+    if not home.is_dir():
+        yield Finding(f"{home} is not a folder", well=False, way_out="choose another home with --home")
+    elif found.st_uid != os.geteuid() and not (usable and os.geteuid() == 0):
+        what = f"{home} belongs to {_user(found.st_uid)}, and this runs as {_user(os.geteuid())}"
+        yield Finding(what, well=False, way_out="run it as the owner, or choose another home with --home")
+    elif not usable:
+        yield Finding(f"{home} cannot be written to", well=False, way_out=_to_write(home))
+
+
+def _to_write(home: Path) -> str:
+    return f"chmod u+rwx {home}; if its file system is read-only, mount it for writing"
+
+
+def _user(number: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
 
 
 def _permissions(home: Path) -> Iterator[Finding]:
@@ -93,10 +138,20 @@ def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
         except LockedHome:
             yield _locked(home, variables)
         except UnsafeHome as unsafe:
-            what, _, way_out = str(unsafe).partition("; ")
-            yield Finding(what, well=False, way_out=way_out)
+            yield _wrong(unsafe)
         else:
             yield Finding(f"{name} is there, for its owner alone")
+    for read_other in (Keystore(home, None).check_prekeys, Keystore(home, None).read_change):
+        try:
+            read_other()
+        except UnsafeHome as unsafe:
+            yield _wrong(unsafe)
+
+
+def _wrong(error: CovenantError, way_out: str = BACKUP) -> Finding:
+    """Messages of ours say what is wrong, and behind a semicolon what to do."""
+    what, _, told = str(error).partition("; ")
+    return Finding(what, well=False, way_out=told or way_out)
 
 
 def _locked(home: Path, variables: Mapping[str, str]) -> Finding:
@@ -107,8 +162,7 @@ def _locked(home: Path, variables: Mapping[str, str]) -> Finding:
             return Finding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
         Keystore(home, passphrase).read_key()
     except (UnsafeHome, SettingsError) as error:
-        what, _, way_out = str(error).partition("; ")
-        return Finding(what, well=False, way_out=way_out)
+        return _wrong(error)
     return Finding(f"{KEY_NAME} is there, locked, and opens with the passphrase")
 
 
@@ -116,13 +170,26 @@ def _read_token(home: Path) -> str:
     return read_token(home / TOKEN_NAME)
 
 
-def _settings(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
+def _settings(home: Path, variables: Mapping[str, str]) -> tuple[Settings | None, list[Finding]]:
     try:
-        load({}, variables, home=home)
+        loaded = load({}, variables, home=home)
     except SettingsError as error:
-        yield Finding(str(error), well=False, way_out="change it; docs/settings.md lists what is allowed")
-    else:
-        yield Finding("the settings can be used")
+        return None, [Finding(str(error), well=False, way_out="change it; docs/settings.md lists what is allowed")]
+    return loaded.settings, [Finding("the settings can be used")]
+
+
+def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
+    """What else a start reads: without the first it refuses, without the second it goes on."""
+    try:
+        mcp_servers(home)
+    except SettingsError as error:
+        yield Finding(str(error), well=False, way_out="change it, or take the file away")
+    for problem in Remotes(home).problems.values():
+        yield Finding(problem, well=False, way_out="change it; a running daemon reads it again by itself")
+    try:
+        find_passphrase(variables)
+    except (UnsafeHome, SettingsError) as error:
+        yield _wrong(error)
 
 
 def _agent_files(home: Path) -> Iterator[Finding]:
@@ -139,59 +206,44 @@ def _agent_files(home: Path) -> Iterator[Finding]:
         yield Finding(f"{good} agent file(s) can be used")
 
 
-def _files(home: Path) -> tuple[list[Finding], Salvage | None]:
-    """The ledger's files, as a start would open them."""
-    folder, limits = home / JOURNAL_NAME, Limits()
-    if not folder.exists():
-        return [Finding("there is no ledger yet", way_out="the next start makes one")], None
-    state, findings = LedgerState(limits), []
-    try:
-        found = snapshot.newest(folder)
-        snapshot_seq = snapshot.load(found[1], state) if found is not None else 0
-        findings.append(
-            Finding(f"the snapshot holds records up to {snapshot_seq}" if found else "there is no snapshot")
-        )
-        archive = home / "archive.db"
-        archived_seq = archived_through(archive) if archive.exists() else 0
-        findings.append(Finding(f"the archive holds records up to {archived_seq}"))
-    except (Damaged, CovenantError) as damaged:
-        return [*findings, Finding(_told(damaged), well=False, way_out=BACKUP)], None
-    try:
-        torn = _open_copy(folder, state, snapshot_seq, archived_seq)
-    except (Damaged, IllegalMoveError, LookupError) as damaged:
-        salvage = plan(home, snapshot_seq=snapshot_seq, archived_seq=archived_seq, limits=limits)
-        way_out = f"{BACKUP}, or give up what cannot be read: covenant doctor --accept-loss"
-        return [*findings, Finding(f"the journal is damaged: {_told(damaged)}", well=False, way_out=way_out)], salvage
-    if state.identities_by_token and not (home / KEY_NAME).exists():
-        what = f"{KEY_NAME} is not there, and this home's grants are signed with it"
-        findings.append(Finding(what, well=False, way_out=BACKUP))
-    if torn is not None:
-        what = f"the last {torn.length} bytes of the journal are torn, from record {torn.seq} on"
-        findings.append(
-            Finding(what, way_out="they were never acknowledged: the next start cuts them and keeps a copy")
-        )
+def _socket(home: Path) -> Iterator[Finding]:
+    path = home / SOCKET_NAME
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        what = f"the socket's path is too long for this system: {path}"
+        yield Finding(what, well=False, way_out="choose a shorter home with --home, or move this one")
+    elif path.exists() and not path.is_socket():
+        yield Finding(f"{path} is in the way of the socket", well=False, way_out=f"move it away: {path}")
+
+
+def _room(home: Path) -> Iterator[Finding]:
+    """A full disk refuses the start before it refuses anything else."""
+    free = free_bytes(home)
+    if free is None:
+        return
+    folder = home / "journal"
+    segments = list_segments(folder) if folder.is_dir() else []
+    needed = ROOM_BYTES_MIN + (segments[-1].path.stat().st_size if segments else 0)
+    told = f"{free / MIB:,.1f} MiB are free on the disk of {home}"
+    if free < needed:
+        way_out = f"make room: a start needs {needed / MIB:,.0f} MiB. journal.damaged-* and torn-*.bin may be moved"
+        yield Finding(told, well=False, way_out=way_out)
     else:
-        findings.append(Finding("the journal is whole"))
-    return findings, None
+        yield Finding(told, way_out="that is not much for a journal that grows" if free < ROOM_BYTES_FEW else "")
+    if os.statvfs(home).f_files and not os.statvfs(home).f_favail:
+        yield Finding(
+            f"the disk of {home} takes no more files", well=False, way_out="remove some: it has no free inode"
+        )
 
 
-def _open_copy(folder: Path, state: LedgerState, snapshot_seq: int, archived_seq: int) -> Torn | None:
-    def replay(record: Record) -> None:
-        state.apply(decode_events(record.events), record.ts_ms, record.seq)
-
-    with tempfile.TemporaryDirectory(prefix="covenant-") as place:
-        copy = Path(place) / JOURNAL_NAME
-        shutil.copytree(folder, copy)
+def _port(settings: Settings | None) -> Iterator[Finding]:
+    """No fault of the home's; a start would stumble over it all the same."""
+    if settings is None or not settings.http.port:
+        return
+    host, port = settings.http.bind_addr, settings.http.port
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            opened = open_journal(copy, snapshot_seq=snapshot_seq, archived_seq=archived_seq, now_ms=0, replay=replay)
-        except Damaged as damaged:
-            real = folder / Path(damaged.file).name
-            raise Damaged(str(real), damaged.line, damaged.reason) from damaged
-        return opened.torn
-
-
-def _told(error: Exception) -> str:
-    """What went wrong, without the advice to run what is running."""
-    if isinstance(error, Damaged):
-        return f"{error.file}, line {error.line}: {error.reason}"
-    return str(error)
+            made.bind((host, port))
+        except OSError as error:
+            what = f"HTTP cannot listen on {host} port {port} now: {error.strerror}"
+            yield Finding(what, way_out="stop what uses it, or choose another with --http-port or --http-bind-addr")

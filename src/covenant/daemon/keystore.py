@@ -170,6 +170,12 @@ class Keystore:
             self.save_prekeys(prekeys)
         return prekeys
 
+    def check_prekeys(self) -> None:
+        """Raises UnsafeHome if somebody else could have been at them. What cannot be read is made anew by a start."""
+        path = self._home / PREKEYS_NAME
+        if path.exists() or path.is_symlink():
+            read_secret_bytes(path, FILE_BYTES_MAX)
+
     def save_prekeys(self, prekeys: Sequence[PrivatePrekey]) -> None:
         """In the place of those that were there, durably."""
         kept = _KeptPrekeys(tuple(_Kept(each.prekey, each.private_key.hex()) for each in prekeys))

@@ -30,7 +30,7 @@ from covenant.daemon.home import SOCKET_NAME
 from covenant.daemon.listening import HttpServer, bound, url_of
 from covenant.daemon.loading import Loaded
 from covenant.daemon.logs import Log, start_logging
-from covenant.daemon.schedulers import Maintenance, RetryScheduler, Scheduler, Sweeper
+from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Scheduler, Sweeper
 from covenant.daemon.staff import Staff
 from covenant.daemon.whereabouts import left_in
 from covenant.daemon.wiring import Node, open_node
@@ -207,6 +207,7 @@ def _schedulers(node: Node, log: Log) -> list[Scheduler]:
     found: list[Scheduler] = [
         Sweeper(node.ledger, node.operator.agent, log=log, interval_ms=daemon.sweep_interval_ms),
         Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+        ArchiveReport(node.ledger, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
         Orphans(node.ledger),
         node.agent_files,
         node.reach,

@@ -1,8 +1,11 @@
-"""What can be saved of a damaged journal, what cannot, and how the rest is made whole again.
+"""What can be saved of a damaged ledger, what cannot, and how the rest is made whole again.
 
-A record that cannot be read is lost, and so is each later one that makes no sense without it: a lease of a task that
-was never sent. Everything else is kept. In place of a lost record stands an empty one, so that the numbering goes on
-and what the snapshot and the archive know stays true. The journal as it was found is set aside, not deleted.
+A record that cannot be read is lost, and so is each later event that makes no sense without it: a lease of a task that
+was never sent. Everything else is kept. What is kept becomes a snapshot, the archive is made to agree with it
+(`ledger.log.reconciliation`), and the journal goes on behind the last record: numbers are never given twice.
+
+Before anything changes, the journal as it was found is linked into a folder beside it. Each step leaves a home that a
+start refuses as before, or one that is whole; after a crash the same command goes on.
 
 The home must be locked by whoever calls this.
 """
@@ -11,155 +14,286 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.log import snapshot
-from covenant.ledger.log.codec import decode_events
+from covenant.ledger.log.archive import ARCHIVE_NAME, archived_seq_of, open_writer
+from covenant.ledger.log.opening import CANNOT_FOLLOW, records_in
+from covenant.ledger.log.reconciliation import Truth, reconcile
 from covenant.ledger.log.record import BadLine, Record, decode_line, encode_line
-from covenant.ledger.log.segments import list_segments, segment_path, sync_dir
+from covenant.ledger.log.rejects import REJECTS_MAX, read_rejects
+from covenant.ledger.log.segments import create_segment, list_segments, segment_path, sync_dir
 from covenant.ledger.log.state import LedgerState
-from covenant.ledger.machine.entry import IllegalMoveError
-from covenant.ledger.machine.events import TaskEvent
+from covenant.ledger.log.storage import SEEN
+from covenant.ledger.machine.events import AnyEvent, TaskEvent
 from covenant.ledger.machine.view import Limits
 
-EMPTY: Final = b"[]"
+HISTORY_ONLY: Final = "it is not there; what was live then is in the snapshot, so only history is lost"
+
+_raw_events: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_event: Final[Any] = msgspec.json.Decoder(AnyEvent).decode
 
 
 class Loss(NamedTuple):
-    """One record that cannot be kept. `said` is what it held, where that can still be read."""
+    """Records that cannot be kept: one, or all from `seq` to `through`. `said` is what is still known of them."""
 
     seq: int
     where: str
     reason: str
     said: tuple[str, ...] = ()
+    through: int = 0
+
+    @property
+    def records(self) -> int:
+        return max(self.seq, self.through) - self.seq + 1
 
 
 class Salvage(NamedTuple):
-    """What a repaired journal would hold: the records from `first_seq` to `last_seq`, but for the losses."""
+    """What a mended ledger would hold: the records from `first_seq` to `last_seq`, but for the losses.
+
+    `archive_lost` says why the archive cannot be used; empty if it can.
+    """
 
     first_seq: int
     last_seq: int
     losses: tuple[Loss, ...]
+    limits: Limits
+    archive_lost: str = ""
 
 
-class _Found(NamedTuple):
-    record: Record
-    line: bytes
+class _Line(NamedTuple):
+    """A line of a segment. `record` is None if it is no good one."""
+
+    seq: int
+    record: Record | None
+    data: bytes
     where: str
+    reason: str = ""
 
 
-def plan(home: Path, *, snapshot_seq: int, archived_seq: int, limits: Limits) -> Salvage:
+class _Folded(NamedTuple):
+    """The records that are left, and the states that they lead to."""
+
+    snapshot_seq: int
+    before: LedgerState
+    after: LedgerState
+    last_seq: int
+    losses: list[Loss]
+    changed: dict[int, bytes | None]
+    """What takes the place of a line of which some events are lost; None if all are."""
+
+
+def plan(home: Path, *, archived_seq: int, limits: Limits, archive_lost: str = "") -> Salvage:
     """What would be lost. Reads only."""
-    folder = home / JOURNAL_NAME
-    found, unreadable = _read(folder)
-    covered = min(snapshot_seq, archived_seq)
-    last_seq = max([*found, snapshot_seq, archived_seq])
-    missing = {
-        seq: unreadable.get(seq, Loss(seq, str(folder), "it is not there"))
-        for seq in range(covered + 1, last_seq + 1)
-        if seq not in found
-    }
-    senseless: dict[int, Loss] = {}
-    while (loss := _first_senseless(folder, found, {*missing, *senseless}, snapshot_seq, limits)) is not None:
-        senseless[loss.seq] = loss
-    losses = missing | senseless
-    return Salvage(covered + 1, last_seq, tuple(losses[seq] for seq in sorted(losses)))
-
-
-def _read(folder: Path) -> tuple[dict[int, _Found], dict[int, Loss]]:
-    """Every good record, and for each bad line the record that should be there."""
-    found: dict[int, _Found] = {}
-    unreadable: dict[int, Loss] = {}
-    for segment in list_segments(folder):
-        expected = segment.first_seq
-        with segment.path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                where = f"{segment.path.name}, line {number}"
-                try:
-                    record = decode_line(line)
-                except BadLine as bad:
-                    unreadable[expected] = Loss(expected, where, bad.reason)
-                    expected += 1
-                else:
-                    found[record.seq] = _Found(record, line, where)
-                    expected = record.seq + 1
-    return found, unreadable
-
-
-def _first_senseless(
-    folder: Path, found: dict[int, _Found], lost: set[int], snapshot_seq: int, limits: Limits
-) -> Loss | None:
-    """The first record after the snapshot that cannot follow what is left before it.
-
-    From the beginning each time: a record that fails half-way leaves the state half changed.
-    """
-    state = LedgerState(limits)
-    newest = snapshot.newest(folder)
-    if newest is not None:
-        snapshot.load(newest[1], state)
-    for seq in sorted(found):
-        if seq <= snapshot_seq or seq in lost:
-            continue
-        record, _, where = found[seq]
-        try:
-            state.apply(decode_events(record.events), record.ts_ms, seq)
-        except (IllegalMoveError, LookupError, msgspec.MsgspecError) as error:
-            reason = f"it makes no sense without what is lost: {error}"
-            return Loss(seq, where, reason, tuple(_said(record)))
-    return None
-
-
-def _said(record: Record) -> Iterator[str]:
-    try:
-        events = decode_events(record.events)
-    except msgspec.MsgspecError:
-        return
-    for event in events:
-        name = str(event.__struct_config__.tag).replace("_", " ")
-        yield f"{name} {event.task_id}" if isinstance(event, TaskEvent) else name
+    folded = _fold(home / JOURNAL_NAME, archived_seq, limits)
+    first_seq = min(folded.snapshot_seq, archived_seq) + 1
+    return Salvage(first_seq, folded.last_seq, tuple(folded.losses), limits, archive_lost)
 
 
 def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
-    """Put a repaired journal in place of the damaged one; where that one is now.
-
-    The repaired folder is whole and on disk before the names change, and the damaged one keeps every byte.
-    """
+    """Put a mended ledger in place of the damaged one; where the damaged files are now."""
     folder = home / JOURNAL_NAME
-    repaired = home / f"{JOURNAL_NAME}.repaired"
     aside = home / f"{JOURNAL_NAME}.damaged-{now_ms}"
-    shutil.rmtree(repaired, ignore_errors=True)
-    repaired.mkdir(mode=0o700)
-    found, _ = _read(folder)
-    lost = {loss.seq for loss in salvage.losses}
-    _write(segment_path(repaired, salvage.first_seq), _lines(salvage, found, lost))
-    for path in sorted(folder.glob(f"{snapshot.PREFIX}*.jsonl")):
-        _write(repaired / path.name, iter([path.read_bytes()]))
-    sync_dir(repaired)
-    folder.rename(aside)
-    repaired.rename(folder)
+    aside.mkdir(mode=0o700)
+    if not folder.exists():
+        folder.mkdir(mode=0o700)
+    for path in sorted(folder.iterdir()):
+        _link(path, aside / path.name)
+    sync_dir(aside)
+    archive = home / ARCHIVE_NAME
+    if salvage.archive_lost:
+        for name in (ARCHIVE_NAME, f"{ARCHIVE_NAME}-wal", f"{ARCHIVE_NAME}-shm"):
+            if (home / name).exists():
+                (home / name).rename(aside / name)
+        sync_dir(aside)
+    with closing(open_writer(archive, lasting=True)) as db:
+        archived_seq = archived_seq_of(db)
+        folded = _fold(folder, archived_seq, salvage.limits)
+        earlier, later = _kept(folder, folded, archived_seq), _kept(folder, folded, folded.snapshot_seq)
+        before_snapshot = (line for seq, line in earlier if seq <= folded.snapshot_seq)
+        after_snapshot = (line for _, line in later)
+        truth = Truth(
+            folded.snapshot_seq, folded.before, folded.after, before_snapshot, after_snapshot, folded.last_seq
+        )
+        _reconcile(db, truth)
+    (home / SEEN).unlink(missing_ok=True)
+    _begin_anew(folder, folded.last_seq, folded.after)
     sync_dir(home)
     return aside
 
 
-def _lines(salvage: Salvage, found: dict[int, _Found], lost: set[int]) -> Iterator[bytes]:
-    ts_ms = 0
-    for seq in range(salvage.first_seq, salvage.last_seq + 1):
-        if seq in lost:
-            yield encode_line(seq, ts_ms, seq - 1, EMPTY)
-        else:
-            ts_ms = found[seq].record.ts_ms
-            yield found[seq].line
+def rebuild_archive(home: Path, limits: Limits, now_ms: int) -> Path | None:
+    """Make the archive agree with a journal that is whole. Where the lines are now that it had set aside.
+
+    The archive goes back to the snapshot; the next start applies the rest of the journal to it.
+    """
+    folder = home / JOURNAL_NAME
+    with closing(open_writer(home / ARCHIVE_NAME, lasting=True)) as db:
+        archived_seq = archived_seq_of(db)
+        folded = _fold(folder, archived_seq, limits)
+        kept = _save_rejects(home, db, now_ms)
+        earlier = (line for seq, line in _kept(folder, folded, archived_seq) if seq <= folded.snapshot_seq)
+        seq = folded.snapshot_seq
+        _reconcile(db, Truth(seq, folded.before, folded.after, earlier, (), seq))
+        db.execute("DELETE FROM rejects WHERE seq <= ?", (archived_seq,))
+    (home / SEEN).unlink(missing_ok=True)
+    sync_dir(home)
+    return kept
 
 
-def _write(path: Path, chunks: Iterator[bytes]) -> None:
+def _reconcile(db: sqlite3.Connection, truth: Truth) -> None:
+    reconcile(db, truth)
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+
+def _save_rejects(home: Path, db: sqlite3.Connection, now_ms: int) -> Path | None:
+    lines = [reject.line for reject in read_rejects(db, REJECTS_MAX)]
+    if not lines:
+        return None
+    path = home / f"archive.rejects-{now_ms}.jsonl"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
+        file.writelines(lines)
         file.flush()
         os.fsync(fd)
+    return path
+
+
+def _begin_anew(folder: Path, last_seq: int, state: LedgerState) -> None:
+    """A snapshot of everything, an empty segment behind it, and nothing else: as if it had just been compacted."""
+    state.evict(last_seq)
+    snapshot.write(folder, last_seq, state)
+    if not segment_path(folder, last_seq + 1).exists():
+        os.close(create_segment(folder, last_seq + 1))
+    for segment in list_segments(folder):
+        if segment.first_seq <= last_seq:
+            segment.path.unlink()
+    snapshot.drop_older(folder, last_seq)
+    sync_dir(folder)
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:  # a file system without links
+        shutil.copy2(path, target)
+
+
+def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
+    """Read the journal once, event by event, and note what cannot be kept."""
+    before, after = LedgerState(limits), LedgerState(limits)
+    newest = snapshot.newest(folder)
+    snapshot_seq = 0
+    if newest is not None:
+        snapshot_seq = snapshot.load(newest[1], before)
+        snapshot.load(newest[1], after)
+    covered = min(snapshot_seq, archived_seq)
+    losses: list[Loss] = []
+    changed: dict[int, bytes | None] = {}
+    bad: dict[int, Loss] = {}
+    last_seq = covered
+    for line in _lines(folder, covered):
+        if line.record is None:
+            bad[line.seq] = Loss(line.seq, line.where, line.reason)
+            continue
+        losses += _missing(folder, last_seq + 1, line.seq - 1, bad, snapshot_seq)
+        last_seq = line.seq
+        if line.seq > snapshot_seq:
+            loss = _keep_events(after, line, line.record, changed)
+            losses += [loss] if loss is not None else []
+    known = max(last_seq, snapshot_seq, archived_seq)
+    losses += _missing(folder, last_seq + 1, known, bad, snapshot_seq)
+    return _Folded(snapshot_seq, before, after, known, losses, changed)
+
+
+def _missing(folder: Path, first: int, last: int, bad: dict[int, Loss], snapshot_seq: int) -> Iterator[Loss]:
+    """The losses from record `first` to `last`; those of which nothing is left, as ranges."""
+    while first <= last:
+        if first in bad:
+            yield bad[first]
+            first += 1
+            continue
+        within = min([seq for seq in bad if first < seq <= last], default=last + 1) - 1
+        through = min(within, snapshot_seq) if first <= snapshot_seq else within
+        yield Loss(first, str(folder), HISTORY_ONLY if first <= snapshot_seq else "it is not there", (), through)
+        first = through + 1
+
+
+def _lines(folder: Path, after_seq: int) -> Iterator[_Line]:
+    """Every line behind a record, in order; of a bad one the record that should be there."""
+    seq = after_seq
+    segments = list_segments(folder) if folder.is_dir() else []
+    for segment in segments:
+        expected = segment.first_seq
+        with segment.path.open("rb") as lines:
+            for number, data in enumerate(lines, 1):
+                where = f"{segment.path.name}, line {number}"
+                for line in _parts(data, expected, where):
+                    expected = line.seq + 1
+                    if line.seq > seq:
+                        seq = line.seq if line.record is not None else seq
+                        yield line
+
+
+def _parts(data: bytes, expected: int, where: str) -> Iterator[_Line]:
+    """What one line holds: a good record; or a bad one, and perhaps a good one where the newline between is lost."""
+    try:
+        record = decode_line(data)
+    except BadLine as bad:
+        found = next(records_in(data), None)
+        yield _Line(expected, None, b"", where, bad.reason)
+        if found is not None and found.seq > expected:
+            yield _Line(found.seq, found, encode_line(found.seq, found.ts_ms, found.synced, bytes(found.events)), where)
+    else:
+        yield _Line(record.seq, record, data, where)
+
+
+def _keep_events(state: LedgerState, line: _Line, record: Record, changed: dict[int, bytes | None]) -> Loss | None:
+    """Apply every event of a record that still makes sense; what is lost of it, if anything is."""
+    kept: list[msgspec.Raw] = []
+    said: list[str] = []
+    reason = ""
+    try:
+        raw_events = _raw_events(record.events)
+    except msgspec.MsgspecError as error:
+        changed[record.seq] = None
+        return Loss(record.seq, line.where, f"the events cannot be read: {error}")
+    for raw in raw_events:
+        try:
+            event = _event(raw)
+        except msgspec.MsgspecError as error:
+            reason = reason or f"an event cannot be read: {error}"
+            continue
+        try:
+            state.apply((event,), record.ts_ms, record.seq)
+        except CANNOT_FOLLOW as error:
+            reason = reason or f"it makes no sense without what is lost: {error}"
+            said.append(_said(event))
+        else:
+            kept.append(raw)
+    if not reason:
+        return None
+    events = msgspec.json.encode(kept)
+    changed[record.seq] = encode_line(record.seq, record.ts_ms, record.synced, events) if kept else None
+    return Loss(record.seq, line.where, reason, tuple(said))
+
+
+def _said(event: Any) -> str:
+    name = str(event.__struct_config__.tag).replace("_", " ")
+    return f"{name} {event.task_id}" if isinstance(event, TaskEvent) else name
+
+
+def _kept(folder: Path, folded: _Folded, after_seq: int) -> Iterator[tuple[int, bytes]]:
+    """The lines that are left behind a record, each with its number."""
+    for line in _lines(folder, after_seq):
+        if line.record is not None:
+            data = folded.changed.get(line.seq, line.data)
+            if data is not None:
+                yield line.seq, data

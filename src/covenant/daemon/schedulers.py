@@ -126,6 +126,36 @@ class RetryScheduler:
             await self.step()
 
 
+class ArchiveReport:
+    """Says in the log when the archive sets a record aside, cannot be written, and can be again."""
+
+    def __init__(self, ledger: Ledger, *, log: Log, interval_ms: int) -> None:
+        self._ledger = ledger
+        self._log = log
+        self._interval_ms = interval_ms
+        self._rejected = 0
+        self._failure: str | None = None
+
+    async def step(self) -> None:
+        counts = await self._ledger.counts()
+        if counts.archive_rejected != self._rejected:
+            self._rejected = counts.archive_rejected
+            self._log.warning("archive.records_set_aside", count=self._rejected, look="covenant doctor")
+        if counts.archive_failure == self._failure:
+            return
+        self._failure = counts.archive_failure
+        if self._failure is not None:
+            self._log.warning("archive.failing", reason=self._failure, archived_seq=counts.archived_seq)
+        else:
+            self._log.info("archive.recovered", archived_seq=counts.archived_seq)
+
+    async def run(self) -> None:
+        """At once: what an earlier run has set aside is told at the start."""
+        while True:
+            await self.step()
+            await asyncio.sleep(self._interval_ms / 1000)
+
+
 class Maintenance:
     """Compaction without being asked. `maintain` compacts if enough is sealed, and says what that dropped."""
 

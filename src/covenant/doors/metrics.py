@@ -126,6 +126,8 @@ class Meter(Collector):
                 "1 while nothing is expired, timed out or retried, since the wall clock was set.",
                 float(counts.clock_paused_ms > 0),
             ),
+            ("covenant_archive_failed", "1 while the archive cannot be written.", float(bool(counts.archive_failure))),
+            ("covenant_archive_set_aside_records", "Records the archive could not take.", counts.archive_rejected),
             ("covenant_writer_failed", "1 once the writer has failed.", float(counts.failure is not None)),
         )
         for name, text, value in gauges:

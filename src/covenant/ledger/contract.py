@@ -202,6 +202,10 @@ class Counts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     archived_seq: int
     syncs: int
     failure: str | None
+    archive_failure: str | None = None
+    """Why the archive waits, if it does."""
+    archive_rejected: int = 0
+    """Records that the archive could not take, and has set aside."""
     pushes: int = 0
     pushes_dead: int = 0
     delegations: int = 0

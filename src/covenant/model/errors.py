@@ -12,6 +12,7 @@
     │   ├── OverLimit      429  over a count or rate limit; `retry_after_ms` says when to come back
     │   └── Unavailable    503  cannot be made durable now
     ├── Damaged                 the files on disk contradict each other; names file and line
+    ├── HomeUnusable            a file of the home cannot be read or written now; names it, and the free space
     ├── HomeLocked              another process has this home open
     └── SettingsError           a setting has a bad value; names the setting
 
@@ -107,6 +108,18 @@ class Damaged(CovenantError):
         self.file = file
         self.line = line
         self.reason = reason
+
+
+class HomeUnusable(CovenantError):
+    """A file of the home cannot be read or written as things are: a full disk, a read-only one, another owner.
+
+    Nothing is damaged. The message names the file, the free space and the way out.
+    """
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.number = number
+        """The system's number of the error, if there is one."""
 
 
 class HomeLocked(CovenantError):

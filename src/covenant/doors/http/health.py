@@ -34,27 +34,25 @@ class Health:
         return json_response({"status": "ok"})
 
     async def ready(self, _: Request) -> Response:
-        reasons = await self._reasons()
-        if reasons:
-            return json_response({"status": "unready", "reasons": reasons}, 503)
-        answer: dict[str, Any] = {"status": "ready", "reasons": []}
-        if paused_ms := self._ledger.clock.paused_ms_left:
-            # Work goes on; only what is done for its age waits.
-            answer["clock"] = {"stepped_ms": self._ledger.clock.ages.steps[-1].step_ms, "paused_ms": paused_ms}
-        return json_response(answer)
-
-    async def _reasons(self) -> list[str]:
+        """200 `ready`; 200 `degraded`: it takes work, and an operator should look; 503 `unready`: it takes none."""
         if self._waits.stopping:
-            return ["the daemon is stopping"]
+            return _unready(["the daemon is stopping"])
         counts = await self._counts()
         if counts is None:
-            return [f"the ledger has not answered for {COUNTS_TIMEOUT_S:g} s"]
+            return _unready([f"the ledger has not answered for {COUNTS_TIMEOUT_S:g} s"])
         reasons = []
         if counts.failure is not None:
             reasons.append(f"the writer has failed: {counts.failure}")
         if (lag := archive_lag(counts)) > ARCHIVE_LAG_MAX:
             reasons.append(f"the archive is {lag} records behind")
-        return reasons
+        if reasons:
+            return _unready([*reasons, *_of_archive(counts)])
+        reasons = _of_archive(counts)
+        answer: dict[str, Any] = {"status": "degraded" if reasons else "ready", "reasons": reasons}
+        if paused_ms := self._ledger.clock.paused_ms_left:
+            # Work goes on; only what is done for its age waits.
+            answer["clock"] = {"stepped_ms": self._ledger.clock.ages.steps[-1].step_ms, "paused_ms": paused_ms}
+        return json_response(answer)
 
     async def metrics(self, _: Request) -> Response:
         counts = await self._counts()
@@ -70,6 +68,20 @@ class Health:
             return await asyncio.wait_for(self._ledger.counts(), COUNTS_TIMEOUT_S)
         except TimeoutError:
             return None
+
+
+def _unready(reasons: list[str]) -> Response:
+    return json_response({"status": "unready", "reasons": reasons}, 503)
+
+
+def _of_archive(counts: Counts) -> list[str]:
+    """What is wrong with history while work goes on."""
+    reasons = []
+    if counts.archive_failure is not None:
+        reasons.append(f"the archive cannot be written: {counts.archive_failure}")
+    if counts.archive_rejected:
+        reasons.append(f"the archive has set aside {counts.archive_rejected} record(s); see `covenant doctor`")
+    return reasons
 
 
 def json_response(value: Any, status: int = 200) -> Response:

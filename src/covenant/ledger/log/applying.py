@@ -97,6 +97,22 @@ def apply_lines(db: sqlite3.Connection, lines: Lines, archived_seq: int, live: L
     live.keep(rows.tasks.values())
 
 
+def apply_within(db: sqlite3.Connection, data: bytes, last_seq: int, offset: int = 0) -> None:
+    """The same for whoever has a transaction open already; whole or not at all. `offset` is the first event's place."""
+    db.execute("SAVEPOINT records")
+    try:
+        batch = Batch(data, 0, offset)
+        rows = batch.rows(Live().known(db, batch))
+        _write(db, rows)
+        _write_rows(db, "write_meta", _meta(rows, last_seq))
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK TO records")
+            db.execute("RELEASE records")
+        raise
+    db.execute("RELEASE records")
+
+
 def _write(db: sqlite3.Connection, rows: Rows) -> None:
     _write_rows(db, "write_tasks", [msgspec.structs.astuple(row) for row in rows.tasks.values()])
     _write_rows(db, "write_requests", rows.requests)

@@ -1,9 +1,10 @@
 """The archive's writer: a projection of the durable journal into SQLite, one step behind it.
 
 Promises: only durable records are applied, each once and in order; the rows of a batch and its `archived_seq` are one
-transaction, so a crash leaves neither half. A failed batch is tried again until it works, never skipped; `failure`
-says why it waits. `checkpoint` answers with the seq up to which the archive would survive a power cut: the journal
-may drop its segments up to there, and no further.
+transaction, so a crash leaves neither half. A record that cannot be applied is set aside (`rejects`), never skipped in
+silence. A batch that fails for any other reason is tried again until it works; `failure` says why it waits.
+`checkpoint` answers with the seq up to which the archive would survive a power cut: the journal may drop its segments
+up to there, and no further.
 
 Commits are not synced one by one (synchronous = NORMAL): a power cut may take the last ones back, and then the
 records behind them are still in the journal. A checkpoint syncs them.
@@ -15,6 +16,7 @@ in a process of its own. What a batch comes to is in `applying`. Everything else
 from __future__ import annotations
 
 import asyncio
+import errno
 import heapq
 import itertools
 import os
@@ -30,11 +32,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, Protocol
 
-from covenant.ledger.log.applying import Live, apply_lines
+from covenant.ledger.log.applying import Live
+from covenant.ledger.log.rejects import apply_or_reject, count_rejects
 from covenant.ledger.log.segments import Cursor, Lines, sync_dir
+from covenant.ledger.log.space import unusable
 from covenant.ledger.log.sql import statement
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 
+ARCHIVE_NAME: Final = "archive.db"
 SCHEMA_VERSION: Final = 4
 _INDEXES: Final = ("tasks_indexes", "listing_schema")
 LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
@@ -45,6 +50,15 @@ LAYOUTS: Final[dict[int, tuple[str, ...]]] = {
     SCHEMA_VERSION: (),
 }
 """What brings an archive of each layout up to this one; 0 is a new file. Rows stay: the journal may not have them."""
+OF_THE_DISK: Final = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
+    sqlite3.SQLITE_READONLY: errno.EACCES,
+    sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_BUSY: errno.EBUSY,
+}
+"""Errors that say nothing about what the archive holds, each with the system's number for the like."""
 SQLITE_OLDEST: Final = (3, 34, 0)
 """Generated columns, UPDATE … FROM, iif, JSON."""
 
@@ -77,6 +91,8 @@ class Writer(Protocol):
     """Whoever has the archive open for writing. For one thread; after an exception there is only `close`."""
 
     archived_seq: int
+    rejected: int
+    """How many records are set aside."""
 
     def apply_next(self) -> int:
         """Apply the next batch of durable records; the seq that the archive has come to."""
@@ -97,6 +113,7 @@ class Here:
         self._cursor: Cursor | None = None
         self._live = Live()
         self.archived_seq = archived_seq_of(self._db)
+        self.rejected = count_rejects(self._db)
 
     def apply_next(self) -> int:
         if self._cursor is None:
@@ -104,7 +121,7 @@ class Here:
         lines = self._source.read(self._cursor, BATCH_BYTES)
         if not lines.data:
             raise CovenantError(f"record {self.archived_seq + 1} is durable, but the journal does not have it")
-        apply_lines(self._db, lines, self.archived_seq, self._live)
+        self.rejected += apply_or_reject(self._db, lines, self.archived_seq, self._live)
         self._cursor = lines.cursor
         self.archived_seq = lines.last_seq
         self._source.trim(lines.last_seq)
@@ -135,9 +152,10 @@ class Archive:
         try:
             with closing(open_writer(self.path, lasting=self._folder is None)) as db:
                 self.archived_seq = archived_seq_of(db)
+                self.rejected = count_rejects(db)
         except sqlite3.Error as error:
             self._remove_folder()
-            raise Damaged(str(self.path), 0, f"the archive cannot be opened: {error}") from error
+            raise cannot_open(self.path, error) from error
         self._durable_seq = 0
         self._target = self.archived_seq
         self._wake = threading.Event()
@@ -186,6 +204,18 @@ class Archive:
             raise Unavailable(
                 "archive_lagging", f"history is {behind} records behind{why}; ask again", retry_after_ms=1_000
             ) from None
+
+    async def reachable(self, seq: int, timeout_s: float) -> bool:
+        """Whether record `seq` is in the archive, or soon is. At once False while the archive cannot be written."""
+        if seq <= self.archived_seq:
+            return True
+        if self.failure is not None:
+            return False
+        try:
+            await self.caught_up(seq, timeout_s)
+        except Unavailable:
+            return False
+        return True
 
     async def checkpoint(self) -> int:
         """Sync the archive; the seq through which it is durable now. Does not grow while something holds it up."""
@@ -268,9 +298,10 @@ class Archive:
         try:
             writer = self._opened()
             # Opened after a failure: what failed may have worked all the same, and then there is nothing to apply.
-            self.archived_seq = writer.archived_seq
+            self.archived_seq, self.rejected = writer.archived_seq, writer.rejected
             if self.archived_seq < self._target:
                 self.archived_seq = writer.apply_next()
+                self.rejected = writer.rejected
         except BaseException:
             # With nothing kept from before it, the next try is as good as the first.
             self._let_go()
@@ -310,7 +341,7 @@ def _answer(future: asyncio.Future[int], seq: int) -> None:
 
 def _within(folder: Path | None) -> Path:
     assert folder is not None
-    return folder / "archive.db"
+    return folder / ARCHIVE_NAME
 
 
 def open_writer(path: Path, *, lasting: bool) -> sqlite3.Connection:
@@ -349,6 +380,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, lasting: bool) -> None:
         db.executescript(f"BEGIN;\n{made}\nPRAGMA user_version = {SCHEMA_VERSION};\nCOMMIT;")
     elif missing is None:
         raise _unknown_layout(path, version)
+    db.executescript(statement("rejects_schema"))
     db.executescript(statement("shelving"))
 
 
@@ -360,12 +392,20 @@ def archived_through(path: Path) -> int:
             if version in LAYOUTS:
                 return archived_seq_of(db) if version else 0
     except sqlite3.Error as error:
-        raise Damaged(str(path), 0, f"the archive cannot be opened: {error}") from error
+        raise cannot_open(path, error) from error
     raise _unknown_layout(path, version)
 
 
 def _unknown_layout(path: Path, version: int) -> Damaged:
     return Damaged(str(path), 0, f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}")
+
+
+def cannot_open(path: Path, error: sqlite3.Error) -> CovenantError:
+    """What to tell of an archive that SQLite refuses: a disk that is full or read-only is no damage."""
+    number = OF_THE_DISK.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+    if number is not None:
+        return unusable(path, str(error), number)
+    return Damaged(str(path), 0, f"the archive cannot be opened: {error}")
 
 
 def archived_seq_of(db: sqlite3.Connection) -> int:

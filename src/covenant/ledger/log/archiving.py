@@ -53,6 +53,7 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 
     seq: int
     done: bool = True
+    rejected: int = 0
     error: str | None = None
 
 
@@ -69,13 +70,15 @@ class Apart:
         command = [sys.executable, "-m", __name__, str(path), str(source.folder)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603  ourselves
         try:
-            self.archived_seq = self._hear().seq
+            said = self._hear()
+            self.archived_seq, self.rejected = said.seq, said.rejected
         except BaseException:
             self.close()
             raise
 
     def apply_next(self) -> int:
-        self.archived_seq = self._ask(Apply(self._source.end)).seq
+        said = self._ask(Apply(self._source.end))
+        self.archived_seq, self.rejected = said.seq, said.rejected
         return self.archived_seq
 
     def checkpoint(self) -> bool:
@@ -144,15 +147,15 @@ def serve(path: Path, folder: Path, questions: BinaryIO, answers: BinaryIO) -> N
     try:
         writer = Here(path, segments, lasting=True)
         seq = writer.archived_seq
-        say(Said(seq))
+        say(Said(seq, rejected=writer.rejected))
         for line in questions:
             asked: Apply | Checkpoint = _question(line)
             if isinstance(asked, Apply):
                 segments.end = asked.end
                 seq = writer.apply_next()
-                say(Said(seq))
+                say(Said(seq, rejected=writer.rejected))
             else:
-                say(Said(seq, done=writer.checkpoint()))
+                say(Said(seq, done=writer.checkpoint(), rejected=writer.rejected))
         writer.close()
     except BrokenPipeError:
         return  # nobody listens any more

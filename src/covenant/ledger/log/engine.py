@@ -25,6 +25,7 @@ from covenant.ledger.contract import (
     TaskRow,
     TreeNode,
 )
+from covenant.ledger.log import live
 from covenant.ledger.log.bell import Bell
 from covenant.ledger.log.codec import encode_events
 from covenant.ledger.log.history import History
@@ -55,7 +56,7 @@ from covenant.model.audit import AuditHead, AuditReport
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.correspondence import Delegation, DelegationKey, LoggedMessage, Parcel
 from covenant.model.delegating import Role
-from covenant.model.errors import OverLimit, storage_failed
+from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.peer import InstanceId
@@ -72,6 +73,8 @@ A = TypeVar("A")
 LAG_SLOWS_REPORTS: Final = 100_000
 LAG_REFUSES_TASKS: Final = 1_000_000
 CATCH_UP_S: Final = 10.0
+LIVE_S: Final = 2.0
+"""How long a question about what is live waits for the archive, before memory answers it."""
 
 
 class LogLedger:
@@ -346,8 +349,19 @@ class LogLedger:
         return tuple(reversed(self._state.messages))
 
     async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
-        await self._archived()
-        return await self._history.steps(task_id, after, limit)
+        await self.durable()
+        reachable = await self._archive.reachable(self._journal.durable_seq, CATCH_UP_S)
+        found = await self._history.steps(task_id, after, limit)
+        if not reachable:
+            self._check_steps(task_id, found[-1].generation if found else after, whole=len(found) < limit)
+        return found
+
+    def _check_steps(self, task_id: TaskId, through: int, *, whole: bool) -> None:
+        """While the archive cannot be written, the steps that it has are enough for tasks that have not moved since."""
+        entry = self._state.entries.get(task_id)
+        if whole and entry is not None and through < entry.generation:
+            why = f": {self._archive.failure}" if self._archive.failure else ""
+            raise Unavailable("archive_lagging", f"the newest steps are not in the archive yet{why}; ask again")
 
     async def listing(self, query: ListQuery) -> Listing:
         await self._archived()
@@ -357,21 +371,43 @@ class LogLedger:
         await self._archived()
         return await self._history.of_tenant(tenant, limit, simple=simple)
 
+    # What is live is told from memory when the archive cannot be read or written.
+
+    async def _live(self) -> bool:
+        """Whether the archive can tell of what is live, too."""
+        await self.durable()
+        return await self._archive.reachable(self._journal.durable_seq, LIVE_S)
+
     async def queue(self, query: QueueQuery) -> Queue:
-        await self._archived()
-        return await self._history.queue(query, self.now_ms())
+        if await self._live():
+            with suppress(Unavailable):
+                return await self._history.queue(query, self.now_ms())
+        return live.queue(self._state, query, self.now_ms(), self.node, self.boot)
 
     async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        await self._archived()
-        return await self._history.recent_tasks(viewer, limit)
+        if await self._live():
+            with suppress(Unavailable):
+                return await self._history.recent_tasks(viewer, limit)
+        return live.recent_tasks(self._state, viewer, limit)
 
     async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        await self._archived()
-        return await self._history.recent_results(viewer, limit)
+        if await self._live():
+            with suppress(Unavailable):
+                return await self._history.recent_results(viewer, limit)
+        return live.recent_results(self._state, viewer, limit)
 
     async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> Shown | None:
-        await self._archived()
-        return await self._history.show(task_id, viewer, updates_max)
+        reachable, shown = await self._live(), None
+        try:
+            shown = await self._history.show(task_id, viewer, updates_max)
+        except Unavailable:
+            if task_id not in self._state.entries:
+                raise
+            reachable = False
+        entry = self._state.entries.get(task_id)
+        if reachable or entry is None:
+            return shown
+        return live.show(entry, viewer, shown, self.node, self.boot)
 
     async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
         await self._archived()
@@ -457,6 +493,8 @@ class LogLedger:
             archived_seq=self._archive.archived_seq,
             syncs=journal.batches,
             failure=journal.failure,
+            archive_failure=self._archive.failure,
+            archive_rejected=self._archive.rejected,
             pushes=state.push_count(),
             pushes_dead=len(state.pushes_dead),
             delegations=state.delegation_count(),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from covenant.ledger.clock import PAUSE_MS, Clock
 from covenant.ledger.log import snapshot
-from covenant.ledger.log.archive import Archive
+from covenant.ledger.log.archive import ARCHIVE_NAME, Archive
 from covenant.ledger.log.codec import decode_events
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.history import History
@@ -22,13 +23,17 @@ from covenant.ledger.log.opening import Opened, lock_home, open_journal
 from covenant.ledger.log.record import Record
 from covenant.ledger.log.replay import EVICT_EVERY
 from covenant.ledger.log.seen import SeenIds
+from covenant.ledger.log.space import unusable, unusable_by
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import SEEN, FileStorage, MemoryStorage, cover
 from covenant.ledger.log.uuids import Uuids
 from covenant.ledger.machine.view import Limits
+from covenant.model.errors import Unavailable
 
 NODE: Final = "local"
 CATCH_UP_S: Final = 600.0
+PATIENCE_S: Final = 10.0
+"""How long an archive that cannot be written keeps a start waiting."""
 
 
 async def open_ledger(
@@ -53,17 +58,24 @@ async def open_ledger(
     `archive_apart` has the archive written by a process of its own: right for whoever serves many and for long. With
     durability "os" it is not done, since there the archive's reader must sync the journal, and tell it if that fails.
 
-    Raises HomeLocked if another process has it, Damaged if what is on disk contradicts itself.
+    Raises HomeLocked if another process has it, Damaged if what is on disk contradicts itself, HomeUnusable if a file
+    cannot be read or written.
     """
-    await asyncio.to_thread(home.mkdir, mode=0o700, parents=True, exist_ok=True)
     new_id = new_id or Uuids()
     boot = boot or new_id()
-    lock = lock_home(home)
+    try:
+        await asyncio.to_thread(home.mkdir, mode=0o700, parents=True, exist_ok=True)
+        lock = lock_home(home)
+    except OSError as error:
+        raise unusable_by(error, home) from error
     try:
         state = LedgerState(limits or Limits())
         guarded = Clock(clock, monotonic_ms or clock, pause_ms=clock_pause_ms)
         archive, opened, snapshot_seq, last_record_ms = await asyncio.to_thread(_recover, home, state, clock())
         guarded.opened(last_record_ms)
+    except OSError as error:
+        lock.close()
+        raise unusable_by(error, home / "journal") from error
     except BaseException:
         lock.close()
         raise
@@ -79,7 +91,7 @@ async def open_ledger(
     ledger = LogLedger(state, storage, node=node, boot=boot, clock=guarded, new_id=new_id, torn=opened.torn)
     try:
         # What the snapshot left out is known to the archive alone, so that must have it before anybody asks.
-        await archive.caught_up(snapshot_seq, CATCH_UP_S)
+        await _catch_up(archive, snapshot_seq)
         await cover(storage.seen, storage.history)
     except BaseException:
         await ledger.close()
@@ -87,12 +99,27 @@ async def open_ledger(
     return ledger
 
 
+async def _catch_up(archive: Archive, seq: int) -> None:
+    """Wait for a long backlog; not for a disk that takes nothing."""
+    until_s = monotonic() + CATCH_UP_S
+    while True:
+        try:
+            await archive.caught_up(seq, PATIENCE_S)
+        except Unavailable as refusal:
+            if archive.failure is not None:
+                raise unusable(archive.path, archive.failure, None) from refusal
+            if monotonic() > until_s:
+                raise
+        else:
+            return
+
+
 def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Opened, int, int]:
     """The last number is when the last record was written, or 0."""
     folder = home / "journal"
     found = snapshot.newest(folder)
     snapshot_seq = snapshot.load(found[1], state) if found is not None else 0
-    archive = Archive(home / "archive.db")
+    archive = Archive(home / ARCHIVE_NAME)
     last_record_ms = max((entry.updated_at_ms for entry in state.entries.values()), default=0)
 
     def replay(record: Record) -> None:

@@ -25,6 +25,9 @@ class Lanes:
     def __iter__(self) -> Iterator[TaskId]:
         return iter(self._all)
 
+    def __reversed__(self) -> Iterator[TaskId]:
+        return reversed(self._all)
+
     def enter(self, owner: str, task_id: TaskId, *, first: bool = False) -> None:
         lane = self._lanes.get(owner)
         if lane is None:

@@ -36,10 +36,14 @@ from covenant.ledger.log.segments import (
     sync_dir,
     write_all,
 )
+from covenant.ledger.log.space import naming
+from covenant.ledger.machine.entry import IllegalMoveError
 from covenant.model.errors import Damaged, HomeLocked
 
 CHUNK_BYTES: Final = 1 << 20
 TAIL_COPY_NAME: Final = "tail.tmp"
+CANNOT_FOLLOW: Final = (IllegalMoveError, LookupError, TypeError, ValueError, AssertionError)
+"""What replaying a record raises if the ones before it are not those that it was written after."""
 _START: Final = re.compile(rb'\{"seq":\d+,"ts_ms":\d+,"synced":')
 
 
@@ -63,11 +67,23 @@ class Opened(NamedTuple):
     torn: Torn | None
 
 
-class _Bad(NamedTuple):
+class BadPlace(NamedTuple):
+    """The first line that is not good: the record that should be there, and where."""
+
     seq: int
     line: int
     offset: int
     reason: str
+
+
+class Examined(NamedTuple):
+    """What opening found. `tail` is None for a journal that never was; `bad` is where a torn tail begins."""
+
+    tail: Segment | None
+    end: Cursor
+    replayed: int
+    bad: BadPlace | None
+    torn_bytes: int
 
 
 def open_journal(
@@ -79,11 +95,25 @@ def open_journal(
     are; OSError if the disk does not take the tail.
     """
     _make_folder(folder)
-    segments = _needed(folder, snapshot_seq, archived_seq)
-    if not segments:
+    found = examine_journal(folder, snapshot_seq=snapshot_seq, archived_seq=archived_seq, replay=replay)
+    if found.tail is None:
         os.close(create_segment(folder, 1))
         return Opened(folder, Cursor(0, 1, 0), 0, None)
+    with naming(found.tail.path):
+        torn = None
+        if found.bad is not None:
+            torn = _keep_torn(folder, found.tail, found.bad, found.torn_bytes, now_ms)
+        _rewrite(folder, found.tail, found.end.offset)
+    return Opened(folder, found.end, found.replayed, torn)
 
+
+def examine_journal(
+    folder: Path, *, snapshot_seq: int, archived_seq: int, replay: Callable[[Record], None]
+) -> Examined:
+    """The same check and the same replay, without a change to any file. Raises Damaged."""
+    segments = _needed(folder, snapshot_seq, archived_seq)
+    if not segments:
+        return Examined(None, Cursor(0, 1, 0), 0, None, 0)
     scan = _Scan(snapshot_seq, replay)
     for segment in segments[:-1]:
         bad = scan.segment(segment)
@@ -101,10 +131,8 @@ def open_journal(
         raise Damaged(str(tail.path), scan.line + 1, f"{reason}, but the {what} holds records up to {covered}")
     if bad is not None:
         _refuse_if_synced(tail, bad)
-
-    torn = None if bad is None else _keep_torn(folder, tail, bad, written - bad.offset, now_ms)
-    _rewrite(folder, tail, scan.offset)
-    return Opened(folder, Cursor(scan.seq, tail.first_seq, scan.offset), scan.replayed, torn)
+    end = Cursor(scan.seq, tail.first_seq, scan.offset)
+    return Examined(tail, end, scan.replayed, bad, written - bad.offset if bad is not None else 0)
 
 
 def _make_folder(folder: Path) -> None:
@@ -141,7 +169,7 @@ class _Scan:
         self.offset = 0
         self.replayed = 0
 
-    def segment(self, segment: Segment) -> _Bad | None:
+    def segment(self, segment: Segment) -> BadPlace | None:
         """Replay one segment up to its first bad line, and say what is wrong there."""
         if self.seq not in (-1, segment.first_seq - 1):
             missing = segment_path(segment.path.parent, self.seq + 1)
@@ -153,7 +181,7 @@ class _Scan:
                 try:
                     record = decode_line(line)
                 except BadLine as bad:
-                    return _Bad(self.seq + 1, self.line + 1, self.offset, bad.reason)
+                    return BadPlace(self.seq + 1, self.line + 1, self.offset, bad.reason)
                 self._accept(segment, record)
                 self.offset += len(line)
         return None
@@ -171,6 +199,9 @@ class _Scan:
             self._replay(record)
         except msgspec.MsgspecError as error:
             raise Damaged(str(segment.path), self.line, f"the events cannot be read: {error}") from error
+        except CANNOT_FOLLOW as error:
+            reason = f"record {record.seq} cannot follow those before it: {error}"
+            raise Damaged(str(segment.path), self.line, reason) from error
 
 
 def _written(path: Path) -> int:
@@ -186,25 +217,25 @@ def _written(path: Path) -> int:
     return 0
 
 
-def _refuse_if_synced(tail: Segment, bad: _Bad) -> None:
+def _refuse_if_synced(tail: Segment, bad: BadPlace) -> None:
     """A record that was written after the bad one had been synced says so. Other lines may be good or bad."""
     with open(tail.path, "rb", buffering=CHUNK_BYTES) as lines:
         lines.seek(bad.offset)
         for line in lines:
-            for later in _records_in(line):
+            for later in records_in(line):
                 if later.synced >= bad.seq:
                     reason = f"{bad.reason}, and record {later.seq} was written after it had been synced"
                     raise Damaged(str(tail.path), bad.line, reason)
 
 
-def _records_in(line: bytes) -> Iterator[Record]:
+def records_in(line: bytes) -> Iterator[Record]:
     """The good record that ends this line, wherever in it it begins: the newline before it may be what is lost."""
     for start in _START.finditer(line):
         with suppress(BadLine):
             yield decode_line(line[start.start() :])
 
 
-def _keep_torn(folder: Path, tail: Segment, bad: _Bad, length: int, now_ms: int) -> Torn:
+def _keep_torn(folder: Path, tail: Segment, bad: BadPlace, length: int, now_ms: int) -> Torn:
     """Copy the cut bytes aside, durably, before they go: somebody may want to see what was in them."""
     kept = folder / f"torn-{bad.seq}-{now_ms}.bin"
     faults.point("opening.keep_torn")

@@ -32,6 +32,10 @@ from covenant.model.errors import CovenantError
 PLACES_IN_RECORD: Final = 1 << 20
 
 
+class Contradiction(CovenantError):
+    """A record that cannot follow what the archive holds."""
+
+
 def context_name(text: str) -> bytes:
     """Under which the ids have a context that is no task's id."""
     return b"@" + text.encode()
@@ -52,7 +56,8 @@ class Known(NamedTuple):
 class Batch:
     """Records that are to be applied: first what they need to know, then what they come to."""
 
-    def __init__(self, data: bytes, after_seq: int) -> None:
+    def __init__(self, data: bytes, after_seq: int, offset: int = 0) -> None:
+        self._offset = offset
         self._lines = [line for line in decode_lines(data) if line.seq > after_seq]
         self._begun: dict[str, Request] = {}
         self.moved: dict[str, None] = {}
@@ -80,7 +85,7 @@ class Batch:
         rows = Rows()
         before = {task_id: row.state for task_id, row in known.tasks.items()}
         for line in self._lines:
-            rows.place = line.seq * PLACES_IN_RECORD
+            rows.place = line.seq * PLACES_IN_RECORD + self._offset
             rows.ts_ms = line.ts_ms
             for event in line.events:
                 if isinstance(event, Begins):
@@ -105,7 +110,7 @@ class Batch:
         task_id, task = event.task_id, self._begun[event.task_id]
         place, ts_ms = rows.place, rows.ts_ms
         if task_id in rows.ids:
-            raise CovenantError(f"the task {task_id} was sent twice")
+            raise Contradiction(f"the task {task_id} was sent twice")
         rows.ids[task_id] = place
         context_id, display = task.context_id or "", task.recipient.display
         rows.tasks[task_id] = row = TaskRow(
@@ -138,7 +143,7 @@ class Batch:
 def _moving(rows: Rows, known: Known, task_id: str) -> TaskRow:
     row = known.tasks.get(task_id)
     if row is None:
-        raise CovenantError(f"the task {task_id} moved, and was never sent")
+        raise Contradiction(f"the task {task_id} moved, and was never sent")
     rows.tasks[task_id] = row
     return row
 

@@ -32,6 +32,7 @@ from covenant.model.task import CacheKey
 from covenant.model.tenant import Tenant
 
 PREFIX: Final = "snapshot-"
+VERSION: Final = 1
 BUFFER_BYTES: Final = 1 << 20
 
 
@@ -43,7 +44,7 @@ class Head(_Line, frozen=True, gc=False, tag="head"):
     seq: int
     audit_head: AuditHead
     audit_anchor: AuditHead
-    version: int = 1
+    version: int = VERSION
 
 
 class EntryLine(_Line, frozen=True, gc=False, tag="entry"):
@@ -188,8 +189,14 @@ def load(path: Path, state: LedgerState) -> int:
                 return seq
             digest.update(raw)
             if isinstance(line, Head):
+                if line.version > VERSION:
+                    reason = f"it has version {line.version}, and this program knows {VERSION}: run the newer program"
+                    raise Damaged(str(path), count, reason)
                 seq = line.seq
-            _restore(state, line)
+            try:
+                _restore(state, line)
+            except (LookupError, TypeError, ValueError, AssertionError) as error:
+                raise Damaged(str(path), count, f"cannot be used: {error!r}") from error
     raise Damaged(str(path), count + 1, "the last line is missing")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
@@ -54,6 +54,11 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Push configurations under way; each is kept in memory until its last delivery."""
     retention_ms: int = 30 * 24 * 3_600_000
     """How long a result waits for a sender that never drains."""
+
+    @classmethod
+    def taken_from(cls, settings: object) -> Self:
+        """From whatever has an attribute for each of them."""
+        return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__})
 
 
 class Archived(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -20,7 +20,8 @@ CREATE TEMP TRIGGER shelve INSTEAD OF INSERT ON shelving BEGIN
         )
     WHERE shelf = 'new' AND held >= room + part;
 
-    INSERT INTO ids_recent
+    -- An id that is there already is replaced: a leftover must not stop what comes after it.
+    INSERT OR REPLACE INTO ids_recent
     SELECT i.task_id, i.task_no
     FROM shelves AS s CROSS JOIN ids_new AS i ON i.task_id > s.emptied AND i.task_id <= s.emptying
     WHERE s.shelf = 'new';
@@ -47,7 +48,7 @@ CREATE TEMP TRIGGER shelve INSTEAD OF INSERT ON shelving BEGIN
         )
     WHERE shelf = 'recent' AND held >= room + part;
 
-    INSERT INTO ids_old
+    INSERT OR REPLACE INTO ids_old
     SELECT i.task_id, i.task_no
     FROM shelves AS s CROSS JOIN ids_recent AS i ON i.task_id > s.emptied AND i.task_id <= s.emptying
     WHERE s.shelf = 'recent';

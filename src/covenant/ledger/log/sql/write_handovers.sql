@@ -1,1 +1,1 @@
-INSERT INTO handovers VALUES {rows}
+INSERT OR REPLACE INTO handovers VALUES {rows}

@@ -1,1 +1,1 @@
-INSERT INTO requests VALUES {rows}
+INSERT OR REPLACE INTO requests VALUES {rows}

@@ -1,1 +1,2 @@
-INSERT INTO updates VALUES {rows}
+-- Places and generations are the journal's: what stands there already was left over, and gives way.
+INSERT OR REPLACE INTO updates VALUES {rows}

@@ -1,0 +1,254 @@
+"""What is wrong with a ledger's files: snapshot, archive, journal, and whether they agree. Reads only.
+
+The journal is read as a start reads it (`examine_journal`). The archive's pages are checked by SQLite, for a bounded
+time, and what the archive holds of live tasks is held against what the journal says of them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from time import monotonic
+from typing import Final, NamedTuple
+
+from covenant.daemon.finding import BACKUP, Checkup, Finding
+from covenant.daemon.home import JOURNAL_NAME, KEY_NAME, UnsafeHome
+from covenant.daemon.keystore import Keystore, find_passphrase
+from covenant.daemon.operator import OPERATOR_DISPLAY
+from covenant.daemon.salvage import plan
+from covenant.exchange.registry import operator_agent
+from covenant.ledger.log import snapshot
+from covenant.ledger.log.archive import ARCHIVE_NAME, LAYOUTS, SCHEMA_VERSION, archived_seq_of
+from covenant.ledger.log.codec import decode_events
+from covenant.ledger.log.opening import Examined, examine_journal
+from covenant.ledger.log.record import Record
+from covenant.ledger.log.rejects import Reject, count_rejects, read_rejects
+from covenant.ledger.log.state import LedgerState
+from covenant.ledger.machine.events import TaskFollowed, TaskSent
+from covenant.ledger.machine.view import Limits
+from covenant.model.errors import Damaged, SettingsError
+from covenant.model.ids import TaskId
+from covenant.seal.grants import verify_grant
+
+PAGES_CHECKED_S: Final = 30.0
+"""How long the archive's pages are looked at: some gigabytes. Then it is said that not all were."""
+STEPS_BETWEEN: Final = 100_000
+FAULTS_SHOWN: Final = 3
+REJECTS_SHOWN: Final = 5
+
+ACCEPT: Final = f"{BACKUP}, or give up what cannot be read: covenant doctor --accept-loss"
+REBUILD: Final = "make the archive from the journal again: covenant doctor --rebuild-archive"
+
+
+class _Archive(NamedTuple):
+    """What could be read of the archive. `lost` says why it cannot be used."""
+
+    findings: tuple[Finding, ...]
+    archived_seq: int = 0
+    lost: str = ""
+    usable: bool = True
+    rejects: tuple[Reject, ...] = ()
+
+
+class _Journal(NamedTuple):
+    examined: Examined
+    before: LedgerState
+    after: LedgerState
+    begun: tuple[TaskId, ...]
+    """Tasks that began in records that the archive does not have yet."""
+
+
+def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Checkup:
+    """For whoever has the home locked."""
+    folder, findings = home / JOURNAL_NAME, list[Finding]()
+    before = LedgerState(limits)
+    try:
+        newest = snapshot.newest(folder)
+        snapshot_seq = snapshot.load(newest[1], before) if newest is not None else 0
+    except Damaged as damaged:
+        return Checkup((Finding(f"the snapshot is damaged: {_told(damaged)}", well=False, way_out=BACKUP),))
+    archive = _check_archive(home / ARCHIVE_NAME)
+    if not folder.exists() and not archive.archived_seq and not archive.lost:
+        return Checkup((*archive.findings, Finding("there is no ledger yet", way_out="the next start makes one")))
+    findings.append(Finding(f"the snapshot holds records up to {snapshot_seq}" if newest else "there is no snapshot"))
+    findings += archive.findings
+    if not archive.usable:
+        return Checkup(tuple(findings))
+    if not folder.exists():
+        told = f"{folder} is gone, and with it all that was live: the archive holds records up to"
+        findings.append(Finding(f"{told} {archive.archived_seq}", well=False, way_out=ACCEPT))
+        return Checkup(
+            tuple(findings),
+            plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost),
+        )
+    try:
+        journal = _read_journal(folder, before, snapshot_seq, archive.archived_seq, limits)
+    except Damaged as damaged:
+        findings.append(Finding(f"the journal is damaged: {_told(damaged)}", well=False, way_out=ACCEPT))
+        salvage = plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost)
+        return Checkup(tuple(findings), salvage)
+    findings += _tell_journal(journal)
+    findings += _check_keys(home, variables, journal.after)
+    if archive.lost:
+        salvage = plan(home, archived_seq=0, limits=limits, archive_lost=archive.lost)
+        return Checkup(tuple(findings), salvage)
+    odds = tuple(_odds(home / ARCHIVE_NAME, archive, journal, snapshot_seq)) if archive.archived_seq else ()
+    return Checkup((*findings, *odds), rebuild=bool(odds or archive.rejects))
+
+
+def _read_journal(folder: Path, before: LedgerState, snapshot_seq: int, archived_seq: int, limits: Limits) -> _Journal:
+    after = LedgerState(limits)
+    newest = snapshot.newest(folder)
+    if newest is not None:
+        snapshot.load(newest[1], after)
+    begun: list[TaskId] = []
+
+    def replay(record: Record) -> None:
+        events = decode_events(record.events)
+        after.apply(events, record.ts_ms, record.seq)
+        if record.seq > archived_seq:
+            begun.extend(event.task_id for event in events if isinstance(event, (TaskSent, TaskFollowed)))
+
+    examined = examine_journal(folder, snapshot_seq=snapshot_seq, archived_seq=archived_seq, replay=replay)
+    return _Journal(examined, before, after, tuple(begun))
+
+
+def _tell_journal(journal: _Journal) -> Iterator[Finding]:
+    bad = journal.examined.bad
+    if bad is None:
+        yield Finding("the journal is whole")
+        return
+    what = f"the last {journal.examined.torn_bytes} bytes of the journal are torn, from record {bad.seq} on"
+    yield Finding(what, way_out="they were never acknowledged: the next start cuts them and keeps a copy")
+
+
+def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) -> Iterator[Finding]:
+    """Whether this home's key is the one that its grants are signed with."""
+    if not state.identities_by_token:
+        return
+    if not (home / KEY_NAME).exists():
+        what = f"{KEY_NAME} is not there, and this home's grants are signed with it"
+        yield Finding(what, well=False, way_out=BACKUP)
+        return
+    try:
+        key = Keystore(home, find_passphrase(variables)).read_key()
+    except (UnsafeHome, SettingsError):
+        return  # told where the secrets are looked at
+    if key is None:
+        return
+    ours = operator_agent(OPERATOR_DISPLAY, key).pubkey
+    forged = [
+        grant
+        for grant in state.grants_by_signature.values()
+        if grant.revoked_at_ms is None and not (grant.granted_by.pubkey == ours and verify_grant(grant))
+    ]
+    if forged:
+        named = ", ".join(f"{grant.subject.display} {grant.action}" for grant in forged[:FAULTS_SHOWN])
+        what = f"{len(forged)} grant(s) are not signed by {KEY_NAME}: {named}"
+        yield Finding(what, well=False, way_out="put the journal and identity/ back from one backup")
+
+
+# The archive.
+
+
+def _check_archive(path: Path) -> _Archive:
+    if not path.exists():
+        return _Archive((Finding("there is no archive", way_out="the next start makes one"),))
+    try:
+        with closing(_open(path)) as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version not in LAYOUTS:
+                what = f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}"
+                way_out = "run the version that wrote it"
+                return _Archive((Finding(what, well=False, way_out=way_out),), usable=False)
+            faults, finished = _check_pages(db)
+            if faults:
+                return _lost(path, "; ".join(faults))
+            archived_seq = archived_seq_of(db) if version else 0
+            findings = [Finding(f"the archive holds records up to {archived_seq}")]
+            if not finished:
+                told = f"its pages were checked for {PAGES_CHECKED_S:g} s without a fault, not all of them"
+                findings.append(Finding(told, way_out="sqlite3 archive.db 'PRAGMA integrity_check' checks the rest"))
+            rejects = tuple(read_rejects(db, REJECTS_SHOWN)) if _has_rejects(db) else ()
+            if rejects:
+                findings += _tell_rejects(rejects, count_rejects(db))
+            return _Archive(tuple(findings), archived_seq, rejects=rejects)
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        return _lost(path, str(error))
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """To read only. Where not even that leaves a trace, the file as it is, without what is in the write-ahead log."""
+    uri = path.absolute().as_uri()
+    db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
+    try:
+        db.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.OperationalError:
+        db.close()
+        db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    return db
+
+
+def _lost(path: Path, why: str) -> _Archive:
+    way_out = f"{BACKUP}, or give up the history that is only there: covenant doctor --accept-loss"
+    what = f"the archive is damaged: {path}: {why}"
+    return _Archive((Finding(what, well=False, way_out=way_out),), lost=why)
+
+
+def _check_pages(db: sqlite3.Connection) -> tuple[list[str], bool]:
+    """What SQLite finds wrong with the file, and whether it has looked at all of it."""
+    until_s = monotonic() + PAGES_CHECKED_S
+    db.set_progress_handler(lambda: monotonic() > until_s, STEPS_BETWEEN)
+    try:
+        found = [str(row[0]) for row in db.execute(f"PRAGMA quick_check({FAULTS_SHOWN})")]
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+            return [], False
+        raise
+    finally:
+        db.set_progress_handler(None, 0)
+    return [fault for fault in found if fault != "ok"], True
+
+
+def _has_rejects(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'rejects'").fetchone() is not None
+
+
+def _tell_rejects(rejects: tuple[Reject, ...], count: int) -> Iterator[Finding]:
+    shown = "; ".join(f"record {reject.seq}: {reject.error}" for reject in rejects)
+    more = f"; and {count - len(rejects)} more" if count > len(rejects) else ""
+    what = f"the archive has set aside {count} record(s) that it could not take: {shown}{more}"
+    yield Finding(what, well=False, way_out=f"{REBUILD}. It tries them again, and keeps a copy of them")
+
+
+def _odds(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -> Iterator[Finding]:
+    """Where the archive does not agree with the journal: the next start would set records aside, or show it wrongly."""
+    known = journal.after.entries
+    with closing(_open(path)) as db:
+        if db.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
+            return  # brought up to date by the next start
+        live = [row[0] for row in db.execute("SELECT task_id FROM a2a_tasks WHERE settled_place IS NULL")]
+        stray = [task_id for task_id in live if task_id not in known]
+        twice = [task_id for task_id in journal.begun if _holds(db, task_id)]
+        # What the snapshot is made of, the archive has, unless it is behind or has set some of it aside.
+        covers = archive.archived_seq >= snapshot_seq and not archive.rejects
+        absent = [task_id for task_id in journal.before.entries if covers and not _holds(db, task_id)]
+    for which, what in (
+        (stray, "the archive has {n} live task(s) that the journal does not know"),
+        (twice, "the archive has {n} task(s) already that the journal is about to tell it of"),
+        (absent, "the archive does not know {n} task(s) of the snapshot"),
+    ):
+        if which:
+            shown = ", ".join(map(str, which[:FAULTS_SHOWN]))
+            yield Finding(f"{what.format(n=len(which))}: {shown}", well=False, way_out=REBUILD)
+
+
+def _holds(db: sqlite3.Connection, task_id: TaskId) -> bool:
+    return db.execute("SELECT 1 FROM ids WHERE task_id = ?", (task_id,)).fetchone() is not None
+
+
+def _told(error: Damaged) -> str:
+    """What went wrong, without the advice to run what is running."""
+    return f"{error.file}, line {error.line}: {error.reason}"

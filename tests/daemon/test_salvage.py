@@ -1,0 +1,197 @@
+"""A ledger that lost records, and whose operator accepted it: every verb works, and all that was not cut is there."""
+
+import asyncio
+import errno
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from covenant.daemon.ledger_checkup import check_ledger
+from covenant.daemon.salvage import carry_out
+from covenant.ledger.log import faults
+from covenant.ledger.log.archive import PAGE_BYTES
+from covenant.ledger.log.opening import lock_home
+from covenant.ledger.machine.events import AnyEvent
+from covenant.model.ids import TaskId
+from tests.daemon.lives import LIMITS, Life, begun_in, exercise, kinds_of, live, records
+
+KINDS = sorted(str(kind.__struct_config__.tag) for kind in get_args(AnyEvent))
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module", params=["compacted", "whole"])
+def life(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Life:
+    life = Life(tmp_path_factory.mktemp("life"))
+    asyncio.run(live(life, compacted=request.param == "compacted"))
+    return life
+
+
+def flip(home: Path, seq: int) -> None:
+    segment, line = records(home)[seq]
+    data = segment.path.read_bytes()
+    at = data.index(line) + len(line) // 2
+    segment.path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+
+
+def tear(home: Path, seq: int) -> None:
+    segment, line = records(home)[seq]
+    data = segment.path.read_bytes()
+    segment.path.write_bytes(data[: data.index(line) + len(line) // 2])
+
+
+def lose_segment(home: Path, seq: int) -> None:
+    records(home)[seq][0].path.unlink()
+
+
+WAYS: dict[str, Callable[[Path, int], None]] = {"flipped": flip, "torn": tear, "missing": lose_segment}
+
+
+def accept(home: Path) -> set[int]:
+    """Look at a home, and give up what doctor says is lost; the numbers of those records."""
+    found = check_ledger(home, {}, LIMITS)
+    assert not found.well
+    assert found.salvage is not None, found.findings
+    lost = {seq for loss in found.salvage.losses for seq in range(loss.seq, max(loss.seq, loss.through) + 1)}
+    with lock_home(home):
+        carry_out(home, found.salvage, NOW_MS)
+    after = check_ledger(home, {}, LIMITS)
+    assert after.salvage is None, after.findings
+    assert not after.rebuild, after.findings
+    return lost
+
+
+def begun_before(life: Life, lost: set[int]) -> set[TaskId]:
+    """The tasks whose beginning is in no lost record."""
+    told = records(life.home)
+    gone = {which for seq in lost if seq in told for which in begun_in(told[seq][1])}
+    return set(life.tasks) - gone
+
+
+async def check_loss(life: Life, home: Path, spoil: Callable[[Path], Any]) -> None:
+    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+    spoil(home)
+    lost = accept(home)
+    desk = await life.open(home)
+    try:
+        for which in begun_before(life, lost):
+            assert await desk.ledger.show(which, None, 10) is not None, f"{which} was acknowledged and not cut"
+    finally:
+        await desk.ledger.close()
+    await exercise(life, home)
+
+
+def test_the_life_tells_of_every_kind_of_event(life: Life) -> None:
+    told = {kind for _, line in records(life.home).values() for kind in kinds_of(line)}
+    assert told == set(KINDS)
+
+
+def places(life: Life, kind: str) -> list[int]:
+    """The first and the last record that tell of it."""
+    told = [seq for seq, (_, line) in sorted(records(life.home).items()) if kind in kinds_of(line)]
+    return sorted({told[0], told[-1]})
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["task_sent", "task_leased", "task_settled", "result_drained", "grant_made"])
+async def test_after_an_accepted_loss_every_verb_works(life: Life, tmp_path: Path, kind: str, way: str) -> None:
+    await check_loss(life, tmp_path / "home", lambda home: WAYS[way](home, places(life, kind)[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_after_any_accepted_loss_every_verb_works(life: Life, tmp_path: Path, kind: str, way: str) -> None:
+    for seq in places(life, kind):
+        await check_loss(life, tmp_path / f"home-{seq}", lambda home, seq=seq: WAYS[way](home, seq))  # type: ignore[misc]
+
+
+def lose_journal(_: Life, home: Path) -> None:
+    shutil.rmtree(home / "journal")
+
+
+def lose_archive(_: Life, home: Path) -> None:
+    (home / "archive.db").unlink()
+
+
+def restore_old_archive(life: Life, home: Path) -> None:
+    shutil.copy(life.folder / "early" / "archive.db", home / "archive.db")
+
+
+def restore_old_journal(life: Life, home: Path) -> None:
+    shutil.rmtree(home / "journal")
+    shutil.copytree(life.folder / "early" / "journal", home / "journal")
+
+
+def overwrite_page(_: Life, home: Path) -> None:
+    data = bytearray((home / "archive.db").read_bytes())
+    data[2 * PAGE_BYTES : 3 * PAGE_BYTES] = b"\xa5" * PAGE_BYTES
+    (home / "archive.db").write_bytes(data)
+
+
+@pytest.mark.parametrize("spoil", [lose_journal, restore_old_journal, overwrite_page])
+async def test_a_ledger_of_which_one_part_is_lost_or_of_yesterday_works_again(
+    life: Life, tmp_path: Path, spoil: Callable[[Life, Path], None]
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+    spoil(life, home)
+    accept(home)
+    await exercise(life, home)
+
+
+@pytest.mark.parametrize("spoil", [restore_old_archive, lose_archive])
+async def test_an_archive_of_yesterday_is_brought_up_to_date_where_the_journal_can(
+    life: Life, tmp_path: Path, spoil: Callable[[Life, Path], None]
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+    spoil(life, home)
+    if check_ledger(home, {}, LIMITS).salvage is not None:
+        assert min(records(home)) > 1, "the journal has everything, and nothing need be given up"
+        accept(home)
+    await exercise(life, home)
+
+
+def ended(home: Path) -> set[str]:
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        return {row[0] for row in db.execute("SELECT task_id FROM a2a_tasks WHERE ledger_state = 'resolved'")}
+
+
+async def test_history_that_is_only_in_the_archive_outlives_the_journal(life: Life, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+    before = ended(home)
+    lose_journal(life, home)
+    accept(home)
+    assert ended(home) == before
+    desk = await life.open(home)
+    try:
+        for which in before & set(life.tasks):
+            again = await desk.send(life.tasks[TaskId(which)])
+            assert again.duplicate, "an ended task began again"
+    finally:
+        await desk.ledger.close()
+
+
+@pytest.mark.parametrize("point", ["snapshot.write", "snapshot.rename", "snapshot.sync_dir", "journal.create_segment"])
+async def test_a_mending_that_was_cut_off_is_done_again(life: Life, tmp_path: Path, point: str) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+    flip(home, places(life, "task_leased")[0])
+    salvage = check_ledger(home, {}, LIMITS).salvage
+    assert salvage is not None
+    with (
+        faults.armed(faults.Plan(point, faults.fail(errno.ENOSPC))) as plan,
+        lock_home(home),
+        pytest.raises(OSError, match="No space"),
+    ):
+        carry_out(home, salvage, NOW_MS - 1)
+    assert plan.fired
+    if not check_ledger(home, {}, LIMITS).well:
+        accept(home)
+    await exercise(life, home)
