@@ -109,9 +109,9 @@ def _passes(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
     if query.state_filter is not None and entry.state.value != query.state_filter:
         return False
     age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
-    if age_ms is not None and entry.lease is not None and entry.state is LEASED:
-        if entry.lease.age_ms(now_ms) < age_ms:
-            return False
+    held = entry.lease if entry.state is LEASED else None
+    if age_ms is not None and held is not None and held.age_ms(now_ms) < age_ms:
+        return False
     if within_ms is not None and (entry.deadline_ms is None or entry.deadline_ms > now_ms + within_ms):
         return False
     return _has_part(entry, query.viewer)
