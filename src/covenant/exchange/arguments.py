@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -17,6 +17,8 @@ from covenant.wire.validation import checked
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+Check = Callable[[str, Any], Any]
 
 _PLAIN: Final = (str, int, float, bool, type(None))
 _GENERIC: Final = (Union, types.UnionType, list, tuple, dict, abc.Sequence, abc.Mapping)
@@ -28,37 +30,50 @@ def checks_arguments(function: Callable[P, T]) -> Callable[P, T]:
     What can be JSON is checked as `checked` does it. Of other annotations the classes count; those that name none
     (`Any`, a callable) are not checked. An async function is refused when it is called, not when it is awaited.
     """
-    signature = inspect.signature(function)
+    parameters = inspect.signature(function).parameters
+    several = next((name for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), None)
+    others = next((name for name, each in parameters.items() if each.kind is each.VAR_KEYWORD), None)
+    names = [
+        name for name, each in parameters.items() if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
 
     @functools.cache
-    def checks() -> Mapping[str, Callable[[str, Any], Any]]:
+    def checks() -> Mapping[str, Check]:
         hints = get_type_hints(inspect.unwrap(function))  # at the first call: by then all names are there
-        found = {name: _check_of(hints[name]) for name in signature.parameters if name in hints}
+        found = {name: _check_of(hints[name]) for name in parameters if name in hints}
         return {name: check for name, check in found.items() if check is not None}
+
+    def positional(args: tuple[Any, ...], found: Mapping[str, Check]) -> Iterator[Any]:
+        for place, value in enumerate(args):
+            name = names[place] if place < len(names) else several
+            check = found.get(name) if name is not None else None
+            shown = name if name != several else f"{name}[{place - len(names)}]"
+            yield value if check is None else check(str(shown), value)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        bound = signature.bind(*args, **kwargs)
-        for name, check in checks().items():
-            if name not in bound.arguments:
-                continue
-            value = bound.arguments[name]
-            match signature.parameters[name].kind:
-                case inspect.Parameter.VAR_POSITIONAL:
-                    value = tuple(check(f"{name}[{index}]", each) for index, each in enumerate(value))
-                case inspect.Parameter.VAR_KEYWORD:
-                    value = {key: check(key, each) for key, each in value.items()}
-                case _:
-                    value = check(name, value)
-            bound.arguments[name] = value
-        return function(*bound.args, **bound.kwargs)
+        # By hand: binding the signature takes several times as long as all the checks.
+        found = checks()
+        for name, value in kwargs.items():
+            check = found.get(name) or (found.get(others) if others is not None and name not in parameters else None)
+            if check is not None:
+                kwargs[name] = check(name, value)
+        return function(*positional(args, found), **kwargs)
 
     return call
 
 
-def _check_of(hint: Any) -> Callable[[str, Any], Any] | None:
+def _check_of(hint: Any) -> Check | None:
     if _is_json(hint):
-        return lambda name, value: checked(name, value, hint)
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        plain = {getattr(part, "__supertype__", part) for part in parts} & {str, int, bool, type(None)}
+
+        def check_json(name: str, value: Any) -> Any:
+            # What is plainly right needs no encoding. Text that is not ASCII may be half a surrogate pair.
+            kind = type(value)
+            return value if kind in plain and (kind is not str or value.isascii()) else checked(name, value, hint)
+
+        return check_json
     classes = _classes(hint)
     if classes is None:
         return None
