@@ -12,13 +12,13 @@ from typing import Any, get_args
 import pytest
 
 from covenant.daemon.ledger_checkup import check_ledger
-from covenant.daemon.salvage import carry_out
+from covenant.daemon.salvage import carry_out, rebuild_archive
 from covenant.ledger.log import faults
 from covenant.ledger.log.archive import PAGE_BYTES
 from covenant.ledger.log.opening import lock_home
 from covenant.ledger.machine.events import AnyEvent
 from covenant.model.ids import TaskId
-from tests.daemon.lives import LIMITS, Life, begun_in, exercise, kinds_of, live, records
+from tests.daemon.lives import LIMITS, Life, begun_in, check_agreement, exercise, kinds_of, live, records
 
 KINDS = sorted(str(kind.__struct_config__.tag) for kind in get_args(AnyEvent))
 NOW_MS = 1_700_000_000_000
@@ -194,4 +194,33 @@ async def test_a_mending_that_was_cut_off_is_done_again(life: Life, tmp_path: Pa
     assert plan.fired
     if not check_ledger(home, {}, LIMITS).well:
         accept(home)
+    await exercise(life, home)
+
+
+ODDS = {
+    "a live task under another id": "UPDATE a2a_tasks SET task_id = task_id || 'x' WHERE settled_place IS NULL",
+    "a task that is missing": "DELETE FROM a2a_tasks WHERE task_no = (SELECT max(task_no) FROM a2a_tasks)",
+    "a record set aside": "INSERT INTO rejects VALUES (1000, 'it does not fit', x'7b7d0a')",
+}
+
+
+@pytest.mark.parametrize("odds", ODDS)
+async def test_an_archive_at_odds_with_its_journal_is_rebuilt_without_a_loss(
+    life: Life, tmp_path: Path, odds: str
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
+    desk = await life.open(home)
+    before = await check_agreement(desk, life.tasks)
+    await desk.ledger.close()
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        assert db.execute(ODDS[odds]).rowcount > 0
+        db.commit()
+    assert check_ledger(home, {}, LIMITS).rebuild
+    with lock_home(home):
+        rebuild_archive(home, LIMITS, NOW_MS)
+    assert not check_ledger(home, {}, LIMITS).rebuild
+    desk = await life.open(home)
+    assert await check_agreement(desk, life.tasks) == before
+    await desk.ledger.close()
     await exercise(life, home)

@@ -231,22 +231,29 @@ def _odds(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -
             return  # brought up to date by the next start
         live = [row[0] for row in db.execute("SELECT task_id FROM a2a_tasks WHERE settled_place IS NULL")]
         stray = [task_id for task_id in live if task_id not in known]
-        twice = [task_id for task_id in journal.begun if _holds(db, task_id)]
-        # What the snapshot is made of, the archive has, unless it is behind or has set some of it aside.
+        twice = [task_id for task_id in journal.begun if _number_of(db, task_id) is not None]
+        # All that began before is there, unless the archive is behind the snapshot or has set some of it aside.
         covers = archive.archived_seq >= snapshot_seq and not archive.rejects
-        absent = [task_id for task_id in journal.before.entries if covers and not _holds(db, task_id)]
+        held = known.keys() - set(journal.begun) if covers else ()
+        absent = [task_id for task_id in held if not _holds(db, task_id)]
     for which, what in (
         (stray, "the archive has {n} live task(s) that the journal does not know"),
         (twice, "the archive has {n} task(s) already that the journal is about to tell it of"),
-        (absent, "the archive does not know {n} task(s) of the snapshot"),
+        (absent, "the archive does not have {n} task(s) that the journal told it of"),
     ):
         if which:
             shown = ", ".join(map(str, which[:FAULTS_SHOWN]))
             yield Finding(f"{what.format(n=len(which))}: {shown}", well=False, way_out=REBUILD)
 
 
+def _number_of(db: sqlite3.Connection, task_id: TaskId) -> int | None:
+    found = db.execute("SELECT task_no FROM ids WHERE task_id = ?", (task_id,)).fetchone()
+    return None if found is None else int(found[0])
+
+
 def _holds(db: sqlite3.Connection, task_id: TaskId) -> bool:
-    return db.execute("SELECT 1 FROM ids WHERE task_id = ?", (task_id,)).fetchone() is not None
+    number = _number_of(db, task_id)
+    return db.execute("SELECT 1 FROM a2a_tasks WHERE task_no = ?", (number,)).fetchone() is not None
 
 
 def _told(error: Damaged) -> str:

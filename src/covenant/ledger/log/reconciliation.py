@@ -149,6 +149,7 @@ def _columns(entry: Entry) -> Mapping[str, Any]:
     lease = entry.lease
     holder = lease.leased_to if lease is not None else None
     return {
+        "task_id": entry.task.id,
         "updated_at": entry.updated_at_ms,
         "ledger_state": entry.state.value,
         "state": in_words_of_a2a(entry),

@@ -1,5 +1,6 @@
 -- A task of the snapshot, as it was then. Where it was queued, and where it ended, is told by who had it in hand.
 UPDATE a2a_tasks SET
+    task_id = :task_id,
     updated_at = :updated_at,
     ledger_state = :ledger_state,
     state = :state,
