@@ -109,6 +109,11 @@ class LimitSettings:
     update_bytes_max: int = setting(MIB, whole(1024, 1024 * MIB), "Largest update of a running task.")
     page_max: int = setting(1_000, whole(1, 100_000), "Most rows in one answer.")
     wait_ms_max: int = setting(60_000, whole(0, HOUR_MS), "Longest wait that a receive or drain may ask for.")
+    body_bytes_on_disk: int = setting(
+        64 * 1024,
+        whole(1024, 1024 * MIB),
+        "A task that has not ended and whose body is at least this large keeps it on disk, and not in memory.",
+    )
     batch_max: int = setting(100, whole(1, 10_000), "Most tasks or results taken at once.")
     batch_bytes_max: int = setting(
         3 * MIB, whole(1024, 1024 * MIB), "Size of what is taken at once, unless a single task or result is larger."
@@ -245,13 +250,28 @@ class DelegationSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSettings:
-    """Limits of tenants that have none of their own. 0: no limit."""
+    """Limits of tenants that have none of their own. 0: no limit.
+
+    The last two are also those of each mailbox identity that sends outside of a tenant's work.
+    """
 
     concurrency: int = setting(
-        0, whole(0, 1_000_000), "Sends and streams that a tenant may have under way (429 above)."
+        256, whole(0, 1_000_000), "Turns of a tenant that the daemon's own agents work on at once; more of them wait."
     )
     rate_per_min: int = setting(0, whole(0, 1_000_000), "Requests that a tenant may make a minute (429 above).")
     burst: int = setting(0, whole(0, 1_000_000), "Requests that may come at once; 0: as many as a minute's.")
+    connections: int = setting(
+        1_024,
+        whole(0, 1_000_000),
+        "Requests of a tenant that are answered at once, streams and long waits among them (429 above).",
+    )
+    streams: int = setting(512, whole(0, 1_000_000), "Open streams of a tenant, subscriptions among them (429 above).")
+    live_tasks: int = setting(100_000, whole(0, 1_000_000_000), "Tasks of a tenant that have not ended (429 above).")
+    queued_bytes: int = setting(
+        256 * MIB,
+        whole(0, 1024 * 1024 * MIB),
+        "Size of a tenant's tasks that have not ended, and of the messages that wait for them (429 above).",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
 from covenant.daemon.peers import Around, Outside, Peering, join_peers, open_keyring
 from covenant.daemon.pushing import make_pushes
-from covenant.daemon.settings import LimitSettings, Settings
+from covenant.daemon.settings import Settings
 from covenant.daemon.telemetry import open_tracer
 from covenant.daemon.tenant_doors import DESCRIBED as TENANT_DESCRIBED
 from covenant.daemon.tenant_doors import Built, tenant_routes
@@ -158,7 +158,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
     ledger = await open_ledger(
         home,
         clock=now_ms,
-        limits=_ledger_limits(settings.limits),
+        limits=_ledger_limits(settings),
         node=settings.daemon.node or machine_name(),
         durability=settings.ledger.durability,
         segment_bytes=settings.ledger.segment_bytes,
@@ -353,8 +353,10 @@ def _signed(grant: Grant, operator: PublicKey) -> bool:
     return grant.granted_by.pubkey == operator and verify_grant(grant)
 
 
-def _ledger_limits(limits: LimitSettings) -> Limits:
-    return Limits(**{name: getattr(limits, name) for name in Limits.__struct_fields__})
+def _ledger_limits(settings: Settings) -> Limits:
+    accounts = {"live_tasks_max": settings.tenants.live_tasks, "queued_bytes_max": settings.tenants.queued_bytes}
+    named = {name: getattr(settings.limits, name) for name in Limits.__struct_fields__ if name not in accounts}
+    return Limits(**named, **accounts)
 
 
 def _tenant_limits(settings: Settings) -> TenantLimits:

@@ -21,6 +21,10 @@ DELEGATION: Final = "delegation"
 """The origin of tasks that an agent at work on another task, their parent, has given to somebody. They end with it."""
 
 
+KIND_LENGTH_MAX: Final = 128
+"""A longer kind stands in a cache key as its hash."""
+
+
 class DuplicateSafety(enum.StrEnum):
     """Whether the work may run twice: only the sender can say so."""
 
@@ -82,10 +86,57 @@ def cache_key(task: Task) -> CacheKey | None:
     if idempotency is None or idempotency.duplicate_safety != DuplicateSafety.IDEMPOTENT:
         return None
     kind = task.task_kind.strip() if task.task_kind else task.intent_text
-    return CacheKey(task.sender.pubkey, task.recipient.pubkey, kind, idempotency.key.strip())
+    return CacheKey(task.sender.pubkey, task.recipient.pubkey, short_kind(kind), idempotency.key.strip())
+
+
+def short_kind(kind: str) -> str:
+    """A kind that is a whole text is kept as its hash: a key must stay small, however large its task is."""
+    if len(kind) <= KIND_LENGTH_MAX:
+        return kind
+    return f"sha256:{hashlib.sha256(kind.encode(errors='surrogatepass')).hexdigest()}"
 
 
 _encode = msgspec.json.Encoder().encode
+
+
+def account_of(task: Task) -> str:
+    """Whose limits a live task counts against: its tenant's, or those of a sender that has no tenant.
+
+    No tenant's name has an `@`.
+    """
+    return task.tenant if task.tenant is not None else f"@{task.sender.pubkey}"
+
+
+def weigh(task: Task) -> int:
+    """How many bytes the body of a task has: what its sender chose freely. A text alone is not encoded for this."""
+    size = utf8_length(task.intent_text)
+    rest = (
+        task.parts,
+        task.metadata,
+        task.request_metadata,
+        task.extensions,
+        task.reference_task_ids,
+        task.output_modes,
+    )
+    return size + len(_encode(rest)) if any(rest) else size
+
+
+def without_body(task: Task) -> Task:
+    """The task as an index entry: all that a decision asks of it, and nothing that can be large."""
+    return msgspec.structs.replace(
+        task,
+        intent_text="",
+        parts=(),
+        metadata=None,
+        request_metadata=None,
+        extensions=(),
+        reference_task_ids=(),
+        output_modes=(),
+    )
+
+
+def utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def fingerprint(task: Task) -> tuple[str, int]:

@@ -29,7 +29,7 @@ from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peer import InstanceId
 from covenant.model.push import Push, PushMove
 from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
-from covenant.model.task import DELEGATION, CacheKey, Task, cache_key, fingerprint
+from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint
 from covenant.model.tenant import Tenant, TenantLimits
 from covenant.model.update import MessageUpdate, StatusUpdate
 from covenant.testing.cast import (
@@ -58,6 +58,7 @@ class Recording:
         self._state = state
         self._keys = set(keys)
         self.tasks: set[str] = {key[1] for key in self._keys if key[0] == "task"}
+        self.accounts: set[str] = {key[1] for key in self._keys if key[0] == "account"}
         self._groups: set[CacheKey] = {CacheKey(*key[1:]) for key in self._keys if key[0] == "cache"}
 
     def _need(self, *names: c.Key) -> None:
@@ -70,7 +71,8 @@ class Recording:
             yield entry
 
     def _group_of(self, entry: Entry) -> None:
-        key = cache_key(entry.task)
+        self.accounts.add(account_of(entry.task))
+        key = entry.cache_key
         if key is not None:
             self._groups.add(key)
 
@@ -89,6 +91,18 @@ class Recording:
         if entry is not None:
             self._group_of(entry)
         return entry
+
+    def task(self, entry: Entry) -> Task | None:
+        assert entry.task.id in self.tasks, f"reads the body of task {entry.task.id}"
+        return self._state.task(entry)
+
+    def live_tasks(self, account: str) -> int:
+        assert account in self.accounts, f"reads the account {account}"
+        return self._state.live_tasks(account)
+
+    def queued_bytes(self, account: str) -> int:
+        assert account in self.accounts, f"reads the account {account}"
+        return self._state.queued_bytes(account)
 
     def archived(self, task_id: TaskId) -> Archived | None:
         assert task_id in self.tasks, f"reads task {task_id} in the archive"
@@ -191,7 +205,8 @@ class Recording:
         return self._state.grants_revoked_before(before_ms)
 
     def tenant(self, name: str) -> Tenant | None:
-        self._need(("tenant", name))
+        if name not in self.accounts:  # a task stands for the account that it counts against
+            self._need(("tenant", name))
         return self._state.tenant(name)
 
     def tenant_count(self) -> int:

@@ -9,6 +9,7 @@ reads go on from there.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -26,16 +27,18 @@ from covenant.ledger.contract import (
     TreeNode,
 )
 from covenant.ledger.log.bell import Bell
+from covenant.ledger.log.bodies import BodyNeeded, ReadBodies
 from covenant.ledger.log.history import History
 from covenant.ledger.log.opening import Torn
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import Storage
 from covenant.ledger.log.watching import Watch, Watching
 from covenant.ledger.machine.commands import Accept, Advance, Command, Drain, Report, TaskCommand
-from covenant.ledger.machine.decide import decide
+from covenant.ledger.machine.decide import Decision, decide
 from covenant.ledger.machine.decision import Refused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated
+from covenant.ledger.machine.leasing import body_unreadable
 from covenant.ledger.machine.peer_commands import Hear
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
@@ -44,7 +47,7 @@ from covenant.model.audit import AuditHead, AuditReport
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.correspondence import Delegation, DelegationKey, LoggedMessage, Parcel
 from covenant.model.delegating import Role
-from covenant.model.errors import OverLimit, storage_failed
+from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.peer import InstanceId
@@ -62,6 +65,7 @@ LAG_SLOWS_REPORTS: Final = 100_000
 LAG_REFUSES_TASKS: Final = 1_000_000
 CATCH_UP_S: Final = 10.0
 
+log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -115,7 +119,10 @@ class LogLedger:
             raise storage_failed(journal.failure)
         state.recalled = recalled
         try:
-            decision = decide(state, command, now_ms, self._new_id)
+            try:
+                decision = decide(state, command, now_ms, self._new_id)
+            except BodyNeeded as needed:
+                decision, now_ms = await self._decide_with_bodies(command, needed.task_id)
         except Refused as refused:
             if refused.events:
                 self._record(refused.events, now_ms)
@@ -128,6 +135,40 @@ class LogLedger:
             await waiter
         answer: A = decision.answer
         return answer
+
+    async def _decide_with_bodies(self, command: Command[Any], needed: TaskId) -> tuple[Decision, int]:
+        """Read one body after the other, until the command can be decided; and when that was.
+
+        What cannot be read is passed over by the decision. Meanwhile others decide: each round begins anew.
+        """
+        read = ReadBodies()
+        while True:
+            try:
+                read.found[needed] = await self._read_task(needed)
+            except Unavailable as unavailable:
+                read.unreadable.add(needed)
+                log.warning("ledger.body_unreadable", extra={"task_id": needed, "reason": unavailable.message})
+            state, now_ms = self._state, self.now_ms()
+            if self._journal.failure is not None:
+                raise storage_failed(self._journal.failure)
+            state.recalled, state.bodies_read = {}, read
+            try:
+                return decide(state, command, now_ms, self._new_id), now_ms
+            except BodyNeeded as more:
+                needed = more.task_id
+            finally:
+                state.bodies_read = ReadBodies()
+
+    async def _read_task(self, task_id: TaskId) -> Task:
+        """A task whose body is on disk."""
+        await self._archive.caught_up(self._state.large.unloaded_seq, CATCH_UP_S)
+        try:
+            task = await self._history.task(task_id)
+        except msgspec.MsgspecError as error:
+            raise body_unreadable(f"task {task_id} ({error})") from error
+        if task is None:
+            raise body_unreadable(f"task {task_id}, which the archive does not have,")
+        return task
 
     def _record(self, events: list[AnyEvent], now_ms: int) -> None:
         seq = self._journal.append(_encode(events), now_ms)
@@ -207,6 +248,7 @@ class LogLedger:
         seen = self._storage.seen
         for task_id in self._state.evict(archived_seq):
             seen.add(task_id)
+        self._state.unload(archived_seq)
 
     async def durable(self) -> None:
         """Reads begin here: nothing that is not on disk is visible after it."""
@@ -250,7 +292,12 @@ class LogLedger:
 
     async def entry(self, task_id: TaskId) -> Entry | None:
         await self.durable()
-        return self._state.entries.get(task_id)
+        entry = self._state.entries.get(task_id)
+        if entry is None or not entry.body_on_disk:
+            return entry
+        task = await self._read_task(task_id)
+        entry = self._state.entries.get(task_id)
+        return None if entry is None else entry.with_body(task)
 
     async def sender(self, task_id: TaskId) -> AgentId | None:
         await self.durable()

@@ -11,6 +11,10 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
+from covenant.ledger.log.accounts import Accounts
+from covenant.ledger.log.bodies import LargeBodies, ReadBodies
 from covenant.ledger.log.correspondence import Correspondence
 from covenant.ledger.log.lanes import Lanes
 from covenant.ledger.log.outbox import Outbox
@@ -20,19 +24,23 @@ from covenant.ledger.machine.events import (
     AnyEvent,
     CacheDropped,
     LeaseRenewed,
+    MessageKept,
     PushEvent,
     ResultDrained,
+    TaskContinued,
     TaskEvent,
     TaskLeased,
     TaskPromoted,
     TaskSent,
     TaskSettled,
+    TurnEnded,
 )
 from covenant.ledger.machine.peer_events import PeerEvent
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered
 from covenant.model.ids import LeaseId, PublicKey, TaskId
-from covenant.model.task import DELEGATION, CacheKey, cache_key
+from covenant.model.task import DELEGATION, CacheKey, Task, weigh
+from covenant.model.update import weigh_message
 
 _WAITING = frozenset({QUEUED, PARKED, FOLLOWING})
 
@@ -63,6 +71,10 @@ class LedgerState(Registers, Outbox, Correspondence):
         """Those whose parent may have ended."""
         self.recalled: dict[TaskId, Archived] = {}
         """Finished tasks fetched from the archive for the command that is about to be decided."""
+        self.bodies_read = ReadBodies()
+        """Large bodies that were read for the command that is about to be decided."""
+        self.accounts = Accounts()
+        self.large = LargeBodies(limits.body_bytes_on_disk)
         self.resolved_events = 0
         """Events of the tasks that were evicted."""
         self._due: list[tuple[int, TaskId]] = []
@@ -78,6 +90,8 @@ class LedgerState(Registers, Outbox, Correspondence):
                     self._move(event, old, new, ts_ms, seq)
                 elif isinstance(event, LeaseRenewed):  # nothing else makes a lease young
                     self.in_flight.move_to_end(event.task_id)
+                elif isinstance(event, (MessageKept, TurnEnded)):
+                    self.accounts.resize(old, new)
             elif isinstance(event, PushEvent):
                 self.apply_push(event, ts_ms)
             elif isinstance(event, PeerEvent):
@@ -91,8 +105,14 @@ class LedgerState(Registers, Outbox, Correspondence):
     def _move(self, event: TaskEvent, old: Entry | None, new: Entry, ts_ms: int, seq: int) -> None:
         """From one state to another: out of the indexes of the one, and into those of the other."""
         task_id, task, finished = event.task_id, new.task, new.state in FINISHED
-        if old is not None:
+        if old is None:
+            self._begin(new, seq)
+        else:
             self._leave(old.state, new)
+            if finished and old.state not in FINISHED:
+                self.accounts.end(old)
+            elif isinstance(event, (TaskContinued, TurnEnded)):
+                self.accounts.resize(old, new)
         self._enter(new.state, new, seq)
         if task_id in self.pushes_by_task and isinstance(event, TaskSettled):
             self.end_pushes(task_id, new.generation)
@@ -107,6 +127,19 @@ class LedgerState(Registers, Outbox, Correspondence):
             self.orphaned.update(self.children.pop(task_id))
         if isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
             self._remember(event, new)
+
+    def _begin(self, entry: Entry, seq: int) -> None:
+        self.accounts.begin(entry)
+        if self.large.is_large(entry):
+            self.large.add(entry, seq)
+            self.unload(0)
+
+    def unload(self, archived_seq: int) -> None:
+        """Large bodies that the archive holds leave memory, and so do the oldest of too many that wait for it."""
+        for task_id in self.large.leaving(archived_seq):
+            entry = self.entries.get(task_id)
+            if entry is not None:
+                self.entries[task_id] = entry.without_body()
 
     def _leave(self, state: State, entry: Entry) -> None:
         task = entry.task
@@ -160,7 +193,7 @@ class LedgerState(Registers, Outbox, Correspondence):
 
     def _share(self, event: TaskEvent, entry: Entry, ts_ms: int) -> None:
         """Who leads and who follows in the work that a cache key names, and what was found out."""
-        key = cache_key(entry.task)
+        key = entry.cache_key
         if key is None:
             return
         task_id = entry.task.id
@@ -202,7 +235,15 @@ class LedgerState(Registers, Outbox, Correspondence):
             self.requests.popitem(last=False)
 
     def restore(self, entry: Entry) -> None:
-        """Put back an entry of a snapshot; they come in the order of their lanes."""
+        """Put back an entry of a snapshot; they come in the order of their lanes.
+
+        A large body stays behind: nobody asks before the archive has come to the snapshot.
+        """
+        entry = _weighed(entry)
+        if not entry.finished:
+            self.accounts.begin(entry)
+        if self.large.is_large(entry):
+            entry = entry.without_body()
         task = entry.task
         self.entries[task.id] = entry
         self._enter(entry.state, entry, 0)
@@ -213,7 +254,7 @@ class LedgerState(Registers, Outbox, Correspondence):
         if task.origin == DELEGATION and not entry.finished:
             self._attach(entry)
             self.orphaned[task.id] = None
-        key = cache_key(task)
+        key = entry.cache_key
         if key is None or entry.finished:
             return
         if entry.state is FOLLOWING:
@@ -248,6 +289,15 @@ class LedgerState(Registers, Outbox, Correspondence):
     def archived(self, task_id: TaskId) -> Archived | None:
         return self.recalled.get(task_id)
 
+    def task(self, entry: Entry) -> Task | None:
+        return self.bodies_read.get(entry.task.id) if entry.body_on_disk else entry.task
+
+    def live_tasks(self, account: str) -> int:
+        return self.accounts.tasks(account)
+
+    def queued_bytes(self, account: str) -> int:
+        return self.accounts.size(account)
+
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         return [self.entries[task_id] for task_id in self.queue.first(recipient, count)]
 
@@ -274,7 +324,7 @@ class LedgerState(Registers, Outbox, Correspondence):
             if entry is None or not _is_due(entry, now_ms):
                 continue
             back.append(item)
-            key = cache_key(entry.task)
+            key = entry.cache_key
             if key is None or key not in keys:
                 found[item[1]] = entry
             if key is not None:
@@ -339,6 +389,18 @@ class LedgerState(Registers, Outbox, Correspondence):
             for entry in self.leases()
             if entry.lease is not None and entry.holder_lost(node, boot)
         ]
+
+
+def _weighed(entry: Entry) -> Entry:
+    """An entry that was written before entries had sizes gets them here."""
+    if entry.body_bytes:
+        return entry
+    return msgspec.structs.replace(
+        entry,
+        body_bytes=weigh(entry.task),
+        messages_bytes=sum(map(weigh_message, entry.messages)),
+        kept_bytes=sum(map(weigh_message, entry.kept)),
+    )
 
 
 def _is_due(entry: Entry, now_ms: int) -> bool:

@@ -18,7 +18,7 @@ from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.peer import InstanceId
 from covenant.model.push import Push
 from covenant.model.result import Ending, Result
-from covenant.model.task import CacheKey
+from covenant.model.task import CacheKey, Task
 from covenant.model.tenant import Tenant
 
 
@@ -29,10 +29,16 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     undrained_per_sender_max: int = 100_000
     followers_max: int = 100
     """One result settles them all, in one record."""
+    body_bytes_on_disk: int = 64 * 1024
+    """A live task whose body has at least so many bytes does not keep it in memory."""
     batch_max: int = 100
     batch_bytes_max: int = 3 * 1024 * 1024
     """A batch ends with the task or result that would take it over this; it always has one."""
     artifacts_per_attempt_max: int = 1_000
+    live_tasks_max: int = 100_000
+    """Tasks of one account that have not ended, unless its tenant has a limit of its own. 0: no limit."""
+    queued_bytes_max: int = 256 * 1024 * 1024
+    """Size of what waits in these tasks. 0: no limit."""
     messages_kept_max: int = 100
     """Messages to one task that wait for its next turn."""
     cache_entries_max: int = 100_000
@@ -88,12 +94,21 @@ class View(Protocol):
     def audit_head(self) -> AuditHead: ...
 
     def entry(self, task_id: TaskId) -> Entry | None: ...
+    def task(self, entry: Entry) -> Task | None:
+        """The task of an entry with its body, which may be on disk; None if it cannot be read."""
+
     def archived(self, task_id: TaskId) -> Archived | None: ...
 
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         """The oldest queued tasks of a recipient, or of all."""
 
     def queued_count(self, recipient: PublicKey) -> int: ...
+    def live_tasks(self, account: str) -> int:
+        """Tasks of an account (see `account_of`) that have not ended."""
+
+    def queued_bytes(self, account: str) -> int:
+        """Size of these tasks, with the messages that wait for them."""
+
     def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
         """The oldest undrained results of a sender, or of all."""
 

@@ -1,0 +1,52 @@
+"""What each account has in the ledger: how many tasks that have not ended, and how many bytes are in them.
+
+Running totals, changed with the tasks themselves and never counted anew: asking costs a look-up.
+"""
+
+from __future__ import annotations
+
+from covenant.ledger.machine.entry import Entry
+from covenant.model.task import account_of
+
+
+class _Account:
+    __slots__ = ("size", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks = 0
+        self.size = 0
+
+
+class Accounts:
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+
+    def begin(self, entry: Entry) -> None:
+        name = account_of(entry.task)
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = _Account()
+        account.tasks += 1
+        account.size += entry.queued_bytes
+
+    def end(self, entry: Entry) -> None:
+        """`entry` as it was before it ended."""
+        name = account_of(entry.task)
+        account = self._accounts[name]
+        account.tasks -= 1
+        account.size -= entry.queued_bytes
+        if not account.tasks:
+            assert not account.size, f"the account {name} has no task, and {account.size} bytes"
+            del self._accounts[name]
+
+    def resize(self, before: Entry, after: Entry) -> None:
+        """Messages to a live task came or went."""
+        self._accounts[account_of(after.task)].size += after.queued_bytes - before.queued_bytes
+
+    def tasks(self, name: str) -> int:
+        account = self._accounts.get(name)
+        return account.tasks if account is not None else 0
+
+    def size(self, name: str) -> int:
+        account = self._accounts.get(name)
+        return account.size if account is not None else 0
