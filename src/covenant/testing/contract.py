@@ -10,6 +10,7 @@ conftest for failures that explain themselves.
 
 from __future__ import annotations
 
+from covenant.testing.accounts import AccountKeepingSuite, AccountSuite
 from covenant.testing.allowing import AllowingSuite
 from covenant.testing.compacting import CompactingSuite
 from covenant.testing.delegating import DelegatingSuite, DelegationKeepingSuite
@@ -36,6 +37,7 @@ class LedgerContract(
     RepairingSuite,
     AllowingSuite,
     TenantingSuite,
+    AccountSuite,
     ExpiringSuite,
     ViewingSuite,
     WatchingSuite,
@@ -46,6 +48,12 @@ class LedgerContract(
 
 
 class DurableLedgerContract(
-    SurvivingSuite, CompactingSuite, TenantKeepingSuite, PushKeepingSuite, DelegationKeepingSuite, LedgerContract
+    SurvivingSuite,
+    CompactingSuite,
+    TenantKeepingSuite,
+    AccountKeepingSuite,
+    PushKeepingSuite,
+    DelegationKeepingSuite,
+    LedgerContract,
 ):
     """What an engine promises besides when its facts outlive the process."""
