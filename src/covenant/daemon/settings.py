@@ -266,7 +266,7 @@ class TenantSettings:
         "Requests of a tenant that are answered at once, streams and long waits among them (429 above).",
     )
     streams: int = setting(512, whole(0, 1_000_000), "Open streams of a tenant, subscriptions among them (429 above).")
-    live_tasks: int = setting(100_000, whole(0, 1_000_000_000), "Tasks of a tenant that have not ended (429 above).")
+    live_tasks: int = setting(100_000, whole(0, 1_000_000), "Tasks of a tenant that have not ended (429 above).")
     queued_bytes: int = setting(
         256 * MIB,
         whole(0, 1024 * 1024 * MIB),

@@ -14,6 +14,9 @@ DEFAULT: Final = "default"
 TENANT_NAME_LENGTH_MAX: Final = 63
 """With an agent's id and the sign between them it still fits a display name."""
 
+LIMIT_MAX: Final = 1_000_000
+LIMIT_BYTES_MAX: Final = 2**40
+
 _NAME = re.compile(r"[A-Za-z0-9_\-]+").fullmatch
 
 
@@ -33,6 +36,11 @@ class TenantLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Tasks that have not ended."""
     queued_bytes: int = 0
     """Size of these tasks and of the messages that wait for them."""
+
+    @staticmethod
+    def most(name: str) -> int:
+        """The largest number that a limit may have."""
+        return LIMIT_BYTES_MAX if name == "queued_bytes" else LIMIT_MAX
 
 
 class Tenant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
