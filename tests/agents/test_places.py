@@ -10,9 +10,11 @@ from covenant.agents.discovery import played
 from covenant.agents.places import Places, TurnPlace
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant
+from covenant.model.errors import OverLimit
 from covenant.model.folding import TaskState
 from covenant.model.tenant import DEFAULT, Tenant, TenantLimits
 from covenant.testing.cast import OPERATOR
+from tests.agents.stage import told
 from tests.agents.test_calls import House, a_house
 
 BOUND_S = 20.0
@@ -64,8 +66,7 @@ async def test_concurrency_bounds_the_turns_of_all_agents_together_and_the_rest_
     assert house.crew.jobs == 2
     gauge.go.set()
     for n, task_id in enumerate(begun):
-        view = await house.ended(task_id)
-        assert (view.state, view.history[-1].parts[0].text) == (TaskState.COMPLETED, f"did {n}")  # type: ignore[union-attr]
+        assert told(await house.ended(task_id)) == f"did {n}"
     assert gauge.most == 2
 
 
@@ -86,8 +87,7 @@ async def test_a_tenant_with_one_place_can_delegate_at_any_depth(house: House) -
     house.hire("top", top)
     tops = [await house.begin("top", str(n)) for n in range(3)]
     for task_id in tops:
-        view = await house.ended(task_id)
-        assert view.history[-1].parts[0].text == "did 1 did 2"  # type: ignore[union-attr]
+        assert told(await house.ended(task_id)) == "did 1 did 2"
     assert gauge.most == 1
 
 
@@ -172,3 +172,25 @@ async def test_a_turn_that_is_canceled_while_it_waits_for_its_place_keeps_none()
     assert places.used == 1
     places.give_back()
     assert (places.used, places.free) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [(TenantLimits(live_tasks=1), "live_task_limit"), (TenantLimits(queued_bytes=3), "queued_bytes_limit")],
+)
+async def test_what_a_tenants_agents_delegate_counts_against_its_limits(
+    house: House, limits: TenantLimits, code: str
+) -> None:
+    async def top(turn: Turn) -> str:
+        try:
+            return (await turn.call("leaf", "go")).text
+        except OverLimit as refusal:
+            return refusal.code
+
+    gauge = Gauge()
+    gauge.go.set()
+    house.hire("leaf", gauge.work)
+    house.hire("top", top)
+    await house.ledger.commit(ChangeTenant(by=OPERATOR, name=DEFAULT, limits=limits))
+    assert told(await house.done("top", "go")) == code
+    assert gauge.most == 0
