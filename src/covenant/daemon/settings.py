@@ -62,6 +62,11 @@ class HttpSettings:
         also="COVENANT_PUBLIC_BASE_URL",
         flag="--public-base-url",
     )
+    metrics_token_file: str = setting(
+        "",
+        line,
+        "File with the token that /metrics asks for, as Authorization: Bearer; empty: everybody may read the numbers.",
+    )
     trusted_proxies: tuple[str, ...] = setting(
         (), networks, "Peers whose X-Forwarded-Proto and X-Forwarded-Host are believed."
     )

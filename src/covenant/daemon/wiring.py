@@ -31,6 +31,7 @@ from covenant.daemon.home import (
     UnsafeHome,
     make_home,
     read_or_make_token,
+    read_token_file,
     save_token,
 )
 from covenant.daemon.keystore import Keystore, find_passphrase
@@ -302,6 +303,7 @@ def _http(settings: Settings, behind: _Behind, doors: Sequence[BaseRoute], a2a: 
         allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
         origins=settings.http.origins,
         body_bytes_max=settings.http.body_bytes_max,
+        metrics_token=read_token_file(settings.http.metrics_token_file, "http.metrics_token_file"),
         more_routes=doors,
         under=[a2a],
         described=(*TENANT_DESCRIBED, *CARDS_DESCRIBED, *SEALED_DESCRIBED),

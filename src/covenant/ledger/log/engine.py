@@ -98,6 +98,7 @@ class LogLedger:
         self._watching = Watching(lambda task_id: task_id in self._state.pushes_by_task)
         self._reloading: asyncio.Task[None] | None = None
         self._compacting = asyncio.Lock()
+        state.watch_holders(node, boot)
         self._evict(self._archive.archived_seq)
         storage.follow(self._evict)
         self._archive_on_durable = self._journal.on_durable
@@ -263,6 +264,7 @@ class LogLedger:
         """The disk failed, and memory is ahead of it: go back to what is known to be there."""
         state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
         state.evict(self._archive.archived_seq)
+        state.watch_holders(self.node, self.boot)
         self._state = state
         self._watching.forget()
 
@@ -470,7 +472,7 @@ class LogLedger:
             settled=len(state.results),
             cached=len(state.cache),
             oldest_lease_age_ms=state.oldest_lease_age_ms(self.now_ms()),
-            holders_lost=len(state.lost(self.node, self.boot)),
+            holders_lost=state.holders_lost(),
             last_seq=journal.last_seq,
             durable_seq=journal.durable_seq,
             archived_seq=self._archive.archived_seq,

@@ -23,6 +23,7 @@ from covenant.ledger.machine.entry import Entry, evolve
 from covenant.ledger.machine.events import (
     AnyEvent,
     CacheDropped,
+    LeaseInterrupted,
     LeaseRenewed,
     MessageKept,
     PushEvent,
@@ -58,6 +59,9 @@ class LedgerState(Registers, Outbox, Correspondence):
         self.results = Lanes()
         self.in_flight: OrderedDict[TaskId, None] = OrderedDict()
         """The longest untouched first: leasing and renewing move a task to the end."""
+        self._holders: tuple[str, str] | None = None
+        """Which node and boot leases are compared with, once that is known."""
+        self._lost_leases: set[TaskId] = set()
         self.parked = 0
         self.following = 0
         self.cache: OrderedDict[CacheKey, Cached] = OrderedDict()
@@ -90,6 +94,9 @@ class LedgerState(Registers, Outbox, Correspondence):
                     self._move(event, old, new, ts_ms, seq)
                 elif isinstance(event, LeaseRenewed):  # nothing else makes a lease young
                     self.in_flight.move_to_end(event.task_id)
+                    self._judge_holder(new)
+                elif isinstance(event, LeaseInterrupted):
+                    self._judge_holder(new)
                 elif isinstance(event, (MessageKept, TurnEnded)):
                     self.accounts.resize(old, new)
             elif isinstance(event, PushEvent):
@@ -147,6 +154,7 @@ class LedgerState(Registers, Outbox, Correspondence):
             self.queue.leave(task.recipient.pubkey, task.id)
         elif state is LEASED:
             del self.in_flight[task.id]
+            self._lost_leases.discard(task.id)
         elif state is SETTLED:
             self.results.leave(task.sender.pubkey, task.id)
         elif state is PARKED:
@@ -160,6 +168,7 @@ class LedgerState(Registers, Outbox, Correspondence):
             self.queue.enter(task.recipient.pubkey, task.id)
         elif state is LEASED:
             self.in_flight[task.id] = None
+            self._judge_holder(entry)
             times_out_at_ms = entry.times_out_at_ms
             if times_out_at_ms is not None:
                 heapq.heappush(self._due, (times_out_at_ms, task.id))
@@ -382,13 +391,23 @@ class LedgerState(Registers, Outbox, Correspondence):
         entry = next(self.leases(), None)
         return entry.lease.age_ms(now_ms) if entry is not None and entry.lease is not None else 0
 
-    def lost(self, node: str, boot: str) -> list[tuple[TaskId, LeaseId]]:
+    def watch_holders(self, node: str, boot: str) -> None:
+        """From now on count the leases whose holder cannot come back, as seen from this run of this node."""
+        self._holders = (node, boot)
+        for entry in self.leases():
+            self._judge_holder(entry)
+
+    def _judge_holder(self, entry: Entry) -> None:
+        if self._holders is None:
+            return
+        if entry.holder_lost(*self._holders):
+            self._lost_leases.add(entry.task.id)
+        else:
+            self._lost_leases.discard(entry.task.id)
+
+    def holders_lost(self) -> int:
         """Leases whose holder cannot come back: an earlier run of this node, or one that was stopped in mid-work."""
-        return [
-            (entry.task.id, entry.lease.lease_id)
-            for entry in self.leases()
-            if entry.lease is not None and entry.holder_lost(node, boot)
-        ]
+        return len(self._lost_leases)
 
 
 def _weighed(entry: Entry) -> Entry:
