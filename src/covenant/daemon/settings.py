@@ -255,10 +255,7 @@ class DelegationSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSettings:
-    """Limits of tenants that have none of their own. 0: no limit.
-
-    The last two are also those of each mailbox identity that sends outside of a tenant's work.
-    """
+    """Limits of tenants that have none of their own. 0: no limit."""
 
     concurrency: int = setting(
         256, whole(0, 1_000_000), "Turns of a tenant that the daemon's own agents work on at once; more of them wait."
@@ -271,11 +268,15 @@ class TenantSettings:
         "Requests of a tenant that are answered at once, streams and long waits among them (429 above).",
     )
     streams: int = setting(512, whole(0, 1_000_000), "Open streams of a tenant, subscriptions among them (429 above).")
-    live_tasks: int = setting(100_000, whole(0, 1_000_000), "Tasks of a tenant that have not ended (429 above).")
+    live_tasks: int = setting(
+        100_000,
+        whole(0, 1_000_000),
+        "Tasks of a tenant that have not ended, or of a mailbox identity outside of a tenant's work (429 above).",
+    )
     queued_bytes: int = setting(
         256 * MIB,
         whole(0, 1024 * 1024 * MIB),
-        "Size of a tenant's tasks that have not ended, and of the messages that wait for them (429 above).",
+        "Size of these tasks, and of the messages that wait for them (429 above).",
     )
 
 
