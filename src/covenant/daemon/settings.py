@@ -125,6 +125,9 @@ class LimitSettings:
     )
     queued_per_recipient_max: int = setting(100_000, whole(1), "Most tasks queued for one recipient.")
     undrained_per_sender_max: int = setting(100_000, whole(1), "Most results that wait for one sender.")
+    undrained_bytes_per_sender_max: int = setting(
+        256 * MIB, whole(1024), "Size of the results that wait for one sender; above it the sender sends nothing new."
+    )
     followers_max: int = setting(100, whole(1), "Most tasks that wait for the same work under one idempotency key.")
     artifacts_per_attempt_max: int = setting(1_000, whole(1), "Most artifacts that one attempt may write.")
     messages_kept_max: int = setting(100, whole(1), "Most messages to one task that wait for its next turn.")
@@ -143,6 +146,7 @@ class LimitSettings:
     pushes_per_task_max: int = setting(10, whole(0), "Most push configurations of one task.")
     pushes_max: int = setting(100_000, whole(0), "Most push configurations whose last delivery is still to come.")
     cache_entries_max: int = setting(100_000, whole(0), "Most results kept to answer the same idempotent work again.")
+    cache_bytes_max: int = setting(256 * MIB, whole(0), "Size of these results together; the oldest go first.")
     cache_age_ms_max: int = setting(7 * 24 * HOUR_MS, whole(0), "How long such a result is kept.")
     requests_remembered_max: int = setting(65_536, whole(1), "Most receives and drains remembered by request id.")
     retention_ms: int = setting(30 * 24 * HOUR_MS, whole(1_000), "How long a result waits for a sender to drain it.")

@@ -10,6 +10,7 @@ import msgspec
 
 from covenant.model.content import Content
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.lengths import utf8_length
 
 MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
@@ -133,10 +134,6 @@ def without_body(task: Task) -> Task:
         reference_task_ids=(),
         output_modes=(),
     )
-
-
-def utf8_length(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def fingerprint(task: Task) -> tuple[str, int]:

@@ -111,6 +111,29 @@ class AccountSuite(Suite):
             await desk.send(make_task(3))
         await desk.send(make_task(4, sender=CAROL, recipient=ALICE))
 
+    async def test_a_sender_that_does_not_come_for_its_results_sends_no_more_than_they_are_large(
+        self, engine: Engine
+    ) -> None:
+        desk = Desk(await engine.open(Limits(undrained_bytes_per_sender_max=1_000)), engine.clock)
+        for number, text in ((1, "x" * 900), (2, "y" * 100)):
+            await desk.finish(await desk.taken(make_task(number)), ok(task_id(number), text))
+        with refused("results_undrained", 429):
+            await desk.send(make_task(3))
+        await desk.send(make_task(4, sender=CAROL, recipient=ALICE))
+        assert [result.task_id for result in await desk.drain()] == [task_id(1)]
+        await desk.send(make_task(3))
+
+    async def test_results_kept_for_replay_are_bounded_in_size_and_the_oldest_go_first(self, engine: Engine) -> None:
+        desk = Desk(await engine.open(Limits(cache_bytes_max=2_000)), engine.clock)
+        for number in (1, 2, 3):
+            await desk.finish(await desk.taken(same_work(number, f"key-{number}")), ok(task_id(number), "x" * 900))
+        assert (await desk.sweep()).uncached == 1
+        assert [(await desk.send(same_work(number + 10, f"key-{number}"))).replayed for number in (1, 2, 3)] == [
+            False,
+            True,
+            True,
+        ]
+
     async def test_without_a_number_there_is_no_limit(self, engine: Engine) -> None:
         desk = Desk(await engine.open(Limits(live_tasks_max=0, queued_bytes_max=0)), engine.clock)
         await desk.send_all([make_task(number, intent_text="x" * KIB) for number in range(1, 4)])

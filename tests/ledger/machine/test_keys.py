@@ -124,6 +124,10 @@ class Recording:
         self._need(("results", sender), ("results",))
         return self._state.settled_count(sender)
 
+    def undrained_bytes(self, sender: PublicKey) -> int:
+        self._need(("results", sender), ("results",))
+        return self._state.undrained_bytes(sender)
+
     def leases(self) -> Iterable[Entry]:
         self._need(("leases",))
         return self._found(self._state.leases())

@@ -1,4 +1,4 @@
-"""What each account has in the ledger: how many tasks that have not ended, and how many bytes are in them.
+"""What each account has in the ledger: how many tasks that have not ended, how many bytes are in them, and in results.
 
 Running totals, changed with the tasks themselves and never counted anew: asking costs a look-up.
 """
@@ -6,6 +6,7 @@ Running totals, changed with the tasks themselves and never counted anew: asking
 from __future__ import annotations
 
 from covenant.ledger.machine.entry import Entry
+from covenant.model.ids import PublicKey
 from covenant.model.task import account_of
 
 
@@ -20,6 +21,8 @@ class _Account:
 class Accounts:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
+        self._undrained: dict[PublicKey, int] = {}
+        """The bytes of results that wait, by sender."""
 
     def begin(self, entry: Entry) -> None:
         name = account_of(entry.task)
@@ -50,3 +53,19 @@ class Accounts:
     def size(self, name: str) -> int:
         account = self._accounts.get(name)
         return account.size if account is not None else 0
+
+    def settled(self, entry: Entry) -> None:
+        """Its result waits for its sender."""
+        sender = entry.task.sender.pubkey
+        self._undrained[sender] = self._undrained.get(sender, 0) + entry.result_bytes
+
+    def drained(self, entry: Entry) -> None:
+        sender = entry.task.sender.pubkey
+        left = self._undrained.get(sender, 0) - entry.result_bytes
+        if left:
+            self._undrained[sender] = left
+        else:
+            self._undrained.pop(sender, None)
+
+    def undrained(self, sender: PublicKey) -> int:
+        return self._undrained.get(sender, 0)

@@ -211,7 +211,7 @@ def _restore(state: LedgerState, line: Line) -> None:
         case EntryLine(entry):
             state.restore(entry)
         case CacheLine(key, cached):
-            state.cache[msgspec.structs.replace(key, task_kind=short_kind(key.task_kind))] = cached
+            state.cache.put(msgspec.structs.replace(key, task_kind=short_kind(key.task_kind)), cached)
         case RequestLine(verb, holder, request_id, remembered):
             state.requests[verb, holder, request_id] = remembered
         case IdentityLine(identity):

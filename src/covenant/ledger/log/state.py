@@ -19,6 +19,7 @@ from covenant.ledger.log.correspondence import Correspondence
 from covenant.ledger.log.lanes import Lanes
 from covenant.ledger.log.outbox import Outbox
 from covenant.ledger.log.registers import Registers
+from covenant.ledger.log.result_cache import ResultCache
 from covenant.ledger.machine.entry import Entry, evolve
 from covenant.ledger.machine.events import (
     AnyEvent,
@@ -40,6 +41,7 @@ from covenant.ledger.machine.peer_events import PeerEvent
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered
 from covenant.model.ids import LeaseId, PublicKey, TaskId
+from covenant.model.result import weigh_result
 from covenant.model.task import DELEGATION, CacheKey, Task, weigh
 from covenant.model.update import weigh_message
 
@@ -64,7 +66,7 @@ class LedgerState(Registers, Outbox, Correspondence):
         self._lost_leases: set[TaskId] = set()
         self.parked = 0
         self.following = 0
-        self.cache: OrderedDict[CacheKey, Cached] = OrderedDict()
+        self.cache = ResultCache()
         self.leaders: dict[CacheKey, TaskId] = {}
         self.groups: dict[CacheKey, dict[TaskId, None]] = {}
         self.requests: OrderedDict[tuple[str, PublicKey, str], Remembered] = OrderedDict()
@@ -104,8 +106,7 @@ class LedgerState(Registers, Outbox, Correspondence):
             elif isinstance(event, PeerEvent):
                 self.apply_peer(event, ts_ms)
             elif isinstance(event, CacheDropped):
-                for _ in range(min(event.count, len(self.cache))):
-                    self.cache.popitem(last=False)
+                self.cache.drop_oldest(event.count)
             else:
                 self.register(event)
 
@@ -157,6 +158,7 @@ class LedgerState(Registers, Outbox, Correspondence):
             self._lost_leases.discard(task.id)
         elif state is SETTLED:
             self.results.leave(task.sender.pubkey, task.id)
+            self.accounts.drained(entry)
         elif state is PARKED:
             self.parked -= 1
         elif state is FOLLOWING:
@@ -174,6 +176,7 @@ class LedgerState(Registers, Outbox, Correspondence):
                 heapq.heappush(self._due, (times_out_at_ms, task.id))
         elif state is SETTLED:
             self.results.enter(task.sender.pubkey, task.id)
+            self.accounts.settled(entry)
             return
         elif state is DRAINED:
             self._finished.append((seq, task.id))
@@ -220,8 +223,7 @@ class LedgerState(Registers, Outbox, Correspondence):
             else:
                 self._unfollow(key, task_id)
             if event.cached:
-                self.cache.pop(key, None)
-                self.cache[key] = Cached(source_task_id=task_id, result=event.result, cached_at_ms=ts_ms)
+                self.cache.put(key, Cached(source_task_id=task_id, result=event.result, cached_at_ms=ts_ms))
 
     def _unfollow(self, key: CacheKey, task_id: TaskId) -> None:
         group = self.groups.get(key)
@@ -307,6 +309,9 @@ class LedgerState(Registers, Outbox, Correspondence):
     def queued_bytes(self, account: str) -> int:
         return self.accounts.size(account)
 
+    def undrained_bytes(self, sender: PublicKey) -> int:
+        return self.accounts.undrained(sender)
+
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         return [self.entries[task_id] for task_id in self.queue.first(recipient, count)]
 
@@ -371,12 +376,7 @@ class LedgerState(Registers, Outbox, Correspondence):
         return self.cache.get(key)
 
     def cache_overflow(self, now_ms: int) -> int:
-        over = max(0, len(self.cache) - self.limits.cache_entries_max)
-        oldest_ms = now_ms - self.limits.cache_age_ms_max
-        for index, cached in enumerate(self.cache.values()):
-            if index >= over and cached.cached_at_ms >= oldest_ms:
-                return index
-        return len(self.cache)
+        return self.cache.overflow(self.limits, now_ms)
 
     def leader(self, key: CacheKey) -> TaskId | None:
         return self.leaders.get(key)
@@ -417,6 +417,7 @@ def _weighed(entry: Entry) -> Entry:
     return msgspec.structs.replace(
         entry,
         body_bytes=weigh(entry.task),
+        result_bytes=weigh_result(entry.result) if entry.state is SETTLED and entry.result is not None else 0,
         messages_bytes=sum(map(weigh_message, entry.messages)),
         kept_bytes=sum(map(weigh_message, entry.kept)),
     )

@@ -29,7 +29,7 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import FINISHED, TRANSITIONS, Cause, State
 from covenant.model.ids import LeaseId, PublicKey
 from covenant.model.lease import Lease
-from covenant.model.result import Ending, Result
+from covenant.model.result import Ending, Result, weigh_result
 from covenant.model.task import CacheKey, Task, cache_key, weigh, without_body
 from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate, weigh_message
 
@@ -83,6 +83,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Size of the task's body."""
     messages_bytes: int = 0
     kept_bytes: int = 0
+    result_bytes: int = 0
+    """Size of a result that waits for its sender."""
     body_on_disk: bool = False
     """The task here has no body: it is large, and the engine reads it when somebody needs it."""
     kept_cache_key: CacheKey | None = None
@@ -288,6 +290,7 @@ def _settled(entry: Entry, event: TaskSettled, after: State, ts_ms: int) -> Entr
         interrupted=False,
         interruption=None,
         result=event.result,
+        result_bytes=weigh_result(event.result) if after is State.SETTLED else 0,
         ending=event.ending,
         cause=event.cause,
     )

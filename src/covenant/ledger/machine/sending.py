@@ -102,12 +102,15 @@ def _again(decide: Decide, task_id: TaskId, known: Entry | Archived) -> Accepted
 
 
 def _check_undrained(decide: Decide, task: Task) -> None:
-    limits = decide.view.limits
-    if decide.view.settled_count(task.sender.pubkey) >= limits.undrained_per_sender_max:
+    view, limits, sender = decide.view, decide.view.limits, task.sender.pubkey
+    if (
+        view.settled_count(sender) >= limits.undrained_per_sender_max
+        or view.undrained_bytes(sender) >= limits.undrained_bytes_per_sender_max
+    ):
         raise decide.refuse(
             OverLimit(
                 "results_undrained",
-                "too many of your results wait to be drained; take them with GET /a2a/results/next",
+                "too many of your results, or too large ones, wait to be drained; take them with GET /a2a/results/next",
                 retry_after_ms=BUSY_RETRY_MS,
             )
         )

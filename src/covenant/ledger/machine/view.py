@@ -27,6 +27,8 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     queued_per_recipient_max: int = 100_000
     undrained_per_sender_max: int = 100_000
+    undrained_bytes_per_sender_max: int = 256 * 1024 * 1024
+    """Size of these results together."""
     followers_max: int = 100
     """One result settles them all, in one record."""
     body_bytes_on_disk: int = 64 * 1024
@@ -42,6 +44,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     messages_kept_max: int = 100
     """Messages to one task that wait for its next turn."""
     cache_entries_max: int = 100_000
+    cache_bytes_max: int = 256 * 1024 * 1024
     cache_age_ms_max: int = 7 * 24 * 3_600_000
     requests_remembered_max: int = 65_536
     tenants_max: int = 10_000
@@ -113,6 +116,9 @@ class View(Protocol):
         """The oldest undrained results of a sender, or of all."""
 
     def settled_count(self, sender: PublicKey) -> int: ...
+    def undrained_bytes(self, sender: PublicKey) -> int:
+        """Size of the results that wait for a sender."""
+
     def leases(self) -> Iterable[Entry]:
         """In-flight tasks, the longest untouched first."""
 
@@ -127,7 +133,7 @@ class View(Protocol):
 
     def cached(self, key: CacheKey) -> Cached | None: ...
     def cache_overflow(self, now_ms: int) -> int:
-        """How many of the oldest cached results are over the limits of age and number."""
+        """How many of the oldest cached results are over the limits of age, number and size."""
 
     def leader(self, key: CacheKey) -> TaskId | None: ...
     def followers(self, key: CacheKey) -> Sequence[TaskId]: ...
