@@ -106,7 +106,7 @@ def test_callers_without_a_token_do_not_use_up_the_places_of_those_with_one() ->
 @pytest.mark.parametrize(("kind", "code"), [("connections", "concurrent_request_limit"), ("streams", "stream_limit")])
 def test_as_many_are_open_at_once_as_may_and_a_place_is_free_again_whatever_ends_it(kind: str, code: str) -> None:
     limiter = Limiter(FakeClock())
-    who = caller(**{kind: 2})
+    who = caller(connections=2, streams=2)
     place = limiter.connected if kind == "connections" else limiter.streaming
     with place(who):
         with place(who):

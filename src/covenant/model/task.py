@@ -111,15 +111,11 @@ def account_of(task: Task) -> str:
 def weigh(task: Task) -> int:
     """How many bytes the body of a task has: what its sender chose freely. A text alone is not encoded for this."""
     size = utf8_length(task.intent_text)
-    rest = (
-        task.parts,
-        task.metadata,
-        task.request_metadata,
-        task.extensions,
-        task.reference_task_ids,
-        task.output_modes,
-    )
-    return size + len(_encode(rest)) if any(rest) else size
+    parts, metadata, about = task.parts, task.metadata, task.request_metadata
+    extensions, references, modes = task.extensions, task.reference_task_ids, task.output_modes
+    if not (parts or metadata or about or extensions or references or modes):
+        return size
+    return size + len(_encode((parts, metadata, about, extensions, references, modes)))
 
 
 def without_body(task: Task) -> Task:

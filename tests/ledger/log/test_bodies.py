@@ -171,7 +171,7 @@ async def test_a_snapshot_that_was_written_before_entries_had_sizes_opens(engine
     try:
         again = Desk(ledger, engine.clock)
         assert in_memory(ledger) < 1_000
-        assert ledger._state.queued_bytes(f"@{ALICE.pubkey}") == weigh(large(1)) + LARGE
+        assert ledger._state.account(f"@{ALICE.pubkey}").size == weigh(large(1)) + LARGE
         assert [each.task.id for each in await again.take(count=9)] == [task_id(1), task_id(2)]
         repeated = make_task(4, intent_text=text, recipient=CAROL, idempotency=idempotent())
         assert (await again.send(repeated)).replayed

@@ -17,7 +17,7 @@ from covenant.ledger.machine import tenant_commands as t
 from covenant.ledger.machine.decide import _DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
-from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered, View
+from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered, View
 from covenant.model.acquaintance import Peer
 from covenant.model.asking import PushConfig
 from covenant.model.audit import AuditHead
@@ -96,13 +96,9 @@ class Recording:
         assert entry.task.id in self.tasks, f"reads the body of task {entry.task.id}"
         return self._state.task(entry)
 
-    def live_tasks(self, account: str) -> int:
-        assert account in self.accounts, f"reads the account {account}"
-        return self._state.live_tasks(account)
-
-    def queued_bytes(self, account: str) -> int:
-        assert account in self.accounts, f"reads the account {account}"
-        return self._state.queued_bytes(account)
+    def account(self, name: str) -> Account:
+        assert name in self.accounts, f"reads the account {name}"
+        return self._state.account(name)
 
     def archived(self, task_id: TaskId) -> Archived | None:
         assert task_id in self.tasks, f"reads task {task_id} in the archive"

@@ -5,22 +5,19 @@ Running totals, changed with the tasks themselves and never counted anew: asking
 
 from __future__ import annotations
 
+from typing import Final
+
 from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.view import Account
 from covenant.model.ids import PublicKey
 from covenant.model.task import account_of
 
-
-class _Account:
-    __slots__ = ("size", "tasks")
-
-    def __init__(self) -> None:
-        self.tasks = 0
-        self.size = 0
+_NOTHING: Final = Account()
 
 
 class Accounts:
     def __init__(self) -> None:
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, Account] = {}
         self._undrained: dict[PublicKey, int] = {}
         """The bytes of results that wait, by sender."""
 
@@ -28,9 +25,11 @@ class Accounts:
         name = account_of(entry.task)
         account = self._accounts.get(name)
         if account is None:
-            account = self._accounts[name] = _Account()
+            account = self._accounts[name] = Account()
         account.tasks += 1
-        account.size += entry.queued_bytes
+        account.size += entry.body_bytes  # nobody has said anything to it yet, unless it comes from a snapshot
+        if entry.messages_bytes or entry.kept_bytes:
+            account.size += entry.messages_bytes + entry.kept_bytes
 
     def end(self, entry: Entry) -> None:
         """`entry` as it was before it ended."""
@@ -46,13 +45,9 @@ class Accounts:
         """Messages to a live task came or went."""
         self._accounts[account_of(after.task)].size += after.queued_bytes - before.queued_bytes
 
-    def tasks(self, name: str) -> int:
-        account = self._accounts.get(name)
-        return account.tasks if account is not None else 0
-
-    def size(self, name: str) -> int:
-        account = self._accounts.get(name)
-        return account.size if account is not None else 0
+    def get(self, name: str) -> Account:
+        """For reading."""
+        return self._accounts.get(name, _NOTHING)
 
     def settled(self, entry: Entry) -> None:
         """Its result waits for its sender."""

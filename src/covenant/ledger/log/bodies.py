@@ -54,15 +54,11 @@ class _Large(NamedTuple):
 class LargeBodies:
     """Those that are in memory, in the order of the records that brought them."""
 
-    def __init__(self, bytes_min: int) -> None:
-        self._bytes_min = bytes_min
+    def __init__(self) -> None:
         self._waiting: deque[_Large] = deque()
         self._size = 0
         self.unloaded_seq = 0
         """The last record that brought a body which is only on disk: the archive must have come to it first."""
-
-    def is_large(self, entry: Entry) -> bool:
-        return entry.body_bytes >= self._bytes_min
 
     def add(self, entry: Entry, seq: int) -> None:
         self._waiting.append(_Large(seq, entry.task.id, entry.body_bytes))

@@ -39,7 +39,7 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.peer_events import PeerEvent
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
-from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered
+from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.result import weigh_result
 from covenant.model.task import DELEGATION, CacheKey, Task, weigh
@@ -80,7 +80,7 @@ class LedgerState(Registers, Outbox, Correspondence):
         self.bodies_read = ReadBodies()
         """Large bodies that were read for the command that is about to be decided."""
         self.accounts = Accounts()
-        self.large = LargeBodies(limits.body_bytes_on_disk)
+        self.large = LargeBodies()
         self.resolved_events = 0
         """Events of the tasks that were evicted."""
         self._due: list[tuple[int, TaskId]] = []
@@ -138,7 +138,7 @@ class LedgerState(Registers, Outbox, Correspondence):
 
     def _begin(self, entry: Entry, seq: int) -> None:
         self.accounts.begin(entry)
-        if self.large.is_large(entry):
+        if entry.body_bytes >= self.limits.body_bytes_on_disk:
             self.large.add(entry, seq)
             self.unload(0)
 
@@ -253,7 +253,7 @@ class LedgerState(Registers, Outbox, Correspondence):
         entry = _weighed(entry)
         if not entry.finished:
             self.accounts.begin(entry)
-        if self.large.is_large(entry):
+        if entry.body_bytes >= self.limits.body_bytes_on_disk:
             entry = entry.without_body()
         task = entry.task
         self.entries[task.id] = entry
@@ -303,11 +303,8 @@ class LedgerState(Registers, Outbox, Correspondence):
     def task(self, entry: Entry) -> Task | None:
         return self.bodies_read.get(entry.task.id) if entry.body_on_disk else entry.task
 
-    def live_tasks(self, account: str) -> int:
-        return self.accounts.tasks(account)
-
-    def queued_bytes(self, account: str) -> int:
-        return self.accounts.size(account)
+    def account(self, name: str) -> Account:
+        return self.accounts.get(name)
 
     def undrained_bytes(self, sender: PublicKey) -> int:
         return self.accounts.undrained(sender)
@@ -398,9 +395,12 @@ class LedgerState(Registers, Outbox, Correspondence):
             self._judge_holder(entry)
 
     def _judge_holder(self, entry: Entry) -> None:
-        if self._holders is None:
+        holders, lease = self._holders, entry.lease
+        if holders is None or lease is None:
             return
-        if entry.holder_lost(*self._holders):
+        if not entry.interrupted and lease.boot in (None, holders[1]):  # most are ours, and of this run
+            self._lost_leases.discard(entry.task.id)
+        elif entry.holder_lost(*holders):
             self._lost_leases.add(entry.task.id)
         else:
             self._lost_leases.discard(entry.task.id)

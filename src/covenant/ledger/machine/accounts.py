@@ -19,13 +19,14 @@ RETRY_MS: Final = 1_000
 
 def check_account(decide: Decide, task: Task, *, tasks: int, size: int) -> None:
     """Refuse what would take a task's account over one of its limits: so many more tasks, and so many more bytes."""
-    view, account = decide.view, account_of(task)
-    tenant, limits = view.tenant(task.tenant) if task.tenant is not None else None, view.limits
+    view = decide.view
+    account, limits = view.account(account_of(task)), view.limits
+    tenant = view.tenant(task.tenant) if task.tenant is not None else None
     tasks_max, bytes_max = limits.live_tasks_max, limits.queued_bytes_max
     if tenant is not None:
         tasks_max = tenant.limits.live_tasks or tasks_max
         bytes_max = tenant.limits.queued_bytes or bytes_max
-    if tasks and tasks_max and view.live_tasks(account) + tasks > tasks_max:
+    if tasks and tasks_max and account.tasks + tasks > tasks_max:
         raise decide.refuse(
             OverLimit(
                 LIVE_TASKS,
@@ -33,7 +34,7 @@ def check_account(decide: Decide, task: Task, *, tasks: int, size: int) -> None:
                 retry_after_ms=RETRY_MS,
             )
         )
-    if bytes_max and view.queued_bytes(account) + size > bytes_max:
+    if bytes_max and account.size + size > bytes_max:
         raise decide.refuse(
             OverLimit(
                 QUEUED_BYTES,

@@ -90,6 +90,16 @@ class Remembered(msgspec.Struct, frozen=True, gc=False):
     lease_ids: tuple[LeaseId, ...] = ()
 
 
+class Account:
+    """Tasks of an account that have not ended, and their size with that of the messages that wait for them."""
+
+    __slots__ = ("size", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks = 0
+        self.size = 0
+
+
 class View(Protocol):
     @property
     def limits(self) -> Limits: ...
@@ -106,11 +116,8 @@ class View(Protocol):
         """The oldest queued tasks of a recipient, or of all."""
 
     def queued_count(self, recipient: PublicKey) -> int: ...
-    def live_tasks(self, account: str) -> int:
-        """Tasks of an account (see `account_of`) that have not ended."""
-
-    def queued_bytes(self, account: str) -> int:
-        """Size of these tasks, with the messages that wait for them."""
+    def account(self, name: str) -> Account:
+        """What an account (see `account_of`) has in the ledger."""
 
     def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
         """The oldest undrained results of a sender, or of all."""
