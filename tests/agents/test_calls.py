@@ -48,16 +48,14 @@ class House(Stage):
         )
 
     async def begin(self, name: str, text: str = "go", **fields: Any) -> TaskId:
-        sender, recipient = self.catalogue.client("default"), self.catalogue.identity("default", name)
-        task = Task(
-            id=TaskId(f"00000000-0000-4000-8000-{len(self.begun):012x}"),
-            sender=sender,
-            recipient=recipient,
-            intent_text=text,
-            tenant="default",
-            origin="a2a",
+        fields = {
+            "sender": self.catalogue.client("default"),
+            "recipient": self.catalogue.identity("default", name),
+            "tenant": "default",
+            "origin": "a2a",
             **fields,
-        )
+        }
+        task = Task(id=TaskId(f"00000000-0000-4000-8000-{len(self.begun):012x}"), intent_text=text, **fields)
         self.begun.append(task.id)
         await self.ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
         return task.id

@@ -160,12 +160,16 @@ async def test_an_agents_own_timeout_is_for_tasks_that_have_none(stage: Stage) -
 
 async def test_queued_tasks_are_taken_as_places_become_free(stage: Stage) -> None:
     running = most = 0
+    full = asyncio.Event()
 
     async def busy(turn: Turn) -> str:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.001)
+        if running == 3:
+            full.set()
+        await asyncio.wait_for(full.wait(), 20)
+        await asyncio.sleep(0)
         running -= 1
         return turn.text
 

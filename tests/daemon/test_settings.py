@@ -8,7 +8,7 @@ import pytest
 
 from covenant.daemon.loading import FILE_NAME, Entry, entries, load, rows
 from covenant.daemon.setting import address
-from covenant.daemon.settings import DelegationSettings, LimitSettings, Settings
+from covenant.daemon.settings import DelegationSettings, LimitSettings, Settings, TenantSettings
 from covenant.doors.waiting import WAITS_MAX, WAITS_PER_CALLER_MAX
 from covenant.exchange.conversation import ConversationLimits
 from covenant.exchange.delegation import DelegationLimits
@@ -195,7 +195,9 @@ def test_every_limit_of_the_ledger_and_the_mailbox_is_a_setting_with_the_same_de
         for part in msgspec.structs.fields(limits)
         if part.name not in ("recipient_admission", "depth_max")
     }
-    assert ours == theirs | {"waits_max": WAITS_MAX, "waits_per_caller_max": WAITS_PER_CALLER_MAX}
+    tenants = {part.name: part.default for part in fields(TenantSettings)}
+    accounts = {"live_tasks_max": tenants["live_tasks"], "queued_bytes_max": tenants["queued_bytes"]}
+    assert {**ours, **accounts} == theirs | {"waits_max": WAITS_MAX, "waits_per_caller_max": WAITS_PER_CALLER_MAX}
 
 
 def test_the_limits_of_delegation_have_the_same_defaults_as_their_settings() -> None:

@@ -56,7 +56,8 @@ TENANT = a.TenantShown(
 )
 TENANT_JSON = (
     '{"name":"acme","token_prefix":"atr_1","created_at_ms":1,"disabled":true,"disabled_at_ms":2,'
-    '"limits":{"concurrency":0,"rate_per_min":3,"burst":0},"agents":1}'
+    '"limits":{"concurrency":0,"rate_per_min":3,"burst":0,"connections":0,"streams":0,"live_tasks":0,'
+    '"queued_bytes":0},"agents":1}'
 )
 AGENT = a.AgentShown.of(
     CatalogueAgent(

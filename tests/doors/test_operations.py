@@ -440,7 +440,15 @@ async def test_the_operator_keeps_tenants_and_their_agents(world: World, speaker
     added = await speaker.ask(operator, "add_tenant", name="acme", limits={"rate_per_min": 600})
     assert added["token"].startswith(f"{added['tenant']['token_prefix']}")
     assert (len(added["token"]), added["tenant"]["disabled"], added["tenant"]["agents"]) == (68, False, 1)
-    assert added["tenant"]["limits"] == {"concurrency": 0, "rate_per_min": 600, "burst": 0}
+    assert added["tenant"]["limits"] == {
+        "concurrency": 0,
+        "rate_per_min": 600,
+        "burst": 0,
+        "connections": 0,
+        "streams": 0,
+        "live_tasks": 0,
+        "queued_bytes": 0,
+    }
     listed = await speaker.ask(operator, "list_tenants")
     assert [tenant["name"] for tenant in listed["tenants"]] == ["default", "acme"]
     assert added["token"] not in str(listed)

@@ -1,5 +1,6 @@
 """A tenant's limits: what fits, what does not, and when to come back."""
 
+import msgspec
 import pytest
 
 from covenant.exchange.limiter import Limiter
@@ -10,7 +11,9 @@ from covenant.testing.clock import FakeClock
 
 
 def caller(name: str = "acme", **limits: int) -> Caller:
-    return Caller(Tenant(name=name, limits=TenantLimits(**limits)), "", operator=False, name=f"client@{name}")
+    return Caller(
+        Tenant(name=name, limits=TenantLimits(**limits)), f"{name}'s hash", operator=False, name=f"client@{name}"
+    )
 
 
 def admitted(limiter: Limiter, who: Caller, count: int) -> int:
@@ -28,7 +31,7 @@ def admitted(limiter: Limiter, who: Caller, count: int) -> int:
 def test_without_limits_everything_fits() -> None:
     limiter = Limiter(FakeClock())
     assert admitted(limiter, caller(), 1_000) == 1_000
-    with limiter.running(caller()), limiter.running(caller()):
+    with limiter.connected(caller()), limiter.connected(caller()), limiter.streaming(caller()):
         pass
 
 
@@ -81,41 +84,56 @@ def test_a_clock_that_is_set_back_costs_nothing_and_gives_nothing() -> None:
 
 
 def test_tenants_do_not_use_up_each_others_limits() -> None:
-    limiter = Limiter(FakeClock(), TenantLimits(concurrency=1, rate_per_min=1))
+    limiter = Limiter(FakeClock(), TenantLimits(connections=1, streams=1, rate_per_min=1))
     assert admitted(limiter, caller("a"), 2) == admitted(limiter, caller("b"), 2) == 1
-    with limiter.running(caller("a")), limiter.running(caller("b")):
+    with limiter.connected(caller("a")), limiter.connected(caller("b")):
+        pass
+    with limiter.streaming(caller("a")), limiter.streaming(caller("b")):
         pass
 
 
-def test_as_many_run_at_once_as_may_and_a_place_is_free_again_whatever_ends_it() -> None:
-    limiter = Limiter(FakeClock())
-    who = caller(concurrency=2)
-    with limiter.running(who):
-        with limiter.running(who):
-            with pytest.raises(OverLimit) as refused, limiter.running(who):
-                pytest.fail("there was no place")
-            assert refused.value.code == "concurrent_request_limit"
-            assert refused.value.retry_after_ms
-        with pytest.raises(ZeroDivisionError), limiter.running(who):
-            _ = 1 / 0
-        with limiter.running(who):
+def test_callers_without_a_token_do_not_use_up_the_places_of_those_with_one() -> None:
+    limiter = Limiter(FakeClock(), TenantLimits(connections=1, streams=1))
+    owner = caller("default")
+    stranger = msgspec.structs.replace(owner, token_sha256="", name="anonymous@default")
+    with limiter.connected(stranger), limiter.streaming(stranger):
+        with pytest.raises(OverLimit), limiter.connected(stranger):
+            pytest.fail("there was no place")
+        with limiter.connected(owner), limiter.streaming(owner):
             pass
 
 
-def test_reads_take_no_place_among_the_running() -> None:
+@pytest.mark.parametrize(("kind", "code"), [("connections", "concurrent_request_limit"), ("streams", "stream_limit")])
+def test_as_many_are_open_at_once_as_may_and_a_place_is_free_again_whatever_ends_it(kind: str, code: str) -> None:
     limiter = Limiter(FakeClock())
-    who = caller(concurrency=1)
-    with limiter.running(who):
+    who = caller(connections=2, streams=2)
+    place = limiter.connected if kind == "connections" else limiter.streaming
+    with place(who):
+        with place(who):
+            with pytest.raises(OverLimit) as refused, place(who):
+                pytest.fail("there was no place")
+            assert refused.value.code == code
+            assert refused.value.retry_after_ms
+        with pytest.raises(ZeroDivisionError), place(who):
+            _ = 1 / 0
+        with place(who):
+            pass
+
+
+def test_streams_and_connections_are_counted_apart() -> None:
+    limiter = Limiter(FakeClock())
+    who = caller(connections=1, streams=1)
+    with limiter.streaming(who), limiter.connected(who):
         assert admitted(limiter, who, 100) == 100
 
 
 def test_own_limits_come_before_the_settings() -> None:
-    limiter = Limiter(FakeClock(), TenantLimits(concurrency=1, rate_per_min=10, burst=3))
+    limiter = Limiter(FakeClock(), TenantLimits(connections=1, rate_per_min=10, burst=3))
     assert admitted(limiter, caller("a"), 100) == 3
     assert admitted(limiter, caller("b", burst=5), 100) == 5
     assert admitted(limiter, caller("c", rate_per_min=20), 100) == 20
-    who = caller("d", concurrency=2)
-    with limiter.running(who), limiter.running(who):
+    who = caller("d", connections=2)
+    with limiter.connected(who), limiter.connected(who):
         pass
 
 

@@ -15,6 +15,7 @@ from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.principal import Principal
 from covenant.exchange.trees import grown
 from covenant.ledger.machine.commands import MakeGrant, Sweep
+from covenant.ledger.machine.tenant_commands import ChangeTenant
 from covenant.model.constitution import Constitution
 from covenant.model.content import Json, Text
 from covenant.model.delegating import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
@@ -22,7 +23,7 @@ from covenant.model.folding import TaskState
 from covenant.model.grant import respond_actions
 from covenant.model.peer import Trust
 from covenant.model.result import Result, ResultStatus
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenant import DEFAULT, TenantLimits
 from covenant.model.update import StatusUpdate
 from covenant.seal.evidence import verify_evidence
 from covenant.testing.cast import OPERATOR, make_grant
@@ -389,6 +390,28 @@ async def test_what_an_agent_does_not_take_is_not_begun(tmp_path: Path) -> None:
         assert "takes application/json" in said(await rita.ended(task_id))
         assert rita.delegation(task_id).code == "invalid"
         assert [work.state for work in paul.works()] == [REJECTED]
+
+
+@pytest.mark.parametrize("limits", [TenantLimits(live_tasks=1), TenantLimits(queued_bytes=5)])
+async def test_what_a_peer_offers_above_the_limits_of_the_tenant_is_not_begun(
+    tmp_path: Path, limits: TenantLimits
+) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(turn: Any) -> str:
+        await go_on.wait()
+        return "done"
+
+    async with pair(tmp_path, worker(slow)) as (rita, paul):
+        first = await rita.delegate(paul, "hello")
+        await rita.stands(first, RUNNING)
+        await paul.ledger.commit(ChangeTenant(by=OPERATOR, name=DEFAULT, limits=limits))
+        second = await rita.delegate(paul, "again")
+        view = await rita.ended(second)
+        assert view.state is not TaskState.COMPLETED
+        assert (rita.delegation(second).state, rita.delegation(second).code) == (REJECTED, "busy")
+        go_on.set()
+        assert (await rita.ended(first)).state is TaskState.COMPLETED
 
 
 async def test_what_is_too_large_for_any_agent_is_not_begun(tmp_path: Path) -> None:

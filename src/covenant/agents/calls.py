@@ -112,20 +112,25 @@ class Calls:
 
     async def one(self, call: Call) -> Answer:
         (asked,) = await self._prepare((call,))
-        return await self._perform(asked)
+        async with self._job.place.lent():
+            return await self._perform(asked)
 
     async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
         """The answers, in the order of the calls."""
         if not calls:
             return ()
-        answers = await self._gather(await self._prepare(calls), None)
+        asked = await self._prepare(calls)
+        async with self._job.place.lent():
+            answers = await self._gather(asked, None)
         return tuple(answers[place] for place in range(len(calls)))
 
     async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
         """The first `wanted` that complete, as they come; the others are canceled. Raises NotEnough."""
         if not 1 <= checked("count", wanted, int) <= len(calls):
             raise Invalid("invalid_quorum", f"a quorum of {wanted} needs as many calls, and there are {len(calls)}")
-        answers = tuple((await self._gather(await self._prepare(calls), wanted)).values())
+        asked = await self._prepare(calls)
+        async with self._job.place.lent():
+            answers = tuple((await self._gather(asked, wanted)).values())
         done = tuple(answer for answer in answers if answer.ok)[:wanted]
         if len(done) < wanted:
             raise NotEnough(wanted, answers)
@@ -138,7 +143,8 @@ class Calls:
         base = call_id(job.task.id, str(job.leased.turn), "answer", child_id, digest_of(parts))
         self._said[base] += 1
         message_id = call_id(base, str(self._said[base]))
-        return self._answered(await self._delegations.answer(child_id, job.task, parts, message_id))
+        async with job.place.lent():
+            return self._answered(await self._delegations.answer(child_id, job.task, parts, message_id))
 
     # Before a call
 

@@ -18,8 +18,9 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from covenant.agents.job import TIMED_OUT, Body, Job, JobLimits
+from covenant.agents.places import Places, TurnPlace
 from covenant.agents.tracing import end_attempt, queued
-from covenant.exchange.delegation import Delegations
+from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
 from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starter, Take
 from covenant.model.constitution import OnLost
@@ -53,6 +54,7 @@ class Employment:
         "idempotent",
         "identity",
         "on_lost",
+        "places",
         "starter",
         "timeout_ms",
     )
@@ -64,9 +66,10 @@ class Employment:
     on_lost: OnLost
     follows: bool
 
-    def __init__(self, crew: Crew, identity: AgentId, starter: Starter) -> None:
+    def __init__(self, crew: Crew, identity: AgentId, starter: Starter, places: Places) -> None:
         self._crew = crew
         self.identity = identity
+        self.places = places
         self.starter = starter
         self.free = 0
         self.freed = asyncio.Event()
@@ -75,6 +78,12 @@ class Employment:
         self._crew.start(self, leased)
 
     def give_back(self) -> None:
+        """A place that was kept, and not used."""
+        self.places.give_back()
+        self.leave()
+
+    def leave(self) -> None:
+        """Somebody has ended here, and given its tenant's place back itself."""
         self.free += 1
         if self.free == 1:
             self.freed.set()
@@ -89,10 +98,14 @@ class Crew:
         *,
         limits: JobLimits | None = None,
         concurrency: int = CONCURRENCY,
+        tenant_concurrency: int = 0,
         stop_s: float = STOP_S,
         tracer: Tracer = OFF,
     ) -> None:
+        """`tenant_concurrency`: turns at once of a tenant that has no limit of its own; 0: as many as come."""
         self._ledger = ledger
+        self._tenant_concurrency = tenant_concurrency
+        self._places: dict[str, Places] = {}
         self._loop: Final = asyncio.get_running_loop()
         self._tracer = tracer
         self._limits = limits or JobLimits()
@@ -139,7 +152,8 @@ class Crew:
             known.free += (concurrency or self._concurrency) - known.concurrency
             known.freed.set()
         else:
-            known = Employment(self, identity, Starter(identity, self._ledger.node, self._ledger.boot))
+            starter = Starter(identity, self._ledger.node, self._ledger.boot)
+            known = Employment(self, identity, starter, self._places_of(tenant_of(identity)))
             known.free = concurrency or self._concurrency
             self._employed[identity.pubkey] = known
             if self._running:
@@ -151,6 +165,16 @@ class Crew:
         known.on_lost = on_lost
         known.follows = follows
 
+    def _places_of(self, tenant: str) -> Places:
+        def limit() -> int:
+            known = self._ledger.tenant(tenant)
+            return (known.limits.concurrency if known is not None else 0) or self._tenant_concurrency
+
+        places = self._places.get(tenant)
+        if places is None:
+            places = self._places[tenant] = Places(limit)
+        return places
+
     def dismiss(self, identity: AgentId) -> None:
         """Takes no more work; what it is at goes on."""
         employment = self._employed.pop(identity.pubkey, None)
@@ -159,7 +183,7 @@ class Crew:
 
     def reserve(self, recipient: PublicKey) -> Employment | None:
         employment = self._employed.get(recipient)
-        if employment is None or employment.free <= 0 or not self._running:
+        if employment is None or employment.free <= 0 or not self._running or not employment.places.take():
             return None
         employment.free -= 1
         return employment
@@ -182,6 +206,7 @@ class Crew:
             done=self._done,
             delegations=self.delegations,
             tracer=self._tracer,
+            place=TurnPlace(employment.places),
         )
         before = self._by_task.get(leased.task.id)
         if before is not None:
@@ -221,7 +246,8 @@ class Crew:
             job.deadline.cancel()
         if self._by_task.get(job.task.id) is job:
             del self._by_task[job.task.id]
-        employment.give_back()
+        job.place.leave()
+        employment.leave()
         if not self._jobs:
             self._idle.set()
         if not self._running:
@@ -330,9 +356,9 @@ class Crew:
                 while employment.free <= 0:
                     employment.freed.clear()
                     await employment.freed.wait()
-                if not await waiter.wait(WAIT_MS) or employment.free <= 0:
-                    # A task that was begun as it was accepted may have had the place meanwhile.
+                if not await waiter.wait(WAIT_MS):
                     return
+                await employment.places.wait()
             finally:
                 self._waiting.discard(employment)
             taken = await self._lease(employment)
@@ -345,9 +371,14 @@ class Crew:
                 await self._trace_queue(leased)
 
     async def _lease(self, employment: Employment) -> tuple[LeasedTask, ...]:
-        """As many tasks as there are places; each holds one."""
+        """As many tasks as there are places; each holds one, and the caller has the first of its tenant's."""
         ledger, identity = self._ledger, employment.identity
-        count = min(employment.free, ledger.limits.batch_max)
+        # One place is its own by now, and its agent's may have been taken meanwhile.
+        more = max(0, min(employment.free - 1, employment.places.free, ledger.limits.batch_max - 1))
+        if employment.free <= 0 or not employment.places.take(more):
+            employment.places.give_back()
+            return ()
+        count = more + 1
         employment.free -= count
         taken: tuple[LeasedTask, ...] = ()
         try:

@@ -18,6 +18,7 @@ import msgspec
 
 from covenant.agents.budget import budgeted
 from covenant.agents.calls import DELEGATED, Calls
+from covenant.agents.places import TurnPlace
 from covenant.agents.tracing import begin_attempt
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.threads import said_before
@@ -93,6 +94,7 @@ class Job:
         "leased",
         "notes",
         "over",
+        "place",
         "runner",
         "span",
         "stopping",
@@ -112,17 +114,17 @@ class Job:
         done: Callable[[Job], None],
         delegations: Delegations | None = None,
         tracer: Tracer = OFF,
+        place: TurnPlace,
     ) -> None:
         self.tracer = tracer
+        self.place = place
         self.span: Span | None = None
         if tracer.on:
             self.span, leased = begin_attempt(tracer, leased)
         self.leased = leased
         self.task = leased.task
         self.holder = holder
-        self.full = False
-        self.over = False
-        self.finishing = False
+        self.full = self.over = self.finishing = False
         self.stopping: str | None = None
         self.runner: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None
@@ -139,8 +141,7 @@ class Job:
         self._mute = False
         self._pending: list[Update] = []
         self._pending_bytes = 0
-        self._updates = 0
-        self._bytes = 0
+        self._updates = self._bytes = 0
         self._timer: asyncio.Handle | None = None
         self._flusher: asyncio.Task[None] | None = None
         self._next_flush = 0.0

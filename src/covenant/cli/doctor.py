@@ -78,12 +78,12 @@ def _accept(folder: Path, salvage: Salvage) -> Path:
 
 def _rebuild(folder: Path) -> Path | None:
     from covenant.daemon.environment import environment, now_ms
+    from covenant.daemon.limits import ledger_limits
     from covenant.daemon.loading import load
     from covenant.daemon.salvage import rebuild_archive
     from covenant.ledger.log.opening import lock_home
-    from covenant.ledger.machine.view import Limits
 
-    limits = Limits.taken_from(load({}, environment(), home=folder).settings.limits)
+    limits = ledger_limits(load({}, environment(), home=folder).settings)
     with lock_home(folder):
         kept = rebuild_archive(folder, limits, now_ms())
     say("the archive agrees with the journal again; the next start brings it up to date")

@@ -27,6 +27,7 @@ def make_crew(settings: Settings, ledger: Ledger, tracer: Tracer = OFF) -> Crew:
         ledger,
         limits=JobLimits(updates_max=a2a.turn_updates_max, bytes_max=a2a.turn_bytes_max),
         concurrency=a2a.agent_concurrency,
+        tenant_concurrency=settings.tenants.concurrency,
         tracer=tracer,
     )
 

@@ -21,6 +21,7 @@ from covenant.daemon.finding import BACKUP, Checkup, Finding
 from covenant.daemon.home import KEY_NAME, OTHERS, SOCKET_NAME, TOKEN_NAME, LockedHome, UnsafeHome, read_key, read_token
 from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.ledger_checkup import check_ledger
+from covenant.daemon.limits import ledger_limits
 from covenant.daemon.loading import load
 from covenant.daemon.settings import Settings
 from covenant.ledger.log.opening import lock_home
@@ -63,7 +64,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lock = None
     try:
         findings += _guarded(home, lambda: _port(settings))
-        limits = Limits.taken_from(settings.limits) if settings is not None else Limits()
+        limits = ledger_limits(settings) if settings is not None else Limits()
         ledger = check_ledger(home, variables, limits)
     except OSError as error:
         return Checkup((*findings, _unusable(home, error)))

@@ -13,13 +13,14 @@ it is on disk, and is never replaced by accident: two daemons that start at once
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from covenant.model.errors import CovenantError
+from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.ids import base58_size
 
 TOKEN_NAME: Final = "operator.token"  # noqa: S105  (the name of a file)
@@ -27,6 +28,7 @@ KEY_NAME: Final = "identity/local.key"
 SOCKET_NAME: Final = "sock"
 JOURNAL_NAME: Final = "journal"
 SECRET_BYTES_MAX: Final = 4_096
+_TOKEN: Final = re.compile(r"[!-~]+").fullmatch
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -136,6 +138,17 @@ def read_secret_bytes(path: Path, bytes_max: int) -> bytes:
         if found.st_uid not in (os.geteuid(), 0):
             raise UnsafeHome(f"{path} belongs to another user; make it yours, or run as its owner")
         return file.read(bytes_max)
+
+
+def read_token_file(named: str, named_by: str) -> str:
+    """The token in a file for its owner alone; empty if no file is named. Raises SettingsError and UnsafeHome."""
+    if not named:
+        return ""
+    path = Path(named).expanduser()
+    token = read_secret(path)
+    if not _TOKEN(token):
+        raise SettingsError(f"{named_by}: {path} must have one token, without spaces, in ASCII")
+    return token
 
 
 def _make_secret(path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -188,6 +189,8 @@ def _link(path: Path, target: Path) -> None:
 
 def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
     """Read the journal once, event by event, and note what cannot be kept."""
+    # The archive is written anew from these states, so they keep every body, however large.
+    limits = msgspec.structs.replace(limits, body_bytes_on_disk=sys.maxsize)
     before, after = LedgerState(limits), LedgerState(limits)
     newest = snapshot.newest(folder)
     snapshot_seq = 0

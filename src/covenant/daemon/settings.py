@@ -62,6 +62,11 @@ class HttpSettings:
         also="COVENANT_PUBLIC_BASE_URL",
         flag="--public-base-url",
     )
+    metrics_token_file: str = setting(
+        "",
+        line,
+        "File with the token that /metrics asks for, as Authorization: Bearer; empty: everybody may read the numbers.",
+    )
     trusted_proxies: tuple[str, ...] = setting(
         (), networks, "Peers whose X-Forwarded-Proto and X-Forwarded-Host are believed."
     )
@@ -111,12 +116,20 @@ class LimitSettings:
     wait_ms_max: int = setting(60_000, whole(0, HOUR_MS), "Longest wait that a receive or drain may ask for.")
     waits_max: int = setting(10_000, whole(1), "Most receives and drains that wait at once.")
     waits_per_caller_max: int = setting(1_000, whole(1), "Most of one identity that wait at once.")
+    body_bytes_on_disk: int = setting(
+        64 * 1024,
+        whole(1024, 1024 * MIB),
+        "A task that has not ended and whose body is at least this large keeps it on disk, and not in memory.",
+    )
     batch_max: int = setting(100, whole(1, 10_000), "Most tasks or results taken at once.")
     batch_bytes_max: int = setting(
         3 * MIB, whole(1024, 1024 * MIB), "Size of what is taken at once, unless a single task or result is larger."
     )
     queued_per_recipient_max: int = setting(100_000, whole(1), "Most tasks queued for one recipient.")
     undrained_per_sender_max: int = setting(100_000, whole(1), "Most results that wait for one sender.")
+    undrained_bytes_per_sender_max: int = setting(
+        256 * MIB, whole(1024), "Size of the results that wait for one sender; above it the sender sends nothing new."
+    )
     followers_max: int = setting(100, whole(1), "Most tasks that wait for the same work under one idempotency key.")
     artifacts_per_attempt_max: int = setting(1_000, whole(1), "Most artifacts that one attempt may write.")
     messages_kept_max: int = setting(100, whole(1), "Most messages to one task that wait for its next turn.")
@@ -135,6 +148,7 @@ class LimitSettings:
     pushes_per_task_max: int = setting(10, whole(0), "Most push configurations of one task.")
     pushes_max: int = setting(100_000, whole(0), "Most push configurations whose last delivery is still to come.")
     cache_entries_max: int = setting(100_000, whole(0), "Most results kept to answer the same idempotent work again.")
+    cache_bytes_max: int = setting(256 * MIB, whole(0), "Size of these results together; the oldest go first.")
     cache_age_ms_max: int = setting(7 * 24 * HOUR_MS, whole(0), "How long such a result is kept.")
     requests_remembered_max: int = setting(65_536, whole(1), "Most receives and drains remembered by request id.")
     retention_ms: int = setting(30 * 24 * HOUR_MS, whole(1_000), "How long a result waits for a sender to drain it.")
@@ -250,10 +264,26 @@ class TenantSettings:
     """Limits of tenants that have none of their own. 0: no limit."""
 
     concurrency: int = setting(
-        0, whole(0, 1_000_000), "Sends and streams that a tenant may have under way (429 above)."
+        256, whole(0, 1_000_000), "Turns of a tenant that the daemon's own agents work on at once; more of them wait."
     )
     rate_per_min: int = setting(0, whole(0, 1_000_000), "Requests that a tenant may make a minute (429 above).")
     burst: int = setting(0, whole(0, 1_000_000), "Requests that may come at once; 0: as many as a minute's.")
+    connections: int = setting(
+        1_024,
+        whole(0, 1_000_000),
+        "Requests of a tenant that are answered at once, streams and long waits among them (429 above).",
+    )
+    streams: int = setting(512, whole(0, 1_000_000), "Open streams of a tenant, subscriptions among them (429 above).")
+    live_tasks: int = setting(
+        100_000,
+        whole(0, 1_000_000),
+        "Tasks of a tenant that have not ended, or of a mailbox identity outside of a tenant's work (429 above).",
+    )
+    queued_bytes: int = setting(
+        256 * MIB,
+        whole(0, 1024 * 1024 * MIB),
+        "Size of these tasks, and of the messages that wait for them (429 above).",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,11 @@ from covenant.daemon.home import (
     UnsafeHome,
     make_home,
     read_or_make_token,
+    read_token_file,
     save_token,
 )
 from covenant.daemon.keystore import Keystore, find_passphrase
+from covenant.daemon.limits import ledger_limits
 from covenant.daemon.logs import Log
 from covenant.daemon.mcp import make_mcp, make_tools
 from covenant.daemon.models import Cast, Reach, make_cast
@@ -70,7 +72,6 @@ from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Unavailable
 from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
@@ -160,7 +161,7 @@ async def open_node(settings: Settings, log: Log) -> AsyncIterator[Node]:
         clock=now_ms,
         monotonic_ms=monotonic_ms,
         clock_pause_ms=settings.daemon.clock_pause_ms,
-        limits=Limits.taken_from(settings.limits),
+        limits=ledger_limits(settings),
         node=settings.daemon.node or machine_name(),
         durability=settings.ledger.durability,
         segment_bytes=settings.ledger.segment_bytes,
@@ -305,6 +306,7 @@ def _http(settings: Settings, behind: _Behind, doors: Sequence[BaseRoute], a2a: 
         allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
         origins=settings.http.origins,
         body_bytes_max=settings.http.body_bytes_max,
+        metrics_token=read_token_file(settings.http.metrics_token_file, "http.metrics_token_file"),
         more_routes=doors,
         under=[a2a],
         described=(*TENANT_DESCRIBED, *CARDS_DESCRIBED, *SEALED_DESCRIBED),

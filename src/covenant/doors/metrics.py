@@ -1,19 +1,18 @@
 """What the doors count and time, and the ledger in numbers, for Prometheus. No label ever names an agent or a task.
 
-A request is timed with one bisection and two additions; the families are only built when somebody reads them.
+A request is timed with one bisection and two additions. A series is there from its first number on. Who reads all of it
+has the numbers copied on the loop (`read`, some microseconds) and made into text elsewhere (`Numbers.text`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from covenant.ledger.contract import Counts
 
@@ -34,22 +33,58 @@ class Timer:
         self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
         self._sum_s += seconds
 
-    def cumulated(self) -> tuple[list[tuple[str, float]], float]:
-        return list(zip(_LABELS, map(float, accumulate(self._buckets)), strict=True)), self._sum_s
+    def read(self) -> Timed | None:
+        """None if nothing was timed yet."""
+        return Timed(tuple(self._buckets), self._sum_s) if any(self._buckets) else None
 
 
-class Meter(Collector):
+class Timed(NamedTuple):
+    buckets: tuple[int, ...]
+    sum_s: float
+
+
+class Numbers(NamedTuple):
+    """All numbers at one moment. They belong to nobody any more: any thread may make text of them."""
+
+    counts: Counts
+    timed: Mapping[tuple[str, str], Timed]
+    refused: Mapping[tuple[str, str], int]
+    pushed: Mapping[str, int]
+    connections: int
+    standard: CollectorRegistry
+
+    def text(self) -> bytes:
+        """In Prometheus' text format, with what its library tells of the process."""
+        return "".join(self._lines()).encode() + generate_latest(self.standard)
+
+    def _lines(self) -> Iterator[str]:
+        yield from _ledger_lines(self.counts)
+        yield _head("covenant_request_seconds", "histogram", "Time to answer a request.")
+        for (door, operation), timed in self.timed.items():
+            yield from _histogram("covenant_request_seconds", {"door": door, "operation": operation}, timed)
+        yield _head("covenant_refused_total", "counter", "Requests refused, by code.")
+        for (door, code), count in self.refused.items():
+            yield _sample("covenant_refused_total", count, {"door": door, "code": code})
+        yield _head(
+            "covenant_push_attempts_total",
+            "counter",
+            "Attempts to deliver a push notification, by what came of them.",
+        )
+        for outcome, count in self.pushed.items():
+            yield _sample("covenant_push_attempts_total", count, {"outcome": outcome})
+        yield from _one("covenant_ipc_connections", "gauge", "Open connections on the socket.", self.connections)
+
+
+class Meter:
     def __init__(self) -> None:
         self._timers: dict[tuple[str, str], Timer] = {}
         self._refused: Counter[tuple[str, str]] = Counter()
         self._pushed: Counter[str] = Counter()
-        self._counts: Counts | None = None
         self.connections = 0
         """Open connections on the local socket."""
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self._standard = CollectorRegistry()
         for standard in (ProcessCollector, PlatformCollector, GCCollector):
-            standard(registry=self._registry)
+            standard(registry=self._standard)
 
     def timer(self, door: str, operation: str) -> Timer:
         return self._timers.setdefault((door, operation), Timer())
@@ -62,79 +97,85 @@ class Meter(Collector):
         """What came of an attempt to deliver a push notification: delivered, failed or dead."""
         self._pushed[outcome] += 1
 
-    def expose(self, counts: Counts) -> bytes:
-        """All of it, in Prometheus' text format."""
-        self._counts = counts
-        return generate_latest(self._registry)
+    def read(self, counts: Counts) -> Numbers:
+        """On the loop, where they change."""
+        timed = ((names, timer.read()) for names, timer in self._timers.items())
+        return Numbers(
+            counts=counts,
+            timed={names: each for names, each in timed if each is not None},
+            refused=dict(self._refused),
+            pushed=dict(self._pushed),
+            connections=self.connections,
+            standard=self._standard,
+        )
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self._ledger_families()
-        requests = HistogramMetricFamily(
-            "covenant_request_seconds", "Time to answer a request.", labels=("door", "operation")
-        )
-        for names, timer in self._timers.items():
-            buckets, sum_s = timer.cumulated()
-            requests.add_metric(names, buckets, sum_s)
-        yield requests
-        refused = CounterMetricFamily("covenant_refused", "Requests refused, by code.", labels=("door", "code"))
-        for names, count in self._refused.items():
-            refused.add_metric(names, count)
-        yield refused
-        pushed = CounterMetricFamily(
-            "covenant_push_attempts",
-            "Attempts to deliver a push notification, by what came of them.",
-            labels=("outcome",),
-        )
-        for outcome, count in self._pushed.items():
-            pushed.add_metric((outcome,), count)
-        yield pushed
-        yield GaugeMetricFamily("covenant_ipc_connections", "Open connections on the socket.", self.connections)
 
-    def _ledger_families(self) -> Iterator[Metric]:
-        counts = self._counts
-        if counts is None:
-            return
-        tasks = GaugeMetricFamily("covenant_tasks", "Live tasks, by state.", labels=("state",))
-        for state, number in (
-            ("queued", counts.queued),
-            ("in_flight", counts.leased),
-            ("parked", counts.parked),
-            ("following", counts.following),
-            ("result_pending", counts.settled),
-        ):
-            tasks.add_metric((state,), number)
-        yield tasks
-        gauges: tuple[tuple[str, str, float], ...] = (
-            ("covenant_queue_depth", "Tasks waiting for a holder.", counts.queued),
-            ("covenant_leases", "Tasks that a holder works on.", counts.leased),
-            ("covenant_oldest_lease_age_seconds", "Age of the oldest lease.", counts.oldest_lease_age_ms / 1000),
-            ("covenant_holders_lost", "Leases whose holder is gone.", counts.holders_lost),
-            ("covenant_results_undrained", "Results that wait for their sender.", counts.settled),
-            ("covenant_results_cached", "Results kept for idempotent replay.", counts.cached),
-            ("covenant_pushes", "Push configurations whose last delivery is to come.", counts.pushes),
-            ("covenant_delegations", "Delegations to and from peers that have not ended.", counts.delegations),
-            (
-                "covenant_delegations_lost",
-                "Those whose provider is silent: an operator decides.",
-                counts.delegations_lost,
-            ),
-            ("covenant_parcels", "Messages that wait for a peer.", counts.parcels),
-            ("covenant_pushes_dead", "Push configurations that were given up.", counts.pushes_dead),
-            ("covenant_archive_lag_records", "Durable records not archived yet.", archive_lag(counts)),
-            (
-                "covenant_clock_paused",
-                "1 while nothing is expired, timed out or retried, since the wall clock was set.",
-                float(counts.clock_paused_ms > 0),
-            ),
-            ("covenant_archive_failed", "1 while the archive cannot be written.", float(bool(counts.archive_failure))),
-            ("covenant_archive_set_aside_records", "Records the archive could not take.", counts.archive_rejected),
-            ("covenant_writer_failed", "1 once the writer has failed.", float(counts.failure is not None)),
-        )
-        for name, text, value in gauges:
-            yield GaugeMetricFamily(name, text, value)
-        yield CounterMetricFamily("covenant_commits", "Records appended to the journal.", counts.last_seq)
-        yield CounterMetricFamily("covenant_clock_steps", "Steps of the wall clock that were seen.", counts.clock_steps)
-        yield CounterMetricFamily("covenant_syncs", "Syncs of the journal since the start.", counts.syncs)
+def _ledger_lines(counts: Counts) -> Iterator[str]:
+    yield _head("covenant_tasks", "gauge", "Live tasks, by state.")
+    for state, number in (
+        ("queued", counts.queued),
+        ("in_flight", counts.leased),
+        ("parked", counts.parked),
+        ("following", counts.following),
+        ("result_pending", counts.settled),
+    ):
+        yield _sample("covenant_tasks", number, {"state": state})
+    gauges: tuple[tuple[str, str, float], ...] = (
+        ("covenant_queue_depth", "Tasks waiting for a holder.", counts.queued),
+        ("covenant_leases", "Tasks that a holder works on.", counts.leased),
+        ("covenant_oldest_lease_age_seconds", "Age of the oldest lease.", counts.oldest_lease_age_ms / 1000),
+        ("covenant_holders_lost", "Leases whose holder is gone.", counts.holders_lost),
+        ("covenant_results_undrained", "Results that wait for their sender.", counts.settled),
+        ("covenant_results_cached", "Results kept for idempotent replay.", counts.cached),
+        ("covenant_pushes", "Push configurations whose last delivery is to come.", counts.pushes),
+        ("covenant_delegations", "Delegations to and from peers that have not ended.", counts.delegations),
+        (
+            "covenant_delegations_lost",
+            "Those whose provider is silent: an operator decides.",
+            counts.delegations_lost,
+        ),
+        ("covenant_parcels", "Messages that wait for a peer.", counts.parcels),
+        ("covenant_pushes_dead", "Push configurations that were given up.", counts.pushes_dead),
+        ("covenant_archive_lag_records", "Durable records not archived yet.", archive_lag(counts)),
+        (
+            "covenant_clock_paused",
+            "1 while nothing is expired, timed out or retried, since the wall clock was set.",
+            float(counts.clock_paused_ms > 0),
+        ),
+        ("covenant_archive_failed", "1 while the archive cannot be written.", float(bool(counts.archive_failure))),
+        ("covenant_archive_set_aside_records", "Records the archive could not take.", counts.archive_rejected),
+        ("covenant_writer_failed", "1 once the writer has failed.", float(counts.failure is not None)),
+    )
+    for name, text, value in gauges:
+        yield from _one(name, "gauge", text, value)
+    yield from _one("covenant_commits_total", "counter", "Records appended to the journal.", counts.last_seq)
+    yield from _one(
+        "covenant_clock_steps_total", "counter", "Steps of the wall clock that were seen.", counts.clock_steps
+    )
+    yield from _one("covenant_syncs_total", "counter", "Syncs of the journal since the start.", counts.syncs)
+
+
+def _head(name: str, kind: str, text: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def _one(name: str, kind: str, text: str, value: float) -> Iterable[str]:
+    return _head(name, kind, text), _sample(name, value)
+
+
+def _sample(name: str, value: float, labels: Mapping[str, str] | None = None) -> str:
+    # Labels are our own words: doors, operations, codes, states. None of them has a character to be escaped.
+    said = ",".join(f'{label}="{word}"' for label, word in labels.items()) if labels else ""
+    return f"{name}{{{said}}} {float(value)!r}\n" if said else f"{name} {float(value)!r}\n"
+
+
+def _histogram(name: str, labels: Mapping[str, str], timed: Timed) -> Iterator[str]:
+    said = ",".join(f'{label}="{word}"' for label, word in labels.items())
+    count = 0
+    for bound, count in zip(_LABELS, accumulate(timed.buckets), strict=True):
+        yield f'{name}_bucket{{{said},le="{bound}"}} {float(count)!r}\n'
+    yield f"{name}_count{{{said}}} {float(count)!r}\n"
+    yield f"{name}_sum{{{said}}} {timed.sum_s!r}\n"
 
 
 def archive_lag(counts: Counts) -> int:

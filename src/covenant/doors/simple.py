@@ -62,8 +62,7 @@ class SimpleDoor:
 
     async def send(self, asked: Asked, hop: Hop | None) -> A2ATask:
         request = asked_for(decode_send(asked.body), hop)
-        with self._gate.limiter.running(asked.caller):
-            return task_of(await self._tasks.send(asked.caller, request))
+        return task_of(await self._tasks.send(asked.caller, request))
 
     async def get(self, asked: Asked, hop: Hop | None) -> A2ATask:  # noqa: ARG002  (no call is made by looking)
         try:
@@ -95,10 +94,11 @@ class SimpleCall:
         started_s = perf_counter()
         try:
             caller = await self._gate.enter(scope)
-            body = await read_body(scope, receive, self._body_bytes_max)
-            asked = Asked(caller, scope["path_params"], scope["query_string"], body)
-            task = await self._run(asked, hop_in(scope))
-            await reply(send, 200, _encode(task))
+            with self._gate.limiter.connected(caller):
+                body = await read_body(scope, receive, self._body_bytes_max)
+                asked = Asked(caller, scope["path_params"], scope["query_string"], body)
+                task = await self._run(asked, hop_in(scope))
+                await reply(send, 200, _encode(task))
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)
             closing = (CLOSE,) if refusal.code == BODY_TOO_LARGE else ()

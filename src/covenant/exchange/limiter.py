@@ -1,7 +1,9 @@
-"""Limits of a tenant: how much it has running at once, and how often it asks.
+"""Limits of a tenant at the doors: how often it asks, how much is answered at once, and how many streams are open.
 
-Counted by tenant, whichever of its tokens asks and by whichever door. Reads cost a request of the rate, and never a
-place among the running. The rate is a bucket that holds `burst` requests and fills at `rate_per_min`.
+Counted by tenant, whichever of its tokens asks and by whichever door; callers without a token are counted together, and
+apart from those with one. Every request is a connection while it is answered, and a stream is a stream besides. The
+rate is a bucket that holds `burst` requests and fills at `rate_per_min`. How many tasks may wait is the ledger's to
+decide, and how many are worked on at once is for whoever works on them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from types import TracebackType
 from typing import Final
 
 from covenant.exchange.tenancy import Caller
+from covenant.ledger.machine.accounts import LIVE_TASKS, QUEUED_BYTES
 from covenant.model.errors import OverLimit
 from covenant.model.tenant import TenantLimits
 
@@ -20,9 +23,12 @@ RUNNING_RETRY_MS: Final = 1_000
 """When somebody will be done is not known: soon enough not to be idle, late enough not to be a storm."""
 
 CONCURRENT: Final = "concurrent_request_limit"
+STREAMS: Final = "stream_limit"
 RATE: Final = "rate_limit"
-REASONS: Final = frozenset({CONCURRENT, RATE})
+REASONS: Final = frozenset({CONCURRENT, STREAMS, RATE, LIVE_TASKS, QUEUED_BYTES})
+"""The codes of a tenant's limits: a refusal says them as its `reason` too."""
 MESSAGE: Final = "rate limit exceeded"
+STREAMS_MESSAGE: Final = "too many streams are open; close one, or read the task instead of following it"
 
 
 class _Bucket:
@@ -33,28 +39,30 @@ class _Bucket:
         self.at_ms = at_ms
 
 
-class Running:
-    """One of a tenant's places, as a context. (A generator for one costs four times as much, and each send has one.)"""
+class Place:
+    """One of a tenant's places, as a context. (A generator for one costs four times as much, and each call has one.)"""
 
-    __slots__ = ("_most", "_name", "_running")
+    __slots__ = ("_code", "_most", "_name", "_taken")
 
-    def __init__(self, running: dict[str, int], name: str, most: int) -> None:
-        self._running = running
+    def __init__(self, taken: dict[str, int], name: str, most: int, code: str) -> None:
+        self._taken = taken
         self._name = name
         self._most = most
+        self._code = code
 
     def __enter__(self) -> None:
-        now = self._running.get(self._name, 0)
+        now = self._taken.get(self._name, 0)
         if self._most and now >= self._most:
-            raise OverLimit(CONCURRENT, MESSAGE, retry_after_ms=RUNNING_RETRY_MS)
-        self._running[self._name] = now + 1
+            message = STREAMS_MESSAGE if self._code == STREAMS else MESSAGE
+            raise OverLimit(self._code, message, retry_after_ms=RUNNING_RETRY_MS)
+        self._taken[self._name] = now + 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        left = self._running[self._name] - 1
+        left = self._taken[self._name] - 1
         if left:
-            self._running[self._name] = left
+            self._taken[self._name] = left
         else:
-            del self._running[self._name]
+            del self._taken[self._name]
 
 
 class Limiter:
@@ -64,7 +72,8 @@ class Limiter:
         self._now_ms = now_ms
         self._defaults = defaults or TenantLimits()
         self._buckets: dict[str, _Bucket] = {}
-        self._running: dict[str, int] = {}
+        self._connections: dict[str, int] = {}
+        self._streams: dict[str, int] = {}
 
     def admit(self, caller: Caller) -> None:
         """Spend a request of the tenant's rate, or refuse with when to come back."""
@@ -85,7 +94,17 @@ class Limiter:
             raise OverLimit(RATE, MESSAGE, retry_after_ms=wait_ms)
         bucket.left -= 1
 
-    def running(self, caller: Caller) -> Running:
-        """While a send or stream of the tenant is under way; refused if as many are already as may be."""
-        most = caller.tenant.limits.concurrency or self._defaults.concurrency
-        return Running(self._running, caller.tenant.name, most)
+    def connected(self, caller: Caller) -> Place:
+        """While a request of the tenant is answered; refused if as many are already as may be."""
+        most = caller.tenant.limits.connections or self._defaults.connections
+        return Place(self._connections, _counted(caller), most, CONCURRENT)
+
+    def streaming(self, caller: Caller) -> Place:
+        """While a stream of the tenant is open, or somebody waits as if at one."""
+        most = caller.tenant.limits.streams or self._defaults.streams
+        return Place(self._streams, _counted(caller), most, STREAMS)
+
+
+def _counted(caller: Caller) -> str:
+    """Strangers at a published agent must not take the places of the tenant whose agent it is."""
+    return caller.name if caller.anonymous else caller.tenant.name

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
 
 import msgspec
 
@@ -22,8 +21,6 @@ from covenant.model.errors import Invalid, Unauthenticated
 from covenant.model.ids import AgentId
 from covenant.model.tenant import DEFAULT, Tenant, TenantLimits, check_tenant_name
 from covenant.seal.keys import TENANT_TOKEN_PREFIX_LENGTH, new_tenant_token, token_hash
-
-LIMIT_MAX: Final = 1_000_000
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -196,6 +193,7 @@ def unauthenticated() -> Unauthenticated:
 
 def check_limits(limits: TenantLimits) -> TenantLimits:
     for name in TenantLimits.__struct_fields__:
-        if not 0 <= getattr(limits, name) <= LIMIT_MAX:
-            raise Invalid("invalid_limit", f"{name} must be between 0 and {LIMIT_MAX}; 0 for the daemon's default")
+        most = limits.most(name)
+        if not 0 <= getattr(limits, name) <= most:
+            raise Invalid("invalid_limit", f"{name} must be between 0 and {most}; 0 for the daemon's default")
     return limits

@@ -10,6 +10,7 @@ import msgspec
 
 from covenant.model.content import Content, Text
 from covenant.model.ids import TaskId
+from covenant.model.lengths import utf8_length
 
 
 class ResultStatus(enum.StrEnum):
@@ -51,6 +52,14 @@ _encode = msgspec.json.Encoder().encode
 def result_digest(result: Result) -> str:
     """SHA-256 of a result: equal digests mean that the same was said again."""
     return hashlib.sha256(_encode(result)).hexdigest()
+
+
+def weigh_result(result: Result) -> int:
+    """How many bytes a result has: what its holder chose freely. Texts alone are not encoded for this."""
+    size = utf8_length(result.error_message) if isinstance(result.error_message, str) else 0
+    if result.metadata or not all(isinstance(block, Text) for block in result.content):
+        return size + len(_encode((result.content, result.metadata or None)))
+    return size + sum(utf8_length(block.text) for block in result.content if isinstance(block, Text))
 
 
 def error_result(task_id: TaskId, message: str) -> Result:

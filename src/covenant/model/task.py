@@ -10,6 +10,7 @@ import msgspec
 
 from covenant.model.content import Content
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.lengths import utf8_length
 
 MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
@@ -19,6 +20,10 @@ NATIVE: Final = "native"
 """The origin of tasks that came by Covenant's own routes, `/v1/orchestrate` and `/v1/conversations`."""
 DELEGATION: Final = "delegation"
 """The origin of tasks that an agent at work on another task, their parent, has given to somebody. They end with it."""
+
+
+KIND_LENGTH_MAX: Final = 128
+"""A longer kind stands in a cache key as its hash."""
 
 
 class DuplicateSafety(enum.StrEnum):
@@ -82,10 +87,49 @@ def cache_key(task: Task) -> CacheKey | None:
     if idempotency is None or idempotency.duplicate_safety != DuplicateSafety.IDEMPOTENT:
         return None
     kind = task.task_kind.strip() if task.task_kind else task.intent_text
-    return CacheKey(task.sender.pubkey, task.recipient.pubkey, kind, idempotency.key.strip())
+    return CacheKey(task.sender.pubkey, task.recipient.pubkey, short_kind(kind), idempotency.key.strip())
+
+
+def short_kind(kind: str) -> str:
+    """A kind that is a whole text is kept as its hash: a key must stay small, however large its task is."""
+    if len(kind) <= KIND_LENGTH_MAX:
+        return kind
+    return f"sha256:{hashlib.sha256(kind.encode(errors='surrogatepass')).hexdigest()}"
 
 
 _encode = msgspec.json.Encoder().encode
+
+
+def account_of(task: Task) -> str:
+    """Whose limits a live task counts against: its tenant's, or those of a sender that has no tenant.
+
+    No tenant's name has an `@`.
+    """
+    return task.tenant if task.tenant is not None else f"@{task.sender.pubkey}"
+
+
+def weigh(task: Task) -> int:
+    """How many bytes the body of a task has: what its sender chose freely. A text alone is not encoded for this."""
+    size = utf8_length(task.intent_text)
+    parts, metadata, about = task.parts, task.metadata, task.request_metadata
+    extensions, references, modes = task.extensions, task.reference_task_ids, task.output_modes
+    if not (parts or metadata or about or extensions or references or modes):
+        return size
+    return size + len(_encode((parts, metadata, about, extensions, references, modes)))
+
+
+def without_body(task: Task) -> Task:
+    """The task as an index entry: all that a decision asks of it, and nothing that can be large."""
+    return msgspec.structs.replace(
+        task,
+        intent_text="",
+        parts=(),
+        metadata=None,
+        request_metadata=None,
+        extensions=(),
+        reference_task_ids=(),
+        output_modes=(),
+    )
 
 
 def fingerprint(task: Task) -> tuple[str, int]:

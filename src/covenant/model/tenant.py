@@ -14,17 +14,33 @@ DEFAULT: Final = "default"
 TENANT_NAME_LENGTH_MAX: Final = 63
 """With an agent's id and the sign between them it still fits a display name."""
 
+LIMIT_MAX: Final = 1_000_000
+LIMIT_BYTES_MAX: Final = 2**40
+
 _NAME = re.compile(r"[A-Za-z0-9_\-]+").fullmatch
 
 
 class TenantLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """How much at once, and how often. 0: the daemon's own default, which is no limit unless a setting gives one."""
+    """How much at once, how often, and how much may wait. 0: the daemon's own default, which is a setting."""
 
     concurrency: int = 0
-    """Sends and streams under way at once."""
+    """Turns that the daemon's own agents work on at once. More of them wait in the queue."""
     rate_per_min: int = 0
     burst: int = 0
     """Requests that may come at once after a pause. 0: as many as the rate."""
+    connections: int = 0
+    """Requests that are being answered at once; streams and long waits are among them."""
+    streams: int = 0
+    """Open streams, subscriptions among them."""
+    live_tasks: int = 0
+    """Tasks that have not ended."""
+    queued_bytes: int = 0
+    """Size of these tasks and of the messages that wait for them."""
+
+    @staticmethod
+    def most(name: str) -> int:
+        """The largest number that a limit may have."""
+        return LIMIT_BYTES_MAX if name == "queued_bytes" else LIMIT_MAX
 
 
 class Tenant(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -43,6 +43,14 @@ class MessageUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="message"
     reference_task_ids: tuple[str, ...] = ()
 
 
+_encode = msgspec.json.Encoder().encode
+
+
+def weigh_message(message: MessageUpdate) -> int:
+    """How many bytes a message to a task has."""
+    return len(_encode(message))
+
+
 Update = StatusUpdate | ArtifactUpdate | MessageUpdate
 
 

@@ -58,6 +58,8 @@ RESTART_S: Final = 5.0
 """After the disk, or we ourselves, failed."""
 _REFUSED: Final[dict[str, RejectCode]] = {
     "queue_full": "busy",
+    "live_task_limit": "busy",
+    "queued_bytes_limit": "busy",
     "results_undrained": "busy",
     "deadline_past": "expired",
     "duplicate_task_id": "invalid",

@@ -10,6 +10,7 @@ conftest for failures that explain themselves.
 
 from __future__ import annotations
 
+from covenant.testing.accounts import AccountKeepingSuite, AccountSuite
 from covenant.testing.allowing import AllowingSuite
 from covenant.testing.compacting import CompactingSuite
 from covenant.testing.delegating import DelegatingSuite, DelegationKeepingSuite
@@ -37,6 +38,7 @@ class LedgerContract(
     RepairingSuite,
     AllowingSuite,
     TenantingSuite,
+    AccountSuite,
     ExpiringSuite,
     ViewingSuite,
     WatchingSuite,
@@ -51,6 +53,7 @@ class DurableLedgerContract(
     SurvivingSuite,
     CompactingSuite,
     TenantKeepingSuite,
+    AccountKeepingSuite,
     PushKeepingSuite,
     DelegationKeepingSuite,
     WithdrawalKeepingSuite,

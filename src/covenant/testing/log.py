@@ -13,6 +13,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.homes import memory_ledger, open_ledger
 from covenant.ledger.log.journal import SEGMENT_BYTES
@@ -26,11 +28,14 @@ ARCHIVE: Final = "archive.db"
 class LogEngine:
     """Homes in a folder, one after the other. Segments are small, so that tests see several."""
 
-    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, body_bytes_on_disk: int | None = None
+    ) -> None:
         self.clock = FakeClock()
         self.home = folder / "home-0"
         self._folder = folder
         self._segment_bytes = segment_bytes
+        self._body_bytes_on_disk = body_bytes_on_disk
         self._boots = 0
         self._homes = 0
         self._limits: Limits | None = None
@@ -39,6 +44,8 @@ class LogEngine:
     async def open(self, limits: Limits | None = None) -> Ledger:
         self._boots += 1
         self._limits = limits
+        if self._body_bytes_on_disk is not None:
+            limits = msgspec.structs.replace(limits or Limits(), body_bytes_on_disk=self._body_bytes_on_disk)
         ledger = await open_ledger(
             self.home,
             clock=self.clock,

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenant import DEFAULT, LIMIT_BYTES_MAX, LIMIT_MAX
 from covenant.wire.mailbox import Request
 
-Bound = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Bound = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_BYTES_MAX)]
 
 
 class WireLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -18,6 +19,10 @@ class WireLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     concurrency: Bound = 0
     rate_per_min: Bound = 0
     burst: Bound = 0
+    connections: Bound = 0
+    streams: Bound = 0
+    live_tasks: Bound = 0
+    queued_bytes: Bytes = 0
 
 
 class AddTenant(Request, frozen=True, kw_only=True):

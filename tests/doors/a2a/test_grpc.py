@@ -15,7 +15,9 @@ from covenant.agents.authoring import Agent, Turn
 from covenant.doors.a2a.cards import Publishing
 from covenant.doors.a2a.grpc import SERVICE, peer_of
 from covenant.doors.a2a.operations import OPERATIONS
-from covenant.model.tenant import TenantLimits
+from covenant.ledger.machine.tenant_commands import ChangeTenant
+from covenant.model.tenant import DEFAULT, TenantLimits
+from covenant.testing.cast import OPERATOR
 from tests.doors.a2a.grpc_stage import GrpcStage, asks, grpc_stage, in_session, kind_of, told_by
 from tests.doors.a2a.stage import BOUND_S
 
@@ -417,14 +419,37 @@ async def test_a_tenant_over_its_rate_hears_when_to_come_back(tmp_path: Path) ->
         assert 0 < told.retry_s <= 30
 
 
-async def test_a_stream_takes_a_place_until_it_ends_or_its_caller_leaves(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [(TenantLimits(live_tasks=1), "live_task_limit"), (TenantLimits(queued_bytes=2), "queued_bytes_limit")],
+)
+async def test_a_tenant_with_all_that_may_wait_is_refused_more(tmp_path: Path, limits: TenantLimits, code: str) -> None:
     slow = Slow()
-    async with grpc_stage(tmp_path, slow.agent, limits=TenantLimits(concurrency=1)) as s:
+    async with grpc_stage(tmp_path, slow.agent) as s:
+        await s.http.ledger.commit(ChangeTenant(by=OPERATOR, name=DEFAULT, limits=limits))
         stream = s.stream("SendStreamingMessage", asks("x", "slow"))
         await stream.read()
-        told = await s.refused("SendMessage", asks("x", "slow"))
-        assert (told.code, told.machine_code, told.retry_s) == ("RESOURCE_EXHAUSTED", "concurrent_request_limit", 1.0)
-        assert (await s.call("ListTasks", pb.ListTasksRequest(tenant="slow"))).total_size == 1
+        for method in ("SendMessage", "SendStreamingMessage"):
+            told = await s.refused(method, asks("xx", "slow"))
+            assert (told.code, told.machine_code, told.retry_s) == ("RESOURCE_EXHAUSTED", code, 1.0)
+        slow.go.set()
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [(TenantLimits(streams=1), "stream_limit"), (TenantLimits(connections=1), "concurrent_request_limit")],
+)
+async def test_a_stream_takes_a_place_until_it_ends_or_its_caller_leaves(
+    tmp_path: Path, limits: TenantLimits, code: str
+) -> None:
+    slow = Slow()
+    async with grpc_stage(tmp_path, slow.agent, limits=limits) as s:
+        stream = s.stream("SendStreamingMessage", asks("x", "slow"))
+        first = await stream.read()
+        told = await s.refused("SubscribeToTask", pb.SubscribeToTaskRequest(tenant="slow", id=first.task.id))
+        assert (told.code, told.machine_code, told.retry_s) == ("RESOURCE_EXHAUSTED", code, 1.0)
+        if limits.streams:
+            assert (await s.call("ListTasks", pb.ListTasksRequest(tenant="slow"))).total_size == 1
         stream.cancel()
         slow.go.set()
         async with asyncio.timeout(BOUND_S):

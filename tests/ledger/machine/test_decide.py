@@ -203,5 +203,5 @@ def snapshot(pure: Pure) -> Any:
         list(state.in_flight),
         dict(state.leaders),
         {key: list(group) for key, group in state.groups.items()},
-        dict(state.cache),
+        dict(state.cache.items()),
     )

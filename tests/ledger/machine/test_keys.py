@@ -17,7 +17,7 @@ from covenant.ledger.machine import tenant_commands as t
 from covenant.ledger.machine.decide import _DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
-from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered, View
+from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered, View
 from covenant.model.acquaintance import Peer
 from covenant.model.ages import Ages
 from covenant.model.asking import PushConfig
@@ -30,7 +30,7 @@ from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peer import InstanceId
 from covenant.model.push import Push, PushMove
 from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
-from covenant.model.task import DELEGATION, CacheKey, Task, cache_key, fingerprint
+from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint
 from covenant.model.tenant import Tenant, TenantLimits
 from covenant.model.update import MessageUpdate, StatusUpdate
 from covenant.testing.cast import (
@@ -59,6 +59,7 @@ class Recording:
         self._state = state
         self._keys = set(keys)
         self.tasks: set[str] = {key[1] for key in self._keys if key[0] == "task"}
+        self.accounts: set[str] = {key[1] for key in self._keys if key[0] == "account"}
         self._groups: set[CacheKey] = {CacheKey(*key[1:]) for key in self._keys if key[0] == "cache"}
 
     def _need(self, *names: c.Key) -> None:
@@ -71,7 +72,8 @@ class Recording:
             yield entry
 
     def _group_of(self, entry: Entry) -> None:
-        key = cache_key(entry.task)
+        self.accounts.add(account_of(entry.task))
+        key = entry.cache_key
         if key is not None:
             self._groups.add(key)
 
@@ -90,6 +92,14 @@ class Recording:
         if entry is not None:
             self._group_of(entry)
         return entry
+
+    def task(self, entry: Entry) -> Task | None:
+        assert entry.task.id in self.tasks, f"reads the body of task {entry.task.id}"
+        return self._state.task(entry)
+
+    def account(self, name: str) -> Account:
+        assert name in self.accounts, f"reads the account {name}"
+        return self._state.account(name)
 
     def archived(self, task_id: TaskId) -> Archived | None:
         assert task_id in self.tasks, f"reads task {task_id} in the archive"
@@ -110,6 +120,10 @@ class Recording:
     def settled_count(self, sender: PublicKey) -> int:
         self._need(("results", sender), ("results",))
         return self._state.settled_count(sender)
+
+    def undrained_bytes(self, sender: PublicKey) -> int:
+        self._need(("results", sender), ("results",))
+        return self._state.undrained_bytes(sender)
 
     def leases(self) -> Iterable[Entry]:
         self._need(("leases",))
@@ -192,7 +206,8 @@ class Recording:
         return self._state.grants_revoked_before(before_ms)
 
     def tenant(self, name: str) -> Tenant | None:
-        self._need(("tenant", name))
+        if name not in self.accounts:  # a task stands for the account that it counts against
+            self._need(("tenant", name))
         return self._state.tenant(name)
 
     def tenant_count(self) -> int:

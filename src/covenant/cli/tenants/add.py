@@ -13,13 +13,12 @@ from covenant.cli.tenants.bounds import bounds
 @click.argument("name")
 @bounds
 @calls
-def command(call: Call, *, name: str, concurrency: int, rate_per_min: int, burst: int) -> None:
+def command(call: Call, *, name: str, **limits: int) -> None:
     """Add a tenant and print its token. The token is told once, and stored nowhere.
 
     \b
         (umask 077; covenant tenants add acme > acme.token)
     """
-    limits = {"concurrency": concurrency, "rate_per_min": rate_per_min, "burst": burst}
     answer = call.ask("add_tenant", name=name, limits=limits)
     if call.answer(answer):
         return

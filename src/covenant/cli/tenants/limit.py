@@ -14,9 +14,8 @@ from covenant.cli.tenants.list import limits_of
 @click.argument("name")
 @bounds
 @calls
-def command(call: Call, *, name: str, concurrency: int, rate_per_min: int, burst: int) -> None:
-    """Change how much a tenant may ask for, all three at once: what is not given is the daemon's default again."""
-    limits = {"concurrency": concurrency, "rate_per_min": rate_per_min, "burst": burst}
+def command(call: Call, *, name: str, **limits: int) -> None:
+    """Change how much a tenant may ask for, all limits at once: what is not given is the daemon's default again."""
     answer = call.ask("change_tenant", name=name, limits=limits)
     if not call.answer(answer):
         put(f"{answer['tenant']['name']}: {limits_of(answer['tenant'])}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -34,13 +34,18 @@ def command(call: Call) -> None:
     console().print(rows)
 
 
+_WORDS: Final = {
+    "concurrency": "at once",
+    "rate_per_min": "a minute",
+    "burst": "in a burst",
+    "connections": "connections",
+    "streams": "streams",
+    "live_tasks": "live tasks",
+    "queued_bytes": "bytes queued",
+}
+
+
 def limits_of(tenant: dict[str, Any]) -> str:
     limits = tenant["limits"]
-    said = []
-    if limits["concurrency"]:
-        said.append(f"{limits['concurrency']} at once")
-    if limits["rate_per_min"]:
-        said.append(f"{limits['rate_per_min']} a minute")
-    if limits["burst"]:
-        said.append(f"{limits['burst']} in a burst")
+    said = [f"{limits[name]} {words}" for name, words in _WORDS.items() if limits.get(name)]
     return ", ".join(said) or "the daemon's"

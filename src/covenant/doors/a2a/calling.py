@@ -132,9 +132,13 @@ class Gate:
         )
         return Asked(ask, request, dialect, self.base_url, visit.scope)
 
-    def working(self, caller: Caller, operation: Operation) -> AbstractContextManager[None]:
-        """Reads take no place."""
-        return self.tenants.limiter.running(caller) if operation.works else _NO_PLACE
+    def connected(self, caller: Caller) -> AbstractContextManager[None]:
+        """While the call is answered."""
+        return self.tenants.limiter.connected(caller)
+
+    def streaming(self, caller: Caller, operation: Operation) -> AbstractContextManager[None]:
+        """While the operation runs: a stream is one of the tenant's, whether it begins a task or follows one."""
+        return self.tenants.limiter.streaming(caller) if operation.streams else _NO_PLACE
 
 
 def hop_of(request: SendMessage, headers: Headers) -> Hop | None:

@@ -119,7 +119,8 @@ class Calls:
         started_s = perf_counter()
         try:
             asked = await self._asked(row, request, context)
-            with self._gate.working(asked.ask.caller, row.operation):
+            caller = asked.ask.caller
+            with self._gate.connected(caller), self._gate.streaming(caller, row.operation):
                 if row.operation.streams:
                     answer = await self._unbroken(row.operation.run(self._office, asked))
                     await self._run(Pouring(answer, asked, context))

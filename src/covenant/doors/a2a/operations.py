@@ -81,7 +81,7 @@ class Operation:
     """From the answer and the request to JSON. What streams encodes its frames."""
     streams: bool = False
     works: bool = False
-    """Whether it starts work, and so takes one of the tenant's places."""
+    """Whether it starts work, and so may take long."""
 
 
 def _send(office: Office, asked: Asked) -> Awaitable[TaskView]:

@@ -108,10 +108,11 @@ class Rest:
                 await _not_allowed(send, kind, tuple(by_method))
                 return
             name = found.operation.name
-            body = await self._body(scope, receive)
-            at = Place(task_id, config_id, scope["query_string"], body)
-            asked = self._gate.asked(visit, found.operation, Dialect.V1, at, found.decode)
-            await self._run(found.operation, asked, kind, receive, send)
+            with self._gate.connected(visit.caller):
+                body = await self._body(scope, receive)
+                at = Place(task_id, config_id, scope["query_string"], body)
+                asked = self._gate.asked(visit, found.operation, Dialect.V1, at, found.decode)
+                await self._run(found.operation, asked, kind, receive, send)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
@@ -131,7 +132,7 @@ class Rest:
         return body if body.strip() else b"{}"
 
     async def _run(self, operation: Operation, asked: Asked, kind: Header, receive: Receive, send: Send) -> None:
-        with self._gate.working(asked.ask.caller, operation):
+        with self._gate.streaming(asked.ask.caller, operation):
             if operation.streams:
                 stream = await operation.run(self._office, asked)
                 await pour(stream, asked, Framing(), tenancy=self._gate.tenants.tenancy, receive=receive, send=send)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.a2a.calling import TRANSPORT, Gate, Headers
+from covenant.doors.a2a.calling import TRANSPORT, Gate, Headers, Visit
 from covenant.doors.a2a.departure import answered
 from covenant.doors.a2a.operations import METHODS, OPERATIONS, Asked, Office, Operation
 from covenant.doors.a2a.pouring import pour
@@ -38,6 +38,14 @@ class Rpc:
     async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             visit = await self._gate.enter(scope, Headers(scope), agent_id)
+            with self._gate.connected(visit.caller):
+                await self._answer(visit, scope, receive, send)
+        except Refusal as refusal:
+            self._gate.meter.refused(TRANSPORT, refusal.code)
+            await reply_problem(send, refusal)
+
+    async def _answer(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
             call = jsonrpc.decode(await read_body(scope, receive, self._body_bytes_max))
             method = METHODS.get(call.method) or _unknown(call)
         except jsonrpc.Unreadable as unreadable:
@@ -54,7 +62,7 @@ class Rpc:
         started_s = perf_counter()
         try:
             asked = self._gate.asked(visit, operation, dialect, call.params, decode)
-            with self._gate.working(visit.caller, operation):
+            with self._gate.streaming(visit.caller, operation):
                 if operation.streams:
                     await self._stream(operation, asked, call.id, receive, send)
                     return

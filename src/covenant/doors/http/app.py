@@ -129,6 +129,7 @@ def build_http(
     origins: Sequence[str] = (),
     body_bytes_max: int = BODY_BYTES_MAX,
     legacy_kinds: bool = False,
+    metrics_token: str = "",
     peers: PeerDesk | None = None,
     more_routes: Sequence[BaseRoute] = (),
     under: Sequence[tuple[str, ASGIApp]] = (),
@@ -149,7 +150,7 @@ def build_http(
         )
         for operation in OPERATIONS
     }
-    health = Health(ledger, waits, meter, server=f"covenant/{version}")
+    health = Health(ledger, waits, meter, server=f"covenant/{version}", metrics_token=metrics_token)
     routes = [*_operation_routes(calls), *_page_routes(health, version, described), *more_routes]
     router = Router(routes, redirect_slashes=False, default=_not_found)
     hot: dict[tuple[str, str], ASGIApp] = {

@@ -1,11 +1,13 @@
 """What operators and their tools ask without a token: is it alive, is it ready, in numbers, which protocol.
 
-None of it names an agent or a task.
+None of it names an agent or a task. The numbers are made at most once a second, however many ask for them and however
+often; a setting asks for a token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from covenant.doors.answers import Protocol, ProtocolInfo, encode
+from covenant.doors.http.bearer import TRANSPORT
+from covenant.doors.http.reply import Problem
+from covenant.doors.http.tenant import bearer
 from covenant.doors.metrics import Meter, archive_lag
 from covenant.doors.waiting import Waits
 from covenant.ledger.contract import Counts, Ledger
@@ -21,10 +26,18 @@ from covenant.ledger.contract import Counts, Ledger
 # A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.
 COUNTS_TIMEOUT_S: Final = 2.0
 ARCHIVE_LAG_MAX: Final = 100_000
+METRICS_KEPT_S: Final = 1.0
+"""How old the numbers may be that are told again."""
+_CHALLENGE: Final = {"www-authenticate": "Bearer", "cache-control": "no-store"}
 
 
 class Health:
-    def __init__(self, ledger: Ledger, waits: Waits, meter: Meter, *, server: str) -> None:
+    """`metrics_token`: what whoever asks for the numbers must show; empty: nothing."""
+
+    def __init__(self, ledger: Ledger, waits: Waits, meter: Meter, *, server: str, metrics_token: str = "") -> None:
+        self._metrics_token = metrics_token.encode()
+        self._numbers: asyncio.Task[bytes | None] | None = None
+        self._numbers_at_s = 0.0
         self._ledger = ledger
         self._waits = waits
         self._meter = meter
@@ -54,11 +67,35 @@ class Health:
             answer["clock"] = {"stepped_ms": self._ledger.clock.ages.steps[-1].step_ms, "paused_ms": paused_ms}
         return json_response(answer)
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        if self._metrics_token and not self._may_read(request):
+            self._meter.refused(TRANSPORT, "unauthenticated")
+            refused = Problem(error="missing or invalid bearer token", code="unauthenticated")
+            return Response(msgspec.json.encode(refused), 401, _CHALLENGE, media_type="application/json")
+        text = await asyncio.shield(self._told())
+        if text is None:
+            return json_response({"status": "unready", "reasons": ["the ledger does not answer"]}, 503)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    def _may_read(self, request: Request) -> bool:
+        token = bearer(request.scope)
+        return token is not None and hmac.compare_digest(token.encode("latin-1"), self._metrics_token)
+
+    def _told(self) -> asyncio.Task[bytes | None]:
+        """The numbers as text: those of this second, which many may wait for together."""
+        now_s = asyncio.get_running_loop().time()
+        told = self._numbers
+        if told is None or (told.done() and (now_s - self._numbers_at_s >= METRICS_KEPT_S or _missed(told))):
+            told = self._numbers = asyncio.create_task(self._tell())
+            self._numbers_at_s = now_s
+        return told
+
+    async def _tell(self) -> bytes | None:
         counts = await self._counts()
         if counts is None:
-            return json_response({"status": "unready", "reasons": ["the ledger does not answer"]}, 503)
-        return Response(self._meter.expose(counts), headers={"content-type": CONTENT_TYPE_LATEST})
+            return None
+        # Text for a few thousand lines takes milliseconds, in which nobody else would be served.
+        return await asyncio.to_thread(self._meter.read(counts).text)
 
     async def version(self, _: Request) -> Response:
         return Response(self._info, media_type="application/json")
@@ -82,6 +119,11 @@ def _of_archive(counts: Counts) -> list[str]:
     if counts.archive_rejected:
         reasons.append(f"the archive has set aside {counts.archive_rejected} record(s); see `covenant doctor`")
     return reasons
+
+
+def _missed(told: asyncio.Task[bytes | None]) -> bool:
+    """Whether there is no text in it: then the next who asks has it tried again."""
+    return told.cancelled() or told.exception() is not None or told.result() is None
 
 
 def json_response(value: Any, status: int = 200) -> Response:

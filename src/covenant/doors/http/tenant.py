@@ -147,9 +147,10 @@ class TenantCall:
         started_s = perf_counter()
         try:
             caller = await self._gate.enter(scope)
-            body = await read_body(scope, receive, self._body_bytes_max)
-            status, answer = await self._run(Asked(caller, scope["path_params"], scope["query_string"], body))
-            await reply(send, status, _encode(answer))
+            with self._gate.limiter.connected(caller):
+                body = await read_body(scope, receive, self._body_bytes_max)
+                status, answer = await self._run(Asked(caller, scope["path_params"], scope["query_string"], body))
+                await reply(send, status, _encode(answer))
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal, (CLOSE,) if refusal.code == BODY_TOO_LARGE else ())

@@ -63,7 +63,7 @@ class Desk:
             case tools.DiscoverAgent():
                 return await self._abroad.discover(caller, asked.url)
             case tools.InvokeRemoteAgent():
-                with self._limiter.running(caller):
+                with self._limiter.streaming(caller):
                     stream = await self._abroad.invoke(caller, asked)
                     view = await self._heard_out(caller, stream, tell)
                 return told_answer(view, self._told(caller, view))
@@ -93,15 +93,16 @@ class Desk:
         sent = SendMessage(message=message, blocking=asked.wait)
         if not asked.wait:
             return self._told(caller, await self._conversations.send(ask, sent))
-        with self._limiter.running(caller):
+        with self._limiter.streaming(caller):
             stream = await self._conversations.stream(ask, sent)
             return self._told(caller, await self._heard_out(caller, stream, tell))
 
     async def _get(self, caller: Caller, asked: tools.GetTask, tell: Tell) -> Told:
         if not asked.wait_seconds:
             return self._told(caller, await self._oversight.get(caller, asked.task_id))
-        stream = await self._oversight.follow(caller, asked.task_id)
-        return self._told(caller, await self._heard_out(caller, stream, tell, within_s=asked.wait_seconds))
+        with self._limiter.streaming(caller):
+            stream = await self._oversight.follow(caller, asked.task_id)
+            return self._told(caller, await self._heard_out(caller, stream, tell, within_s=asked.wait_seconds))
 
     async def _heard_out(
         self, caller: Caller, stream: Stream, tell: Tell, *, within_s: float | None = None

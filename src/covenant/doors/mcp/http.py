@@ -85,17 +85,17 @@ class McpDoor:
         started_s = perf_counter()
         try:
             caller = await self._gate.enter(scope)
-            if not self._present:
-                await reply(send, 501, MISSING)
-                return
-            manager = await self._manager()
+            with self._gate.limiter.connected(caller):
+                if not self._present:
+                    await reply(send, 501, MISSING)
+                    return
+                manager = await self._manager()
+                self._timer.observe(perf_counter() - started_s)
+                await self._serve(manager, caller, scope, receive, send)
         except Refusal as refusal:
+            self._timer.observe(perf_counter() - started_s)
             self._meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal)
-            return
-        finally:
-            self._timer.observe(perf_counter() - started_s)
-        await self._serve(manager, caller, scope, receive, send)
 
     async def _manager(self) -> Any:
         self._wanted.set()

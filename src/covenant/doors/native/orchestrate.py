@@ -199,8 +199,9 @@ class RunCall:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             caller = await self._gate.enter(scope)
-            body = await read_body(scope, receive, self._body_bytes_max)
-            with self._gate.limiter.running(caller):
+            limiter = self._gate.limiter
+            with limiter.connected(caller), limiter.streaming(caller):
+                body = await read_body(scope, receive, self._body_bytes_max)
                 await self._answer(caller, scope, body, receive, send)
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)

@@ -22,6 +22,7 @@ from covenant.doors.http.tenant import Asked, TenantCall, TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.requests import Requests
 from covenant.exchange.streams import Stream
+from covenant.exchange.tenancy import Caller
 from covenant.ledger.contract import TaskRow
 from covenant.model.errors import NotFound, Refusal
 from covenant.model.folding import TaskState
@@ -127,9 +128,17 @@ class Events:
         self._timer = meter.timer(TRANSPORT, "follow_request")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            caller, limiter = await self._gate.enter(scope), self._gate.limiter
+            with limiter.connected(caller), limiter.streaming(caller):
+                await self._follow(caller, scope, receive, send)
+        except Refusal as refusal:
+            self._meter.refused(TRANSPORT, refusal.code)
+            await reply_problem(send, refusal)
+
+    async def _follow(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = perf_counter()
         try:
-            caller = await self._gate.enter(scope)
             after = _cursor(scope)
             stream = await self._requests.follow(caller, scope["path_params"]["request_id"], after)
         except Refusal as refusal:

@@ -43,6 +43,7 @@ class Correspondence:
         """The one that moved last is last."""
         self._at_work: dict[tuple[Role, InstanceId], dict[DelegationKey, None]] = {}
         self._at_rest: OrderedDict[DelegationKey, None] = OrderedDict()
+        self._lost_delegations: set[DelegationKey] = set()
         self._of_task: dict[TaskId, DelegationKey] = {}
         self._parcels: dict[InstanceId, dict[DelegationKey, dict[int, Parcel]]] = {}
         """By peer and delegation, in the order of their numbers."""
@@ -126,6 +127,10 @@ class Correspondence:
         self._delegations[key] = delegation
         self._delegations.move_to_end(key)
         self._of_task[delegation.task_id] = key
+        if delegation.state is State.LOST and key.role is Role.REQUESTER:
+            self._lost_delegations.add(key)
+        else:
+            self._lost_delegations.discard(key)
         live = self._at_work.setdefault((key.role, key.peer), {})
         if not delegation.ended:
             live[key] = None
@@ -141,6 +146,7 @@ class Correspondence:
         if self._of_task.get(delegation.task_id) == key:
             del self._of_task[delegation.task_id]
         self._at_rest.pop(key, None)
+        self._lost_delegations.discard(key)
         live = self._at_work.get((key.role, key.peer))
         if live is not None:
             live.pop(key, None)
@@ -173,7 +179,7 @@ class Correspondence:
         return sum(map(len, self._at_work.values()))
 
     def delegations_lost(self) -> int:
-        return sum(each.state is State.LOST for each in self.delegations_live(Role.REQUESTER))
+        return len(self._lost_delegations)
 
     def delegations_ended_count(self) -> int:
         return len(self._at_rest)

@@ -9,9 +9,12 @@ reads go on from there.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract import (
@@ -27,6 +30,7 @@ from covenant.ledger.contract import (
 )
 from covenant.ledger.log import live
 from covenant.ledger.log.bell import Bell
+from covenant.ledger.log.bodies import BodyNeeded, ReadBodies
 from covenant.ledger.log.codec import encode_events
 from covenant.ledger.log.history import History
 from covenant.ledger.log.opening import Torn
@@ -44,10 +48,11 @@ from covenant.ledger.machine.commands import (
     TaskCommand,
     Withdraw,
 )
-from covenant.ledger.machine.decide import decide
+from covenant.ledger.machine.decide import Decision, decide
 from covenant.ledger.machine.decision import Refused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated
+from covenant.ledger.machine.leasing import body_unreadable
 from covenant.ledger.machine.peer_commands import Hear
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
@@ -75,6 +80,8 @@ LAG_REFUSES_TASKS: Final = 1_000_000
 CATCH_UP_S: Final = 10.0
 LIVE_S: Final = 2.0
 """How long a question about what is live waits for the archive, before memory answers it."""
+
+log = logging.getLogger(__name__)
 
 
 class LogLedger:
@@ -109,6 +116,7 @@ class LogLedger:
         self._watching = Watching(lambda task_id: task_id in self._state.pushes_by_task)
         self._reloading: asyncio.Task[None] | None = None
         self._compacting = asyncio.Lock()
+        state.watch_holders(node, boot)
         self._evict(self._archive.archived_seq)
         storage.follow(self._evict)
         self._archive_on_durable = self._journal.on_durable
@@ -130,7 +138,10 @@ class LogLedger:
             raise storage_failed(journal.failure)
         state.recalled = recalled
         try:
-            decision = decide(state, command, now_ms, self._new_id, self.clock.ages)
+            try:
+                decision = decide(state, command, now_ms, self._new_id, self.clock.ages)
+            except BodyNeeded as needed:
+                decision, now_ms = await self._decide_with_bodies(command, needed.task_id)
         except Refused as refused:
             if refused.events:
                 self._record(refused.events, now_ms)
@@ -158,6 +169,40 @@ class LogLedger:
                 await asyncio.wait((doing,))
         if not doing.cancelled():
             doing.exception()  # the disk failed: then nobody knows whether it was taken, and an operator will see
+
+    async def _decide_with_bodies(self, command: Command[Any], needed: TaskId) -> tuple[Decision, int]:
+        """Read one body after the other, until the command can be decided; and when that was.
+
+        What cannot be read is passed over by the decision. Meanwhile others decide: each round begins anew.
+        """
+        read = ReadBodies()
+        while True:
+            try:
+                read.found[needed] = await self._read_task(needed)
+            except Unavailable as unavailable:
+                read.unreadable.add(needed)
+                log.warning("ledger.body_unreadable", extra={"task_id": needed, "reason": unavailable.message})
+            state, now_ms = self._state, self.now_ms()
+            if self._journal.failure is not None:
+                raise storage_failed(self._journal.failure)
+            state.recalled, state.bodies_read = {}, read
+            try:
+                return decide(state, command, now_ms, self._new_id, self.clock.ages), now_ms
+            except BodyNeeded as more:
+                needed = more.task_id
+            finally:
+                state.bodies_read = ReadBodies()
+
+    async def _read_task(self, task_id: TaskId) -> Task:
+        """A task whose body is on disk."""
+        await self._archive.caught_up(self._state.large.unloaded_seq, CATCH_UP_S)
+        try:
+            task = await self._history.task(task_id)
+        except msgspec.MsgspecError as error:
+            raise body_unreadable(f"task {task_id} ({error})") from error
+        if task is None:
+            raise body_unreadable(f"task {task_id}, which the archive does not have,")
+        return task
 
     def _record(self, events: list[AnyEvent], now_ms: int) -> None:
         encoded, events = encode_events(events)
@@ -242,6 +287,7 @@ class LogLedger:
         seen = self._storage.seen
         for task_id in self._state.evict(archived_seq):
             seen.add(task_id)
+        self._state.unload(archived_seq)
 
     async def durable(self) -> None:
         """Reads begin here: nothing that is not on disk is visible after it."""
@@ -256,6 +302,7 @@ class LogLedger:
         """The disk failed, and memory is ahead of it: go back to what is known to be there."""
         state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
         state.evict(self._archive.archived_seq)
+        state.watch_holders(self.node, self.boot)
         self._state = state
         self._watching.forget()
 
@@ -281,7 +328,12 @@ class LogLedger:
 
     async def entry(self, task_id: TaskId) -> Entry | None:
         await self.durable()
-        return self._state.entries.get(task_id)
+        entry = self._state.entries.get(task_id)
+        if entry is None or not entry.body_on_disk:
+            return entry
+        task = await self._read_task(task_id)
+        entry = self._state.entries.get(task_id)
+        return None if entry is None else entry.with_body(task)
 
     async def sender(self, task_id: TaskId) -> AgentId | None:
         await self.durable()
@@ -487,7 +539,7 @@ class LogLedger:
             settled=len(state.results),
             cached=len(state.cache),
             oldest_lease_age_ms=state.oldest_lease_age_ms(self.now_ms(), self.clock.ages),
-            holders_lost=len(state.lost(self.node, self.boot)),
+            holders_lost=state.holders_lost(),
             last_seq=journal.last_seq,
             durable_seq=journal.durable_seq,
             archived_seq=self._archive.archived_seq,

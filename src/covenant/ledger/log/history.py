@@ -73,6 +73,7 @@ def _decode(kind: type[T]) -> Callable[[bytes], T]:
 
 
 _queue: Final = _decode(Queue)
+_task: Final = _decode(Task)
 _tasks: Final = _decode(tuple[Task, ...])
 _results: Final = _decode(tuple[Result, ...])
 _rows: Final = _decode(tuple[TaskRow, ...])
@@ -130,6 +131,7 @@ OF_TENANT: Final = {
     for simple in (False, True)
 }
 SHOW: Final = statement("show")
+TASK: Final = statement("task")
 LOOKUP: Final = statement("lookup")
 LOOKUP_WHOLE: Final = statement("lookup_whole")
 STEPS: Final = statement("steps")
@@ -188,6 +190,10 @@ class History:
     async def lookup_whole(self, task_id: TaskId) -> Archived | None:
         """The same, with the task itself."""
         return await self._find(_archived, LOOKUP_WHOLE, task_id=task_id)
+
+    async def task(self, task_id: TaskId) -> Task | None:
+        """The task as it was sent."""
+        return await self._find(_task, TASK, task_id=task_id)
 
     async def steps(self, task_id: TaskId, after_generation: int, limit: int) -> Sequence[Step]:
         return await self._ask(decode_steps, STEPS, task_id=task_id, after=after_generation, limit=limit)

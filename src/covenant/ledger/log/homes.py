@@ -129,6 +129,7 @@ def _recover(home: Path, state: LedgerState, now_ms: int) -> tuple[Archive, Open
         if not record.seq % EVICT_EVERY:
             # Memory is for live work, also on the way: what the archive has may go at once.
             state.evict(archive.archived_seq)
+            state.unload(archive.archived_seq)
 
     opened = open_journal(
         folder, snapshot_seq=snapshot_seq, archived_seq=archive.archived_seq, now_ms=now_ms, replay=replay

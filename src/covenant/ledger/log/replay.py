@@ -20,9 +20,14 @@ EVICT_EVERY: Final = 4_096
 
 
 class Replayed(NamedTuple):
+    """A record, and where in which segment its line is."""
+
     seq: int
     ts_ms: int
     events: list[AnyEvent]
+    path: Path
+    offset: int
+    length: int
 
 
 def records(folder: Path, after_seq: int, through_seq: int) -> Iterator[Replayed]:
@@ -34,8 +39,10 @@ def records(folder: Path, after_seq: int, through_seq: int) -> Iterator[Replayed
             continue
         if segment.first_seq > through_seq:
             return
+        end = 0
         with open(segment.path, "rb", buffering=1 << 20) as lines:
             for number, line in enumerate(lines, 1):
+                offset, end = end, end + len(line)
                 if expected > through_seq:
                     return
                 record = _decode(line, str(segment.path), number)
@@ -44,7 +51,15 @@ def records(folder: Path, after_seq: int, through_seq: int) -> Iterator[Replayed
                 if record.seq != expected:
                     raise Damaged(str(segment.path), number, f"record {record.seq} is where {expected} belongs")
                 expected += 1
-                yield Replayed(record.seq, record.ts_ms, decode_events(record.events))
+                events = decode_events(record.events)
+                yield Replayed(record.seq, record.ts_ms, events, segment.path, offset, len(line))
+
+
+def read_events(path: Path, offset: int, length: int) -> list[AnyEvent]:
+    """The events of the record whose line is there."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return decode_events(decode_line(file.read(length)).events)
 
 
 def _decode(line: bytes, file: str, number: int) -> Record:

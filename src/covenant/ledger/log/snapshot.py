@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,9 +26,9 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.correspondence import Delegation, Envelope, LoggedMessage, Parcel
 from covenant.model.errors import Damaged
 from covenant.model.grant import Grant, Identity
-from covenant.model.ids import PublicKey
+from covenant.model.ids import PublicKey, TaskId
 from covenant.model.push import Push
-from covenant.model.task import CacheKey
+from covenant.model.task import CacheKey, Task, short_kind
 from covenant.model.tenant import Tenant
 
 PREFIX: Final = "snapshot-"
@@ -152,13 +152,16 @@ def drop_older(folder: Path, seq: int) -> None:
             path.unlink()
 
 
-def write(folder: Path, seq: int, state: LedgerState) -> Path:
-    """Durable when it returns: written, synced, renamed, and the directory synced, in this order."""
+def write(folder: Path, seq: int, state: LedgerState, read_task: Callable[[TaskId], Task] | None = None) -> Path:
+    """Durable when it returns: written, synced, renamed, and the directory synced, in this order.
+
+    A snapshot is whole: `read_task` gives the tasks whose bodies are not in memory, one at a time.
+    """
     path = path_of(folder, seq)
     unfinished = path.with_suffix(".tmp")
     fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        for chunk in _chunks(_lines(seq, state)):
+        for chunk in _chunks(_lines(seq, state, read_task or _no_body)):
             faults.point("snapshot.write", fd, chunk)
             write_all(fd, chunk)
         faults.point("snapshot.sync", fd)
@@ -172,10 +175,17 @@ def write(folder: Path, seq: int, state: LedgerState) -> Path:
     return path
 
 
-def load(path: Path, state: LedgerState) -> int:
-    """Fill an empty state; the seq it stands at. Damaged if a byte of it is not what was written."""
+def _no_body(task_id: TaskId) -> Task:
+    raise AssertionError(f"nobody said where the body of task {task_id} is")
+
+
+def load(path: Path, state: LedgerState, on_entry: Callable[[Entry, int, int], None] | None = None) -> int:
+    """Fill an empty state; the seq it stands at. Damaged if a byte of it is not what was written.
+
+    `on_entry` is told where in the file each entry is: its offset, and its length.
+    """
     digest = hashlib.sha256()
-    seq, count = -1, 0
+    seq, count, offset = -1, 0, 0
     with open(path, "rb", buffering=BUFFER_BYTES) as lines:
         for raw in lines:
             count += 1
@@ -193,6 +203,9 @@ def load(path: Path, state: LedgerState) -> int:
                     reason = f"it has version {line.version}, and this program knows {VERSION}: run the newer program"
                     raise Damaged(str(path), count, reason)
                 seq = line.seq
+            elif on_entry is not None and isinstance(line, EntryLine):
+                on_entry(line.entry, offset, len(raw))
+            offset += len(raw)
             try:
                 _restore(state, line)
             except (LookupError, TypeError, ValueError, AssertionError) as error:
@@ -205,7 +218,7 @@ def _restore(state: LedgerState, line: Line) -> None:
         case EntryLine(entry):
             state.restore(entry)
         case CacheLine(key, cached):
-            state.cache[key] = cached
+            state.cache.put(msgspec.structs.replace(key, task_kind=short_kind(key.task_kind)), cached)
         case RequestLine(verb, holder, request_id, remembered):
             state.requests[verb, holder, request_id] = remembered
         case IdentityLine(identity):
@@ -232,14 +245,24 @@ def _restore(state: LedgerState, line: Line) -> None:
             state.messages.append(message)
         case Head():
             state.audit_head, state.audit_anchor = line.audit_head, line.audit_anchor
+            state.large.unloaded_seq = line.seq
         case End():
             raise AssertionError("the last line restores nothing")
 
 
-def _lines(seq: int, state: LedgerState) -> Iterator[bytes]:
+def read_entry(path: Path, offset: int, length: int) -> Entry:
+    """The entry at a place that `load` has told."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        line = _decode(file.read(length))
+    assert isinstance(line, EntryLine)
+    return line.entry
+
+
+def _lines(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task]) -> Iterator[bytes]:
     digest = hashlib.sha256()
     count = 0
-    for line in _contents(seq, state):
+    for line in _contents(seq, state, read_task):
         raw = _encode(line) + b"\n"
         digest.update(raw)
         count += 1
@@ -247,7 +270,7 @@ def _lines(seq: int, state: LedgerState) -> Iterator[bytes]:
     yield _encode(End(count, digest.hexdigest())) + b"\n"
 
 
-def _contents(seq: int, state: LedgerState) -> Iterator[Line]:
+def _contents(seq: int, state: LedgerState, read_task: Callable[[TaskId], Task]) -> Iterator[Line]:
     yield Head(seq, state.audit_head, state.audit_anchor)
     for identity in state.identities_by_token.values():
         yield IdentityLine(identity)
@@ -271,7 +294,7 @@ def _contents(seq: int, state: LedgerState) -> Iterator[Line]:
     for (verb, holder, request_id), remembered in state.requests.items():
         yield RequestLine(verb, holder, request_id, remembered)
     for entry in state.ordered():
-        yield EntryLine(entry)
+        yield EntryLine(entry.with_body(read_task(entry.task.id)) if entry.body_on_disk else entry)
 
 
 def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:

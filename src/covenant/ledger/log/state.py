@@ -11,32 +11,43 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
+from covenant.ledger.log.accounts import Accounts
+from covenant.ledger.log.bodies import LargeBodies, ReadBodies
 from covenant.ledger.log.correspondence import Correspondence
 from covenant.ledger.log.lanes import Lanes
 from covenant.ledger.log.outbox import Outbox
 from covenant.ledger.log.registers import Registers
+from covenant.ledger.log.result_cache import ResultCache
 from covenant.ledger.machine.entry import Entry, evolve
 from covenant.ledger.machine.events import (
     AnyEvent,
     CacheDropped,
+    LeaseInterrupted,
     LeaseReleased,
     LeaseRenewed,
+    MessageKept,
     PushEvent,
     RequestWithdrawn,
     ResultDrained,
     ResultReturned,
+    TaskContinued,
     TaskEvent,
     TaskLeased,
     TaskPromoted,
     TaskSent,
     TaskSettled,
+    TurnEnded,
 )
 from covenant.ledger.machine.peer_events import PeerEvent
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
-from covenant.ledger.machine.view import Archived, Cached, Limits, Remembered
+from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered
 from covenant.model.ages import STEADY, Ages
 from covenant.model.ids import LeaseId, PublicKey, TaskId
-from covenant.model.task import DELEGATION, CacheKey, cache_key
+from covenant.model.result import weigh_result
+from covenant.model.task import DELEGATION, CacheKey, Task, weigh
+from covenant.model.update import weigh_message
 
 _WAITING = frozenset({QUEUED, PARKED, FOLLOWING})
 
@@ -54,9 +65,12 @@ class LedgerState(Registers, Outbox, Correspondence):
         self.results = Lanes()
         self.in_flight: OrderedDict[TaskId, None] = OrderedDict()
         """The longest untouched first: leasing and renewing move a task to the end."""
+        self._holders: tuple[str, str] | None = None
+        """Which node and boot leases are compared with, once that is known."""
+        self._lost_leases: set[TaskId] = set()
         self.parked = 0
         self.following = 0
-        self.cache: OrderedDict[CacheKey, Cached] = OrderedDict()
+        self.cache = ResultCache()
         self.leaders: dict[CacheKey, TaskId] = {}
         self.groups: dict[CacheKey, dict[TaskId, None]] = {}
         self.requests: OrderedDict[tuple[str, PublicKey, str], Remembered] = OrderedDict()
@@ -67,6 +81,10 @@ class LedgerState(Registers, Outbox, Correspondence):
         """Those whose parent may have ended."""
         self.recalled: dict[TaskId, Archived] = {}
         """Finished tasks fetched from the archive for the command that is about to be decided."""
+        self.bodies_read = ReadBodies()
+        """Large bodies that were read for the command that is about to be decided."""
+        self.accounts = Accounts()
+        self.large = LargeBodies()
         self.resolved_events = 0
         """Events of the tasks that were evicted."""
         self._due: list[tuple[int, TaskId]] = []
@@ -85,6 +103,11 @@ class LedgerState(Registers, Outbox, Correspondence):
                     self._move(event, old, new, ts_ms, seq)
                 elif isinstance(event, LeaseRenewed):  # nothing else makes a lease young
                     self.in_flight.move_to_end(event.task_id)
+                    self._judge_holder(new)
+                elif isinstance(event, LeaseInterrupted):
+                    self._judge_holder(new)
+                elif isinstance(event, (MessageKept, TurnEnded)):
+                    self.accounts.resize(old, new)
             elif isinstance(event, PushEvent):
                 self.apply_push(event, ts_ms)
             elif isinstance(event, PeerEvent):
@@ -93,16 +116,21 @@ class LedgerState(Registers, Outbox, Correspondence):
                 for verb in ("take", "drain"):
                     self._keep_request((verb, event.by, event.request_id), Remembered(()))
             elif isinstance(event, CacheDropped):
-                for _ in range(min(event.count, len(self.cache))):
-                    self.cache.popitem(last=False)
+                self.cache.drop_oldest(event.count)
             else:
                 self.register(event)
 
     def _move(self, event: TaskEvent, old: Entry | None, new: Entry, ts_ms: int, seq: int) -> None:
         """From one state to another: out of the indexes of the one, and into those of the other."""
         task_id, task, finished = event.task_id, new.task, new.state in FINISHED
-        if old is not None:
+        if old is None:
+            self._begin(new, seq)
+        else:
             self._leave(old.state, new)
+            if finished and old.state not in FINISHED:
+                self.accounts.end(old)
+            elif isinstance(event, (TaskContinued, TurnEnded)):
+                self.accounts.resize(old, new)
         first = isinstance(event, ResultReturned) or (isinstance(event, LeaseReleased) and event.undelivered)
         self._enter(new.state, new, seq, first=first)
         if task_id in self.pushes_by_task and isinstance(event, TaskSettled):
@@ -119,14 +147,29 @@ class LedgerState(Registers, Outbox, Correspondence):
         if isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
             self._remember(event, new)
 
+    def _begin(self, entry: Entry, seq: int) -> None:
+        self.accounts.begin(entry)
+        if entry.body_bytes >= self.limits.body_bytes_on_disk:
+            self.large.add(entry, seq)
+            self.unload(0)
+
+    def unload(self, archived_seq: int) -> None:
+        """Large bodies that the archive holds leave memory, and so do the oldest of too many that wait for it."""
+        for task_id in self.large.leaving(archived_seq):
+            entry = self.entries.get(task_id)
+            if entry is not None:
+                self.entries[task_id] = entry.without_body()
+
     def _leave(self, state: State, entry: Entry) -> None:
         task = entry.task
         if state is QUEUED:
             self.queue.leave(task.recipient.pubkey, task.id)
         elif state is LEASED:
             del self.in_flight[task.id]
+            self._lost_leases.discard(task.id)
         elif state is SETTLED:
             self.results.leave(task.sender.pubkey, task.id)
+            self.accounts.drained(entry)
         elif state is PARKED:
             self.parked -= 1
         elif state is FOLLOWING:
@@ -140,11 +183,13 @@ class LedgerState(Registers, Outbox, Correspondence):
             self.queue.enter(task.recipient.pubkey, task.id, first=first)
         elif state is LEASED:
             self.in_flight[task.id] = None
+            self._judge_holder(entry)
             times_out_at_ms = entry.times_out_at_ms(entry.updated_at_ms, self._due_ages)
             if times_out_at_ms is not None:
                 heapq.heappush(self._due, (times_out_at_ms, task.id))
         elif state is SETTLED:
             self.results.enter(task.sender.pubkey, task.id, first=first)
+            self.accounts.settled(entry)
             return
         elif state is DRAINED:
             self._finished[task.id] = seq
@@ -173,7 +218,7 @@ class LedgerState(Registers, Outbox, Correspondence):
 
     def _share(self, event: TaskEvent, entry: Entry, ts_ms: int) -> None:
         """Who leads and who follows in the work that a cache key names, and what was found out."""
-        key = cache_key(entry.task)
+        key = entry.cache_key
         if key is None:
             return
         task_id = entry.task.id
@@ -191,8 +236,7 @@ class LedgerState(Registers, Outbox, Correspondence):
             else:
                 self._unfollow(key, task_id)
             if event.cached:
-                self.cache.pop(key, None)
-                self.cache[key] = Cached(source_task_id=task_id, result=event.result, cached_at_ms=ts_ms)
+                self.cache.put(key, Cached(source_task_id=task_id, result=event.result, cached_at_ms=ts_ms))
 
     def _unfollow(self, key: CacheKey, task_id: TaskId) -> None:
         group = self.groups.get(key)
@@ -218,7 +262,15 @@ class LedgerState(Registers, Outbox, Correspondence):
             self.requests.popitem(last=False)
 
     def restore(self, entry: Entry) -> None:
-        """Put back an entry of a snapshot; they come in the order of their lanes."""
+        """Put back an entry of a snapshot; they come in the order of their lanes.
+
+        A large body stays behind: nobody asks before the archive has come to the snapshot.
+        """
+        entry = _weighed(entry)
+        if not entry.finished:
+            self.accounts.begin(entry)
+        if entry.body_bytes >= self.limits.body_bytes_on_disk:
+            entry = entry.without_body()
         task = entry.task
         self.entries[task.id] = entry
         self._enter(entry.state, entry, 0)
@@ -229,7 +281,7 @@ class LedgerState(Registers, Outbox, Correspondence):
         if task.origin == DELEGATION and not entry.finished:
             self._attach(entry)
             self.orphaned[task.id] = None
-        key = cache_key(task)
+        key = entry.cache_key
         if key is None or entry.finished:
             return
         if entry.state is FOLLOWING:
@@ -263,6 +315,15 @@ class LedgerState(Registers, Outbox, Correspondence):
 
     def archived(self, task_id: TaskId) -> Archived | None:
         return self.recalled.get(task_id)
+
+    def task(self, entry: Entry) -> Task | None:
+        return self.bodies_read.get(entry.task.id) if entry.body_on_disk else entry.task
+
+    def account(self, name: str) -> Account:
+        return self.accounts.get(name)
+
+    def undrained_bytes(self, sender: PublicKey) -> int:
+        return self.accounts.undrained(sender)
 
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         return [self.entries[task_id] for task_id in self.queue.first(recipient, count)]
@@ -298,7 +359,7 @@ class LedgerState(Registers, Outbox, Correspondence):
                     back.append((due_at_ms, item[1]))
                 continue
             back.append(item)
-            key = cache_key(entry.task)
+            key = entry.cache_key
             if key is None or key not in keys:
                 found[item[1]] = entry
             if key is not None:
@@ -343,11 +404,7 @@ class LedgerState(Registers, Outbox, Correspondence):
         return self.cache.get(key)
 
     def cache_overflow(self, now_ms: int, ages: Ages) -> int:
-        over = max(0, len(self.cache) - self.limits.cache_entries_max)
-        for index, cached in enumerate(self.cache.values()):
-            if index >= over and ages.age_ms(cached.cached_at_ms, now_ms) <= self.limits.cache_age_ms_max:
-                return index
-        return len(self.cache)
+        return self.cache.overflow(self.limits, now_ms, ages)
 
     def leader(self, key: CacheKey) -> TaskId | None:
         return self.leaders.get(key)
@@ -362,13 +419,39 @@ class LedgerState(Registers, Outbox, Correspondence):
         entry = next(self.leases(), None)
         return entry.lease.age_ms(now_ms, ages) if entry is not None and entry.lease is not None else 0
 
-    def lost(self, node: str, boot: str) -> list[tuple[TaskId, LeaseId]]:
+    def watch_holders(self, node: str, boot: str) -> None:
+        """From now on count the leases whose holder cannot come back, as seen from this run of this node."""
+        self._holders = (node, boot)
+        for entry in self.leases():
+            self._judge_holder(entry)
+
+    def _judge_holder(self, entry: Entry) -> None:
+        holders, lease = self._holders, entry.lease
+        if holders is None or lease is None:
+            return
+        if not entry.interrupted and lease.boot in (None, holders[1]):  # most are ours, and of this run
+            self._lost_leases.discard(entry.task.id)
+        elif entry.holder_lost(*holders):
+            self._lost_leases.add(entry.task.id)
+        else:
+            self._lost_leases.discard(entry.task.id)
+
+    def holders_lost(self) -> int:
         """Leases whose holder cannot come back: an earlier run of this node, or one that was stopped in mid-work."""
-        return [
-            (entry.task.id, entry.lease.lease_id)
-            for entry in self.leases()
-            if entry.lease is not None and entry.holder_lost(node, boot)
-        ]
+        return len(self._lost_leases)
+
+
+def _weighed(entry: Entry) -> Entry:
+    """An entry that was written before entries had sizes gets them here."""
+    if entry.body_bytes:
+        return entry
+    return msgspec.structs.replace(
+        entry,
+        body_bytes=weigh(entry.task),
+        result_bytes=weigh_result(entry.result) if entry.state is SETTLED and entry.result is not None else 0,
+        messages_bytes=sum(map(weigh_message, entry.messages)),
+        kept_bytes=sum(map(weigh_message, entry.kept)),
+    )
 
 
 def _due_at_ms(entry: Entry, now_ms: int, ages: Ages) -> int | None:

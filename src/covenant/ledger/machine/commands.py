@@ -2,8 +2,9 @@
 
 A command is complete: repeating it under the same ids gives the same answer. `keys` names what its decision
 reads and changes, so that an engine with many writers can lock just that. A key stands for an entity and for what
-hangs on it: a task for whoever shares its work (the leader and the followers of its cache key), a queue, a lane of
-results, the leases and what is due for the tasks in them, a request for the tasks that it gave out.
+hangs on it: a task for whoever shares its work (the leader and the followers of its cache key) and for the account that
+it counts against, a queue, a lane of results, the leases and what is due for the tasks in them, a request for the tasks
+that it gave out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.repair import RepairCommand, RepairOutcome, RetryPolicy, RetryReport
 from covenant.model.result import Ending, Result
-from covenant.model.task import DELEGATION, Task, cache_key
+from covenant.model.task import DELEGATION, Task, account_of, cache_key
 from covenant.model.update import MessageUpdate, Update
 
 A = TypeVar("A")
@@ -104,6 +105,8 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
         parent: tuple[Key, ...] = (("task", task.parent),) if task.origin == DELEGATION and task.parent else ()
         return (
             ("task", task.id),
+            ("account", account_of(task)),
+            *((("tenant", task.tenant),) if task.tenant is not None else ()),
             *parent,
             ("queue", task.recipient.pubkey),
             ("results", task.sender.pubkey),

@@ -31,9 +31,9 @@ from covenant.ledger.machine.states import FINISHED, TRANSITIONS, Cause, State
 from covenant.model.ages import Ages
 from covenant.model.ids import LeaseId, PublicKey
 from covenant.model.lease import Lease
-from covenant.model.result import Ending, Result
-from covenant.model.task import Task
-from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate
+from covenant.model.result import Ending, Result, weigh_result
+from covenant.model.task import CacheKey, Task, cache_key, weigh, without_body
+from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate, weigh_message
 
 SAID_MAX: Final = 16
 """Of so many messages to a task is it known that they were said, however often they are said again."""
@@ -83,10 +83,37 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The result that ended the last turn, if one did: the same again changes nothing."""
     events: int = 1
     """How many have happened to it: what compaction drops once it is resolved."""
+    body_bytes: int = 0
+    """Size of the task's body."""
+    messages_bytes: int = 0
+    kept_bytes: int = 0
+    result_bytes: int = 0
+    """Size of a result that waits for its sender."""
+    body_on_disk: bool = False
+    """The task here has no body: it is large, and the engine reads it when somebody needs it."""
+    kept_cache_key: CacheKey | None = None
+    """The task's cache key while its body, from which the key follows, is on disk."""
 
     @property
     def finished(self) -> bool:
         return self.state in FINISHED
+
+    @property
+    def queued_bytes(self) -> int:
+        """What the task and the messages to it count against its account."""
+        return self.body_bytes + self.messages_bytes + self.kept_bytes
+
+    @property
+    def cache_key(self) -> CacheKey | None:
+        return self.kept_cache_key if self.body_on_disk else cache_key(self.task)
+
+    def without_body(self) -> Entry:
+        if self.body_on_disk:
+            return self
+        return replace(self, task=without_body(self.task), body_on_disk=True, kept_cache_key=cache_key(self.task))
+
+    def with_body(self, task: Task) -> Entry:
+        return replace(self, task=task, body_on_disk=False, kept_cache_key=None)
 
     @property
     def deadline_ms(self) -> int | None:
@@ -127,7 +154,7 @@ class IllegalMoveError(Exception):
 
 
 def _began(_: None, event: TaskSent | TaskFollowed, after: State, ts_ms: int) -> Entry:
-    return Entry(event.task, event.digest, after, ts_ms, ts_ms)
+    return Entry(event.task, event.digest, after, ts_ms, ts_ms, body_bytes=weigh(event.task))
 
 
 def _moved(entry: Entry, _: TaskPromoted | ResultDrained, after: State, ts_ms: int) -> Entry:
@@ -243,6 +270,7 @@ def _continued(entry: Entry, event: TaskContinued, after: State, ts_ms: int) -> 
         interruption=None,
         said=_said(entry, event),
         messages=(event.message,),
+        messages_bytes=weigh_message(event.message),
     )
 
 
@@ -255,6 +283,7 @@ def _kept(entry: Entry, event: MessageKept, after: State, ts_ms: int) -> Entry:
         generation=event.generation,
         said=_said(entry, event),
         kept=(*entry.kept, event.message),
+        kept_bytes=entry.kept_bytes + weigh_message(event.message),
     )
 
 
@@ -278,6 +307,8 @@ def _turned(entry: Entry, event: TurnEnded, after: State, ts_ms: int) -> Entry:
         interruption=None,
         messages=entry.kept,
         kept=(),
+        messages_bytes=entry.kept_bytes,
+        kept_bytes=0,
         ended_turn=_ended_turn(entry, event),
     )
 
@@ -299,6 +330,7 @@ def _settled(entry: Entry, event: TaskSettled, after: State, ts_ms: int) -> Entr
         interrupted=False,
         interruption=None,
         result=event.result,
+        result_bytes=weigh_result(event.result) if after is State.SETTLED else 0,
         ending=event.ending,
         cause=event.cause,
     )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from covenant.ledger.machine.accounts import check_account
 from covenant.ledger.machine.batches import Room
 from covenant.ledger.machine.commands import (
     Advance,
@@ -36,14 +37,15 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.refusals import find, key_reused, not_lessee, over, stale, takes_no_more, unknown
-from covenant.ledger.machine.sending import ending_of
+from covenant.ledger.machine.sending import BUSY_RETRY_MS, ending_of
 from covenant.ledger.machine.settling import conclude, expire
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
-from covenant.model.errors import Conflict, Invalid, OverLimit
+from covenant.model.errors import Conflict, Invalid, OverLimit, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.lease import Lease
-from covenant.model.update import ArtifactUpdate, Interruption, StatusUpdate, Update
+from covenant.model.task import Task
+from covenant.model.update import ArtifactUpdate, Interruption, StatusUpdate, Update, weigh_message
 
 _INTERRUPTIONS = frozenset(Interruption)
 
@@ -60,7 +62,7 @@ def take(decide: Decide, command: Take) -> Leased:
     count = min(command.count, view.limits.batch_max)
     taken: list[LeasedTask] = []
     room = Room(view.limits.batch_bytes_max)
-    looked = 0
+    looked = unreadable = 0
     # What is past its deadline is settled on the way, and must not hide the work behind it; so look on, within bounds.
     while len(taken) < count and looked <= EXPIRED_AT_ONCE_MAX:
         entries = view.queued(command.recipient, looked + count - len(taken))[looked:]
@@ -70,14 +72,29 @@ def take(decide: Decide, command: Take) -> Leased:
         for entry in entries:
             if decide.has_passed(entry.task.deadline_ms):
                 expire(decide, entry)
-            elif count == 1 or room.takes(entry.task):
-                taken.append(_lease(decide, entry, command))
+                continue
+            task = view.task(entry)
+            if task is None:
+                # It stays queued, and must not stand in the way of the work behind it.
+                unreadable += 1
+            elif count == 1 or room.takes(task):
+                taken.append(_lease(decide, entry, task, command))
             else:
                 return Leased(tuple(taken))
+    if unreadable and not taken and not decide.events:
+        raise decide.refuse(body_unreadable(f"the body of {unreadable} queued task(s)"))
     return Leased(tuple(taken))
 
 
-def _lease(decide: Decide, entry: Entry, command: Take) -> LeasedTask:
+def body_unreadable(what: str) -> Unavailable:
+    return Unavailable(
+        "body_unreadable",
+        f"{what} cannot be read from the archive now; nothing is lost, and `covenant doctor` says what is wrong",
+        retry_after_ms=BUSY_RETRY_MS,
+    )
+
+
+def _lease(decide: Decide, entry: Entry, task: Task, command: Take) -> LeasedTask:
     lease = Lease(
         lease_id=LeaseId(decide.new_id()),
         leased_to=command.holder or entry.task.recipient,
@@ -89,7 +106,7 @@ def _lease(decide: Decide, entry: Entry, command: Take) -> LeasedTask:
     generation = entry.generation + 1 if entry.attempt == 0 and entry.turn == 1 else 0
     by = command.by.pubkey if command.by is not None else None
     decide.add(TaskLeased(entry.task.id, lease, generation, command.request_id, by))
-    return LeasedTask(entry.task, lease, entry.turn, entry.messages)
+    return LeasedTask(task, lease, entry.turn, entry.messages)
 
 
 def _taken_before(decide: Decide, task_ids: tuple[TaskId, ...], lease_ids: tuple[LeaseId, ...]) -> Leased:
@@ -98,7 +115,10 @@ def _taken_before(decide: Decide, task_ids: tuple[TaskId, ...], lease_ids: tuple
     for task_id, lease_id in zip(task_ids, lease_ids, strict=True):
         entry = decide.view.entry(task_id)
         if entry is not None and entry.state is State.LEASED and entry.lease and entry.lease.lease_id == lease_id:
-            taken.append(LeasedTask(entry.task, entry.lease, entry.turn, entry.messages))
+            task = decide.view.task(entry)
+            if task is None:
+                raise decide.refuse(body_unreadable(f"the body of task {task_id}, which this request was given,"))
+            taken.append(LeasedTask(task, entry.lease, entry.turn, entry.messages))
     return Leased(tuple(taken), again=True)
 
 
@@ -226,6 +246,7 @@ def continue_(decide: Decide, command: Continue) -> Reported:
             return Reported(generation, duplicate=True)
         if command.key is not None and message_id.startswith(command.key):
             raise decide.refuse(key_reused())
+    check_account(decide, entry.task, tasks=0, size=weigh_message(command.message))
     generation = entry.generation + 1
     if entry.state is State.PARKED:
         decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from covenant.ledger.machine.access import authorize
+from covenant.ledger.machine.accounts import check_account
 from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, Starter
 from covenant.ledger.machine.decision import Decide
 from covenant.ledger.machine.entry import Entry
@@ -16,7 +17,7 @@ from covenant.model.errors import Conflict, Invalid, OverLimit
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.lease import Lease
 from covenant.model.result import Ending, Result, ResultStatus
-from covenant.model.task import DELEGATION, MAILBOX, CacheKey, Task, cache_key
+from covenant.model.task import DELEGATION, MAILBOX, CacheKey, Task, cache_key, weigh
 
 DEADLINE_MS_MAX: Final = 2**63 - 1
 """What the integer column of an archive holds."""
@@ -53,6 +54,7 @@ def accept(decide: Decide, command: Accept) -> Accepted:
         leader = view.leader(key)
         if leader is not None:
             return _follow(decide, command, key, leader)
+    check_account(decide, task, tasks=1, size=weigh(task))
     waiting = view.queued_count(task.recipient.pubkey)
     if waiting >= view.limits.queued_per_recipient_max:
         raise decide.refuse(
@@ -104,18 +106,21 @@ def _start(decide: Decide, task: Task, starter: Starter) -> LeasedTask:
 
 def _again(decide: Decide, task_id: TaskId, known: Entry | Archived) -> Accepted:
     leader = None
-    if isinstance(known, Entry) and known.state is State.FOLLOWING and (key := cache_key(known.task)):
+    if isinstance(known, Entry) and known.state is State.FOLLOWING and (key := known.cache_key):
         leader = decide.view.leader(key)
     return Accepted(task_id=task_id, duplicate=True, replayed=known.cause is Cause.REPLAY, following=leader)
 
 
 def _check_undrained(decide: Decide, task: Task) -> None:
-    limits = decide.view.limits
-    if decide.view.settled_count(task.sender.pubkey) >= limits.undrained_per_sender_max:
+    view, limits, sender = decide.view, decide.view.limits, task.sender.pubkey
+    if (
+        view.settled_count(sender) >= limits.undrained_per_sender_max
+        or view.undrained_bytes(sender) >= limits.undrained_bytes_per_sender_max
+    ):
         raise decide.refuse(
             OverLimit(
                 "results_undrained",
-                "too many of your results wait to be drained; take them with GET /a2a/results/next",
+                "too many of your results, or too large ones, wait to be drained; take them with GET /a2a/results/next",
                 retry_after_ms=BUSY_RETRY_MS,
             )
         )
@@ -154,6 +159,7 @@ def _follow(decide: Decide, command: Accept, key: CacheKey, leader: TaskId) -> A
                 retry_after_ms=BUSY_RETRY_MS,
             )
         )
+    check_account(decide, task, tasks=1, size=weigh(task))
     _begin(decide, command, TaskFollowed(task.id, task, command.digest, leader))
     return Accepted(task_id=task.id, following=leader)
 

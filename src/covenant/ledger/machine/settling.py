@@ -41,7 +41,7 @@ from covenant.model.errors import Conflict
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.lease import Lease
 from covenant.model.result import Ending, Result, ResultStatus, error_result, result_digest
-from covenant.model.task import DELEGATION, cache_key
+from covenant.model.task import DELEGATION
 from covenant.model.update import MessageUpdate
 
 DEADLINE_MESSAGE = "deadline_exceeded"
@@ -157,7 +157,7 @@ def end(
     generation: int | None = None,
 ) -> None:
     """Settle an entry, and with it whoever follows it. `generation`: where it stands, if this decision moved it."""
-    key = cache_key(entry.task)
+    key = entry.cache_key
     shared = key is not None and cause is Cause.RESULT
     decide.add(
         ended(entry.task)(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, Self
+from typing import Protocol
 
 import msgspec
 
@@ -29,15 +29,24 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     queued_per_recipient_max: int = 100_000
     undrained_per_sender_max: int = 100_000
+    undrained_bytes_per_sender_max: int = 256 * 1024 * 1024
+    """Size of these results together."""
     followers_max: int = 100
     """One result settles them all, in one record."""
+    body_bytes_on_disk: int = 64 * 1024
+    """A live task whose body has at least so many bytes does not keep it in memory."""
     batch_max: int = 100
     batch_bytes_max: int = 3 * 1024 * 1024
     """A batch ends with the task or result that would take it over this; it always has one."""
     artifacts_per_attempt_max: int = 1_000
+    live_tasks_max: int = 100_000
+    """Tasks of one account that have not ended, unless its tenant has a limit of its own. 0: no limit."""
+    queued_bytes_max: int = 256 * 1024 * 1024
+    """Size of what waits in these tasks. 0: no limit."""
     messages_kept_max: int = 100
     """Messages to one task that wait for its next turn."""
     cache_entries_max: int = 100_000
+    cache_bytes_max: int = 256 * 1024 * 1024
     cache_age_ms_max: int = 7 * 24 * 3_600_000
     requests_remembered_max: int = 65_536
     tenants_max: int = 10_000
@@ -54,11 +63,6 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Push configurations under way; each is kept in memory until its last delivery."""
     retention_ms: int = 30 * 24 * 3_600_000
     """How long a result waits for a sender that never drains."""
-
-    @classmethod
-    def taken_from(cls, settings: object) -> Self:
-        """From whatever has an attribute for each of them."""
-        return cls(**{name: getattr(settings, name) for name in cls.__struct_fields__})
 
 
 class Archived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -93,6 +97,16 @@ class Remembered(msgspec.Struct, frozen=True, gc=False):
     lease_ids: tuple[LeaseId, ...] = ()
 
 
+class Account:
+    """Tasks of an account that have not ended, and their size with that of the messages that wait for them."""
+
+    __slots__ = ("size", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks = 0
+        self.size = 0
+
+
 class View(Protocol):
     @property
     def limits(self) -> Limits: ...
@@ -100,16 +114,25 @@ class View(Protocol):
     def audit_head(self) -> AuditHead: ...
 
     def entry(self, task_id: TaskId) -> Entry | None: ...
+    def task(self, entry: Entry) -> Task | None:
+        """The task of an entry with its body, which may be on disk; None if it cannot be read."""
+
     def archived(self, task_id: TaskId) -> Archived | None: ...
 
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
         """The oldest queued tasks of a recipient, or of all."""
 
     def queued_count(self, recipient: PublicKey) -> int: ...
+    def account(self, name: str) -> Account:
+        """What an account (see `account_of`) has in the ledger."""
+
     def settled(self, sender: PublicKey | None, count: int) -> Sequence[Entry]:
         """The oldest undrained results of a sender, or of all."""
 
     def settled_count(self, sender: PublicKey) -> int: ...
+    def undrained_bytes(self, sender: PublicKey) -> int:
+        """Size of the results that wait for a sender."""
+
     def leases(self) -> Iterable[Entry]:
         """In-flight tasks, the longest untouched first."""
 
@@ -124,7 +147,7 @@ class View(Protocol):
 
     def cached(self, key: CacheKey) -> Cached | None: ...
     def cache_overflow(self, now_ms: int, ages: Ages) -> int:
-        """How many of the oldest cached results are over the limits of age and number."""
+        """How many of the oldest cached results are over the limits of age, number and size."""
 
     def leader(self, key: CacheKey) -> TaskId | None: ...
     def followers(self, key: CacheKey) -> Sequence[TaskId]: ...
