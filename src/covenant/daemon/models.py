@@ -26,7 +26,6 @@ from covenant.daemon.settings import ModelSettings, Settings
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.constitution import INDEX, Constitution
-from covenant.model.tenant import DEFAULT
 from covenant.outbound.fetching import Fetcher
 
 if TYPE_CHECKING:
@@ -189,8 +188,8 @@ def make_cast(
         catalogue,
         lambda constitution: _played(constitution, models),
         abroad,
-        # The tokens in the file were given for the first tenant, and for nobody else.
-        remote_for=lambda tenant: tenant == DEFAULT,
+        # The token of an entry was given for the tenants of that entry, and for nobody else.
+        callable_by=elsewhere.registry.names_of,
     )
     means = Means(
         roster=roster,

@@ -28,6 +28,7 @@ from covenant.exchange.messages import (
     next_message,
     within_chain,
     within_deadline,
+    without_reserved_keys,
     without_way,
 )
 from covenant.exchange.streams import KEEP_ALIVE_S, Stream
@@ -268,8 +269,11 @@ class Conversations:
             # The same key with another webhook is another request, as with another message.
             digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
         check_size(size, self.limits.message_bytes_max)
-        if task.deadline_ms is not None and task.origin == ORIGIN:
-            task = within_deadline(task, self._ledger.now_ms())
+        if task.origin == ORIGIN:
+            # After the digest: the same request has the same digest, whichever keys are reserved by now.
+            task = without_reserved_keys(task)
+            if task.deadline_ms is not None:
+                task = within_deadline(task, self._ledger.now_ms())
         try:
             trace = None if hop is None else trace_of(hop)
             accepted = await self._beginnings.accept(task, digest, push, trace, minted=minted)

@@ -19,6 +19,7 @@ from covenant.model.content import Audio, Content, Image, Json, Resource, Resour
 from covenant.model.errors import Invalid, TooLarge
 from covenant.model.hop import Hop
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.metadata import unreserved_parts, without_reserved
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.model.update import MessageUpdate
 from covenant.wire.hops import MEMBERS
@@ -122,6 +123,19 @@ def without_way(task: Task) -> Task:
     return msgspec.structs.replace(task, metadata=kept or None)
 
 
+def without_reserved_keys(task: Task) -> Task:
+    """The task without what a client said under the daemon's own keys: what they mean was read already."""
+    if task.metadata is None and task.request_metadata is None and not task.parts:
+        return task
+    parts, metadata, about = task.parts, task.metadata, task.request_metadata
+    return msgspec.structs.replace(
+        task,
+        parts=unreserved_parts(parts),
+        metadata=without_reserved(metadata),
+        request_metadata=without_reserved(about),
+    )
+
+
 def within_deadline(task: Task, now_ms: int) -> Task:
     """A deadline ends what waits. What is at work is ended by a timeout, so that is no longer than what is left.
 
@@ -134,11 +148,12 @@ def within_deadline(task: Task, now_ms: int) -> Task:
 
 
 def next_message(message: Message) -> MessageUpdate:
+    """Without what the client said under the daemon's own keys."""
     return MessageUpdate(
         role="user",
-        parts=message.parts,
+        parts=unreserved_parts(message.parts),
         message_id=message.message_id,
-        metadata=message.metadata,
+        metadata=without_reserved(message.metadata),
         extensions=message.extensions,
         reference_task_ids=message.reference_task_ids,
     )

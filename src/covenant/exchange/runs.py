@@ -26,6 +26,7 @@ from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid
 from covenant.model.hop import Hop
 from covenant.model.ids import TaskId
+from covenant.model.metadata import without_reserved
 from covenant.model.task import NATIVE, Task
 from covenant.model.tracing import trace_of, traced
 
@@ -77,7 +78,7 @@ class Runs:
         hop: Hop | None = None,
     ) -> Task:
         """Refused if it cannot be asked. The same key makes the same task."""
-        about = dict(run.about or {})
+        about = without_reserved(run.about) or {}
         agent_id = run.agent
         if run.definition is not None:
             agent_id = INDEX

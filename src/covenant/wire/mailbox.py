@@ -1,7 +1,8 @@
 """What callers of the mailbox send: tasks, results, leases, queries. Decoded here, then turned into the model.
 
-On input `null` and absent are the same, and unknown fields are ignored. `origin`, `tenant` and `depth` of a task are
-not fields here: the door sets them, never the caller. A request that also has a path takes `task_id` from there.
+On input `null` and absent are the same, and unknown fields are ignored. `origin`, `tenant`, `depth` and `target` of a
+task are not fields here: the door sets them, never the caller. Metadata under the daemon's own keys is left out (see
+`model.metadata`). A request that also has a path takes `task_id` from there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from covenant.model.ids import (
     parse_task_id,
     parse_uuid,
 )
+from covenant.model.metadata import unreserved_parts, unreserved_update
 from covenant.model.repair import ForceError, Posture, RepairCommand, Requeue, RetryPolicy
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import Idempotency, Task
@@ -87,7 +89,7 @@ class SendTask(Request, frozen=True, kw_only=True):
             parent=TaskId(parse_uuid(self.parent, "parent")) if self.parent is not None else None,
             deadline_ms=self.deadline_ms,
             idempotency=self.idempotency,
-            parts=self.parts or (),
+            parts=unreserved_parts(self.parts or ()),
             timeout_ms=self.timeout_ms,
             context_id=self.context_id,
         )
@@ -159,7 +161,7 @@ class PostResult(TaskRequest, frozen=True, kw_only=True):
         return Result(
             task_id=self.parsed_task_id(),
             status=self.status,
-            content=self.content or (),
+            content=unreserved_parts(self.content or ()),
             error_message=self.error_message if self.error_message is not None else msgspec.UNSET,
         )
 
@@ -180,6 +182,9 @@ class UpdateTask(LeaseRequest, frozen=True, kw_only=True):
 
     update: Update
     update_no: Whole | None = None
+
+    def parsed_update(self) -> Update:
+        return unreserved_update(self.update)
 
 
 class CancelTask(TaskRequest, frozen=True, kw_only=True):
