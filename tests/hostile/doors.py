@@ -76,6 +76,7 @@ def _params(message: dict[str, Any], metadata: Metadata) -> dict[str, Any]:
 
 
 def _task(answer: dict[str, Any]) -> dict[str, Any]:
+    assert "error" not in answer, answer
     found = answer.get("result", answer)
     task = found.get("task", found)
     assert isinstance(task, dict), answer

@@ -31,7 +31,7 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.folding import Folder, TaskView
-from covenant.model.ids import AgentId, TaskId
+from covenant.model.ids import AgentId, TaskId, uuid_of
 from covenant.model.target import ELSEWHERE, PEERS, Target
 from covenant.model.task import DELEGATION, DuplicateSafety, Idempotency, Task, fingerprint
 from covenant.model.tracing import OFF, Tracer, trace_of, traced
@@ -280,8 +280,7 @@ class Delegations:
 
 def call_id(parent: TaskId, *what: str) -> TaskId:
     """The task that is meant by this part of its parent, whenever it is asked for. Shaped as a UUID (version 8)."""
-    h = hashlib.sha256("\0".join((parent, *what)).encode()).hexdigest()
-    return TaskId(f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}")
+    return TaskId(uuid_of(hashlib.sha256("\0".join((parent, *what)).encode()).digest()))
 
 
 def digest_of(parts: Sequence[Content]) -> str:

@@ -1,18 +1,16 @@
 """From what a client says to the task it begins, or the message that continues one: what is checked and what is kept.
 
-A task that is sent under an idempotency key gets its id from the key: so the same key names the same task for ever, and
-the ledger's own rule (one id, one content) says whether it is the same request.
+A task that is sent under an idempotency key gets its id from the key (`keyed_ids`): so the same key names the same task
+for ever, and the ledger's own rule (one id, one content) says whether it is the same request.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from covenant.exchange.tenancy import Caller
 from covenant.model.asking import Message, SendMessage
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text, is_plain
@@ -68,13 +66,6 @@ def _key(key: str) -> str:
     if not key.strip() or len(key) > KEY_LENGTH_MAX:
         raise Invalid("invalid_idempotency", f"an idempotency key has 1 to {KEY_LENGTH_MAX} characters")
     return key
-
-
-def id_of_key(caller: Caller, agent_id: str, key: str) -> TaskId:
-    """The task that this caller means by this key, at this agent. Shaped as a UUID (version 8)."""
-    scope = f"{caller.tenant.name}\0{caller.name}\0{agent_id}\0{key}"
-    h = hashlib.sha256(scope.encode()).hexdigest()
-    return TaskId(f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}")
 
 
 def first_task(

@@ -40,6 +40,12 @@ def parse_uuid(value: str, field: str) -> str:
     return lowered
 
 
+def uuid_of(digest: bytes) -> str:
+    """The first 16 bytes of a digest, shaped as a UUID (version 8)."""
+    h = digest.hex()
+    return f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}"
+
+
 def parse_task_id(value: str) -> TaskId:
     return TaskId(parse_uuid(value, "task id"))
 

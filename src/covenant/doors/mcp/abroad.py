@@ -25,7 +25,6 @@ from covenant.doors.mcp.telling import Told, shortened
 from covenant.doors.mcp.tools import TRUST_LEVELS, InvokeRemoteAgent, Trust
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import Conversations
-from covenant.exchange.messages import id_of_key
 from covenant.exchange.oversight import Oversight
 from covenant.exchange.streams import Stream
 from covenant.exchange.tenancy import Caller
@@ -85,11 +84,16 @@ class Abroad:
             _check_skill(card, asked.skill)
             words = f"Use your skill {asked.skill}.\n\n{words}"
         tenant, key = caller.tenant.name, asked.idempotency_key
-        task_id = TaskId(self._new_id()) if key is None else id_of_key(caller, ELSEWHERE, key)
+        sender, recipient = self._catalogue.client(tenant), self._catalogue.identity(tenant, ELSEWHERE)
+        if key is None:
+            task_id = TaskId(self._new_id())
+        else:
+            ids = self._conversations.ids
+            task_id = await ids.find(caller, ELSEWHERE, key, sender=sender, recipient=recipient)
         task = Task(
             id=task_id,
-            sender=self._catalogue.client(tenant),
-            recipient=self._catalogue.identity(tenant, ELSEWHERE),
+            sender=sender,
+            recipient=recipient,
             intent_text=words,
             timeout_ms=max(1, int(asked.timeout_minutes * 60_000)),
             context_id=task_id,
