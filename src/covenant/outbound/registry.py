@@ -135,6 +135,12 @@ class Remotes:
         self._refresh()
         return frozenset(name for name, entry in self._entries.items() if entry.enabled and tenant in entry.tenants)
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Those that may call any of them."""
+        self._refresh()
+        return frozenset(name for entry in self._entries.values() if entry.enabled for name in entry.tenants)
+
     def _may_know(self, tenant: str, name: str) -> bool:
         """Of an entry that cannot be used: whether the tenant hears that there is one."""
         entry = self._entries.get(name)
