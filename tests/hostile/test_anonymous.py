@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -9,8 +10,9 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from a2a.types import a2a_pb2 as pb
 
-from tests.cli.daemons import Daemon
-from tests.hostile.client import operator_token
+from tests.cli.daemons import Daemon, covenant
+from tests.hostile.client import operator_token, request
+from tests.hostile.conftest import StartDaemon
 from tests.hostile.doors import A2A_DOORS, GRPC_ON, Client, message_v03, message_v1
 
 AGENTS: Final = """
@@ -51,6 +53,46 @@ def stranger(serving: Daemon) -> Client:
 @pytest.fixture
 def tenant(serving: Daemon) -> Client:
     return Client(serving, operator_token(serving.home))
+
+
+def test_a_request_that_a_proxy_passed_on_needs_a_token(start_daemon: StartDaemon) -> None:
+    """By a header of the proxy's, or by the name that was called: neither is this machine."""
+    daemon = start_daemon(
+        env={
+            "COVENANT_A2A_PUBLISH": "index",
+            "COVENANT_A2A_PUBLISH_ANONYMOUS": "loopback",
+            "COVENANT_HTTP_ALLOWED_HOSTS": "localhost,127.0.0.1,agents.example",
+        }
+    )
+    call = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message_v1("hello")}}
+    for headers, status in (
+        ({}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "agents.example"}, 401),
+        ({"Host": "agents.example:443"}, 401),
+        ({"X-Forwarded-For": "203.0.113.9"}, 401),
+        ({"Forwarded": "for=203.0.113.9"}, 401),
+        ({"Host": "evil.example"}, 403),
+    ):
+        answer = request(daemon.url, "POST", "/v1/a2a/agents/index", body=call, headers=headers)
+        assert answer.status == status, headers
+
+
+def test_a_daemon_with_a_public_address_is_called_by_it_and_refuses_to_take_callers_for_local(
+    start_daemon: StartDaemon, short_path: Path
+) -> None:
+    public = {"COVENANT_PUBLIC_BASE_URL": "https://agents.example/under"}
+    daemon = start_daemon(env=public)
+    for host, status in (("agents.example", 200), ("agents.example:443", 200), ("other.example", 403)):
+        assert request(daemon.url, "GET", "/healthz", headers={"Host": host}).status == status
+    refused = covenant(
+        "serve",
+        *("--home", str(short_path / "other"), "--http-port", "0"),
+        env=public | {"COVENANT_A2A_PUBLISH_ANONYMOUS": "loopback"},
+    )
+    assert refused.code != 0
+    assert "http.public_base_url" in refused.err
+    assert "Traceback" not in refused.err
 
 
 def test_nobody_lists_tasks_without_a_token_by_any_binding(stranger: Client, tenant: Client) -> None:
