@@ -18,6 +18,7 @@ LeaseId = NewType("LeaseId", str)
 PublicKey = NewType("PublicKey", str)
 """Base58 of the 32 bytes of an Ed25519 public key."""
 
+KEY_BYTES: Final = 32
 DISPLAY_LENGTH_MAX: Final = 128
 REQUEST_ID_LENGTH_MAX: Final = 128
 
@@ -62,8 +63,8 @@ def check_display(display: str) -> str:
 
 def check_pubkey(pubkey: str) -> PublicKey:
     size = base58_size(pubkey)
-    if size != 32:
-        raise Invalid("invalid_agent_id", f"pubkey must decode to 32 bytes, got {size}")
+    if size != KEY_BYTES:
+        raise Invalid("invalid_agent_id", f"pubkey must decode to {KEY_BYTES} bytes, got {size}")
     return PublicKey(pubkey)
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from covenant.model.constitution import explained
 from covenant.model.errors import Invalid
+from covenant.model.spelling import did_you_mean
 from covenant.model.tenant import DEFAULT
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
@@ -66,7 +67,7 @@ def read_mcp_servers(given: object) -> Mapping[str, McpServer]:
         raise _wrong("must be an object")
     for key in given:
         if key != "servers":
-            raise _wrong(f"unknown key /{_escaped(str(key))}")
+            raise _wrong(f"unknown key /{_escaped(str(key))}{did_you_mean(str(key), ('servers',))}")
     servers = given.get("servers")
     if not isinstance(servers, dict):
         raise _wrong("/servers: must be an object" if "servers" in given else "/servers: must be given")

@@ -71,7 +71,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"{host_text(location.host)}:{location.port}"
 
 
-class _File(msgspec.Struct, frozen=True):
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agents: dict[str, Any] = {}
 
 
@@ -166,7 +166,7 @@ class Remotes:
                 raise Invalid("too_large", f"has more than {FILE_BYTES_MAX} bytes")
             agents = decode(_file, data).agents
         except (OSError, Invalid) as error:
-            self._unreadable = f"{self.path} cannot be read: {error}"
+            self._unreadable = f"{self.path} cannot be read: {explained(str(error), _File)}"
             return
         for name, said in agents.items():
             try:

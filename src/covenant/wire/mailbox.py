@@ -1,14 +1,14 @@
 """What callers of the mailbox send: tasks, results, leases, queries. Decoded here, then turned into the model.
 
-On input `null` and absent are the same, and unknown fields are ignored. `origin`, `tenant`, `depth` and `target` of a
-task are not fields here: the door sets them, never the caller. Metadata under the daemon's own keys is left out (see
-`model.metadata`). A request that also has a path takes `task_id` from there.
+On input `null` and absent are the same, and unknown fields are ignored, except in requests that are `strict`. `origin`,
+`tenant`, `depth` and `target` of a task are not fields here: the door sets them, never the caller. Metadata under the
+daemon's own keys is left out (see `model.metadata`). A request that also has a path takes `task_id` from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -42,6 +42,15 @@ _NO_KEY = PublicKey("")
 
 class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The root of everything a caller may ask."""
+
+    strict: ClassVar[bool] = False
+    """Whether a field that it does not have is refused: where one that is misspelt would allow more than was meant."""
+
+
+class Strict(Request, frozen=True, kw_only=True):
+    """The root of what changes who may do what."""
+
+    strict: ClassVar[bool] = True
 
 
 class Nothing(Request, frozen=True, kw_only=True):
@@ -202,6 +211,7 @@ class ForceErrorCommand(msgspec.Struct, frozen=True, gc=False, tag_field="action
 
 
 class RepairTask(TaskRequest, frozen=True, kw_only=True):
+    strict: ClassVar[bool] = True
     task_id: str
     command: RequeueCommand | ForceErrorCommand
     reason: str
@@ -215,6 +225,7 @@ class RepairTask(TaskRequest, frozen=True, kw_only=True):
 
 
 class RetryStale(Request, frozen=True, kw_only=True):
+    strict: ClassVar[bool] = True
     enabled: bool | None = None
     min_lease_age_ms: Whole | None = None
     max_attempts: Whole | None = None

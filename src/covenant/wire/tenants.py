@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from covenant.model.tenant import DEFAULT
-from covenant.wire.mailbox import Request
+from covenant.wire.mailbox import Request, Strict
 
 Bound = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
@@ -20,7 +20,7 @@ class WireLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     burst: Bound = 0
 
 
-class AddTenant(Request, frozen=True, kw_only=True):
+class AddTenant(Strict, frozen=True, kw_only=True):
     name: str
     limits: WireLimits | None = None
 
@@ -29,7 +29,7 @@ class ListTenants(Request, frozen=True, kw_only=True):
     pass
 
 
-class TenantRequest(Request, frozen=True, kw_only=True):
+class TenantRequest(Strict, frozen=True, kw_only=True):
     name: str = ""
 
 
@@ -61,7 +61,7 @@ class RemoveAgent(AgentRequest, frozen=True, kw_only=True):
     pass
 
 
-class AddAgent(Request, frozen=True, kw_only=True):
+class AddAgent(Strict, frozen=True, kw_only=True):
     """`agent_def` is the constitution. With `replace` it takes the place of the stored one with its id."""
 
     agent_def: dict[str, Any]
