@@ -15,7 +15,7 @@ from covenant.daemon.loading import load
 from covenant.daemon.logs import Log
 from covenant.daemon.outbound import open_outbound
 from covenant.ledger.log.homes import memory_ledger
-from covenant.model.errors import Invalid
+from covenant.model.errors import Invalid, NotFound
 from covenant.model.target import Target
 from covenant.model.tenant import DEFAULT
 from covenant.outbound.failures import AddressRefused, CallFailed
@@ -120,3 +120,19 @@ async def test_what_is_wrong_with_the_file_is_in_the_log_once_and_told_to_caller
             assert agents.registered("acme", "poor") is None
     said = [(each.getMessage(), each.fields["entry"]) for each in caplog.records]  # type: ignore[attr-defined]
     assert sorted(said) == [("remotes.no_token", "poor"), ("remotes.unusable", "fine"), ("remotes.unusable", "typo")]
+
+
+async def test_an_entry_is_opened_for_its_tenants_alone(tmp_path: Path) -> None:
+    async with (
+        hand_made(lambda called: called.result({"task": task("COMPLETED", "done")})) as hand,
+        elsewhere(tmp_path) as agents,
+    ):
+        write(tmp_path, hand={"url": hand.served.url("")}, theirs={"url": hand.served.url(""), "tenants": ["acme"]})
+        for tenant, name in (("acme", "hand"), (DEFAULT, "theirs"), ("other", "theirs")):
+            with pytest.raises(NotFound):
+                await agents.open(tenant, Target(name=name))
+            with pytest.raises(NotFound):
+                await agents.open(tenant, Target(name=name, url=hand.served.url("")))
+        assert hand.served.requests == []
+        for tenant, name in ((DEFAULT, "hand"), ("acme", "theirs")):
+            assert (await agents.open(tenant, Target(name=name))).card is not None
