@@ -25,7 +25,7 @@ from covenant.model.metadata import is_reserved
 from covenant.wire.a2a_v03.parts import FILENAME, MEDIA_TYPE
 from covenant.wire.hops import MEMBERS
 from tests.cli.daemons import Daemon
-from tests.hostile.client import operator_token, request
+from tests.hostile.client import operator_token
 from tests.hostile.conftest import StartDaemon
 from tests.hostile.doors import A2A_DOORS, GRPC_ON, Client, Ipc, Listener
 
@@ -57,7 +57,7 @@ import json
 
 from covenant import Agent, Turn
 
-mirror = Agent("mirror")
+mirror = Agent("mirror", default_project="p")
 
 
 @mirror
@@ -93,7 +93,14 @@ def test_every_key_that_the_daemon_writes_or_reads_is_reserved() -> None:
     assert not is_reserved("mine")
 
 
-@pytest.mark.parametrize("key", [*DECIDING, *READ_AT_THE_DOOR])
+EACH: Final = [
+    key if key in (REMOTE, IDEMPOTENCY) else pytest.param(key, marks=pytest.mark.slow)
+    for key in (*DECIDING, *READ_AT_THE_DOOR)
+]
+"""One by one is the long way; all of them together, below, is the short one."""
+
+
+@pytest.mark.parametrize("key", EACH)
 @pytest.mark.parametrize("door", A2A_DOORS)
 def test_a_reserved_key_of_a_client_is_neither_seen_by_the_agent_nor_told_again(
     serving: Daemon, door: str, key: str
@@ -103,16 +110,24 @@ def test_a_reserved_key_of_a_client_is_neither_seen_by_the_agent_nor_told_again(
         metadata[key] = {"key": f"{FORGED} {door}"}
     told = A2A_DOORS[door](client, "mirror", "show", metadata)
     assert texts_of(told) == [{"metadata": {"mine": "kept"}, "parts": [{"mine": "kept"}]}]
-    known = client.rpc("mirror", "GetTask", {"id": told["id"]})["result"]
-    assert FORGED not in json.dumps(known)
-    message = known["history"][0]
+    assert FORGED not in json.dumps(told)
+    message = told["history"][0]
     assert (message["metadata"], message["parts"][0]["metadata"]) == ({"mine": "kept"}, {"mine": "kept"})
-    shown = request(serving.url, "GET", f"/a2a/tasks/{told['id']}/show", token=operator_token(serving.home)).json
-    assert shown["task"].get("request_metadata") == {"mine": "kept"}
-    assert "target" not in shown["task"]
 
 
-@pytest.mark.parametrize("key", [REMOTE, PROOF, IDEMPOTENCY, "x-arbiter.tool_call", "traceparent"])
+@pytest.mark.parametrize("door", A2A_DOORS)
+def test_all_reserved_keys_together_leave_nothing_in_the_ledger(serving: Daemon, door: str) -> None:
+    client = Client(serving, operator_token(serving.home))
+    metadata = {name: value for key in (*DECIDING, *READ_AT_THE_DOOR) for name, value in said_under(key).items()}
+    metadata[IDEMPOTENCY] = {"key": f"{FORGED} all {door}"}
+    told = A2A_DOORS[door](client, "mirror", "show", metadata)
+    assert FORGED not in json.dumps(client.rpc("mirror", "GetTask", {"id": told["id"]})["result"])
+    shown = client.ask("GET", f"/a2a/tasks/{told['id']}/show").json["task"]
+    assert (shown["metadata"], shown["request_metadata"]) == ({"mine": "kept"}, {"mine": "kept"})
+    assert "target" not in shown
+
+
+@pytest.mark.parametrize("key", [REMOTE, IDEMPOTENCY, "traceparent"])
 @pytest.mark.parametrize("door", A2A_DOORS)
 def test_a_reserved_key_of_the_next_message_is_not_kept_either(serving: Daemon, door: str, key: str) -> None:
     client, metadata = Client(serving, operator_token(serving.home)), said_under(key)
@@ -125,13 +140,26 @@ def test_a_reserved_key_of_the_next_message_is_not_kept_either(serving: Daemon, 
 
 
 def test_doors_without_metadata_take_none(serving: Daemon) -> None:
-    """The native door refuses a member that it does not know; the simple one and MCP have no place for metadata."""
+    """The native door and MCP refuse a member that they do not know; the simple one has no place for it."""
     client = Client(serving, operator_token(serving.home))
     for forged in ({"metadata": said_under(REMOTE)}, {REMOTE: {"name": FORGED}}, {"target": {"name": FORGED}}):
         refused = client.ask("POST", "/v1/orchestrate", {"message": "show", "agent": "mirror", **forged})
         assert refused.status == 400, refused
     part = {"type": "text", "text": "show", "metadata": said_under(REMOTE)}
     assert client.ask("POST", "/v1/orchestrate", {"message": [part], "agent": "mirror"}).status == 400
+    target = {"name": FORGED}
+    sent = client.ask(
+        "POST", "/a2a/tasks/send", {"message": "show", "metadata": {REMOTE: target}, "target": target, REMOTE: target}
+    )
+    assert sent.status in (200, 201, 202), sent
+    shown = client.ask("GET", f"/a2a/tasks/{sent.json['id']}/show")
+    assert FORGED not in shown.body.decode()
+    assert "target" not in shown.json["task"]
+    arguments = {"agent": "mirror", "message": "show", "metadata": {REMOTE: {"name": FORGED}}}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "send_task", "arguments": arguments}}
+    answer = client.ask("POST", "/mcp", call, Accept="application/json, text/event-stream")
+    assert answer.status == 200, answer
+    assert "unknown field `metadata`" in answer.body.decode()
 
 
 @pytest.mark.parametrize("door", ["http", "ipc"])
