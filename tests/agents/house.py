@@ -28,7 +28,7 @@ from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.operator import admit_operator
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import Ask, ConversationLimits, Conversations
-from covenant.exchange.delegation import ELSEWHERE, DelegationLimits, Delegations
+from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.registry import operator_agent
 from covenant.exchange.tenancy import Caller, Tenancy
@@ -40,6 +40,7 @@ from covenant.model.constitution import INDEX, Constitution, read_constitution
 from covenant.model.content import Content, Json, Text
 from covenant.model.folding import TaskView
 from covenant.model.step import Step
+from covenant.model.target import ELSEWHERE
 from covenant.model.tenant import DEFAULT
 from covenant.model.update import ArtifactUpdate
 from covenant.outbound.fetching import Fetcher, FetchLimits

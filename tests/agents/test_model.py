@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart
@@ -20,9 +21,12 @@ from covenant.agents.playing import NO_MODEL
 from covenant.agents.speech import Speech
 from covenant.agents.toolbox import ROUNDS_MAX, Toolbox
 from covenant.ledger.machine.commands import Cancel
-from covenant.model.constitution import read_constitution
+from covenant.ledger.machine.tenant_commands import AddTenant
+from covenant.model.constitution import INDEX, read_constitution
 from covenant.model.content import Embedded, Resource
 from covenant.model.folding import TaskState
+from covenant.model.tenant import Tenant
+from covenant.testing.cast import OPERATOR
 from tests.agents.house import DEAD, House, a_house, function, said, values
 from tests.agents.stage import BOUND_S, chunks
 from tests.agents.test_mcp_tools import opened
@@ -452,6 +456,25 @@ async def test_tools_of_mcp_servers_are_called_by_permission(tmp_path: Path) -> 
         assert labels == [("mcp:tools", True), ("mcp:small.add", True), ("mcp:nobody.add", False)]
         await house.ask("limited", "go")
         assert "ERR: small.add is not among the tools of limited" in narrow.returned[0]
+
+
+@pytest.mark.parametrize("agent_id", ["bot", INDEX])
+async def test_a_model_agent_and_the_index_of_another_tenant_have_no_server_of_the_first(
+    tmp_path: Path, agent_id: str
+) -> None:
+    call = {"server": "small", "tool": "add", "arguments": {"a": 2, "b": 3}}
+    script = Script([("mcp_tools", {}), ("mcp_call", call)], "done")
+    async with opened() as tools, a_house(tmp_path, models={"": script.model}, tools=tools) as house:
+        acme = await house.ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name="acme")))
+        house.add(BOT, tenant="acme")
+        house.open_index("acme")
+        house.caller = msgspec.structs.replace(house.caller, tenant=acme, operator=False)
+        await house.ask(agent_id, "go")
+        assert [said.partition(". ")[0] for said in script.returned] == [
+            "Unknown tool name: 'mcp_tools'",
+            "Unknown tool name: 'mcp_call'",
+        ]
+        assert not tools._live, "nothing was started"
 
 
 async def test_a_sub_agent_that_asks_is_answered_by_the_next_call_of_it(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from covenant.daemon.loading import load
 from covenant.daemon.logs import Log
 from covenant.daemon.outbound import open_outbound
 from covenant.ledger.log.homes import memory_ledger
-from covenant.model.errors import Invalid
+from covenant.model.errors import Invalid, NotFound
+from covenant.model.target import Target
+from covenant.model.tenant import DEFAULT
 from covenant.outbound.failures import AddressRefused, CallFailed
 from tests.agents.stage import now_ms
 from tests.outbound.dns_server import name_server
@@ -60,10 +62,10 @@ async def test_an_address_that_nobody_means_is_called_only_if_the_settings_have_
     write(tmp_path, zero={"url": "http://0.0.0.0:9999/"})
     async with elsewhere(tmp_path) as agents:
         with pytest.raises(AddressRefused):
-            await agents.open({"name": "zero"})
+            await agents.open(DEFAULT, Target(name="zero"))
     async with elsewhere(tmp_path, allow="0.0.0.0") as agents:
         with pytest.raises(CallFailed) as failed:
-            await agents.open({"name": "zero"})
+            await agents.open(DEFAULT, Target(name="zero"))
         assert failed.value.code == "connect_failed"
 
 
@@ -71,7 +73,7 @@ async def test_many_calls_at_once_look_for_a_card_once(tmp_path: Path) -> None:
     async with hand_made(lambda called: called.result({"task": task("COMPLETED", "done")})) as hand:
         write(tmp_path, hand={"url": hand.served.url("")})
         async with elsewhere(tmp_path) as agents:
-            remotes = await asyncio.gather(*(agents.open({"name": "hand"}) for _ in range(50)))
+            remotes = await asyncio.gather(*(agents.open(DEFAULT, Target(name="hand")) for _ in range(50)))
             assert all(remote.card is not None for remote in remotes)
             assert len([each for each in hand.served.requests if each.method == "GET"]) == 1
 
@@ -84,7 +86,7 @@ async def test_an_agent_that_did_not_answer_is_asked_again_by_the_next_call(tmp_
         write(tmp_path, hand={"url": server.url("/card.json")})
         for _ in range(3):
             with pytest.raises(CallFailed):
-                await agents.open({"name": "hand"})
+                await agents.open(DEFAULT, Target(name="hand"))
         assert len(server.requests) == 3
 
 
@@ -92,7 +94,7 @@ async def test_without_a_card_the_address_is_called_and_the_card_not_looked_for_
     async with http_server(always(reply(404, b"{}"))) as server, elsewhere(tmp_path) as agents:
         write(tmp_path, bare={"url": server.url("/rpc")})
         for _ in range(3):
-            remote = await agents.open({"name": "bare"})
+            remote = await agents.open(DEFAULT, Target(name="bare"))
             assert (remote.card, remote.way.url) == (None, server.url("/rpc"))
         assert len(server.requests) == 3
 
@@ -118,3 +120,19 @@ async def test_what_is_wrong_with_the_file_is_in_the_log_once_and_told_to_caller
             assert agents.registered("acme", "poor") is None
     said = [(each.getMessage(), each.fields["entry"]) for each in caplog.records]  # type: ignore[attr-defined]
     assert sorted(said) == [("remotes.no_token", "poor"), ("remotes.unusable", "fine"), ("remotes.unusable", "typo")]
+
+
+async def test_an_entry_is_opened_for_its_tenants_alone(tmp_path: Path) -> None:
+    async with (
+        hand_made(lambda called: called.result({"task": task("COMPLETED", "done")})) as hand,
+        elsewhere(tmp_path) as agents,
+    ):
+        write(tmp_path, hand={"url": hand.served.url("")}, theirs={"url": hand.served.url(""), "tenants": ["acme"]})
+        for tenant, name in (("acme", "hand"), (DEFAULT, "theirs"), ("other", "theirs")):
+            with pytest.raises(NotFound):
+                await agents.open(tenant, Target(name=name))
+            with pytest.raises(NotFound):
+                await agents.open(tenant, Target(name=name, url=hand.served.url("")))
+        assert hand.served.requests == []
+        for tenant, name in ((DEFAULT, "hand"), ("acme", "theirs")):
+            assert (await agents.open(tenant, Target(name=name))).card is not None

@@ -32,7 +32,7 @@ async def test_cards_name_what_is_declared_and_then_what_a_server_really_has(tmp
         before = cards.card(agent, URL)
         assert cards.card(agent, URL) is before
         assert "gone" in {skill.id for skill in before.skills}
-        await tools.list(agent.constitution)
+        await tools.list(DEFAULT, agent.constitution)
         after = cards.card(agent, URL)
         assert cards.card(agent, URL) is after
         names = {skill.id for skill in after.skills}

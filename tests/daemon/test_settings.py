@@ -256,6 +256,19 @@ def test_a_public_base_url_that_is_none_is_refused(tmp_path: Path, given: str) -
     assert "http.public_base_url" in refusal(tmp_path, {"COVENANT_PUBLIC_BASE_URL": given})
 
 
+@pytest.mark.parametrize(
+    ("name", "given"), [("PUBLIC_BASE_URL", "https://agents.example"), ("TRUSTED_PROXIES", "127.0.0.1")]
+)
+def test_callers_on_this_machine_are_not_told_apart_behind_a_proxy(tmp_path: Path, name: str, given: str) -> None:
+    proxied = {f"COVENANT_HTTP_{name}": given}
+    said = refusal(tmp_path, {**proxied, "COVENANT_A2A_PUBLISH_ANONYMOUS": "loopback"})
+    assert "a2a.publish_anonymous" in said
+    assert f"http.{name.lower()}" in said
+    assert "never" in said, "the fix is named"
+    for mode in ("never", "anywhere"):
+        assert load({}, {**proxied, "COVENANT_A2A_PUBLISH_ANONYMOUS": mode}, home=tmp_path)
+
+
 def test_trusted_proxies_are_addresses_and_networks(tmp_path: Path) -> None:
     loaded = load({"http.trusted_proxies": "10.0.0.0/8, ::1"}, {}, home=tmp_path)
     assert loaded.settings.http.trusted_proxies == ("10.0.0.0/8", "::1/128")

@@ -35,7 +35,7 @@ async def test_nobody_but_the_operator_makes_a_grant_for_itself_or_another(
     world: World, speaker: Speaker, to: str | None
 ) -> None:
     alice, bob = await world.pair()
-    await world.grant("capabilities.grant", bob)
+    await world.grant("a2a.compact", bob)
     before = await world.ledger.grants()
     named = {} if to is None else {"to": to}
     for action in ("a2a.send.bob@test", "a2a.compact"):

@@ -32,7 +32,7 @@ PURE: Final = ("model", "wire", "ledger.machine")
 # An allow-list, since a list of what does IO would never be complete.
 PURE_NEEDS: Final = frozenset(
     """
-    __future__ abc array base64 binascii bisect collections contextlib copy dataclasses decimal enum
+    __future__ abc array base64 binascii bisect collections contextlib copy dataclasses decimal difflib enum
     fractions functools hashlib heapq hmac ipaddress itertools json keyword math msgspec numbers operator
     re reprlib string struct textwrap types typing typing_extensions unicodedata urllib.parse uuid.UUID
     zlib

@@ -117,3 +117,38 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path) -> None:
     remotes = Remotes(tmp_path)
     assert (remotes.entry("w").missing({}), remotes.entry("w").missing({"W": "t"})) == ("W", None)
     assert remotes.entry("x").missing({}) is None
+
+
+def test_an_entry_belongs_to_the_first_tenant_unless_it_lists_its_tenants(tmp_path: Path) -> None:
+    url = "https://w.example/a2a"
+    write(
+        tmp_path,
+        {
+            "own": {"url": url},
+            "shared": {"url": url, "tenants": ["default", "acme"]},
+            "theirs": {"url": url, "tenants": ["acme"]},
+            "nobodys": {"url": url, "tenants": []},
+            "off": {"url": url, "tenants": ["acme"], "enabled": False},
+            "wrong": {"url": url, "tenant": ["acme"]},
+        },
+    )
+    remotes = Remotes(tmp_path)
+    assert remotes.names_of("default") == {"own", "shared"}
+    assert remotes.names_of("acme") == {"shared", "theirs"}
+    assert remotes.names_of("other") == frozenset()
+    assert remotes.tenants == {"default", "acme"}
+    assert remotes.entry_of("acme", "theirs").url == url
+    for tenant, name in (
+        ("acme", "own"),
+        ("default", "theirs"),
+        ("default", "nobodys"),
+        ("other", "off"),
+        ("acme", "x"),
+    ):
+        with pytest.raises(NotFound) as unknown:
+            remotes.entry_of(tenant, name)
+        assert unknown.value.message == f"there is no remote agent {name!r} here"
+    for tenant, name, kind in (("acme", "off", Invalid), ("default", "wrong", Invalid), ("acme", "wrong", NotFound)):
+        with pytest.raises(kind) as refused:
+            remotes.entry_of(tenant, name)
+        assert str(tmp_path) not in str(refused.value)

@@ -19,7 +19,7 @@ from covenant.agents.discovery import played
 from covenant.agents.peer import PeerBody
 from covenant.daemon.peer_lines import PeerLines
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import PEERS, REMOTE, DelegationLimits, Delegations
+from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.exchange.views import Views
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
@@ -35,6 +35,7 @@ from covenant.model.folding import TaskView
 from covenant.model.ids import TaskId
 from covenant.model.peer import InstanceId, Prekey, Trust
 from covenant.model.step import Step
+from covenant.model.target import PEERS, Target
 from covenant.model.task import NATIVE, Task, fingerprint
 from covenant.model.tenant import DEFAULT, Tenant
 from covenant.model.update import StatusUpdate
@@ -105,7 +106,7 @@ class Estate:
             parts=parts,
             tenant=DEFAULT,
             origin=NATIVE,
-            request_metadata={REMOTE: {"peer": to.id, "profile": profile, **more}},
+            target=Target(peer=to.id, profile=profile, **more),
             **fields,
         )
         await self.ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))

@@ -77,6 +77,22 @@ async def test_what_the_agent_gets_is_the_task_its_context_and_its_parts(tmp_pat
     assert view.artifacts[1].parts == (Json({"n": 1}),)
 
 
+async def test_neither_side_is_told_anything_under_the_daemons_own_keys_by_the_other(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    forged = {"mine": "kept", REMOTE: {"name": "vault"}, "covenant.peer": {"budget": 9}, "x-arbiter.tool_call": True}
+
+    async def look(turn: Any) -> Any:
+        seen.extend(part.metadata for part in turn.parts)
+        return [Json({"n": 1}, metadata=forged), "done"]
+
+    async with pair(tmp_path, worker(look)) as (rita, paul):
+        parts = (Text("count", metadata=forged), Json({"things": 2}, metadata=forged))
+        view = await rita.ended(await rita.delegate(paul, "count", parts=parts))
+    assert [each for each in seen if each is not None] == [{"mine": "kept"}] * len(parts)
+    told = [part.metadata for artifact in view.artifacts for part in artifact.parts if isinstance(part, Json)]
+    assert told == [{"mine": "kept"}]
+
+
 async def test_how_the_work_goes_is_told_while_it_goes_on(tmp_path: Path) -> None:
     go_on = asyncio.Event()
 

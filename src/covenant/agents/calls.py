@@ -172,8 +172,9 @@ class Calls:
         for field, kind in _CALL_TYPES.items():
             checked(field, getattr(call, field), kind)
         callee = delegations.callee(job.holder, name)
-        if job.budget is not None and callee.remote is not None and "peer" in callee.remote:
-            callee = msgspec.structs.replace(callee, remote={**callee.remote, "budget": job.budget.left})
+        if job.budget is not None and callee.remote is not None and callee.remote.of_peer:
+            bounded = msgspec.structs.replace(callee.remote, budget=max(1, job.budget.left))
+            callee = msgspec.structs.replace(callee, remote=bounded)
         parts = parts_of(call.what)
         if call.key is not None:
             task_id = call_id(job.task.id, "key", call.key)
@@ -294,4 +295,4 @@ def usage_of(result: Result | None) -> dict[str, float]:
 def _elsewhere(task: Task) -> str | None:
     """The callee's name, as `Callee.name` has it."""
     target = target_of(task)
-    return None if target is None else task.recipient.pubkey + str(target.get("name") or target.get("url"))
+    return None if target is None else task.recipient.pubkey + target.label

@@ -24,6 +24,7 @@ from google.protobuf import json_format, struct_pb2
 from covenant.agents.job import DAEMON_STOPS, FAILED, Job
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
 from covenant.model.folding import TaskView
+from covenant.model.metadata import without_reserved
 from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
 
 CANCEL_S: Final = 1.0
@@ -288,8 +289,8 @@ def _struct(values: dict[str, Any] | None) -> struct_pb2.Struct | None:
 
 
 def _plain(struct: struct_pb2.Struct) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = _whole(json_format.MessageToDict(struct)) if struct.fields else None
-    return found
+    """What the executor says, without the daemon's own keys: it may repeat what a client said."""
+    return without_reserved(_whole(json_format.MessageToDict(struct))) if struct.fields else None
 
 
 def _whole(value: Any) -> Any:

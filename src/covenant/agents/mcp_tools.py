@@ -1,11 +1,12 @@
 """The tools of the configured MCP servers, for agents that may use them.
 
     tools = Tools(servers, environment)
-    for offered in await tools.list(constitution): …
-    answer = await tools.call(constitution, "files", "read", {"path": "x"})
+    for offered in await tools.list("acme", constitution): …
+    answer = await tools.call("acme", constitution, "files", "read", {"path": "x"})
 
 A server is started when one of its tools is first wanted, and again by the next call after it has ended. What a server
-does wrong is told as a failed answer; what an agent may not use is, to that agent, not there.
+does wrong is told as a failed answer; what an agent may not use is, to that agent, not there. Servers belong to
+tenants: those of others are neither asked nor started.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from covenant.exchange.skills import usable_tools
 from covenant.model.constitution import Constitution
 from covenant.model.errors import Forbidden
-from covenant.model.tools import McpServer, Tool, tools_of
+from covenant.model.tools import McpServer, Tool, tools_for, tools_of
 
 if TYPE_CHECKING:
     from covenant.agents.mcp_stdio import Answered, Speaking
@@ -82,22 +83,30 @@ class Tools:
             found += [each.tool for each in live.values()] if live is not None else self._declared[name].values()
         return tuple(found)
 
-    async def list(self, agent: Constitution) -> Sequence[OfferedTool]:
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Whose agents have any server."""
+        return frozenset(tenant for server in self._servers.values() for tenant in server.tenants)
+
+    async def list(self, tenant: str, agent: Constitution) -> Sequence[OfferedTool]:
         """What this agent may call. A server that does not start has nothing to offer; the log says why."""
-        if not usable_tools(agent, [Tool(name, "") for name in self._servers]) and not agent.mcp_tool_permissions:
+        theirs = [name for name, server in self._servers.items() if tenant in server.tenants]
+        if not usable_tools(agent, [Tool(name, "") for name in theirs]) and not agent.mcp_tool_permissions:
             return ()
-        started = await asyncio.gather(*(host.speaking() for host in self._hosts.values()), return_exceptions=True)
+        started = await asyncio.gather(*(self._hosts[name].speaking() for name in theirs), return_exceptions=True)
         for each in started:
             if isinstance(each, BaseException) and not isinstance(each, Unavailable):
                 raise each
-        may = set(usable_tools(agent, self.all))
+        may = set(usable_tools(agent, tools_for(tenant, self.all)))
         return [offered for live in self._live.values() for offered in live.values() if offered.tool in may]
 
-    async def call(self, agent: Constitution, server: str, tool: str, arguments: Mapping[str, Any]) -> ToolAnswer:
+    async def call(
+        self, tenant: str, agent: Constitution, server: str, tool: str, arguments: Mapping[str, Any]
+    ) -> ToolAnswer:
         host = self._hosts.get(server)
         # Before the server is asked for anything: what it is may not depend on who asks.
         wanted = Tool(server, tool)
-        if host is None or not usable_tools(agent, [wanted]):
+        if host is None or tenant not in self._servers[server].tenants or not usable_tools(agent, [wanted]):
             raise Forbidden("tool_not_allowed", f"{wanted.full_name} is not among the tools of {agent.id}")
         try:
             answered = await host.call(tool, arguments)
@@ -109,14 +118,14 @@ class Tools:
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
     def _listed(self, name: str, speaking: Speaking) -> None:
-        declared = self._declared[name]
+        declared, tenants = self._declared[name], self._servers[name].tenants
         live: dict[str, OfferedTool] = {}
         for each in speaking.tools:
             if _name(each.name) is None:
                 log.warning("mcp.tool_left_out", extra={"server": name, "tool": each.name[:100]})
                 continue
             said = each.description or (declared[each.name].description if each.name in declared else "")
-            live[each.name] = OfferedTool(Tool(name, each.name, said), each.input_schema)
+            live[each.name] = OfferedTool(Tool(name, each.name, said, tenants), each.input_schema)
         if self._live.get(name) != live:
             self._live[name] = live
             self._known(self.all)

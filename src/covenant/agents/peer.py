@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final, Protocol, cast
 
@@ -24,6 +24,8 @@ from covenant.model.correspondence import ARTIFACT, PROOF, Delegation
 from covenant.model.delegating import CANCELLED, CANCELLING, COMPLETED, LOST, TIMEOUT
 from covenant.model.delegation import DelegationResult, TokenUsage
 from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
+from covenant.model.metadata import unreserved_parts, without_reserved
+from covenant.model.target import Target
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate, StatusUpdate
 from covenant.wire.redaction import Finding
@@ -64,14 +66,14 @@ class Desk(Protocol):
 
 
 class PeerBody:
-    def __init__(self, desk: Desk, target: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, desk: Desk, target: Target | None = None) -> None:
         """`target`: the `peer` (empty: whichever offers it) and its `profile`, for tasks that do not say so."""
         self._desk = desk
         self._target = target
 
     async def run(self, job: Job) -> None:
         target = target_of(job.task) or self._target
-        if not target or not target.get("profile"):
+        if target is None or not target.profile:
             job.fail("nobody knows which peer does this")
             return
         beating = asyncio.ensure_future(beat(job))
@@ -89,17 +91,16 @@ class PeerBody:
         finally:
             beating.cancel()
 
-    async def _offer(self, job: Job, target: Mapping[str, Any]) -> None:
+    async def _offer(self, job: Job, target: Target) -> None:
         tries = 0
         while True:
             try:
                 await self._desk.offer(
                     job.task,
                     self._peer(target),
-                    str(target["profile"]),
-                    budget=_whole(target.get("budget")),
-                    timeout_ms=_whole(target.get("timeout_ms")),
-                    context=target.get("context"),
+                    target.profile or "",
+                    budget=target.budget,
+                    context=target.context,
                     told=lambda findings: _tell_findings(job, findings),
                 )
                 return
@@ -109,12 +110,12 @@ class PeerBody:
                 await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
                 tries += 1
 
-    def _peer(self, target: Mapping[str, Any]) -> Peer:
-        if target.get("peer"):
-            return self._desk.peer(str(target["peer"]))
-        found = self._desk.provider(str(target["profile"]))
+    def _peer(self, target: Target) -> Peer:
+        if target.peer:
+            return self._desk.peer(target.peer)
+        found = self._desk.provider(target.profile or "")
         if found is None:
-            raise NotFound("no_profile", f"no peer offers {target['profile']!r}; see `covenant peers list`")
+            raise NotFound("no_profile", f"no peer offers {target.profile!r}; see `covenant peers list`")
         return found
 
     async def _ended(self, job: Job) -> Delegation:
@@ -224,11 +225,10 @@ def _complete(job: Job, result: DelegationResult) -> None:
     for part in result.parts:
         mark = (part.metadata or {}).get(ARTIFACT) if isinstance(part, _MARKABLE) else None
         if not isinstance(mark, dict) or not isinstance(mark.get("id"), str) or len(mark["id"]) > NAME_CHARS_MAX:
-            content.append(part)
+            content += unreserved_parts((part,))
             continue
         assert isinstance(part, _MARKABLE)
-        bare = {name: value for name, value in (part.metadata or {}).items() if name != ARTIFACT}
-        plain = msgspec.structs.replace(part, metadata=bare or None)
+        plain = msgspec.structs.replace(part, metadata=without_reserved(part.metadata))
         name = mark["name"][:NAME_CHARS_MAX] if isinstance(mark.get("name"), str) else None
         job.say(ArtifactUpdate(mark["id"], (plain,), name, append=mark["id"] in made))
         made[mark["id"]] = made.get(mark["id"], "") + (plain.text if isinstance(plain, Text) else "")
@@ -252,7 +252,3 @@ def _tell_findings(job: Job, findings: tuple[Finding, ...]) -> None:
     job.say(
         StatusUpdate(f"secrets were found in what goes to the peer: {places}", metadata={"covenant.redacted": found})
     )
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

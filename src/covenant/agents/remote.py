@@ -20,13 +20,15 @@ from typing import Any, Final
 from covenant.agents.job import DAEMON_STOPS, Job
 from covenant.agents.tracing import calling
 from covenant.agents.withdrawing import Open, Withdrawals
-from covenant.exchange.delegation import REMOTE, target_of
+from covenant.exchange.delegation import REMOTE, target_of, tenant_of
 from covenant.exchange.messages import IDEMPOTENCY, text_of
 from covenant.model.content import Content, Text
 from covenant.model.errors import Refusal
 from covenant.model.folding import TaskState
 from covenant.model.hop import Hop
+from covenant.model.metadata import unreserved_parts, unreserved_update
 from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
+from covenant.model.target import Target
 from covenant.model.task import DELEGATION, DuplicateSafety, Task
 from covenant.model.update import StatusUpdate
 from covenant.model.usage import numbers
@@ -49,7 +51,7 @@ class RemoteBody:
     def __init__(
         self,
         open_remote: Open,
-        target: Mapping[str, str] | None = None,
+        target: Target | None = None,
         *,
         depth_max: int,
         withdrawals: Withdrawals,
@@ -62,7 +64,7 @@ class RemoteBody:
 
     async def run(self, job: Job) -> None:
         target = target_of(job.task) or self._target
-        if not target or not (target.get("url") or target.get("name")):
+        if target is None or not target.label:
             job.fail("nobody knows where this agent is")
             return
         beating = asyncio.ensure_future(beat(job))
@@ -75,8 +77,8 @@ class RemoteBody:
         finally:
             beating.cancel()
 
-    async def _talk(self, job: Job, target: Mapping[str, str]) -> None:
-        hop = hop_of(job.task)
+    async def _talk(self, job: Job, target: Target) -> None:
+        hop, tenant = hop_of(job.task), tenant_of(job.holder)
         if hop.depth > self._depth_max:
             job.fail(f"depth_exceeded: at most {self._depth_max} calls may follow from one another")
             return
@@ -85,7 +87,7 @@ class RemoteBody:
         noted = await job.noted(REMOTE) if again else None
         known = noted if isinstance(noted, dict) else {}
         note = _Note(job, known)
-        remote = await self._open(target)
+        remote = await self._open(tenant, target)
         try:
             with calling(job, remote, hop) as hop_there:
                 if known.get("task_id") and known.get("turn") == leased.turn:
@@ -95,13 +97,13 @@ class RemoteBody:
         except asyncio.CancelledError:
             if job.stopping != DAEMON_STOPS and note.task_id is not None:
                 # It was told already, if it could be reached just now. Otherwise it is told until it can be.
-                self._withdrawals.tell(target, note.task_id)
+                self._withdrawals.tell(tenant, target, note.task_id)
             raise
         finally:
             await remote.close()
         _conclude(job, reply)
         if reply.waits and note.task_id is not None:
-            self._withdrawals.watch(job.task.id, target, note.task_id)
+            self._withdrawals.watch(tenant, job.task.id, target, note.task_id)
 
     async def _send(self, job: Job, remote: Remote, hop: Hop, note: _Note) -> Reply:
         task, turn = job.task, job.leased.turn
@@ -172,7 +174,7 @@ async def beat(job: Job) -> None:
 async def _say(job: Job, heard: Heard) -> None:
     match heard:
         case RemoteArtifact(update=update):
-            job.say(update)
+            job.say(unreserved_update(update))
         case RemoteStatus(state=TaskState.WORKING) | RemoteTask(state=TaskState.WORKING) if heard.text:
             job.say(StatusUpdate(heard.text))
         case RemoteStatus() | RemoteTask() | RemoteMessage():
@@ -184,7 +186,7 @@ async def _say(job: Job, heard: Heard) -> None:
 def _conclude(job: Job, reply: Reply) -> None:
     usage = reply.usage or {}
     job.spend(numbers(usage.get("usage", usage)))
-    content: tuple[Content, ...] = reply.message.parts if reply.message is not None else ()
+    content: tuple[Content, ...] = unreserved_parts(reply.message.parts) if reply.message is not None else ()
     match reply.state:
         case TaskState.COMPLETED:
             job.complete(*(content or ((Text(reply.text),) if reply.text and not reply.artifacts else ())))

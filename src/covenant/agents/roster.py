@@ -6,7 +6,7 @@ whose cards were found (see `abroad`). What is here is made again only when some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -64,13 +64,16 @@ class Roster:
         played: Callable[[Constitution], bool],
         abroad: Abroad | None = None,
         *,
-        remote_for: Callable[[str], bool] = lambda _: True,
+        callable_by: Callable[[str], Container[str]] | None = None,
     ) -> None:
-        """`played`: whether somebody does this agent's work. `remote_for`: which tenants may call what is abroad."""
+        """`played`: whether somebody does this agent's work.
+
+        `callable_by`: the names abroad that a tenant may call; None: every tenant may call all of them.
+        """
         self._catalogue = catalogue
         self._played = played
         self._abroad = abroad
-        self._remote_for = remote_for
+        self._callable_by = callable_by
         self._made: dict[str, tuple[tuple[int, int], tuple[Listed, ...]]] = {}
 
     def all(self, tenant: str) -> tuple[Listed, ...]:
@@ -115,7 +118,11 @@ class Roster:
 
     def known(self, tenant: str) -> Mapping[str, Kept]:
         """What is known of the remote agents that a tenant may call, by name."""
-        return self._abroad.known if self._abroad is not None and self._remote_for(tenant) else {}
+        known = self._abroad.known if self._abroad is not None else {}
+        if not known or self._callable_by is None:
+            return known
+        may = self._callable_by(tenant)
+        return {name: kept for name, kept in known.items() if name in may}
 
     @property
     def reaches_out(self) -> bool:

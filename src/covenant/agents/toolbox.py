@@ -146,6 +146,8 @@ class Toolbox:
             there -= {"/mem"}
         if not means.roster.known(self._tenant):
             there -= {"/a2a"}
+        if means.mcp is None or self._tenant not in means.mcp.tenants:
+            there -= {MCP}
         if advise is not None:
             there |= {"/advise"}
         self.commands = usable(constitution, there)
@@ -273,7 +275,7 @@ class Toolbox:
 
     async def _mcp_tools(self, args: ServerArgs) -> str:
         assert self._means.mcp is not None
-        offered = await self._means.mcp.list(self._constitution)
+        offered = await self._means.mcp.list(self._tenant, self._constitution)
         lines = [
             f"{tool.full_name} — {plain(tool.description)}\n  takes: {plain(schema)}"
             for tool, schema in offered
@@ -283,7 +285,8 @@ class Toolbox:
 
     async def _mcp_call(self, args: McpArgs) -> str:
         assert self._means.mcp is not None
-        answer = await self._means.mcp.call(self._constitution, args.server, args.tool, args.arguments)
+        mcp, constitution = self._means.mcp, self._constitution
+        answer = await mcp.call(self._tenant, constitution, args.server, args.tool, args.arguments)
         if answer.failed:
             raise Failed(answer.text or "the tool failed")
         return f"{answer.text}{TRUNCATED}" if answer.cut else answer.text

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from covenant.exchange.delegation import REMOTE, target_of
+from covenant.exchange.delegation import REMOTE, target_of, tenant_of
 from covenant.ledger.contract import Ledger, ListQuery, QueueQuery
 from covenant.model.errors import CovenantError
 from covenant.model.folding import fold
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.result import Ending
 from covenant.model.step import Ended, Step
+from covenant.model.target import Target
 from covenant.model.update import StatusUpdate
 from covenant.outbound.failures import CallFailed
 from covenant.outbound.remote import Remote
@@ -36,8 +37,8 @@ CANCEL_S: Final = 10.0
 
 log = logging.getLogger(__name__)
 
-Open = Callable[[Mapping[str, str]], Awaitable[Remote]]
-"""A remote agent by its `url`, or by its `name` in the registry."""
+Open = Callable[[str, Target], Awaitable[Remote]]
+"""A remote agent for a tenant, by its URL or by its name among those that the tenant may call."""
 
 
 class Withdrawals:
@@ -46,15 +47,15 @@ class Withdrawals:
         self._open = open_remote
         self._under_way: dict[asyncio.Task[None], None] = {}
 
-    def watch(self, task_id: TaskId, target: Mapping[str, str], remote_task_id: str) -> None:
+    def watch(self, tenant: str, task_id: TaskId, target: Target, remote_task_id: str) -> None:
         """Until it has ended; if not by an answer, the remote is told."""
-        self._begin(partial(self._watch, task_id, target, remote_task_id))
+        self._begin(partial(self._watch, tenant, task_id, target, remote_task_id))
 
-    def tell(self, target: Mapping[str, str], remote_task_id: str) -> None:
+    def tell(self, tenant: str, target: Target, remote_task_id: str) -> None:
         """Nobody waits for this any more."""
-        self._begin(partial(self._tell, target, remote_task_id))
+        self._begin(partial(self._tell, tenant, target, remote_task_id))
 
-    def look_after(self, identity: AgentId, target: Mapping[str, str] | None) -> None:
+    def look_after(self, identity: AgentId, target: Target | None) -> None:
         """What an earlier run of this daemon has left of a remote agent's tasks."""
         self._begin(partial(self._find, identity, target))
 
@@ -79,7 +80,7 @@ class Withdrawals:
         except CovenantError as error:
             log.warning("remote.not_withdrawn", extra={"reason": str(error)})
 
-    async def _watch(self, task_id: TaskId, target: Mapping[str, str], remote_task_id: str) -> None:
+    async def _watch(self, tenant: str, task_id: TaskId, target: Target, remote_task_id: str) -> None:
         with self._ledger.watch(task_id) as watch:
             # It may have ended before anybody watched.
             if await self._ledger.finished(task_id, 0):
@@ -91,13 +92,13 @@ class Withdrawals:
                     news = await watch.next(WATCH_S)
                     ended = next((step.what for step in news if isinstance(step.what, Ended)), None)
         if ended is None or ended.ending in (Ending.CANCELED, Ending.FAILED):
-            await self._tell(target, remote_task_id)
+            await self._tell(tenant, target, remote_task_id)
 
-    async def _tell(self, target: Mapping[str, str], remote_task_id: str) -> None:
+    async def _tell(self, tenant: str, target: Target, remote_task_id: str) -> None:
         for pause_s in (*PAUSES_S, None):
             try:
                 async with asyncio.timeout(CANCEL_S):
-                    remote = await self._open(target)
+                    remote = await self._open(tenant, target)
                     try:
                         await remote.cancel(remote_task_id)
                     finally:
@@ -113,8 +114,8 @@ class Withdrawals:
                     return
                 await asyncio.sleep(pause_s)
 
-    async def _find(self, identity: AgentId, target: Mapping[str, str] | None) -> None:
-        ledger, me = self._ledger, identity.pubkey
+    async def _find(self, identity: AgentId, target: Target | None) -> None:
+        ledger, me, tenant = self._ledger, identity.pubkey, tenant_of(identity)
         for state in ("in_flight", "parked"):
             query = QueueQuery(viewer=me, limit=FOUND_MAX, state_filter=state)
             for entry in (await ledger.queue(query)).tasks:
@@ -123,7 +124,7 @@ class Withdrawals:
                 steps = await ledger.steps(entry.task.id, 0, 1_000)
                 where, there = target_of(entry.task) or target, noted(steps)
                 if where and there is not None:
-                    self.watch(entry.task.id, where, there)
+                    self.watch(tenant, entry.task.id, where, there)
         since_ms = ledger.now_ms() - RECENTLY_MS
         for ended in ("canceled", "failed"):
             query_ended = ListQuery(recipient=me, state=ended, moved_since_ms=since_ms, limit=FOUND_MAX)
@@ -131,7 +132,7 @@ class Withdrawals:
                 view, there = fold(steps), noted(steps)
                 where = (target_of(view.task) if view is not None else None) or target
                 if where and there is not None:
-                    self.tell(where, there)
+                    self.tell(tenant, where, there)
 
 
 def noted(steps: tuple[Step, ...] | Any) -> str | None:

@@ -1,13 +1,12 @@
 """Delegation in a daemon: what its agents may call, and how those elsewhere are reached.
 
 Agents elsewhere are called through the daemon's one fetcher, and so only where `outbound` allows it. Those of
-`a2a_agents.json` are the first tenant's: whoever wrote that file gave their tokens to nobody else.
+`a2a_agents.json` are the first tenant's, and of those tenants that an entry lists: nobody else is given its token.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,15 +20,15 @@ from covenant.daemon.settings import Settings
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.ledger.contract import Ledger
-from covenant.model.errors import Invalid, NotFound
+from covenant.model.errors import NotFound
 from covenant.model.remote_card import RemoteCard
-from covenant.model.tenant import DEFAULT
+from covenant.model.target import Target
 from covenant.model.tracing import OFF, Tracer
 from covenant.outbound.card_cache import CardCache
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.finding import find_card, verified
-from covenant.outbound.registry import FILE, Entry, Remotes
+from covenant.outbound.registry import Entry, Remotes
 from covenant.outbound.remote import Manners, Remote
 from covenant.outbound.remote_errors import NoCard
 from covenant.outbound.ways import ways_of
@@ -55,24 +54,19 @@ class Elsewhere:
 
     def registered(self, tenant: str, name: str) -> str | None:
         """The URL of an agent that the tenant may call by its name. Raises Invalid if its entry cannot be used."""
-        if tenant != DEFAULT:
-            return None
         try:
-            return self.registry.entry(name).url
+            return self.registry.entry_of(tenant, name).url
         except NotFound:
             return None
-        except Invalid as wrong:
-            # Why, with the file's whole path, is in the log: whoever calls may be a stranger.
-            raise Invalid(wrong.code, f"the entry {name!r} of {FILE} cannot be used now, or is disabled") from wrong
 
     async def prepare(self) -> None:
         """Load now what calls elsewhere need, if any are to be expected: not while turns wait for it."""
         if any(True for _ in self.registry):
             await self._fetcher.open()
 
-    async def open(self, target: Mapping[str, str]) -> Remote:
-        name = target.get("name")
-        entry = self._entry(name, target.get("url", ""))
+    async def open(self, tenant: str, target: Target) -> Remote:
+        name = target.name
+        entry = Entry(url=target.url or "") if name is None else self.registry.entry_of(tenant, name)
         fetcher, credentials = self._fetcher_for(name, entry), _credentials(entry)
 
         async def fetch() -> RemoteCard:
@@ -88,21 +82,18 @@ class Elsewhere:
     async def card(self, url_or_name: str, *, verify: bool = False) -> RemoteCard:
         """As it is now. Raises NoCard, and what fetching it raises."""
         name = None if "://" in url_or_name else url_or_name
-        entry = self._entry(name, url_or_name)
+        entry = Entry(url=url_or_name) if name is None else self.registry.entry(name)
         fetcher = self._fetcher_for(name, entry)
         card = await find_card(fetcher, entry.url, _credentials(entry))
         return await verified(fetcher, card) if verify else card
 
-    def body(self, target: Mapping[str, str] | None = None) -> RemoteBody:
+    def body(self, target: Target | None = None) -> RemoteBody:
         return RemoteBody(self.open, target, depth_max=self._depth_max, withdrawals=self.withdrawals)
 
     async def close(self) -> None:
         await self.withdrawals.stop()
         for fetcher in self._meant.values():
             await fetcher.close()
-
-    def _entry(self, name: str | None, url: str) -> Entry:
-        return Entry(url=url) if name is None else self.registry.entry(name)
 
     def _fetcher_for(self, name: str | None, entry: Entry) -> Fetcher:
         """For a registered agent one that may call there, wherever that is: whoever wrote the entry means that."""

@@ -172,6 +172,8 @@ def _check_whole(settings: Settings) -> None:
             f"limits.task_bytes_max ({limits.task_bytes_max}) is over http.body_bytes_max ({body_max}): "
             "no such task could be sent; raise the second or lower the first"
         )
+    if settings.a2a.publish_anonymous == "loopback":
+        _check_no_proxy(settings)
     # A batch of several says its first one twice; a single one is said once if it must be.
     answer_max = max(limits.task_bytes_max, limits.result_bytes_max, 2 * limits.batch_bytes_max) + AROUND_BYTES
     if answer_max > frame_max:
@@ -180,6 +182,21 @@ def _check_whole(settings: Settings) -> None:
             f"limits.task_bytes_max, limits.result_bytes_max ({limits.result_bytes_max}) or "
             f"limits.batch_bytes_max ({limits.batch_bytes_max})"
         )
+
+
+def _check_no_proxy(settings: Settings) -> None:
+    """Behind a proxy that adds no header, every caller in the world seems to be on this machine."""
+    http = settings.http
+    for name, value in (
+        ("public_base_url", http.public_base_url),
+        ("trusted_proxies", ", ".join(http.trusted_proxies)),
+    ):
+        if value:
+            raise SettingsError(
+                f"a2a.publish_anonymous is loopback and http.{name} is {value}: behind a proxy, callers from anywhere "
+                f"look like callers on this machine. Set a2a.publish_anonymous to never, or to anywhere if everybody "
+                f"may call without a token; or clear http.{name}"
+            )
 
 
 def _unread(variables: Mapping[str, str]) -> Iterator[str]:

@@ -26,8 +26,8 @@ from covenant.daemon.settings import ModelSettings, Settings
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.constitution import INDEX, Constitution
-from covenant.model.tenant import DEFAULT
 from covenant.outbound.fetching import Fetcher
+from covenant.outbound.registry import Remotes
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -149,8 +149,9 @@ class Unguarded:
 class Reach:
     """What agents can use here, kept in line with what is configured: a scheduler of the daemon."""
 
-    def __init__(self, abroad: Abroad, means: Means, models: Models, cards: Cards) -> None:
+    def __init__(self, abroad: Abroad, means: Means, models: Models, cards: Cards, registry: Remotes) -> None:
         self._abroad = abroad
+        self._registry = registry
         self._means = means
         self._models = models
         self._cards = cards
@@ -159,7 +160,13 @@ class Reach:
     def tell(self) -> None:
         """Cards name what can be used, and nothing else."""
         abilities = self._means.abilities if self._models.default is not None else frozenset[str]()
-        self._cards.offer = msgspec.structs.replace(self._cards.offer, abilities=abilities)
+        mcp = self._means.mcp
+        self._cards.offer = msgspec.structs.replace(
+            self._cards.offer,
+            abilities=abilities,
+            mcp_tenants=mcp.tenants if mcp is not None else frozenset(),
+            remote_tenants=self._registry.tenants,
+        )
 
     async def run(self) -> None:
         await self._abroad.run()
@@ -189,8 +196,8 @@ def make_cast(
         catalogue,
         lambda constitution: _played(constitution, models),
         abroad,
-        # The tokens in the file were given for the first tenant, and for nobody else.
-        remote_for=lambda tenant: tenant == DEFAULT,
+        # The token of an entry was given for the tenants of that entry, and for nobody else.
+        callable_by=elsewhere.registry.names_of,
     )
     means = Means(
         roster=roster,
@@ -198,7 +205,7 @@ def make_cast(
         memories=Memories(home / MEMORY_FOLDER, now_ms),
         mcp=tools,
     )
-    reach = Reach(abroad, means, models, cards)
+    reach = Reach(abroad, means, models, cards, elsewhere.registry)
     told.append(reach)
     return Cast(ours, models, means), reach
 

@@ -53,7 +53,8 @@ class HttpSettings:
     allowed_hosts: tuple[str, ...] = setting(
         ("localhost", "127.0.0.1", "[::1]"),
         hosts,
-        "Names that a request's Host header may have, besides the address that HTTP listens on.",
+        "Names that a request's Host header may have, besides the address that HTTP listens on and the host of "
+        "http.public_base_url.",
     )
     public_base_url: str = setting(
         "",
@@ -185,7 +186,8 @@ class A2aSettings:
     publish_anonymous: Anonymous = setting(  # noqa: RUF009  (makes a dataclass field)
         "never",
         choice("never", "loopback", "anywhere"),
-        "Who may call the published agent without a token: nobody, callers on this machine, or everybody.",
+        "Who may call the published agent without a token: nobody, callers on this machine, or everybody. Behind a "
+        "proxy everybody seems to be on this machine: so not with http.public_base_url or http.trusted_proxies.",
     )
     provider_org: str = setting(
         "", line, "Who provides the agents, as cards tell it; empty: the host of provider_url.", also="A2A_PROVIDER_ORG"

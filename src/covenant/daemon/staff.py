@@ -21,9 +21,9 @@ from covenant.daemon.environment import program_environment
 from covenant.daemon.logs import Log
 from covenant.daemon.models import Cast
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import ELSEWHERE, PEERS
 from covenant.ledger.contract import Ledger
 from covenant.model.constitution import INDEX, Constitution
+from covenant.model.target import ELSEWHERE, PEERS, Target
 from covenant.model.tenant import DEFAULT
 
 INTERVAL_S: Final = 1.0
@@ -138,16 +138,16 @@ class Staff:
             self._log.info("agents.dismissed", agent=agent_id, tenant=tenant)
 
 
-def _target(constitution: Constitution) -> dict[str, str] | None:
+def _target(constitution: Constitution) -> Target | None:
     """Where a remote agent is; None where each task says so."""
     if constitution is _CALLED_BY_ADDRESS:
         return None
-    return {"url": constitution.url} if constitution.url else {"name": constitution.id}
+    return Target(url=constitution.url) if constitution.url else Target(name=constitution.id)
 
 
-def _done_by(constitution: Constitution) -> dict[str, str] | None:
+def _done_by(constitution: Constitution) -> Target | None:
     """Which peer does an agent's work, as what; None where each task says so."""
     if constitution is _OF_PEERS:
         return None
     peer, _, profile = constitution.peer.partition("/")
-    return {"peer": peer, "profile": profile or constitution.id}
+    return Target(peer=peer, profile=profile or constitution.id)

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
+from urllib.parse import urlsplit
 
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
@@ -43,7 +44,7 @@ from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.outbound import open_outbound
 from covenant.daemon.peers import Around, Outside, Peering, join_peers, open_keyring
 from covenant.daemon.pushing import make_pushes
-from covenant.daemon.settings import Settings
+from covenant.daemon.settings import HttpSettings, Settings
 from covenant.daemon.telemetry import open_tracer
 from covenant.daemon.tenant_doors import DESCRIBED as TENANT_DESCRIBED
 from covenant.daemon.tenant_doors import Built, tenant_routes
@@ -300,10 +301,16 @@ def _assemble(
     )
 
 
+def _allowed_hosts(http: HttpSettings) -> tuple[str, ...]:
+    """Those that are set, where HTTP listens, and where callers are told to reach it."""
+    public = urlsplit(http.public_base_url).hostname
+    return (*http.allowed_hosts, as_host(http.bind_addr), *((as_host(public),) if public else ()))
+
+
 def _http(settings: Settings, behind: _Behind, doors: Sequence[BaseRoute], a2a: tuple[str, ASGIApp]) -> HttpDoor:
     return build_http(
         **behind,
-        allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),
+        allowed_hosts=_allowed_hosts(settings.http),
         origins=settings.http.origins,
         body_bytes_max=settings.http.body_bytes_max,
         metrics_token=read_token_file(settings.http.metrics_token_file, "http.metrics_token_file"),

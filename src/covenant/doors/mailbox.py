@@ -222,7 +222,7 @@ async def withdraw(office: Office, caller: Principal, request: WithdrawRequest) 
 
 async def update(office: Office, caller: Principal, request: UpdateTask) -> TaskUpdated:
     task_id, lease_id = request.parsed_task_id(), request.parsed_lease_id()
-    reported = await office.exchange.report(caller, task_id, lease_id, request.update, request.update_no or 0)
+    reported = await office.exchange.report(caller, task_id, lease_id, request.parsed_update(), request.update_no or 0)
     return TaskUpdated(task_id=task_id, generation=reported.generation, duplicate=reported.duplicate)
 
 

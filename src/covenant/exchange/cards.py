@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from covenant.exchange.skills import skills_of
+from covenant.exchange.skills import MCP, skills_of
 from covenant.exchange.tenancy import Caller
 from covenant.model.card import (
     GRPC,
@@ -34,7 +34,7 @@ from covenant.model.card import (
 )
 from covenant.model.constitution import INDEX, CatalogueAgent, Constitution
 from covenant.model.tenant import DEFAULT
-from covenant.model.tools import Tool
+from covenant.model.tools import Tool, tools_for
 from covenant.seal.cards import CardSigner
 from covenant.wire.card import card_fields
 
@@ -70,6 +70,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     abilities: frozenset[str] | None = None
     """The commands that agents played by a model can carry out here. None: as their constitutions say."""
+    mcp_tenants: frozenset[str] = frozenset({DEFAULT})
+    """Whose agents have a server of tools, whatever it offers."""
+    remote_tenants: frozenset[str] = frozenset({DEFAULT})
+    """Whose agents may call agents that are registered here."""
 
 
 def agent_card(
@@ -95,7 +99,7 @@ def agent_card(
         security_requirements=_REQUIRED if token_needed else (),
         default_input_modes=constitution.input_modes or INPUT_MODES,
         default_output_modes=constitution.output_modes or OUTPUT_MODES,
-        skills=skills_of(constitution, offer.tools, _abilities(agent, offer)),
+        skills=skills_of(constitution, tools_for(agent.tenant, offer.tools), _abilities(agent, offer)),
     )
 
 
@@ -121,9 +125,15 @@ def stub_card(base_url: str, offer: Offer | None = None) -> AgentCard:
 
 
 def _abilities(agent: CatalogueAgent, offer: Offer) -> frozenset[str] | None:
-    """Agents that are registered here are the first tenant's to call."""
-    abilities = offer.abilities
-    return abilities if abilities is None or agent.tenant == DEFAULT else abilities - {"/a2a"}
+    """Servers of tools, and agents that are registered here, are there for some tenants."""
+    if offer.abilities is None:
+        return None
+    away = {
+        command
+        for command, tenants in ((MCP, offer.mcp_tenants), ("/a2a", offer.remote_tenants))
+        if agent.tenant not in tenants
+    }
+    return offer.abilities - away
 
 
 def _provider(offer: Offer, base_url: str) -> Provider | None:

@@ -9,6 +9,7 @@ daemon's own, so nothing more is kept, and they are the same after every restart
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,8 +21,8 @@ from covenant.ledger.machine.tenanting import agent_exists, unknown_agent, unkno
 from covenant.model.constitution import INDEX, INDEX_CONSTITUTION, RESERVED, CatalogueAgent, Constitution, Source
 from covenant.model.errors import Conflict, Forbidden, Invalid
 from covenant.model.grant import respond_actions
-from covenant.model.ids import AgentId
-from covenant.seal.keys import derived_key, public_key
+from covenant.model.ids import AgentId, uuid_of
+from covenant.seal.keys import derived_key, derived_secret, public_key
 
 CLIENT: Final = "client"
 TENANT_KINDS: Final = frozenset({"worker", "model"})
@@ -35,6 +36,7 @@ class Catalogue:
         self._ledger = ledger
         self._private_key = private_key
         self._operator_key = public_key(private_key)
+        self._id_secret = derived_secret(private_key, "task ids")
         self._identities: dict[tuple[str, str], AgentId] = {}
         self._residents: dict[tuple[str, str], CatalogueAgent] = {}
         self.changes = 0
@@ -78,6 +80,10 @@ class Catalogue:
             known = AgentId(display, public_key(derived_key(self._private_key, display)))
             self._identities[key] = known
         return known
+
+    def secret_id(self, scope: str) -> str:
+        """The UUID that this daemon gives to a scope, always the same. Whoever lacks its key cannot compute it."""
+        return uuid_of(hmac.digest(self._id_secret, scope.encode(), "sha256"))
 
     def named(self, agent: AgentId) -> AgentId | None:
         """Who is meant by a display or a key: whoever is enrolled so, or an agent of the catalogue by its display."""

@@ -17,6 +17,7 @@ from covenant.exchange.beginning import Beginnings
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.chains import DEPTH_MAX, check_hop
 from covenant.exchange.hands import Hands
+from covenant.exchange.keyed_ids import UNGUESSABLE_LENGTH_MIN, KeyedIds, unkeyed_id
 from covenant.exchange.messages import (
     ORIGIN,
     Declared,
@@ -24,10 +25,10 @@ from covenant.exchange.messages import (
     check_size,
     declared,
     first_task,
-    id_of_key,
     next_message,
     within_chain,
     within_deadline,
+    without_reserved_keys,
     without_way,
 )
 from covenant.exchange.streams import KEEP_ALIVE_S, Stream
@@ -48,7 +49,7 @@ from covenant.model.asking import (
     TaskPage,
 )
 from covenant.model.constitution import CatalogueAgent
-from covenant.model.errors import Conflict, Invalid, Refusal
+from covenant.model.errors import Conflict, Invalid, Refusal, Unauthenticated
 from covenant.model.folding import Folder, TaskState, TaskView, fold
 from covenant.model.hop import Hop
 from covenant.model.ids import AgentId, PublicKey, TaskId
@@ -122,11 +123,12 @@ class Conversations:
         self._new_id = new_id
         self._views = Views(ledger)
         self._check_push = check_push
+        self.ids = KeyedIds(ledger, catalogue)
         self.limits = limits
 
     async def send(self, ask: Ask, sent: SendMessage) -> TaskView:
         """The task when it has ended or waits for its sender; as soon as it is accepted, if it should not block."""
-        saying = self._saying(ask, sent)
+        saying = await self._saying(ask, sent)
         with self._ledger.watch(saying.task_id) as watch:
             said = await self._say(ask, sent, saying)
             folder = Folder()
@@ -147,7 +149,7 @@ class Conversations:
 
     async def stream(self, ask: Ask, sent: SendMessage) -> Stream:
         """Ends with the task, or when it waits for its sender."""
-        saying = self._saying(ask, sent)
+        saying = await self._saying(ask, sent)
         with ExitStack() as stack:
             watch = stack.enter_context(self._ledger.watch(saying.task_id))
             said = await self._say(ask, sent, saying)
@@ -189,6 +191,9 @@ class Conversations:
         return await self._views.get(known_id(asked.task_id), self._identity(ask).pubkey, self._viewer(ask))
 
     async def list_tasks(self, ask: Ask, asked: ListTasks) -> TaskPage:
+        if ask.caller.anonymous:
+            # Whoever has no token is one with all others who have none: it has the ids that it was told, and no list.
+            raise Unauthenticated("token_needed", "listing tasks needs a token; without one, ask for a task by its id")
         if not 1 <= asked.page_size <= PAGE_SIZE_MAX:
             raise Invalid("invalid_params", f"pageSize: 1 to {PAGE_SIZE_MAX}")
         listing = await self._ledger.listing(
@@ -229,7 +234,7 @@ class Conversations:
         return self._catalogue.identity(tenant, ANONYMOUS) if ask.caller.anonymous else self._catalogue.client(tenant)
 
     def _viewer(self, ask: Ask) -> PublicKey | None:
-        """Whose tasks a caller sees: the tenant's; without a token, only those that were sent without one."""
+        """Whose tasks a caller sees: the tenant's; without a token, those that were sent without one, by their id."""
         return self._client(ask).pubkey if ask.caller.anonymous else None
 
     def scope(self, ask: Ask) -> tuple[PublicKey, PublicKey | None]:
@@ -238,8 +243,8 @@ class Conversations:
 
     # Saying something: a new task, or the next message of one.
 
-    def _saying(self, ask: Ask, sent: SendMessage) -> _Saying:
-        me = self._identity(ask)
+    async def _saying(self, ask: Ask, sent: SendMessage) -> _Saying:
+        me, sender = self._identity(ask), self._client(ask)
         check_hop(ask.hop, me, self.limits.depth_max)
         check_message(sent.message, ask.agent, ask.extensions)
         if sent.push is not None:
@@ -249,9 +254,27 @@ class Conversations:
         said = declared(sent, ask.idempotency_key)
         if sent.message.task_id is not None:
             return _Saying(known_id(sent.message.task_id), None, said)
-        task_id = TaskId(self._new_id()) if said is None else id_of_key(ask.caller, ask.agent.id, said.key)
-        task = first_task(sent, ask.agent, task_id, sender=self._client(ask), recipient=me, said=said)
+        if ask.caller.anonymous and sent.message.context_id is not None:
+            await self._check_context(sent.message.context_id, me, sender)
+        if said is None:
+            task_id = TaskId(self._new_id())
+        else:
+            task_id = await self.ids.find(ask.caller, ask.agent.id, said.key, sender=sender, recipient=me)
+        task = first_task(sent, ask.agent, task_id, sender=sender, recipient=me, said=said)
         return _Saying(task_id, task if ask.hop is None else within_chain(task, ask.hop), said)
+
+    async def _check_context(self, context_id: str, me: AgentId, sender: AgentId) -> None:
+        """Without a token, a context is one that the caller was told, or one that nobody else can have chosen."""
+        if len(context_id) < UNGUESSABLE_LENGTH_MIN:
+            raise Invalid(
+                "guessable_context",
+                f"message.contextId: without a token, it has at least {UNGUESSABLE_LENGTH_MIN} characters; "
+                "leave it out, or use a random UUID",
+            )
+        everybodys = ListQuery(recipient=me.pubkey, context_id=context_id, limit=1)
+        theirs = msgspec.structs.replace(everybodys, sender=sender.pubkey)
+        if (await self._ledger.listing(everybodys)).total > (await self._ledger.listing(theirs)).total:
+            raise Invalid("unknown_context", "message.contextId: there is no such context of yours; leave it out")
 
     def _say(self, ask: Ask, sent: SendMessage, saying: _Saying) -> Awaitable[_Said]:
         """Make it durable. What follows is watched already."""
@@ -268,8 +291,11 @@ class Conversations:
             # The same key with another webhook is another request, as with another message.
             digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
         check_size(size, self.limits.message_bytes_max)
-        if task.deadline_ms is not None and task.origin == ORIGIN:
-            task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
+        if task.origin == ORIGIN:
+            # After the digest: the same request has the same digest, whichever keys are reserved by now.
+            task = without_reserved_keys(task)
+            if task.deadline_ms is not None:
+                task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
         try:
             trace = None if hop is None else trace_of(hop)
             accepted = await self._beginnings.accept(task, digest, push, trace, minted=minted)
@@ -292,7 +318,7 @@ class Conversations:
         if said is not None and view.state.terminal and update in view.history:
             return _Said(through=view.generation)
         # A saying that has a key is called by it, and by what it says.
-        key = None if said is None else f"{id_of_key(ask.caller, ask.agent.id, said.key)}."
+        key = None if said is None else f"{unkeyed_id(ask.caller, ask.agent.id, said.key)}."
         reported = await self._ledger.commit(
             Continue(
                 task_id=task_id,

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -31,17 +31,18 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.folding import Folder, TaskView
-from covenant.model.ids import AgentId, TaskId
+from covenant.model.ids import AgentId, TaskId, uuid_of
+from covenant.model.target import ELSEWHERE, PEERS, Target
 from covenant.model.task import DELEGATION, DuplicateSafety, Idempotency, Task, fingerprint
 from covenant.model.tracing import OFF, Tracer, trace_of, traced
 from covenant.model.update import MessageUpdate
 
-ELSEWHERE: Final = "remote.url"
-"""As whom agents are known that are called by their address. No agent of a catalogue can have this name."""
-PEERS: Final = "remote.peer"
-"""As whom agents of peers are known. No agent of a catalogue can have this name either."""
 REMOTE: Final = "covenant.remote"
-"""In a task's request metadata: at which address, under which name of the registry or by which peer it is done."""
+"""In the metadata of a task's updates: what the task is called where it is done, and how it stands there."""
+_WROTE_TARGETS: Final = frozenset({DELEGATION, "mcp"})
+"""Origins whose request metadata the daemon wrote, all of it, when targets still stood there under `REMOTE`."""
+_WAS_DONE_ELSEWHERE: Final = (f"{ELSEWHERE}@", f"{PEERS}@")
+"""Recipients to whom only the daemon sends such a task, whatever its origin."""
 ORPHANS_WAIT_MS: Final = 60_000
 REFUSED_S: Final = 10.0
 
@@ -63,18 +64,16 @@ class DelegationLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Who is called. `remote`: its `url`, and the `name` that the registry has for it; or the `peer` that does it, and
-    its `profile` there. None if it works here."""
+    """Who is called. `remote`: where it is; None if it works here."""
 
     identity: AgentId
     agent: CatalogueAgent | None = None
-    remote: dict[str, Any] | None = None
+    remote: Target | None = None
 
     @property
     def name(self) -> str:
         """What tells it from other callees."""
-        remote = self.remote or {}
-        return self.identity.pubkey + (remote.get("name") or remote.get("url") or "")
+        return self.identity.pubkey + (self.remote.label if self.remote is not None else "")
 
     @property
     def elsewhere(self) -> bool:
@@ -98,12 +97,12 @@ class Delegations:
         limits: DelegationLimits | None = None,
         *,
         registered: Callable[[str, str], str | None] = lambda _tenant, _name: None,
-        peers: Callable[[str, str], dict[str, str] | None] = lambda _tenant, _name: None,
+        peers: Callable[[str, str], Target | None] = lambda _tenant, _name: None,
         tracer: Tracer = OFF,
     ) -> None:
         """`registered`: the URL of a remote agent that a tenant knows by this name; the catalogue has the others'.
 
-        `peers`: the peer that does something by this name for a tenant, as `Callee.remote` has it.
+        `peers`: the peer that does something by this name for a tenant.
         """
         self.limits = limits or DelegationLimits()
         self.ledger = ledger
@@ -117,7 +116,7 @@ class Delegations:
         """An agent of the caller's tenant; one elsewhere, by its URL or its name in the registry; or one of a peer."""
         tenant = tenant_of(caller)
         if named.startswith(("http://", "https://")):
-            return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote={"url": named})
+            return Callee(identity=self._catalogue.identity(tenant, ELSEWHERE), remote=Target(url=named))
         agent = self._catalogue.agent(tenant, named)
         if agent is not None:
             identity = self._catalogue.identity(tenant, named)
@@ -130,12 +129,12 @@ class Delegations:
             if agent.constitution.kind != "remote":
                 return Callee(identity=identity, agent=agent)
             if agent.constitution.url:
-                return Callee(identity=identity, agent=agent, remote={"url": agent.constitution.url})
+                return Callee(identity=identity, agent=agent, remote=Target(url=agent.constitution.url))
         else:
             identity = self._catalogue.identity(tenant, ELSEWHERE)
         url = self._registered(tenant, named)
         if url is not None:
-            return Callee(identity=identity, agent=agent, remote={"name": named, "url": url})
+            return Callee(identity=identity, agent=agent, remote=Target(name=named, url=url))
         peer = self.peers(tenant, named) if agent is None else None
         if peer is None:
             raise unknown_agent(named)
@@ -158,7 +157,7 @@ class Delegations:
         check_chain(depth, chain, callee.identity, self.limits.depth_max)
         if callee.agent is not None:
             check_message(Message(message_id=task_id, parts=parts), callee.agent, callee.agent.constitution.extensions)
-        if callee.remote is not None and "peer" not in callee.remote and not all(isinstance(p, Text) for p in parts):
+        if callee.remote is not None and not callee.remote.of_peer and not all(isinstance(p, Text) for p in parts):
             raise Invalid("text_only", "an agent elsewhere is sent text, and nothing else")
         if idempotent is None:
             idempotent = constitution is not None and constitution.idempotent
@@ -190,7 +189,7 @@ class Delegations:
             task,
             deadline_ms=until_ms,
             timeout_ms=min(bounds) if bounds else None,
-            request_metadata={REMOTE: callee.remote} if callee.remote is not None else None,
+            target=callee.remote,
         )
         return Delegated(traced(task, trace_of(parent)), digest, until_ms)
 
@@ -291,8 +290,7 @@ class Delegations:
 
 def call_id(parent: TaskId, *what: str) -> TaskId:
     """The task that is meant by this part of its parent, whenever it is asked for. Shaped as a UUID (version 8)."""
-    h = hashlib.sha256("\0".join((parent, *what)).encode()).hexdigest()
-    return TaskId(f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}")
+    return TaskId(uuid_of(hashlib.sha256("\0".join((parent, *what)).encode()).digest()))
 
 
 def digest_of(parts: Sequence[Content]) -> str:
@@ -303,10 +301,20 @@ def tenant_of(agent: AgentId) -> str:
     return agent.display.partition("@")[2]
 
 
-def target_of(task: Task) -> dict[str, Any] | None:
-    """Where a task that was delegated to an agent elsewhere is to be done."""
-    target = (task.request_metadata or {}).get(REMOTE)
-    return target if isinstance(target, dict) else None
+def target_of(task: Task) -> Target | None:
+    """Where a task is to be done, if not here.
+
+    Before there was a field for it, a target stood in the request metadata, where clients write too. There it is
+    believed only of tasks that no client can have made: their origin or their recipient says so.
+    """
+    if task.target is not None or task.request_metadata is None:
+        return task.target
+    if task.origin not in _WROTE_TARGETS and not task.recipient.display.startswith(_WAS_DONE_ELSEWHERE):
+        return None
+    try:
+        return msgspec.convert(task.request_metadata.get(REMOTE), Target | None)
+    except msgspec.ValidationError:
+        return None
 
 
 class Orphans:

@@ -252,9 +252,10 @@ class MailboxExchange:
         check_size(_encode(result), self.limits.result_bytes_max, "result")
         check_blocks(result.content, "content")
         task_id = result.task_id
-        sender = await self._ledger.sender(task_id)
+        parties = await self._ledger.parties(task_id)
         access = None
-        if sender is not None:
+        if parties is not None:
+            sender = parties.sender
             access = Access(
                 caller=principal.agent,
                 actions=(*respond_actions(sender), *await self._respond_within(task_id)),

@@ -1,24 +1,23 @@
 """From what a client says to the task it begins, or the message that continues one: what is checked and what is kept.
 
-A task that is sent under an idempotency key gets its id from the key: so the same key names the same task for ever, and
-the ledger's own rule (one id, one content) says whether it is the same request.
+A task that is sent under an idempotency key gets its id from the key (`keyed_ids`): so the same key names the same task
+for ever, and the ledger's own rule (one id, one content) says whether it is the same request.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from covenant.exchange.tenancy import Caller
 from covenant.model.asking import Message, SendMessage
 from covenant.model.constitution import CatalogueAgent
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text, is_plain
 from covenant.model.errors import Invalid, TooLarge
 from covenant.model.hop import Hop
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.metadata import unreserved_parts, without_reserved
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.model.update import MessageUpdate
 from covenant.wire.hops import MEMBERS
@@ -69,13 +68,6 @@ def _key(key: str) -> str:
     return key
 
 
-def id_of_key(caller: Caller, agent_id: str, key: str) -> TaskId:
-    """The task that this caller means by this key, at this agent. Shaped as a UUID (version 8)."""
-    scope = f"{caller.tenant.name}\0{caller.name}\0{agent_id}\0{key}"
-    h = hashlib.sha256(scope.encode()).hexdigest()
-    return TaskId(f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}")
-
-
 def first_task(
     ask: SendMessage,
     agent: CatalogueAgent,
@@ -122,6 +114,19 @@ def without_way(task: Task) -> Task:
     return msgspec.structs.replace(task, metadata=kept or None)
 
 
+def without_reserved_keys(task: Task) -> Task:
+    """The task without what a client said under the daemon's own keys: what they mean was read already."""
+    if task.metadata is None and task.request_metadata is None and not task.parts:
+        return task
+    parts, metadata, about = task.parts, task.metadata, task.request_metadata
+    return msgspec.structs.replace(
+        task,
+        parts=unreserved_parts(parts),
+        metadata=without_reserved(metadata),
+        request_metadata=without_reserved(about),
+    )
+
+
 def within_deadline(task: Task, left_ms: int | None) -> Task:
     """A deadline ends what waits. What is at work is ended by a timeout, so that is no longer than what is left.
 
@@ -134,11 +139,12 @@ def within_deadline(task: Task, left_ms: int | None) -> Task:
 
 
 def next_message(message: Message) -> MessageUpdate:
+    """Without what the client said under the daemon's own keys."""
     return MessageUpdate(
         role="user",
-        parts=message.parts,
+        parts=unreserved_parts(message.parts),
         message_id=message.message_id,
-        metadata=message.metadata,
+        metadata=without_reserved(message.metadata),
         extensions=message.extensions,
         reference_task_ids=message.reference_task_ids,
     )

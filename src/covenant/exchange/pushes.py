@@ -106,12 +106,8 @@ class Pushes:
 
     async def _of_task(self, task_id: TaskId, recipient: PublicKey, viewer: PublicKey | None) -> Sequence[Push]:
         """Refuses a task that is not there, or not theirs."""
-        entry = await self._ledger.entry(task_id)
-        task = entry.task if entry is not None else None
-        if task is None:
-            shown = await self._ledger.show(task_id, None, 0)
-            task = shown.task if shown is not None else None
-        if task is None or task.recipient.pubkey != recipient or viewer not in (None, task.sender.pubkey):
+        whose = await self._ledger.parties(task_id)
+        if whose is None or whose.recipient.pubkey != recipient or viewer not in (None, whose.sender.pubkey):
             raise unknown(task_id)
         return self._ledger.pushes(task_id)
 

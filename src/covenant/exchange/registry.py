@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.model.audit import AuditReport
 from covenant.model.errors import Conflict, Invalid, NotFound
-from covenant.model.grant import ACTION_LENGTH_MAX, Grant, Identity, read_scope
+from covenant.model.grant import Grant, Identity, check_action, read_scope
 from covenant.model.ids import AgentId, PublicKey, check_display, check_pubkey
 from covenant.seal.grants import sign_grant
 from covenant.seal.keys import (
@@ -40,7 +39,6 @@ from covenant.seal.keys import (
 GRANTS_PER_ENROLMENT_MAX: Final = 100
 SCOPE_BYTES_MAX: Final = 8_192
 
-_ACTION = re.compile(r"[A-Za-z0-9_.@\-]+").fullmatch
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -207,8 +205,7 @@ class Registry:
         return await self._ledger.commit(MakeGrant(by=principal.agent, grant=grant))
 
     def _sign(self, subject: AgentId, action: str, scope: dict[str, Any], expires_at: int | None) -> Grant:
-        if len(action) > ACTION_LENGTH_MAX or _ACTION(action) is None or "." not in action:
-            raise Invalid("invalid_action", f"{action[:80]!r} is not an action, such as a2a.send.bob@host")
+        check_action(action)
         pins, max_uses = read_scope(scope)
         scope_json = _encode(scope).decode()
         if len(scope_json) > SCOPE_BYTES_MAX:

@@ -15,7 +15,7 @@ import msgspec
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.chains import check_hop
 from covenant.exchange.conversation import Conversations
-from covenant.exchange.messages import PROCESS_TIMEOUT_MS, check_message, declared, id_of_key, text_of, within_chain
+from covenant.exchange.messages import PROCESS_TIMEOUT_MS, check_message, declared, text_of, within_chain
 from covenant.exchange.requests import Requests
 from covenant.exchange.streams import Stream
 from covenant.exchange.tenancy import Caller
@@ -26,6 +26,7 @@ from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid
 from covenant.model.hop import Hop
 from covenant.model.ids import TaskId
+from covenant.model.metadata import without_reserved
 from covenant.model.task import NATIVE, Task
 from covenant.model.tracing import trace_of, traced
 
@@ -60,13 +61,13 @@ class Runs:
 
     async def start(self, caller: Caller, run: Run, key: str | None, hop: Hop | None = None) -> Stream:
         """All that happens to it, from its first step on, until it ends or waits for its sender."""
-        return await self.follow(caller, self.task(caller, run, key, hop=hop))
+        return await self.follow(caller, await self.task(caller, run, key, hop=hop))
 
     async def follow(self, caller: Caller, task: Task) -> Stream:
         await self._conversations.begin(task)
         return await self._requests.follow(caller, task.id, 0, ends_when_parked=True)
 
-    def task(
+    async def task(
         self,
         caller: Caller,
         run: Run,
@@ -77,7 +78,7 @@ class Runs:
         hop: Hop | None = None,
     ) -> Task:
         """Refused if it cannot be asked. The same key makes the same task."""
-        about = dict(run.about or {})
+        about = without_reserved(run.about) or {}
         agent_id = run.agent
         if run.definition is not None:
             agent_id = INDEX
@@ -89,13 +90,14 @@ class Runs:
         message = Message(message_id="", parts=run.parts)
         check_message(msgspec.structs.replace(message, message_id="m"), agent, constitution.extensions)
         said = declared(SendMessage(message=message), key)
-        task_id = TaskId(self._new_id())
+        sender, task_id = self._catalogue.client(agent.tenant), TaskId(self._new_id())
         if said is not None:
-            task_id = id_of_key(caller, f"{NATIVE} {context_id or ''} {agent_id}", said.key)
+            place = f"{NATIVE} {context_id or ''} {agent_id}"
+            task_id = await self._conversations.ids.find(caller, place, said.key, sender=sender, recipient=recipient)
         plain = len(run.parts) == 1 and run.parts[0] == Text(text_of(run.parts))
         task = Task(
             id=task_id,
-            sender=self._catalogue.client(agent.tenant),
+            sender=sender,
             recipient=recipient,
             intent_text=text_of(run.parts),
             parts=() if plain else run.parts,

@@ -31,7 +31,7 @@ from covenant.model.folding import TaskView
 from covenant.model.hop import Hop
 from covenant.model.ids import TaskId
 from covenant.model.task import SIMPLE, Task
-from covenant.model.tools import Tool
+from covenant.model.tools import Tool, tools_for
 from covenant.model.tracing import trace_of, traced
 
 TIMEOUT_MS: Final = 300_000
@@ -132,8 +132,9 @@ class SimpleTasks:
             raise NotFound("no_default_project", NO_AGENT)
         if skill is None:
             return able[0], ()
+        tools = tools_for(tenant, self._tools)
         for agent in able:
-            if any(skill in (each.id, each.name) for each in skills_of(agent.constitution, self._tools)):
+            if any(skill in (each.id, each.name) for each in skills_of(agent.constitution, tools)):
                 return agent, ()
         return able[0], ("skill",)
 

@@ -1,4 +1,7 @@
-"""Tasks as readers see them: folded from the ledger's steps. Finished tasks do not change, so the last few are kept."""
+"""Tasks as readers see them: folded from the ledger's steps. Finished tasks do not change, so the last few are kept.
+
+A task is looked for within whose it must be: of a foreign one nothing is read, and so nothing is folded.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract import ANY, Ledger, Scope
 from covenant.model.content import Text
 from covenant.model.errors import NotFound, Refusal
 from covenant.model.folding import Artifact, Folder, TaskView
@@ -34,24 +37,25 @@ class Views:
         if kept is not None:
             self._kept.move_to_end(task_id)
             return _theirs(kept, task_id, recipient, sender)
-        view = _theirs((await self.past(task_id)).view(), task_id, recipient, sender)
+        scope = Scope(recipient=recipient, sender=sender)
+        view = _theirs((await self.past(task_id, scope=scope)).view(), task_id, recipient, sender)
         self.keep(view)
         return view if view.state.terminal else await self._live(view)
 
     async def of_tenant(self, task_id: TaskId, tenant: str) -> TaskView:
         """The task, if it is this tenant's, whichever of its agents it is for."""
-        view = self._kept.get(task_id) or (await self.past(task_id)).view()
+        view = self._kept.get(task_id) or (await self.past(task_id, scope=Scope(tenant=tenant))).view()
         if view is None or view.task.tenant != tenant:
             raise unknown(task_id)
         self.keep(view)
         return view if view.state.terminal else await self._live(view)
 
-    async def past(self, task_id: TaskId, through: int | None = None) -> Folder:
-        """Everything that is durable, folded; or only as far as a generation."""
+    async def past(self, task_id: TaskId, through: int | None = None, *, scope: Scope = ANY) -> Folder:
+        """Everything that is durable, folded; or only as far as a generation. Nothing, if it is outside the scope."""
         folder = Folder()
         while through is None or folder.generation < through:
             limit = PAGE if through is None else min(PAGE, through - folder.generation)
-            steps = await self._ledger.steps(task_id, folder.generation, limit)
+            steps = await self._ledger.steps(task_id, folder.generation, limit, scope)
             for step in steps:
                 folder.add(step)
             if len(steps) < limit:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -92,6 +92,25 @@ class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     tasks: tuple[tuple[Step, ...], ...]
     total: int
     next: str
+
+
+class Scope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Whose tasks are asked about. A task outside it is unknown, and nothing of it is read. None: no matter whose."""
+
+    recipient: PublicKey | None = None
+    sender: PublicKey | None = None
+    tenant: str | None = None
+
+
+ANY: Final = Scope()
+
+
+class Parties(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Whose a task is."""
+
+    sender: AgentId
+    recipient: AgentId
+    tenant: str | None = None
 
 
 class TaskRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -287,14 +306,17 @@ class Ledger(Protocol):
     async def entry(self, task_id: TaskId) -> Entry | None:
         """A live task, as it is on disk."""
 
-    async def sender(self, task_id: TaskId) -> AgentId | None:
-        """Who sent a task, live or finished."""
+    def may_know(self, task_id: TaskId) -> bool:
+        """Whether there may be such a task, live or finished. A no is certain. Costs a look-up in memory."""
+
+    async def parties(self, task_id: TaskId) -> Parties | None:
+        """Whose a task is, live or finished. Costs the same however large the task is."""
 
     def watch(self, task_id: TaskId) -> Watch:
         """See each step of a task, known or not yet, from now on. For the past, read `steps` after this."""
 
-    async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
-        """What happened to a task after a generation, oldest first."""
+    async def steps(self, task_id: TaskId, after: int, limit: int, scope: Scope = ANY) -> Sequence[Step]:
+        """What happened to a task after a generation, oldest first; nothing, if the task is outside the scope."""
 
     async def listing(self, query: ListQuery) -> Listing: ...
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:

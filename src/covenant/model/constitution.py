@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from covenant.model.errors import Invalid
+from covenant.model.spelling import did_you_mean
 
 AGENT_ID_LENGTH_MAX: Final = 64
 CONSTITUTION_BYTES_MAX: Final = 256 * 1024
@@ -222,7 +223,9 @@ _MESSAGE_LENGTH_MAX: Final = 200
 def explained(message: str, kind: type[msgspec.Struct]) -> str:
     """What the decoder says, with a JSON pointer to the key it is about."""
     if (unknown := _UNKNOWN(message)) is not None:
-        return f"unknown key {pointer(unknown[2])}/{_escaped(unknown[1])[:_MESSAGE_LENGTH_MAX]}"
+        key, where = unknown[1], pointer(unknown[2])
+        meant = did_you_mean(key, _keys(kind, where.split("/")[1:]))
+        return f"unknown key {where}/{_escaped(key)[:_MESSAGE_LENGTH_MAX]}{meant}"
     if (missing := _MISSING(message)) is not None:
         return f"{pointer(missing[2])}/{_escaped(missing[1])}: must be given"
     placed = _PLACED(message)
@@ -248,6 +251,20 @@ def _allowed(kind: Any, steps: list[str]) -> tuple[Any, ...]:
         hints = _hints(kind)
         kind = hints.get(step)
     return tuple(value for each in _alternatives(kind) if get_origin(each) is Literal for value in get_args(each))
+
+
+def _keys(kind: Any, steps: list[str]) -> tuple[str, ...]:
+    """The keys that an object at this place may have."""
+    for step in steps:
+        if step != "..." and not step.isdigit():
+            kind = _hints(kind).get(step)
+        else:
+            kind = next((inner for each in _unannotated(kind) for inner in get_args(each)), None)
+    return tuple(_hints(kind))
+
+
+def _unannotated(kind: Any) -> tuple[Any, ...]:
+    return _unannotated(get_args(kind)[0]) if get_origin(kind) is Annotated else (kind,)
 
 
 def _hints(kind: Any) -> dict[str, Any]:

@@ -7,13 +7,18 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.errors import Invalid
-from covenant.model.ids import AgentId, PublicKey
+from covenant.model.ids import KEY_BYTES, AgentId, PublicKey, base58_size, check_display
+from covenant.model.spelling import did_you_mean
 
 REQUEUE_ACTION: Final = "a2a.repair.requeue"
 FORCE_ERROR_ACTION: Final = "a2a.repair.force_error"
 COMPACT_ACTION: Final = "a2a.compact"
 
 ACTION_LENGTH_MAX: Final = 256
+
+_WHOLE: Final = (REQUEUE_ACTION, FORCE_ERROR_ACTION, COMPACT_ACTION)
+_WITH_AGENT: Final = ("a2a.send.", "a2a.respond.", "a2a.recv.")
+"""What stands before the display or the key of the other agent."""
 
 
 class Scope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -26,6 +31,7 @@ class Scope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 PINS: Final = ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk")
+_SCOPE_FIELDS: Final = ("version", *PINS, "max_uses")
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -39,7 +45,7 @@ class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     nonce: str
     """Makes two equal grants two grants, each with its own handle."""
     scope_json: str = "{}"
-    """The scope as it was given: unknown fields are kept as signed metadata."""
+    """The scope as it was given, and signed. Grants of old may have fields in it that mean nothing."""
     pins: Scope = Scope()
     expires_at: int | None = None
     max_uses: int | None = None
@@ -52,6 +58,32 @@ class Grant(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             and (self.expires_at is None or now_ms <= self.expires_at)
             and (self.max_uses is None or self.used < self.max_uses)
         )
+
+
+def check_action(action: str) -> str:
+    """Refuses what no verb of the mailbox asks for: nobody would notice that such a grant allows nothing."""
+    if len(action) <= ACTION_LENGTH_MAX:
+        if action in _WHOLE:
+            return action
+        for prefix in _WITH_AGENT:
+            if action.startswith(prefix):
+                return _check_agent(action, prefix)
+    tail = ".".join(action[:ACTION_LENGTH_MAX].split(".")[2:])
+    meant = did_you_mean(action, (*_WHOLE, *(f"{prefix}{tail}" for prefix in _WITH_AGENT if tail)))
+    there = "; there are a2a.send.NAME@HOST, a2a.respond.NAME@HOST, a2a.recv.NAME@HOST, " + ", ".join(_WHOLE)
+    raise Invalid("invalid_action", f"{action[:80]!r} is not an action{meant or there}")
+
+
+def _check_agent(action: str, prefix: str) -> str:
+    other = action.removeprefix(prefix)
+    if base58_size(other) != KEY_BYTES:
+        try:
+            check_display(other)
+        except Invalid:
+            raise Invalid(
+                "invalid_action", f"{action[:80]!r}: after {prefix} stands NAME@HOST, or a whole pubkey"
+            ) from None
+    return action
 
 
 def send_actions(recipient: AgentId) -> tuple[str, str]:
@@ -68,9 +100,17 @@ def recv_actions(sender: AgentId) -> tuple[str, str]:
 
 
 def read_scope(scope: dict[str, Any]) -> tuple[Scope, int | None]:
-    """The pins and `max_uses` of a scope as the operator wrote it; a refusal names the field that is wrong."""
+    """The pins and `max_uses` of a scope as the operator wrote it; a refusal names the field that is wrong.
+
+    A field that is none is refused: a misspelt pin would pin nothing, and the grant would be wider than was meant.
+    """
     if not scope:
         return Scope(), None
+    for field in scope:
+        if field not in _SCOPE_FIELDS:
+            known = ", ".join(_SCOPE_FIELDS)
+            meant = did_you_mean(field, _SCOPE_FIELDS) or f"; a scope has {known}"
+            raise Invalid("invalid_scope", f"scope.{field[:80]} is not a field of a scope{meant}")
     version = scope.get("version", 1)
     if isinstance(version, bool) or version != 1:
         raise Invalid("invalid_scope", "scope.version must be the integer 1")

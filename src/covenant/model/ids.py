@@ -18,6 +18,7 @@ LeaseId = NewType("LeaseId", str)
 PublicKey = NewType("PublicKey", str)
 """Base58 of the 32 bytes of an Ed25519 public key."""
 
+KEY_BYTES: Final = 32
 DISPLAY_LENGTH_MAX: Final = 128
 REQUEST_ID_LENGTH_MAX: Final = 128
 
@@ -40,6 +41,12 @@ def parse_uuid(value: str, field: str) -> str:
     return lowered
 
 
+def uuid_of(digest: bytes) -> str:
+    """The first 16 bytes of a digest, shaped as a UUID (version 8)."""
+    h = digest.hex()
+    return f"{h[:8]}-{h[8:12]}-8{h[13:16]}-{'89ab'[int(h[16], 16) & 3]}{h[17:20]}-{h[20:32]}"
+
+
 def parse_task_id(value: str) -> TaskId:
     return TaskId(parse_uuid(value, "task id"))
 
@@ -56,8 +63,8 @@ def check_display(display: str) -> str:
 
 def check_pubkey(pubkey: str) -> PublicKey:
     size = base58_size(pubkey)
-    if size != 32:
-        raise Invalid("invalid_agent_id", f"pubkey must decode to 32 bytes, got {size}")
+    if size != KEY_BYTES:
+        raise Invalid("invalid_agent_id", f"pubkey must decode to {KEY_BYTES} bytes, got {size}")
     return PublicKey(pubkey)
 
 

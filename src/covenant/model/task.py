@@ -11,6 +11,7 @@ import msgspec
 from covenant.model.content import Content
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.lengths import utf8_length
+from covenant.model.target import Target
 
 MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
@@ -70,6 +71,8 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     traceparent: str | None = None
     """Whose trace this is part of, as W3C has it. Not part of the request: set after the digest was taken."""
     tracestate: str | None = None
+    target: Target | None = None
+    """Where it is done, if not here. The daemon says so; no door reads it."""
 
 
 class CacheKey(msgspec.Struct, frozen=True, gc=False):

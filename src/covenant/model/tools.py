@@ -1,22 +1,26 @@
 """MCP servers and their tools, as the home's `mcp_servers.json` declares them.
 
     {"servers": {"<name>": {"command": "…", "args": [], "env": {}, "init_timeout_ms": 60000, "call_timeout_ms": 30000,
-                            "tools": ["name", {"name": "…", "description": "…"}]}}}
+                            "tools": ["name", {"name": "…", "description": "…"}], "tenants": ["default"]}}}
 
-Only `command` must be there. `tools` says in advance what a server has, so that cards can name it without starting the
-server. Read strictly: an unknown key or a wrong value is refused with a JSON pointer to it.
+Only `command` must be there. A server, with the keys that it was given, belongs to the first tenant, `default`, unless
+it lists its `tenants`: for the agents of others it is not there. `tools` says in advance what a server has, so that
+cards can name it without starting the server. Read strictly: an unknown key or a wrong value is refused with a JSON
+pointer to it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
 
 from covenant.model.constitution import explained
 from covenant.model.errors import Invalid
+from covenant.model.spelling import did_you_mean
+from covenant.model.tenant import DEFAULT
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
 ToolName = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_./-]{1,128}\Z")]
@@ -40,14 +44,17 @@ class McpServer(_Part, frozen=True, kw_only=True):
     init_timeout_ms: Wait = 60_000
     call_timeout_ms: Wait = 30_000
     tools: Annotated[tuple[DeclaredTool, ...], msgspec.Meta(max_length=1_000)] = ()
+    tenants: Annotated[tuple[str, ...], msgspec.Meta(max_length=10_000)] = (DEFAULT,)
+    """Whose agents may use it."""
 
 
 class Tool(msgspec.Struct, frozen=True, gc=False):
-    """One tool of one server."""
+    """One tool of one server, for the agents of some tenants."""
 
     server: str
     name: str
     description: str = ""
+    tenants: tuple[str, ...] = (DEFAULT,)
 
     @property
     def full_name(self) -> str:
@@ -60,7 +67,7 @@ def read_mcp_servers(given: object) -> Mapping[str, McpServer]:
         raise _wrong("must be an object")
     for key in given:
         if key != "servers":
-            raise _wrong(f"unknown key /{_escaped(str(key))}")
+            raise _wrong(f"unknown key /{_escaped(str(key))}{did_you_mean(str(key), ('servers',))}")
     servers = given.get("servers")
     if not isinstance(servers, dict):
         raise _wrong("/servers: must be an object" if "servers" in given else "/servers: must be given")
@@ -86,7 +93,16 @@ def _wrong(message: str) -> Invalid:
 
 
 def tools_of(servers: Mapping[str, McpServer]) -> tuple[Tool, ...]:
-    return tuple(Tool(server, tool.name, tool.description) for server, found in servers.items() for tool in found.tools)
+    return tuple(
+        Tool(server, tool.name, tool.description, found.tenants)
+        for server, found in servers.items()
+        for tool in found.tools
+    )
+
+
+def tools_for(tenant: str, tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """Those that the agents of a tenant may use."""
+    return tuple(tool for tool in tools if tenant in tool.tenants)
 
 
 def _with_tool_objects(server: object) -> object:

@@ -2,11 +2,13 @@
 
     {"agents": {"weather": {"url": "https://weather.example/a2a",
                             "auth": {"type": "bearer", "token_env": "WEATHER_TOKEN"},
-                            "timeout": 60, "headers": {"X-Team": "blue"}, "enabled": true}}}
+                            "timeout": 60, "headers": {"X-Team": "blue"}, "enabled": true,
+                            "tenants": ["default", "acme"]}}}
 
-Only `url` is required: the agent's address, or its card's. A token stands in the file (`token`, which wins) or in a
-variable of the environment (`token_env`). An entry that cannot be used is refused by its name, and does not take the
-others with it. The file is read again when it has changed; without a file there are no remote agents.
+Only `url` is required: the agent's address, or its card's. An entry belongs to the first tenant, `default`, unless it
+lists its `tenants`: whoever else asks for it hears that there is no such agent. A token stands in the file (`token`,
+which wins) or in a variable of the environment (`token_env`). An entry that cannot be used is refused by its name, and
+does not take the others with it. The file is read again when it has changed; without a file there are no remote agents.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import msgspec
 
 from covenant.model.constitution import explained
 from covenant.model.errors import Invalid, NotFound
+from covenant.model.tenant import DEFAULT
 from covenant.outbound.location import Unreadable, host_text, read_url
 from covenant.wire.decoding import decode
 
@@ -44,6 +47,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """In seconds."""
     headers: dict[str, str] = {}
     enabled: bool = True
+    tenants: tuple[str, ...] = (DEFAULT,)
+    """Whose agents and callers may call it."""
 
     def __repr__(self) -> str:
         return f"Entry(url={self.url!r})"
@@ -66,7 +71,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"{host_text(location.host)}:{location.port}"
 
 
-class _File(msgspec.Struct, frozen=True):
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agents: dict[str, Any] = {}
 
 
@@ -111,6 +116,36 @@ class Remotes:
             raise Invalid("remote_disabled", f"the remote agent {name!r} is disabled in {self.path}")
         return entry
 
+    def entry_of(self, tenant: str, name: str) -> Entry:
+        """As `entry`, for a tenant. The refusal names no other entry and no file: whoever asks may be a stranger."""
+        try:
+            entry = self.entry(name)
+        except NotFound:
+            raise _unknown(name) from None
+        except Invalid as wrong:
+            if not self._may_know(tenant, name):
+                raise _unknown(name) from None
+            raise Invalid(wrong.code, f"the entry {name!r} of {FILE} cannot be used now, or is disabled") from wrong
+        if tenant not in entry.tenants:
+            raise _unknown(name)
+        return entry
+
+    def names_of(self, tenant: str) -> frozenset[str]:
+        """The names of those that a tenant may call."""
+        self._refresh()
+        return frozenset(name for name, entry in self._entries.items() if entry.enabled and tenant in entry.tenants)
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Those that may call any of them."""
+        self._refresh()
+        return frozenset(name for entry in self._entries.values() if entry.enabled for name in entry.tenants)
+
+    def _may_know(self, tenant: str, name: str) -> bool:
+        """Of an entry that cannot be used: whether the tenant hears that there is one."""
+        entry = self._entries.get(name)
+        return tenant == DEFAULT if entry is None else tenant in entry.tenants
+
     def _refresh(self) -> None:
         try:
             found = os.stat(self.path)  # noqa: PTH116  (one system call, on the way of every call)
@@ -131,7 +166,7 @@ class Remotes:
                 raise Invalid("too_large", f"has more than {FILE_BYTES_MAX} bytes")
             agents = decode(_file, data).agents
         except (OSError, Invalid) as error:
-            self._unreadable = f"{self.path} cannot be read: {error}"
+            self._unreadable = f"{self.path} cannot be read: {explained(str(error), _File)}"
             return
         for name, said in agents.items():
             try:
@@ -146,3 +181,7 @@ class Remotes:
 
     def _refuse(self, name: str, why: str) -> None:
         self._wrong[name] = f"{self.path}: the entry {name!r} cannot be used: {why}"
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound("unknown_remote", f"there is no remote agent {name[:100]!r} here")

@@ -143,12 +143,12 @@ def below(tree: TreeNode) -> tuple[SubDelegation, ...]:
 def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
     assert node.task is not None
     target = target_of(node.task)
-    profile = (target or {}).get("profile") or node.task.recipient.display.partition("@")[0]
-    provider = str((target or {}).get("peer") or "")
+    profile = (target.profile if target is not None else None) or node.task.recipient.display.partition("@")[0]
+    provider = (target.peer if target is not None else None) or ""
     state = node.a2a_state if isinstance(node.a2a_state, str) else ""
     return SubDelegation(
         delegation_id=node.task_id,
-        profile=str(profile)[:64] or "-",
+        profile=profile[:64] or "-",
         status=_STATUS.get(state, "running"),
         remote=target is not None,
         provider=provider if _IS_INSTANCE(provider) else None,

@@ -9,7 +9,7 @@ import msgspec
 
 from covenant.exchange.beginning import Beginnings
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import PEERS, REMOTE, target_of
+from covenant.exchange.delegation import target_of
 from covenant.exchange.trees import grown
 from covenant.exchange.views import Views
 from covenant.ledger.contract import Ledger, TreeNode
@@ -24,6 +24,7 @@ from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.folding import TaskState
 from covenant.model.ids import AgentId, TaskId, parse_task_id
 from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId, Trust
+from covenant.model.target import PEERS, Target
 from covenant.model.task import NATIVE, Task, fingerprint
 from covenant.model.tenant import DEFAULT
 from covenant.model.update import StatusUpdate
@@ -173,6 +174,7 @@ class Desk:
     async def delegate(self, by: AgentId, request: Delegate) -> Begun:
         """Here, if there is such an agent and no peer was named; otherwise by a peer."""
         task_id = parse_task_id(request.id) if request.id is not None else TaskId(self._new_id())
+        target: Target | None = None
         here = request.peer_id is None and self._catalogue.agent(DEFAULT, request.profile or "") is not None
         if here:
             assert request.profile is not None
@@ -181,7 +183,7 @@ class Desk:
         else:
             peer, profile = await self._target(request)
             recipient, peer_id = self._catalogue.identity(DEFAULT, PEERS), peer.id
-            metadata = {REMOTE: _target(peer.id, profile, request)}
+            metadata, target = None, _target(peer.id, profile, request)
         task = Task(
             id=task_id,
             sender=by,
@@ -192,6 +194,7 @@ class Desk:
             origin=NATIVE,
             context_id=task_id,
             request_metadata=metadata,
+            target=target,
         )
         accepted = await self._beginnings.accept(task, fingerprint(task)[0])
         return Begun(task_id, peer_id, profile, accepted.duplicate)
@@ -234,17 +237,17 @@ class Desk:
         except NotFound as unknown:
             view = (await self._views.past(parse_task_id(named))).view()
             target = target_of(view.task) if view is not None else None
-            if view is None or target is None or "peer" not in target:
+            if view is None or target is None or target.peer is None:
                 raise unknown from None
         code = (view.result.metadata or {}).get("code") if view.result is not None else None
         return Delegation(
             role=Role.REQUESTER,
-            peer=InstanceId(str(target["peer"])),
+            peer=InstanceId(target.peer),
             offer_id=view.task.id,
             task_id=view.task.id,
-            profile=str(target.get("profile", "")),
+            profile=target.profile or "",
             state=_STATES.get(view.state, OFFERED),
-            budget=int(target.get("budget") or self._settings.budget_default),
+            budget=target.budget or self._settings.budget_default,
             timeout_ms=view.task.timeout_ms or self._settings.timeout_ms,
             made_at_ms=view.created_at_ms,
             moved_at_ms=view.updated_at_ms,
@@ -313,13 +316,8 @@ class Desk:
         return self._ledger.message_log()
 
 
-def _target(peer_id: InstanceId, profile: str, request: Delegate) -> dict[str, Any]:
-    target: dict[str, Any] = {"peer": peer_id, "profile": profile}
-    if request.context is not None:
-        target["context"] = request.context
-    if request.max_token_budget is not None:
-        target["budget"] = request.max_token_budget
-    return target
+def _target(peer_id: InstanceId, profile: str, request: Delegate) -> Target:
+    return Target(peer=peer_id, profile=profile, budget=request.max_token_budget, context=request.context)
 
 
 def _next_step(peer: Peer, us: InstanceId) -> str:

@@ -30,6 +30,7 @@ from covenant.model.delegation import (
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge
 from covenant.model.ids import PublicKey
 from covenant.model.peer import Trust
+from covenant.model.target import Target
 from covenant.model.task import Task
 from covenant.model.tenant import DEFAULT
 from covenant.peers.acquaintances import Acquaintances
@@ -83,7 +84,7 @@ class Offers:
         found = [peer for peer in self._ledger.peers() if _offers(peer, profile)]
         return max(found, key=_preferred, default=None)
 
-    def callee(self, tenant: str, named: str) -> dict[str, str] | None:
+    def callee(self, tenant: str, named: str) -> Target | None:
         if tenant != DEFAULT:
             return None
         who, slash, profile = named.partition("/")
@@ -95,7 +96,7 @@ class Offers:
             peer, profile = self.provider(named), named
         if peer is None:
             return None
-        return {"name": f"{peer.id}/{profile}", "peer": peer.id, "profile": profile}
+        return Target(name=f"{peer.id}/{profile}", peer=peer.id, profile=profile)
 
     # What to offer
 

@@ -36,6 +36,7 @@ from covenant.model.delegation import PROFILES_MAX, Accept, Cancel, Offer, Profi
 from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.model.folding import first_message
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.metadata import unreserved_parts
 from covenant.model.peer import SUPPORTED_VERSIONS
 from covenant.model.task import Task, fingerprint
 from covenant.model.tenant import DEFAULT
@@ -279,7 +280,7 @@ class Providing:
         parts: list[Content] = [Text(offer.task)]
         if offer.context:
             parts.append(Resource(Embedded(uri="", mimeType="text/plain", text=offer.context), filename=CONTEXT))
-        parts += offer.parts
+        parts += unreserved_parts(offer.parts)
         return Task(
             id=work_id(peer, offer.offer_id),
             sender=as_agent(peer),

@@ -29,6 +29,7 @@ from covenant.model.delegation import Accept, Cancel, DelegationResult, Offer, R
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.peer import InstanceId
+from covenant.model.target import Target
 from covenant.model.task import Task
 from covenant.peers import believing, egress
 from covenant.peers.acquaintances import Acquaintances, as_refusal
@@ -98,7 +99,7 @@ class Requesting:
         """The best of those that offer this, as far as is known."""
         return self._offers.provider(profile)
 
-    def callee(self, tenant: str, named: str) -> dict[str, str] | None:
+    def callee(self, tenant: str, named: str) -> Target | None:
         """`peer/profile`, or a profile that some peer offers; None if there is no such thing for this tenant."""
         return self._offers.callee(tenant, named)
 

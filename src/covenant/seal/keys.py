@@ -18,6 +18,7 @@ TENANT_TOKEN: Final = "atr_"  # noqa: S105  (how such a token begins)
 TENANT_TOKEN_PREFIX_LENGTH: Final = len(TENANT_TOKEN) + TOKEN_PREFIX_LENGTH
 
 _DERIVED: Final = b"covenant.identity.v1\n"
+_SECRET: Final = b"covenant.secret.v1\n"
 
 
 def new_private_key() -> bytes:
@@ -35,6 +36,11 @@ def derived_key(private_key: bytes, display: str) -> bytes:
     HKDF-SHA256: whoever knows one derived key knows neither another nor the key they come from.
     """
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=_DERIVED + display.encode()).derive(private_key)
+
+
+def derived_secret(private_key: bytes, purpose: str) -> bytes:
+    """32 bytes for one purpose of the daemon: always the same, so nothing is stored. Made as `derived_key` is."""
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=_SECRET + purpose.encode()).derive(private_key)
 
 
 def sign(private_key: bytes, message: bytes) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from covenant.ledger.contract import Parties
 from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
 from covenant.testing.cast import ALICE, BOB, CAROL, idempotent, make_task, ok, task_id
@@ -59,7 +60,7 @@ class SendingSuite(Suite):
         await desk.send(make_task())
         with refused("duplicate_task_id", 409):
             await desk.send(make_task(**changed))
-        assert await desk.ledger.sender(task_id(1)) == ALICE
+        assert await desk.ledger.parties(task_id(1)) == Parties(sender=ALICE, recipient=BOB)
         leased = await desk.take_one()
         assert leased.task == make_task()
         await desk.finish(leased, ok(leased.task.id))
@@ -134,7 +135,7 @@ class SendingSuite(Suite):
         assert len(await desk.drain(ALICE)) == 1
 
     async def test_an_unknown_task_has_no_sender(self, desk: Desk) -> None:
-        assert await desk.ledger.sender(task_id(404)) is None
+        assert await desk.ledger.parties(task_id(404)) is None
         assert await desk.ledger.entry(task_id(404)) is None
 
     async def test_a_recipient_is_matched_by_its_key_and_not_by_its_name(self, desk: Desk) -> None:

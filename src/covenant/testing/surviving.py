@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from covenant.ledger.contract import QueueEntry
+from covenant.ledger.contract import Parties, QueueEntry
 from covenant.ledger.machine.commands import Enroll, RevokeGrant, RevokeIdentity
 from covenant.ledger.machine.states import State
 from covenant.model.grant import REQUEUE_ACTION, Scope, send_actions
@@ -197,7 +197,7 @@ class SurvivingSuite(RestartSuite):
                 await desk.finish(leased, ok(task_id(1), "other"))
             assert await desk.take() == ()
             assert await desk.drain() == ()
-            assert await desk.ledger.sender(task_id(1)) == ALICE
+            assert await desk.ledger.parties(task_id(1)) == Parties(sender=ALICE, recipient=BOB)
 
     async def test_an_undrained_result_waits_and_is_drained_once(self, desk: Desk, restart: Restart) -> None:
         for number in (2, 1):

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from covenant.ledger.contract import QueueQuery
+from covenant.ledger.contract import Parties, QueueQuery, Scope
 from covenant.testing.cast import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id
 from covenant.testing.desk import Desk
 from covenant.testing.suite import Suite
 
 
 class ViewingSuite(Suite):
+    async def test_a_task_outside_the_scope_has_no_steps_and_one_inside_has_all_live_or_finished(
+        self, desk: Desk
+    ) -> None:
+        task = make_task(1, tenant="acme")
+        await desk.taken(task)
+        for ended in (False, True):
+            if ended:
+                await desk.settle(ok(task.id))
+                await desk.drain()
+            known = await desk.ledger.steps(task.id, 0, 100)
+            assert known
+            inside = (
+                Scope(recipient=BOB.pubkey),
+                Scope(recipient=BOB.pubkey, sender=ALICE.pubkey),
+                Scope(tenant="acme", sender=ALICE.pubkey),
+            )
+            outside = (
+                Scope(recipient=CAROL.pubkey),
+                Scope(recipient=BOB.pubkey, sender=CAROL.pubkey),
+                Scope(tenant="other"),
+            )
+            assert [await desk.ledger.steps(task.id, 0, 100, scope) for scope in inside] == [known] * 3
+            assert [list(await desk.ledger.steps(task.id, 0, 100, scope)) for scope in outside] == [[]] * 3
+            parties = Parties(sender=ALICE, recipient=BOB, tenant="acme")
+            assert (await desk.ledger.parties(task.id), desk.ledger.may_know(task.id)) == (parties, True)
+
     async def test_the_queue_shows_the_longest_held_leases_first_and_then_what_waits(self, desk: Desk) -> None:
         await desk.send_all([make_task(number) for number in (1, 2, 3, 4)])
         for _ in (1, 2):
@@ -105,7 +131,7 @@ class ViewingSuite(Suite):
         before = await desk.show(task_id(1))
         await desk.drain()
         after = await desk.show(task_id(1))
-        assert await desk.ledger.sender(task_id(1)) == ALICE
+        assert await desk.ledger.parties(task_id(1)) == Parties(sender=ALICE, recipient=BOB)
         assert (after.state, after.result, after.leases, after.updates) == (
             "resolved",
             before.result,

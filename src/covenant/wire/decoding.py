@@ -1,18 +1,19 @@
 """JSON and query strings in, by type. What does not fit is a refusal that says where; nothing else is ever raised.
 
-Unknown fields are ignored. Depth is bounded well below what the interpreter could carry, so that whatever came in can
-also be journaled, archived and sent out again, from any depth of calls.
+Unknown fields are ignored, unless `check_fields` looks for them. Depth is bounded well below what the interpreter could
+carry, so that whatever came in can also be journaled, archived and sent out again, from any depth of calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Container, Iterable
+from typing import Any, Final, TypeVar, get_args
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from covenant.model.errors import Invalid
+from covenant.model.spelling import did_you_mean
 
 T = TypeVar("T")
 
@@ -40,6 +41,29 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NES
     ):
         raise too_deep(nesting_max)
     return value
+
+
+def check_fields(data: bytes, kind: type[msgspec.Struct], beside: Container[str] = ()) -> None:
+    """Refuse a field that a request does not have, at any depth; its data was decoded already. `beside`: others that
+    may stand at the top."""
+    given = msgspec.json.decode(data)
+    _check_fields({name: value for name, value in given.items() if name not in beside}, kind, "")
+
+
+def _check_fields(given: Any, kind: Any, where: str) -> None:
+    structs = [
+        each for each in (get_args(kind) or (kind,)) if isinstance(each, type) and issubclass(each, msgspec.Struct)
+    ]
+    if not structs or not isinstance(given, dict):
+        return
+    fields = {field.encode_name: field.type for each in structs for field in msgspec.structs.fields(each)}
+    tags = {each.__struct_config__.tag_field for each in structs}
+    for name, value in given.items():
+        if name in fields:
+            _check_fields(value, fields[name], f"{where}{name}.")
+        elif name not in tags:
+            meant = did_you_mean(name, fields)
+            raise Invalid("unknown_field", f"{where}{name[:80]} is not a field of this request{meant}")
 
 
 def decode_query(kind: type[T], query: bytes) -> T:

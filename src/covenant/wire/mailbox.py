@@ -1,13 +1,14 @@
 """What callers of the mailbox send: tasks, results, leases, queries. Decoded here, then turned into the model.
 
-On input `null` and absent are the same, and unknown fields are ignored. `origin`, `tenant` and `depth` of a task are
-not fields here: the door sets them, never the caller. A request that also has a path takes `task_id` from there.
+On input `null` and absent are the same, and unknown fields are ignored, except in requests that are `strict`. `origin`,
+`tenant`, `depth` and `target` of a task are not fields here: the door sets them, never the caller. Metadata under the
+daemon's own keys is left out (see `model.metadata`). A request that also has a path takes `task_id` from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ from covenant.model.ids import (
     parse_task_id,
     parse_uuid,
 )
+from covenant.model.metadata import unreserved_parts, unreserved_update
 from covenant.model.repair import ForceError, Posture, RepairCommand, Requeue, RetryPolicy
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import Idempotency, Task
@@ -40,6 +42,15 @@ _NO_KEY = PublicKey("")
 
 class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The root of everything a caller may ask."""
+
+    strict: ClassVar[bool] = False
+    """Whether a field that it does not have is refused: where one that is misspelt would allow more than was meant."""
+
+
+class Strict(Request, frozen=True, kw_only=True):
+    """The root of what changes who may do what."""
+
+    strict: ClassVar[bool] = True
 
 
 class Nothing(Request, frozen=True, kw_only=True):
@@ -87,7 +98,7 @@ class SendTask(Request, frozen=True, kw_only=True):
             parent=TaskId(parse_uuid(self.parent, "parent")) if self.parent is not None else None,
             deadline_ms=self.deadline_ms,
             idempotency=self.idempotency,
-            parts=self.parts or (),
+            parts=unreserved_parts(self.parts or ()),
             timeout_ms=self.timeout_ms,
             context_id=self.context_id,
         )
@@ -159,7 +170,7 @@ class PostResult(TaskRequest, frozen=True, kw_only=True):
         return Result(
             task_id=self.parsed_task_id(),
             status=self.status,
-            content=self.content or (),
+            content=unreserved_parts(self.content or ()),
             error_message=self.error_message if self.error_message is not None else msgspec.UNSET,
         )
 
@@ -187,6 +198,9 @@ class UpdateTask(LeaseRequest, frozen=True, kw_only=True):
     update: Update
     update_no: Whole | None = None
 
+    def parsed_update(self) -> Update:
+        return unreserved_update(self.update)
+
 
 class CancelTask(TaskRequest, frozen=True, kw_only=True):
     reason: str
@@ -203,6 +217,7 @@ class ForceErrorCommand(msgspec.Struct, frozen=True, gc=False, tag_field="action
 
 
 class RepairTask(TaskRequest, frozen=True, kw_only=True):
+    strict: ClassVar[bool] = True
     task_id: str
     command: RequeueCommand | ForceErrorCommand
     reason: str
@@ -216,6 +231,7 @@ class RepairTask(TaskRequest, frozen=True, kw_only=True):
 
 
 class RetryStale(Request, frozen=True, kw_only=True):
+    strict: ClassVar[bool] = True
     enabled: bool | None = None
     min_lease_age_ms: Whole | None = None
     max_attempts: Whole | None = None

@@ -15,7 +15,7 @@ from covenant.model.delegation import (
     Status,
 )
 from covenant.model.peer import InstanceId, Trust
-from covenant.wire.mailbox import Request
+from covenant.wire.mailbox import Request, Strict
 
 PAGE_MAX = 100
 
@@ -30,6 +30,13 @@ class PeerAsking(Request, frozen=True, kw_only=True, rename="camel"):
     """The root of these."""
 
 
+class PeerChanging(Strict, frozen=True, kw_only=True, rename="camel"):
+    """The root of those that change whom we trust, with what."""
+
+    peer_id: str = ""
+    """Its id, its name, or the beginning of its id."""
+
+
 class ListPeers(PeerAsking, frozen=True, kw_only=True):
     status: Literal["online", "offline", "unknown"] | None = None
     trust_level: Trust | None = None
@@ -37,7 +44,7 @@ class ListPeers(PeerAsking, frozen=True, kw_only=True):
     offset: Offset = 0
 
 
-class AddPeer(PeerAsking, frozen=True, kw_only=True):
+class AddPeer(Strict, frozen=True, kw_only=True, rename="camel"):
     """By its address, or by its id alone if it cannot be called and will fetch what there is for it."""
 
     url: Annotated[str, msgspec.Meta(max_length=2_048)] | None = None
@@ -55,11 +62,11 @@ class ShowPeer(PeerRequest, frozen=True, kw_only=True):
     pass
 
 
-class RemovePeer(PeerRequest, frozen=True, kw_only=True):
+class RemovePeer(PeerChanging, frozen=True, kw_only=True):
     pass
 
 
-class TrustPeer(PeerRequest, frozen=True, kw_only=True):
+class TrustPeer(PeerChanging, frozen=True, kw_only=True):
     trust_level: Trust
 
 
@@ -71,7 +78,7 @@ class WirePeerLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename
     budget_max: Bound | None = None
 
 
-class ChangePeer(PeerRequest, frozen=True, kw_only=True):
+class ChangePeer(PeerChanging, frozen=True, kw_only=True):
     """What is left out stays as it is; limits change together. An empty `url`: it cannot be called any more."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
@@ -84,11 +91,11 @@ class VerifyPeer(PeerRequest, frozen=True, kw_only=True):
     pass
 
 
-class SucceedPeer(PeerRequest, frozen=True, kw_only=True):
+class SucceedPeer(PeerChanging, frozen=True, kw_only=True):
     new_id: Annotated[str, msgspec.Meta(max_length=64)]
 
 
-class RevokePeer(PeerRequest, frozen=True, kw_only=True):
+class RevokePeer(PeerChanging, frozen=True, kw_only=True):
     """Every token that was given to it."""
 
 
@@ -103,7 +110,7 @@ class ShowCapabilities(PeerAsking, frozen=True, kw_only=True):
     fresh: bool = False
 
 
-class Delegate(PeerAsking, frozen=True, kw_only=True):
+class Delegate(Strict, frozen=True, kw_only=True, rename="camel"):
     task: Annotated[str, msgspec.Meta(min_length=1, max_length=TASK_CHARS_MAX)]
     profile: Named | None = None
     peer_id: Named | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from covenant.wire.mailbox import Request, Whole
+from covenant.wire.mailbox import Request, Strict, Whole
 
 
-class EnrollIdentity(Request, frozen=True, kw_only=True):
+class EnrollIdentity(Strict, frozen=True, kw_only=True):
     """`pubkey` is minted if left out; `actions` are granted, unscoped, in the same step."""
 
     display: str
@@ -23,24 +23,24 @@ class ListIdentities(Request, frozen=True, kw_only=True):
     status: Literal["live", "revoked"] | None = None
 
 
-class RevokeIdentity(Request, frozen=True, kw_only=True):
+class RevokeIdentity(Strict, frozen=True, kw_only=True):
     """`identity` is a display, a key, or the first characters of a token. The operator's own token needs `force`."""
 
     identity: str
     force: bool | None = None
 
 
-class RotateToken(Request, frozen=True, kw_only=True):
+class RotateToken(Strict, frozen=True, kw_only=True):
     """Without `identity`: the caller's own."""
 
     identity: str | None = None
 
 
-class Purge(Request, frozen=True, kw_only=True):
+class Purge(Strict, frozen=True, kw_only=True):
     before_ms: Whole
 
 
-class GrantCapability(Request, frozen=True, kw_only=True):
+class GrantCapability(Strict, frozen=True, kw_only=True):
     """Without `to`: to the operator itself."""
 
     action: str
@@ -49,7 +49,7 @@ class GrantCapability(Request, frozen=True, kw_only=True):
     expires_at: Whole | None = None
 
 
-class RevokeCapability(Request, frozen=True, kw_only=True):
+class RevokeCapability(Strict, frozen=True, kw_only=True):
     signature_b58: str
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from covenant.model.tenant import DEFAULT, LIMIT_BYTES_MAX, LIMIT_MAX
-from covenant.wire.mailbox import Request
+from covenant.wire.mailbox import Request, Strict
 
 Bound = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_BYTES_MAX)]
@@ -25,7 +25,7 @@ class WireLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     queued_bytes: Bytes = 0
 
 
-class AddTenant(Request, frozen=True, kw_only=True):
+class AddTenant(Strict, frozen=True, kw_only=True):
     name: str
     limits: WireLimits | None = None
 
@@ -34,7 +34,7 @@ class ListTenants(Request, frozen=True, kw_only=True):
     pass
 
 
-class TenantRequest(Request, frozen=True, kw_only=True):
+class TenantRequest(Strict, frozen=True, kw_only=True):
     name: str = ""
 
 
@@ -66,7 +66,7 @@ class RemoveAgent(AgentRequest, frozen=True, kw_only=True):
     pass
 
 
-class AddAgent(Request, frozen=True, kw_only=True):
+class AddAgent(Strict, frozen=True, kw_only=True):
     """`agent_def` is the constitution. With `replace` it takes the place of the stored one with its id."""
 
     agent_def: dict[str, Any]

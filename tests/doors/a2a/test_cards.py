@@ -416,7 +416,7 @@ async def checked(world: Cardworld) -> Any:
 
 @pytest.mark.parametrize("version", [{}, {"A2A-Version": "1.0"}], ids=["as a client of 0.3", "as a client of 1.0"])
 async def test_the_official_sdk_reads_and_verifies_every_card(tmp_path: Path, version: dict[str, str]) -> None:
-    tools = (Tool("github", "corvid_github_list_prs", "Lists — prüft"),)
+    tools = (Tool("github", "corvid_github_list_prs", "Lists — prüft", tenants=("mine",)), Tool("github", "theirs"))
     async with opened(tmp_path, offer=Offer(tools=tools, grpc_port=8431)) as world, httpx.AsyncClient() as client:
         await world.add(world.mine, role="Zusammenfasser — kürzt", goal="“knapp” 🦊", extensions=["urn:x"])
         verifier = await checked(world)

@@ -15,8 +15,7 @@ ELSEWHERE: Final = "⇄"
 """Before the place of a task that is done elsewhere."""
 BY_ADDRESS: Final = "remote.url"
 BY_PEER: Final = "remote.peer"
-REMOTE: Final = "covenant.remote"
-"""As whom agents are known that no catalogue has, and where a task says how its agent was named."""
+"""As whom agents are known that no catalogue has."""
 
 
 @click.command("tree", epilog=shape("a2a_tree", "tree"))
@@ -70,7 +69,7 @@ def _agent(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     if not node.get("remote"):
         return ((shown, "bold"),)
     if shown.startswith(f"{BY_ADDRESS}@"):
-        shown = ((node["task"].get("request_metadata") or {}).get(REMOTE) or {}).get("name") or ""
+        shown = (node["task"].get("target") or {}).get("name") or ""
     elif shown.startswith(f"{BY_PEER}@"):
         shown = brief(node.get("profile") or "", 64)
     place = f"{ELSEWHERE} {node.get('url') or node.get('provider') or 'elsewhere'}"

@@ -24,7 +24,7 @@ from covenant.doors.waiting import CallerGoneError, Waits
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.principal import Principal
 from covenant.model.errors import Refusal
-from covenant.wire.decoding import decode, decode_query
+from covenant.wire.decoding import check_fields, decode, decode_query
 from covenant.wire.mailbox import Request
 
 R = TypeVar("R", bound=Request)
@@ -88,6 +88,8 @@ class Call(Generic[R]):
             body = await read_body(scope, receive, self._body_bytes_max)
             # What has no required field may come without a body.
             request = decode(self._decoder, body if body.strip() else b"{}")
+            if request.strict and body.strip():
+                check_fields(body, self._operation.request)
         elif self._plain is not None and not scope["query_string"]:
             request = self._plain
         else:

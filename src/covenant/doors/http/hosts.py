@@ -34,14 +34,14 @@ class Hosts:
         return True
 
     def _judge(self, value: bytes) -> bool:
-        host = _without_port(value.decode("latin-1").strip().lower())
+        host = without_port(value.decode("latin-1").strip().lower())
         allowed = host in self._allowed
         if len(self._remembered) < _REMEMBERED_MAX and len(value) < 300:
             self._remembered[value] = allowed
         return allowed
 
 
-def _without_port(host: str) -> str:
+def without_port(host: str) -> str:
     head, colon, port = host.rpartition(":")
     return head if colon and port.isdigit() else host
 

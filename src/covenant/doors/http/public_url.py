@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from covenant.doors.http.hosts import as_host
+from covenant.doors.http.hosts import LOOPBACK, as_host, without_port
 
 _HOST = re.compile(r"(?:[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?").fullmatch
 _FORWARDED: Final = frozenset(
@@ -64,8 +64,20 @@ def peer_of(scope: Scope) -> str | None:
 
 
 def forwarded(scope: Scope) -> bool:
-    """Whether a proxy says that it stands between us and the caller."""
-    return any(name in _FORWARDED for name, _ in scope["headers"])
+    """Whether a proxy says that it stands between us and the caller, or passes on a `Host` that is not this machine."""
+    return any(
+        name in _FORWARDED or (name == b"host" and not _names_this_machine(value)) for name, value in scope["headers"]
+    )
+
+
+def _names_this_machine(host: bytes) -> bool:
+    name = without_port(host.decode("latin-1").strip().lower())
+    if name in LOOPBACK:
+        return True
+    try:
+        return ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _nearest(said: str | None, otherwise: str) -> str:

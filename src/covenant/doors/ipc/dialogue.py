@@ -34,7 +34,7 @@ from covenant.doors.waiting import CallerGoneError, Waits
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.principal import Principal
 from covenant.model.errors import Invalid, Refusal
-from covenant.wire.decoding import decode
+from covenant.wire.decoding import check_fields, decode
 from covenant.wire.frames import Heading, squashed
 
 TRANSPORT: Final = "ipc"
@@ -46,6 +46,7 @@ _HEADING: Final = msgspec.json.Decoder(Heading)
 _FRAMES: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     operation.kind: msgspec.json.Decoder(operation.frame or operation.request) for operation in OPERATIONS
 }
+_HEADING_FIELDS: Final = Heading.__struct_fields__
 _MALFORMED: Final = Error(code="invalid_json", message="malformed frame")
 _TOO_LARGE: Final = Error(code="frame_too_large", message="frame too large")
 
@@ -177,6 +178,8 @@ class Dialogue:
     async def _run(self, caller: Principal, operation: AnyOperation, frame: bytes) -> Answer:
         talk = self._talk
         request: Any = decode(_FRAMES[operation.kind], frame)
+        if operation.request.strict:
+            check_fields(frame, operation.frame or operation.request, _HEADING_FIELDS)
         if operation.frame is not None:
             request = request.request()
         wait = operation.wait

@@ -25,8 +25,6 @@ from covenant.doors.mcp.telling import Told, shortened
 from covenant.doors.mcp.tools import TRUST_LEVELS, InvokeRemoteAgent, Trust
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import Conversations
-from covenant.exchange.delegation import ELSEWHERE, REMOTE
-from covenant.exchange.messages import id_of_key
 from covenant.exchange.oversight import Oversight
 from covenant.exchange.streams import Stream
 from covenant.exchange.tenancy import Caller
@@ -34,8 +32,8 @@ from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, R
 from covenant.model.folding import TaskState, TaskView
 from covenant.model.ids import TaskId
 from covenant.model.remote_card import RemoteCard
+from covenant.model.target import ELSEWHERE, Target
 from covenant.model.task import Task
-from covenant.model.tenant import DEFAULT
 from covenant.outbound.registry import Remotes
 from covenant.outbound.remote_errors import NoCard, RemoteRefused
 
@@ -86,34 +84,45 @@ class Abroad:
             _check_skill(card, asked.skill)
             words = f"Use your skill {asked.skill}.\n\n{words}"
         tenant, key = caller.tenant.name, asked.idempotency_key
-        task_id = TaskId(self._new_id()) if key is None else id_of_key(caller, ELSEWHERE, key)
+        sender, recipient = self._catalogue.client(tenant), self._catalogue.identity(tenant, ELSEWHERE)
+        if key is None:
+            task_id = TaskId(self._new_id())
+        else:
+            ids = self._conversations.ids
+            task_id = await ids.find(caller, ELSEWHERE, key, sender=sender, recipient=recipient)
         task = Task(
             id=task_id,
-            sender=self._catalogue.client(tenant),
-            recipient=self._catalogue.identity(tenant, ELSEWHERE),
+            sender=sender,
+            recipient=recipient,
             intent_text=words,
             timeout_ms=max(1, int(asked.timeout_minutes * 60_000)),
             context_id=task_id,
             tenant=tenant,
             origin=ORIGIN,
-            request_metadata={REMOTE: {"url" if "://" in url else "name": url}},
+            target=Target(url=url) if "://" in url else Target(name=url),
         )
         await self._conversations.begin(task)
         return await self._oversight.follow(caller, task_id)
 
     def _check_address(self, caller: Caller, url: str) -> None:
-        """Names are the operator's: those of `a2a_agents.json` come with tokens, and are the first tenant's alone."""
+        """Names are the operator's: those of `a2a_agents.json` come with tokens, and each belongs to some tenants."""
         if url.startswith(("http://", "https://")):
             return
-        if "://" in url or caller.tenant.name != DEFAULT:
-            raise Invalid("invalid_arguments", "an agent's address is an http or https URL")
-        self._registry.entry(url)
+        if "://" in url:
+            raise _no_address()
+        if caller.operator:
+            self._registry.entry(url)
+            return
+        try:
+            self._registry.entry_of(caller.tenant.name, url)
+        except NotFound:
+            raise _no_address() from None
 
     async def _trusted(self, caller: Caller, url: str, wanted: Trust) -> RemoteCard | None:
         """Its card, where one was needed to judge."""
         if wanted == "untrusted":
             return None
-        listed = caller.tenant.name == DEFAULT and self._listed(url)
+        listed = self._listed(caller.tenant.name, url)
         card, why = None, ""
         try:
             card = await self._card_of(url, verify=False)
@@ -131,16 +140,10 @@ class Abroad:
         except CovenantError:
             return False
 
-    def _listed(self, url: str) -> bool:
+    def _listed(self, tenant: str, url: str) -> bool:
         if "://" not in url:
             return True
-        return any(_same(self._url_of(name), url) for name in self._registry)
-
-    def _url_of(self, name: str) -> str:
-        try:
-            return self._registry.entry(name).url
-        except Refusal:
-            return ""
+        return any(_same(self._registry.entry(name).url, url) for name in self._registry.names_of(tenant))
 
 
 def trust_of(*, card: bool, signed: bool, listed: bool) -> Trust:
@@ -149,6 +152,10 @@ def trust_of(*, card: bool, signed: bool, listed: bool) -> Trust:
     if listed:
         return "verified" if signed else "high"
     return "medium" if signed else "low"
+
+
+def _no_address() -> Invalid:
+    return Invalid("invalid_arguments", "an agent's address is an http or https URL")
 
 
 def _rank(level: Trust) -> int:

@@ -139,7 +139,7 @@ class Desk:
         recipient = view.task.recipient
         remote = target_of(view.task)
         if remote is not None:
-            return told_task(view, agent=str(remote.get("url") or remote.get("name") or recipient.display))
+            return told_task(view, agent=remote.url or remote.name or recipient.display)
         agent_id, _, tenant = recipient.display.partition("@")
         short = tenant == (DEFAULT if caller.operator else caller.tenant.name)
         return told_task(view, agent=agent_id if short else recipient.display)

@@ -135,7 +135,7 @@ class NativeDoor:
         parts = content_of(decode_message(said.body).message)
         context_id = context_of(thread.conversation_id)
         run, parent = Run(parts=parts, agent=thread.agent), TaskId(thread.conversation_id)
-        task = self._runs.task(caller, run, key, parent=parent, context_id=context_id, hop=said.hop)
+        task = await self._runs.task(caller, run, key, parent=parent, context_id=context_id, hop=said.hop)
         waiting = await self._threads.waiting(caller, conversation_id, task.id)
         if waiting is None:
             return await self._runs.follow(caller, task), True

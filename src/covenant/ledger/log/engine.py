@@ -18,12 +18,15 @@ import msgspec
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract import (
+    ANY,
     AuditRecord,
     Counts,
     Listing,
     ListQuery,
+    Parties,
     Queue,
     QueueQuery,
+    Scope,
     Shown,
     TaskRow,
     TreeNode,
@@ -275,12 +278,17 @@ class LogLedger:
 
     async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived]:
         found: dict[TaskId, Archived | None] = {}
-        lookup = self._history.lookup_whole if isinstance(command, (Withdraw, GiveBack)) else self._history.lookup
         # Asked anew after each look: while the archive was read, more of what the command names may have left memory.
         while wanted := [task_id for task_id in self._forgotten(command) if task_id not in found]:
             for task_id in wanted:
-                found[task_id] = await lookup(task_id)
+                found[task_id] = await self._lookup(command, task_id)
         return {task_id: archived for task_id, archived in found.items() if archived is not None}
+
+    async def _lookup(self, command: Command[Any], task_id: TaskId) -> Archived | None:
+        if isinstance(command, (Withdraw, GiveBack)):
+            return await self._history.lookup_whole(task_id)
+        viewer, recipient = _asked_by(command)
+        return await self._history.lookup(task_id, viewer, recipient)
 
     def _evict(self, archived_seq: int) -> None:
         """On the loop, after each batch of the archive."""
@@ -335,15 +343,16 @@ class LogLedger:
         entry = self._state.entries.get(task_id)
         return None if entry is None else entry.with_body(task)
 
-    async def sender(self, task_id: TaskId) -> AgentId | None:
+    def may_know(self, task_id: TaskId) -> bool:
+        return task_id in self._state.entries or self._storage.seen.maybe(task_id)
+
+    async def parties(self, task_id: TaskId) -> Parties | None:
         await self.durable()
         entry = self._state.entries.get(task_id)
         if entry is not None:
-            return entry.task.sender
-        if not self._storage.seen.maybe(task_id):
-            return None
-        archived = await self._history.lookup(task_id)
-        return archived.sender if archived is not None else None
+            task = entry.task
+            return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
+        return await self._history.parties(task_id) if self._storage.seen.maybe(task_id) else None
 
     def watch(self, task_id: TaskId) -> Watch:
         return self._watching.watch(task_id)
@@ -400,10 +409,10 @@ class LogLedger:
     def message_log(self) -> Sequence[LoggedMessage]:
         return tuple(reversed(self._state.messages))
 
-    async def steps(self, task_id: TaskId, after: int, limit: int) -> Sequence[Step]:
+    async def steps(self, task_id: TaskId, after: int, limit: int, scope: Scope = ANY) -> Sequence[Step]:
         await self.durable()
         reachable = await self._archive.reachable(self._journal.durable_seq, CATCH_UP_S)
-        found = await self._history.steps(task_id, after, limit)
+        found = await self._history.steps(task_id, after, limit, scope)
         if not reachable:
             self._check_steps(task_id, found[-1].generation if found else after, whole=len(found) < limit)
         return found
@@ -558,6 +567,13 @@ class LogLedger:
 
     async def close(self) -> None:
         await self._storage.close()
+
+
+def _asked_by(command: Command[Any]) -> tuple[PublicKey | None, PublicKey | None]:
+    """Who must have part in the tasks that a command names, and whose they must be; None: whoever, whosever."""
+    if isinstance(command, TaskCommand):
+        return command.viewer, command.recipient
+    return (command.sender if isinstance(command, Drain) else None), None
 
 
 def _begins_work(command: Command[Any]) -> bool:

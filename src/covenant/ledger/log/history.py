@@ -18,11 +18,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from covenant.ledger.contract import (
+    ANY,
     AuditRecord,
     Listing,
     ListQuery,
+    Parties,
     Queue,
     QueueQuery,
+    Scope,
     Shown,
     TaskRow,
     TreeNode,
@@ -79,6 +82,7 @@ _results: Final = _decode(tuple[Result, ...])
 _rows: Final = _decode(tuple[TaskRow, ...])
 _shown: Final = _decode(Shown)
 _archived: Final = _decode(Archived)
+_parties: Final = _decode(Parties)
 _tree_rows: Final = _decode(tuple[TreeRow, ...])
 _finished: Final = _decode(tuple[tuple[TaskId, ...], int])
 _audit: Final = _decode(tuple[AuditRecord, ...])
@@ -134,6 +138,7 @@ SHOW: Final = statement("show")
 TASK: Final = statement("task")
 LOOKUP: Final = statement("lookup")
 LOOKUP_WHOLE: Final = statement("lookup_whole")
+PARTIES: Final = statement("parties")
 STEPS: Final = statement("steps")
 TREE: Final = statement("tree")
 FINISHED: Final = statement("finished")
@@ -183,20 +188,34 @@ class History:
             **self._here,
         )
 
-    async def lookup(self, task_id: TaskId) -> Archived | None:
-        """The task, if it is finished."""
-        return await self._find(_archived, LOOKUP, task_id=task_id)
+    async def lookup(
+        self, task_id: TaskId, viewer: PublicKey | None = None, recipient: PublicKey | None = None
+    ) -> Archived | None:
+        """The task, if it is finished, the viewer has part in it, and it is this recipient's."""
+        return await self._find(_archived, LOOKUP, task_id=task_id, viewer=viewer, recipient=recipient)
 
     async def lookup_whole(self, task_id: TaskId) -> Archived | None:
-        """The same, with the task itself."""
+        """A finished task, with the task itself."""
         return await self._find(_archived, LOOKUP_WHOLE, task_id=task_id)
 
     async def task(self, task_id: TaskId) -> Task | None:
         """The task as it was sent."""
         return await self._find(_task, TASK, task_id=task_id)
 
-    async def steps(self, task_id: TaskId, after_generation: int, limit: int) -> Sequence[Step]:
-        return await self._ask(decode_steps, STEPS, task_id=task_id, after=after_generation, limit=limit)
+    async def parties(self, task_id: TaskId) -> Parties | None:
+        return await self._find(_parties, PARTIES, task_id=task_id)
+
+    async def steps(self, task_id: TaskId, after_generation: int, limit: int, scope: Scope = ANY) -> Sequence[Step]:
+        return await self._ask(
+            decode_steps,
+            STEPS,
+            task_id=task_id,
+            after=after_generation,
+            limit=limit,
+            recipient=scope.recipient,
+            sender=scope.sender,
+            tenant=scope.tenant,
+        )
 
     async def listing(self, query: ListQuery) -> Listing:
         return await self._run(lambda db: list_tasks(db, query))

@@ -124,7 +124,8 @@ class LedgerState(Registers, Outbox, Correspondence):
         """From one state to another: out of the indexes of the one, and into those of the other."""
         task_id, task, finished = event.task_id, new.task, new.state in FINISHED
         if old is None:
-            self._begin(new, seq)
+            if not finished:  # a result that was given back comes from the archive, and counts as a result alone
+                self._begin(new, seq)
         else:
             self._leave(old.state, new)
             if finished and old.state not in FINISHED:

@@ -216,6 +216,8 @@ def _returned(entry: Entry | None, event: ResultReturned, after: State, ts_ms: i
         result=event.result,
         ending=event.ending,
         cause=event.cause,
+        body_bytes=weigh(event.task),
+        result_bytes=weigh_result(event.result),
     )
 
 

@@ -1,4 +1,5 @@
--- A finished task, for whoever repeats a command about it.
+-- A finished task, for whoever repeats a command about it, if that caller has part in it: nothing of it is read
+-- otherwise.
 SELECT
     json_object(
         'digest', digest,
@@ -10,4 +11,13 @@ SELECT
         'result', json(result)
     )
 FROM a2a_tasks
-WHERE task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id) AND settled_place IS NOT NULL
+WHERE
+    task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = :task_id)
+    AND settled_place IS NOT NULL
+    AND (
+        :viewer IS NULL
+        OR sender_pubkey = :viewer
+        OR recipient_pubkey = :viewer
+        OR leased_to_pubkey = :viewer
+    )
+    AND (:recipient IS NULL OR recipient_pubkey = :recipient)

@@ -56,7 +56,11 @@ FROM (
     SELECT
         t.*, r.task, t.task_no AS no,
         CASE
-            WHEN t.origin = 'delegation' THEN json_extract(r.task, '$.request_metadata."covenant.remote"')
+            -- Where it is done was once told in the request metadata.
+            WHEN t.origin = 'delegation'
+                THEN coalesce(
+                    json_extract(r.task, '$.target'), json_extract(r.task, '$.request_metadata."covenant.remote"')
+                )
         END AS remote,
         sum(length(r.task)) OVER (ROWS UNBOUNDED PRECEDING) AS size
     FROM walk AS w
