@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -92,6 +92,15 @@ class NotEnough(Conflict):
         why = "; ".join(f"{answer.state}: {answer.text[:200]}" for answer in answers if not answer.ok)
         super().__init__("not_enough_answers", f"{wanted} were to complete, and {done} did ({why})")
         self.answers = tuple(answers)
+
+
+class CallsOfTurn(Protocol):
+    """By which the author of a function calls other agents: `Calls`, or a line to them from another process."""
+
+    async def one(self, call: Call) -> Answer: ...
+    async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]: ...
+    async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]: ...
+    async def answer(self, child: Answer | str, what: Sendable) -> Answer: ...
 
 
 class Calls:

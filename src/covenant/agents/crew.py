@@ -18,6 +18,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from covenant.agents.job import TIMED_OUT, Body, Job, JobLimits
+from covenant.agents.threads import AgentThreads
 from covenant.agents.tracing import end_attempt, queued
 from covenant.exchange.delegation import Delegations
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
@@ -54,6 +55,7 @@ class Employment:
         "identity",
         "on_lost",
         "starter",
+        "threads",
         "timeout_ms",
     )
 
@@ -70,6 +72,7 @@ class Employment:
         self.starter = starter
         self.free = 0
         self.freed = asyncio.Event()
+        self.threads = AgentThreads(0)
 
     def start(self, leased: LeasedTask) -> None:
         self._crew.start(self, leased)
@@ -145,7 +148,7 @@ class Crew:
             if self._running:
                 self._hire(known)
         known.body = body
-        known.concurrency = concurrency or self._concurrency
+        known.concurrency = known.threads.most = concurrency or self._concurrency
         known.timeout_ms = timeout_ms
         known.idempotent = idempotent
         known.on_lost = on_lost
@@ -180,6 +183,7 @@ class Crew:
             loop=self._loop,
             limits=self._limits,
             done=self._done,
+            threads=employment.threads,
             delegations=self.delegations,
             tracer=self._tracer,
         )
@@ -201,6 +205,11 @@ class Crew:
     @property
     def jobs(self) -> int:
         return len(self._jobs)
+
+    @property
+    def threads_abandoned(self) -> int:
+        """Threads of plain functions that go on although their turns are over."""
+        return sum(employment.threads.abandoned for employment in self._employed.values())
 
     def used(self, task_id: TaskId) -> dict[str, float] | None:
         """What a task at work here has used so far; None if nobody here is at it."""

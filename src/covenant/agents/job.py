@@ -18,6 +18,7 @@ import msgspec
 
 from covenant.agents.budget import budgeted
 from covenant.agents.calls import DELEGATED, Calls
+from covenant.agents.threads import AgentThreads, Stopped
 from covenant.agents.tracing import begin_attempt
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.threads import said_before
@@ -59,10 +60,6 @@ class Body(Protocol):
         """Say what there is to say, and end the job; to return without a word is to have completed it."""
 
 
-class Stopped(asyncio.CancelledError):
-    """The job is over, and the body is still talking. Not an `Exception`: bodies catch those and go on."""
-
-
 class Job:
     """`full`: the body should wait for `room`. `over`: nothing more is written. `stopping`: why it is being stopped."""
 
@@ -97,6 +94,7 @@ class Job:
         "span",
         "stopping",
         "task",
+        "threads",
         "tracer",
         "unfinished",
     )
@@ -110,6 +108,7 @@ class Job:
         loop: asyncio.AbstractEventLoop,
         limits: JobLimits,
         done: Callable[[Job], None],
+        threads: AgentThreads,
         delegations: Delegations | None = None,
         tracer: Tracer = OFF,
     ) -> None:
@@ -120,6 +119,8 @@ class Job:
         self.leased = leased
         self.task = leased.task
         self.holder = holder
+        self.threads: Final = threads
+        """Those of its agent, for plain functions."""
         self.full = False
         self.over = False
         self.finishing = False
