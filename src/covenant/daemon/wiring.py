@@ -111,6 +111,7 @@ class Node:
     """None: switched off."""
     agent_files: AgentFiles
     waits: Waits
+    meter: Meter
     http: HttpDoor
     grpc: GrpcServer | None
     """None: switched off."""
@@ -249,6 +250,11 @@ def _assemble(
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, tracer=tracer, log=log)
+    meter.gauge(
+        "covenant_agent_threads_abandoned",
+        "Threads of plain functions that go on although their turns are over.",
+        lambda: working["crew"].threads_abandoned,
+    )
     around = Around(settings=settings, ledger=ledger, catalogue=catalogue, meter=meter, us=operator.agent)
     peering = join_peers(around, working["crew"], outside, tracer=tracer, log=log)
     conversations = make_conversations(settings, ledger, catalogue, working["crew"], tracer)
@@ -288,6 +294,7 @@ def _assemble(
         peering=peering,
         agent_files=AgentFiles(home, catalogue, log),
         waits=waits,
+        meter=meter,
         http=_http(settings, behind, doors, (PREFIX, make_door(settings, a2a_gate, a2a_office, pages))),
         grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
         ipc=_ipc(settings, behind),

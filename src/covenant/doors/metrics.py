@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Final
 
@@ -46,6 +46,9 @@ class Meter(Collector):
         self._counts: Counts | None = None
         self.connections = 0
         """Open connections on the local socket."""
+        self._loop_holds = 0
+        self._loop_held_s = 0.0
+        self._gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
         for standard in (ProcessCollector, PlatformCollector, GCCollector):
@@ -61,6 +64,15 @@ class Meter(Collector):
     def pushed(self, outcome: str) -> None:
         """What came of an attempt to deliver a push notification: delivered, failed or dead."""
         self._pushed[outcome] += 1
+
+    def loop_held(self, seconds: float) -> None:
+        """The loop was held for so long by one thing. Called by the watchdog's thread, and by no other."""
+        self._loop_holds += 1
+        self._loop_held_s += seconds
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A number that is read when somebody asks."""
+        self._gauges[name] = (text, read)
 
     def expose(self, counts: Counts) -> bytes:
         """All of it, in Prometheus' text format."""
@@ -89,6 +101,10 @@ class Meter(Collector):
             pushed.add_metric((outcome,), count)
         yield pushed
         yield GaugeMetricFamily("covenant_ipc_connections", "Open connections on the socket.", self.connections)
+        yield CounterMetricFamily("covenant_loop_holds", "Times the loop was held for over 250 ms.", self._loop_holds)
+        yield CounterMetricFamily("covenant_loop_held_seconds", "How long, in all.", self._loop_held_s)
+        for name, (text, read) in self._gauges.items():
+            yield GaugeMetricFamily(name, text, read())
 
     def _ledger_families(self) -> Iterator[Metric]:
         counts = self._counts
