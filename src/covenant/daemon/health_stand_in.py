@@ -62,6 +62,8 @@ class HealthStandIn:
             try:
                 while not over():
                     for key, _ in selector.select(LOOK_S):
+                        if over():
+                            return
                         assert isinstance(key.fileobj, socket.socket)
                         made = _accept(key.fileobj, min(room, ACCEPTED_AT_ONCE_MAX))
                         waiting |= dict.fromkeys(made, time.monotonic() + HEAD_S)

@@ -197,6 +197,12 @@ async def _close(
 
 
 def _watchdog(node: Node, server: HttpServer, listener: socket.socket, found: Sequence[Found], log: Log) -> Watchdog:
+    """What notices agents that block the loop, and those that go on in their threads."""
+    node.meter.gauge(
+        "covenant_agent_threads_abandoned",
+        "Threads of plain functions that go on although their turns are over.",
+        lambda: node.crew.threads_abandoned,
+    )
     loop = asyncio.get_running_loop()
     stand_in = HealthStandIn(
         (listener,),

@@ -250,11 +250,6 @@ def _assemble(
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, tracer=tracer, log=log)
-    meter.gauge(
-        "covenant_agent_threads_abandoned",
-        "Threads of plain functions that go on although their turns are over.",
-        lambda: working["crew"].threads_abandoned,
-    )
     around = Around(settings=settings, ledger=ledger, catalogue=catalogue, meter=meter, us=operator.agent)
     peering = join_peers(around, working["crew"], outside, tracer=tracer, log=log)
     conversations = make_conversations(settings, ledger, catalogue, working["crew"], tracer)
