@@ -115,7 +115,7 @@ class Crew:
         self._others: set[asyncio.Task[None]] = set()
         self.delegations: Delegations | None = None
         """By which jobs call other agents; it needs the crew itself, so it is set afterwards. None: they cannot."""
-        ledger.on_lost(self._lost)
+        ledger.on_lost(self._lost, self._told)
 
     def employ(
         self,
@@ -214,7 +214,11 @@ class Crew:
     def used(self, task_id: TaskId) -> dict[str, float] | None:
         """What a task at work here has used so far; None if nobody here is at it."""
         job = self._by_task.get(task_id)
-        return job.notes.get("usage") if job is not None else None
+        return job.spending.usage if job is not None else None
+
+    def _told(self, task_id: TaskId) -> dict[str, Any] | None:
+        job = self._by_task.get(task_id)
+        return job.spending.told if job is not None else None
 
     async def idle(self) -> None:
         """Return when nobody is at work."""

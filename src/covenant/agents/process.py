@@ -41,7 +41,7 @@ from covenant.agents.program_calls import ProgramCalls
 from covenant.agents.speech import Speech
 from covenant.model.content import Content, Text
 from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
-from covenant.model.usage import numbers
+from covenant.model.usage import read_usage
 
 TIMEOUT_MS: Final = 300_000
 """How long a turn of a process agent may take, unless it says otherwise."""
@@ -284,7 +284,7 @@ class Dialogue:
         self._speech.status(StatusUpdate(_words(event)))
 
     def _usage(self, event: dict[str, Any]) -> None:
-        self._job.spend(numbers(event.get("usage")))
+        self._job.spend(read_usage(event.get("usage")))
 
     def _result(self, event: dict[str, Any]) -> None:
         self._usage(event)

@@ -221,6 +221,7 @@ class LogLedger:
         """The disk failed, and memory is ahead of it: go back to what is known to be there."""
         state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
         state.evict(self._archive.archived_seq)
+        state.used_here = self._state.used_here
         self._state = state
         self._watching.forget()
 
@@ -265,8 +266,11 @@ class LogLedger:
     def watch(self, task_id: TaskId) -> Watch:
         return self._watching.watch(task_id)
 
-    def on_lost(self, callback: Callable[[TaskId], None]) -> None:
+    def on_lost(
+        self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
+    ) -> None:
         self._watching.on_lost(callback)
+        self._state.used_here = used
 
     def on_push(self, callback: Callable[[TaskId], None]) -> None:
         self._watching.on_push(callback)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from covenant.ledger.log.correspondence import Correspondence
 from covenant.ledger.log.lanes import Lanes
@@ -63,10 +64,14 @@ class LedgerState(Registers, Outbox, Correspondence):
         """Those whose parent may have ended."""
         self.recalled: dict[TaskId, Archived] = {}
         """Finished tasks fetched from the archive for the command that is about to be decided."""
+        self.used_here: Callable[[TaskId], dict[str, Any] | None] | None = None
         self.resolved_events = 0
         """Events of the tasks that were evicted."""
         self._due: list[tuple[int, TaskId]] = []
         self._finished: deque[tuple[int, TaskId]] = deque()
+
+    def used(self, task_id: TaskId) -> dict[str, Any] | None:
+        return self.used_here(task_id) if self.used_here is not None else None
 
     def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
         entries = self.entries
