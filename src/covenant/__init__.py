@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covenant.agents.authoring import Agent as Agent
+    from covenant.agents.authoring import SyncTurn as SyncTurn
     from covenant.agents.authoring import Turn as Turn
     from covenant.agents.calls import Answer as Answer
     from covenant.agents.calls import Call as Call
@@ -56,6 +57,7 @@ _HOMES = {
     "Requeue": "covenant.model.repair",
     "Result": "covenant.model.result",
     "Skill": "covenant.model.constitution",
+    "SyncTurn": "covenant.agents.authoring",
     "Task": "covenant.model.task",
     "Text": "covenant.model.content",
     "Turn": "covenant.agents.authoring",

@@ -1,6 +1,7 @@
 """A server that speaks as OpenAI's does, on loopback: it streams what a test wrote down, texts and calls of tools."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -10,8 +11,25 @@ from typing import Any
 from tests.outbound.http_servers import Request, http_server, reply
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-Line = str | tuple[str, dict[str, Any]] | int
-"""A text, a tool with its arguments, or the status of a failure."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A text that ends where it came to its limit of tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Drip:
+    """One word now and then, and no end."""
+
+    word: str
+    pause_s: float
+
+
+Line = str | tuple[str, dict[str, Any]] | int | Cut | Drip
+"""A text, a tool with its arguments, the status of a failure, or one of the above."""
 
 
 @dataclass
@@ -36,9 +54,16 @@ async def openai_server(lines: Sequence[Line]) -> AsyncIterator[OpenAi]:
             writer.write(reply(line, b'{"error": {"message": "swordfish"}}', content_type="application/json"))
             return
         writer.write(HEAD)
+        if isinstance(line, Drip):
+            await _drip(writer, body["model"], line)
+            return
+        why = "stop"
+        if isinstance(line, Cut):
+            line, why = line.text, "length"
         for delta in _deltas(line):
             writer.write(_chunk(body["model"], [{"index": 0, "delta": delta, "finish_reason": None}]))
-        why = "stop" if isinstance(line, str) else "tool_calls"
+        if not isinstance(line, str):
+            why = "tool_calls"
         writer.write(_chunk(body["model"], [{"index": 0, "delta": {}, "finish_reason": why}]))
         usage = {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16}
         writer.write(_chunk(body["model"], [], usage))
@@ -49,6 +74,15 @@ async def openai_server(lines: Sequence[Line]) -> AsyncIterator[OpenAi]:
     async with http_server(answer) as served:
         server.url = served.url("/v1")
         yield server
+
+
+async def _drip(writer: asyncio.StreamWriter, model: str, line: Drip) -> None:
+    with contextlib.suppress(ConnectionError):  # whoever asked has had enough
+        while not writer.is_closing():
+            delta = {"role": "assistant", "content": line.word}
+            writer.write(_chunk(model, [{"index": 0, "delta": delta, "finish_reason": None}]))
+            await writer.drain()
+            await asyncio.sleep(line.pause_s)
 
 
 def _deltas(line: str | tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,9 @@ from covenant.daemon.models import Cast, Models
 from covenant.daemon.settings import ModelSettings
 from covenant.model.constitution import read_constitution
 from covenant.model.folding import TaskState
+from covenant.model.result import ResultStatus
 from tests.agents.house import a_house, function, said, values
-from tests.agents.openai_server import openai_server
+from tests.agents.openai_server import Cut, Drip, Line, openai_server
 from tests.agents.stage import BOUND_S, chunks
 
 
@@ -90,7 +92,7 @@ def agent(**more: Any) -> Any:
 
 
 def test_a_constitution_may_name_the_models_that_are_allowed_and_no_others() -> None:
-    models = Models(ModelSettings(name="test", others=("openai:big",), base_url="http://127.0.0.1:9/v1"))
+    models = Models(ModelSettings(name="openai:small", others=("openai:big",), base_url="http://127.0.0.1:9/v1"))
     assert models.default is not None
     assert models.of(agent()) is models.default
     big = models.of(agent(model="openai/big"))
@@ -106,6 +108,71 @@ def test_a_model_that_cannot_be_used_is_none_and_says_why(name: str, monkeypatch
     models = Models(ModelSettings(name=name))
     assert models.default is None
     assert name in models.trouble
+
+
+def test_an_agent_that_names_no_model_is_played_by_the_daemons_own() -> None:
+    others = ("openai:big", "anthropic:claude-sonnet-5")
+    models = Models(ModelSettings(name="openai:small", others=others, base_url="http://127.0.0.1:9/v1"))
+    for declared in ({}, {"model": ""}):
+        model = models.of(agent(**declared))
+        assert model is not None
+        assert model.model_name == "small"
+
+
+async def test_the_address_and_its_key_are_one_providers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "k-1")
+    monkeypatch.setenv("DEEPSEEK_API_KEY", "k-2")
+    async with openai_server([]) as server, opening() as opened:
+        settings = ModelSettings(
+            name="openai:small",
+            others=("deepseek:deepseek-chat", "openai:big"),
+            base_url=server.url,
+            api_key_env="MY_KEY",
+        )
+        models = await opened(settings)
+        ours, theirs = models.named("openai:big"), models.named("deepseek:deepseek-chat")
+        assert ours is not None
+        assert (ours.base_url or "").startswith(server.url)
+        assert theirs is not None, models.trouble
+        assert theirs.system == "deepseek"
+        assert "127.0.0.1" not in (theirs.base_url or "")
+        assert theirs.provider is not None
+        assert theirs.provider.client.api_key == "k-2"
+
+
+@pytest.mark.parametrize("line", [Drip("word", 0.05), 500], ids=["a word now and then", "failures and retries"])
+async def test_a_whole_answer_has_a_time_limit_however_often_something_comes(tmp_path: Path, line: Line) -> None:
+    async with openai_server([line] * 50) as server, a_house(tmp_path) as house, opening() as opened:
+        settings = ModelSettings(name="openai:small", base_url=server.url, request_ms=400)
+        cast = Cast(settings, await opened(settings), house.means)
+        constitution = agent()
+        house.catalogue.add_resident("default", constitution, "code")
+        house.crew.employ(house.catalogue.identity("default", "bot"), cast.body(constitution))
+        begun_s = time.monotonic()
+        view = await house.ask("bot", "go")
+        assert time.monotonic() - begun_s < BOUND_S / 2
+        assert (view.state, said(view)) == (TaskState.FAILED, "the model failed: timed_out")
+
+
+async def test_an_answer_that_is_cut_says_so(tmp_path: Path) -> None:
+    async with openai_server([Cut("half an"), Cut("")]) as server, a_house(tmp_path) as house, opening() as opened:
+        models = await opened(ModelSettings(name="openai:small", base_url=server.url))
+        assert models.default is not None
+        house.models[""] = models.default
+        house.add({"id": "bot"})
+        view = await house.ask("bot", "go")
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "halfan")
+        assert view.result is not None
+        assert view.result.status is ResultStatus.PARTIAL
+        assert isinstance(view.result.metadata, dict)
+        assert view.result.metadata["stop_reason"] == "length"
+        nothing = await house.ask("bot", "go")
+        assert nothing.state is TaskState.FAILED
+        assert "cut at max_tokens" in said(nothing)
+        assert nothing.result is not None
+        assert isinstance(nothing.result.metadata, dict)
+        assert nothing.result.metadata["stop_reason"] == "length"
+        assert nothing.result.metadata["usage"]["tokens"] == 16
 
 
 async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays_shut(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from covenant.model.errors import Invalid
 def test_an_id_is_enough_and_the_rest_has_its_defaults() -> None:
     made = read_constitution({"id": "writer"})
     assert made == Constitution(id="writer")
-    assert (made.model, made.max_tokens, made.temperature) == ("anthropic/claude-sonnet-5", 1024, 0.3)
+    assert (made.model, made.max_tokens, made.temperature) == ("", 1024, 0.3)
     assert (made.brevity, made.mode, made.channel, made.advisor) == ("full", "", None, None)
     assert (made.memory.age_half_life_days, made.memory.age_floor, made.intent.min_confidence) == (90, 0.5, 0.8)
     assert (made.kind, made.on_lost, made.idempotent, made.mcp_tool_permissions) == ("model", "hold", False, None)

@@ -16,6 +16,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
+from covenant.agents.bounded_model import BoundedModel
 from covenant.model.constitution import Advisor
 
 ANSWER_TOKENS_MAX: Final = 1_024
@@ -41,6 +42,7 @@ class Adviser:
     def __init__(self, model: Model, advisor: Advisor, *, request_s: float) -> None:
         self._model = model
         self._advisor = advisor
+        self._request_s = request_s
         self._settings = ModelSettings(max_tokens=ANSWER_TOKENS_MAX, timeout=request_s)
 
     @property
@@ -60,7 +62,8 @@ class Adviser:
 
     async def _ask(self, role: str, shown: str, usage: RunUsage, limits: UsageLimits) -> str:
         told = "\n\n".join(filter(None, (role, self._advisor.prompt)))
-        agent: Agent[None, str] = Agent(self._model, instructions=told, model_settings=self._settings)
+        model = BoundedModel(self._model, self._request_s)
+        agent: Agent[None, str] = Agent(model, instructions=told, model_settings=self._settings)
         async with agent.run_stream(shown, usage=usage, usage_limits=limits) as answer:
             return await answer.get_output()
 

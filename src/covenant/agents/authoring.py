@@ -1,4 +1,4 @@
-"""What an agent's author writes: one async function, and nothing else.
+"""What an agent's author writes: one function, and nothing else.
 
     agent = Agent("summarizer", description="Summarises a text", skills=["summarize"])
 
@@ -7,23 +7,24 @@
         yield "Working on it… "                          # text, streamed
         yield turn.file("summary.md", summary.encode())  # an artifact
 
-To return is to have completed the task; to raise is to have failed it, and only the log is told why. An async function
-that is no generator returns what it has to say. `yield turn.need_input("Which language?")` ends the turn: the function
-is called again with the answer, as the next turn of the same task.
+To return is to have completed the task; to raise is to have failed it, and only the log is told why. A function that is
+no generator returns what it has to say. `yield turn.need_input("Which language?")` ends the turn: the function is
+called again with the answer, as the next turn of the same task.
+
+A plain function (`def`) runs in a thread, and is given a `SyncTurn`, whose calls wait by themselves.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, overload
+from typing import Any, Final, Protocol, overload
 
 import msgspec
 
 from covenant.agents import speech
-from covenant.agents.calls import Answer, Call, Calling
-from covenant.agents.job import Job
+from covenant.agents.calls import Answer, Call, Calling, CallsOfTurn
 from covenant.exchange.arguments import checks_arguments
+from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.constitution import OnLost, Skill
 from covenant.model.content import Content, Text
 from covenant.model.task import Task
@@ -44,15 +45,29 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 Sayable = str | Content | StatusUpdate | Rejection | Reply
-Function = Callable[["Turn"], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable[Sayable] | None]]
+Function = Callable[[Any], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable[Sayable] | None] | Any]
 
 
-class Turn:
-    """One round of a task: what was asked, and ways to say what is not text."""
+class Work(Protocol):
+    """What a turn is about, and what can be done from it: a `Job`, or a job of another process."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def leased(self) -> LeasedTask: ...
+    @property
+    def messages(self) -> tuple[MessageUpdate, ...]: ...
+    @property
+    def calls(self) -> CallsOfTurn: ...
+    def spend(self, amounts: dict[str, float]) -> None: ...
+
+
+class BaseTurn:
+    """What the turn of every function has: what was asked, and ways to say what is not text."""
 
     __slots__ = ("_job", "_parts", "history")
 
-    def __init__(self, job: Job, history: tuple[MessageUpdate, ...] = ()) -> None:
+    def __init__(self, job: Work, history: tuple[MessageUpdate, ...] = ()) -> None:
         self._job = job
         self._parts: tuple[Content, ...] | None = None
         self.history: Final = history
@@ -148,6 +163,17 @@ class Turn:
         """Yield it, and nothing else: the answer is a bare message, and its sender need not hear of a task."""
         return Reply(tuple(Text(block) if isinstance(block, str) else block for block in content))
 
+    @checks_arguments
+    def spend(self, tokens: float = 0, **more: float) -> None:
+        """What this turn used up; told with its result, as `usage`, to which what it called is added."""
+        self._job.spend({"tokens": tokens, **more} if tokens else more)
+
+
+class Turn(BaseTurn):
+    """One round of a task, for an async function."""
+
+    __slots__ = ()
+
     async def call(
         self,
         agent: Agent | str,
@@ -186,10 +212,55 @@ class Turn:
         """Say what a call waits for (`answer.waits`), by its answer or its task's id, and wait for the next one."""
         return await self._job.calls.answer(call, what)
 
-    @checks_arguments
+
+class SyncTurn(BaseTurn):
+    """One round of a task, for a plain function, which runs in a thread: the methods of a `Turn`, without `await`.
+
+    They may be used from any thread that the function starts. Those that talk to the loop wait for it; once the turn is
+    over they raise `asyncio.CancelledError`.
+    """
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, job: Work, history: tuple[MessageUpdate, ...], ask: Callable[[Callable[[], Any]], Any]) -> None:
+        super().__init__(job, history)
+        self._ask = ask
+
+    def call(
+        self,
+        agent: Agent | str,
+        what: Sendable,
+        *,
+        timeout_ms: int | None = None,
+        key: str | None = None,
+        idempotent: bool | None = None,
+    ) -> Answer:
+        """As `Turn.call`."""
+        call = Call(agent=agent, what=what, timeout_ms=timeout_ms, key=key, idempotent=idempotent)
+        answer: Answer = self._ask(lambda: self._job.calls.one(call))
+        return answer
+
+    def call_all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """As `Turn.call_all`."""
+        answers: tuple[Answer, ...] = self._ask(lambda: self._job.calls.all(calls))
+        return answers
+
+    def call_first(self, calls: Sequence[Calling]) -> Answer:
+        """As `Turn.call_first`."""
+        return self.call_quorum(1, calls)[0]
+
+    def call_quorum(self, count: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """As `Turn.call_quorum`."""
+        answers: tuple[Answer, ...] = self._ask(lambda: self._job.calls.quorum(count, calls))
+        return answers
+
+    def answer(self, call: Answer | str, what: Sendable) -> Answer:
+        """As `Turn.answer`."""
+        answer: Answer = self._ask(lambda: self._job.calls.answer(call, what))
+        return answer
+
     def spend(self, tokens: float = 0, **more: float) -> None:
-        """What this turn used up; told with its result, as `usage`, to which what it called is added."""
-        self._job.spend({"tokens": tokens, **more} if tokens else more)
+        self._ask(lambda: BaseTurn.spend(self, tokens, **more))
 
 
 class Agent:
@@ -199,6 +270,9 @@ class Agent:
     may be begun again by itself. `on_lost`: what becomes of work whose daemon died: it is held for an operator, failed,
     or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon. `default_project`: the simple
     door gives its tasks to the first agent that has one.
+
+    An `async def` runs on the daemon's loop, and must not block it. A plain function runs in a thread. `isolate`: each
+    turn runs in a process of its own, which imports the file of the agent; if it dies, only its task fails.
     """
 
     @checks_arguments
@@ -216,6 +290,7 @@ class Agent:
         concurrency: int = 0,
         extensions: Sequence[str] = (),
         default_project: str = "",
+        isolate: bool = False,
     ) -> None:
         self.name = name
         self.description = description
@@ -228,16 +303,19 @@ class Agent:
         self.concurrency = concurrency
         self.extensions = tuple(extensions)
         self.default_project = default_project
+        self.isolate = isolate
         self.function: Function | None = None
 
     @overload
     def __call__(self, function: Callable[[Turn], AsyncIterator[Any]]) -> Callable[[Turn], AsyncIterator[Any]]: ...
     @overload
     def __call__(self, function: Callable[[Turn], Awaitable[Any]]) -> Callable[[Turn], Awaitable[Any]]: ...
+    @overload
+    def __call__(self, function: Callable[[SyncTurn], Any]) -> Callable[[SyncTurn], Any]: ...
     def __call__(self, function: Any) -> Any:
         """The function does this agent's work. It is given back as it is."""
-        if not (inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function)):
-            raise TypeError(f"the function of agent {self.name!r} must be an `async def`")
+        if not callable(function):
+            raise TypeError(f"agent {self.name!r} needs a function: an `async def`, or a plain one")
         if self.function is not None:
             raise TypeError(f"agent {self.name!r} has a function already")
         self.function = function

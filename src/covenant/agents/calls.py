@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -23,7 +23,7 @@ from covenant.model.folding import Artifact, TaskState, TaskView
 from covenant.model.ids import TaskId
 from covenant.model.result import Result
 from covenant.model.task import DELEGATION, Task
-from covenant.model.usage import numbers, tokens_of
+from covenant.model.usage import tokens_of, usage_in
 from covenant.outbound.reply import Sendable, answer_text, parts_of
 from covenant.wire.validation import checked
 
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 INVOCATION_LIMIT: Final = "INVOCATION_LIMIT"
 UNIQUE_AGENT_LIMIT: Final = "UNIQUE_AGENT_LIMIT"
 COOLDOWN: Final = "COOLDOWN"
-
-DELEGATED: Final = "delegated"
-"""In a result's metadata, beside `usage`: how much of that was used by what the task had delegated."""
 
 
 class CallLimit(OverLimit):
@@ -94,6 +91,15 @@ class NotEnough(Conflict):
         why = "; ".join(f"{answer.state}: {answer.text[:200]}" for answer in answers if not answer.ok)
         super().__init__("not_enough_answers", f"{wanted} were to complete, and {done} did ({why})")
         self.answers = tuple(answers)
+
+
+class CallsOfTurn(Protocol):
+    """By which the author of a function calls other agents: `Calls`, or a line to them from another process."""
+
+    async def one(self, call: Call) -> Answer: ...
+    async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]: ...
+    async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]: ...
+    async def answer(self, child: Answer | str, what: Sendable) -> Answer: ...
 
 
 class Calls:
@@ -171,9 +177,9 @@ class Calls:
         name = checked("agent", getattr(call.agent, "name", call.agent), str)
         for field, kind in _CALL_TYPES.items():
             checked(field, getattr(call, field), kind)
-        callee = delegations.callee(job.holder, name)
-        if job.budget is not None and callee.remote is not None and callee.remote.of_peer:
-            bounded = msgspec.structs.replace(callee.remote, budget=max(1, job.budget.left))
+        callee, budget = delegations.callee(job.holder, name), job.spending.budget
+        if budget is not None and callee.remote is not None and callee.remote.of_peer:
+            bounded = msgspec.structs.replace(callee.remote, budget=max(1, budget.left))
             callee = msgspec.structs.replace(callee, remote=bounded)
         parts = parts_of(call.what)
         if call.key is not None:
@@ -222,6 +228,8 @@ class Calls:
         for child in tree.children:
             if child.task is None or child.task.origin != DELEGATION:
                 continue
+            if job.leased.turn > 1 and child.result_status is not None:
+                self._charged.add(child.task_id)  # by an earlier turn, whose usage counts on
             name = _elsewhere(child.task)
             self._made[child.task_id] = name
             if name is not None:
@@ -245,7 +253,7 @@ class Calls:
             while not canceling.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.shield(canceling)
-            canceling.result()
+            self._charge(task.id, usage_of(canceling.result()))
 
     async def _gather(self, asked: Sequence[Delegated], wanted: int | None) -> dict[int, Answer]:
         """By their place, as they come; until so many have completed, or can not any more. The rest is withdrawn."""
@@ -272,9 +280,8 @@ class Calls:
 
     def _answered(self, view: TaskView) -> Answer:
         usage = usage_of(view.result)
-        if view.state.terminal and view.task.id not in self._charged:
-            self._charged.add(view.task.id)
-            self._job.charge(usage)
+        if view.state.terminal:
+            self._charge(view.task.id, usage)
         return Answer(
             text=answer_text(view.state, view.message, view.artifacts, view.history),
             parts=view.message.parts if view.message is not None else (),
@@ -284,12 +291,16 @@ class Calls:
             usage=usage,
         )
 
+    def _charge(self, task_id: TaskId, usage: dict[str, float]) -> None:
+        """Once for each call, however often its answer is heard."""
+        if task_id not in self._charged:
+            self._charged.add(task_id)
+            self._job.spend(usage, delegated=True)
+
 
 def usage_of(result: Result | None) -> dict[str, float]:
     """What a task used, and what it had delegated."""
-    metadata = result.metadata if result is not None else msgspec.UNSET
-    usage = metadata.get("usage") if isinstance(metadata, dict) else None
-    return numbers(usage)
+    return usage_in(result.metadata) if result is not None else {}
 
 
 def _elsewhere(task: Task) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from covenant.agents.job import TIMED_OUT, Body, Job, JobLimits
 from covenant.agents.places import Places, TurnPlace
+from covenant.agents.threads import AgentThreads
 from covenant.agents.tracing import end_attempt, queued
 from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
@@ -56,6 +57,7 @@ class Employment:
         "on_lost",
         "places",
         "starter",
+        "threads",
         "timeout_ms",
     )
 
@@ -73,6 +75,7 @@ class Employment:
         self.starter = starter
         self.free = 0
         self.freed = asyncio.Event()
+        self.threads = AgentThreads(0)
 
     def start(self, leased: LeasedTask) -> None:
         self._crew.start(self, leased)
@@ -125,7 +128,7 @@ class Crew:
         self._others: set[asyncio.Task[None]] = set()
         self.delegations: Delegations | None = None
         """By which jobs call other agents; it needs the crew itself, so it is set afterwards. None: they cannot."""
-        ledger.on_lost(self._lost)
+        ledger.on_lost(self._lost, self._told)
 
     def employ(
         self,
@@ -159,7 +162,7 @@ class Crew:
             if self._running:
                 self._hire(known)
         known.body = body
-        known.concurrency = concurrency or self._concurrency
+        known.concurrency = known.threads.most = concurrency or self._concurrency
         known.timeout_ms = timeout_ms
         known.idempotent = idempotent
         known.on_lost = on_lost
@@ -204,6 +207,7 @@ class Crew:
             loop=self._loop,
             limits=self._limits,
             done=self._done,
+            threads=employment.threads,
             delegations=self.delegations,
             tracer=self._tracer,
             place=TurnPlace(employment.places),
@@ -227,10 +231,19 @@ class Crew:
     def jobs(self) -> int:
         return len(self._jobs)
 
+    @property
+    def threads_abandoned(self) -> int:
+        """Threads of plain functions that go on although their turns are over."""
+        return sum(employment.threads.abandoned for employment in self._employed.values())
+
     def used(self, task_id: TaskId) -> dict[str, float] | None:
         """What a task at work here has used so far; None if nobody here is at it."""
         job = self._by_task.get(task_id)
-        return job.notes.get("usage") if job is not None else None
+        return job.spending.usage if job is not None else None
+
+    def _told(self, task_id: TaskId) -> dict[str, Any] | None:
+        job = self._by_task.get(task_id)
+        return job.spending.told if job is not None else None
 
     async def idle(self) -> None:
         """Return when nobody is at work."""

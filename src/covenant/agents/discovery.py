@@ -19,6 +19,7 @@ import msgspec
 
 from covenant.agents.authoring import Agent
 from covenant.agents.function import FunctionBody
+from covenant.agents.isolated import PROCESSES_MAX, IsolatedBody
 from covenant.agents.job import Body
 from covenant.model.constitution import Constitution, read_constitution
 from covenant.model.errors import CovenantError, Refusal
@@ -52,6 +53,14 @@ def load_agents(paths: Sequence[Path]) -> list[Found]:
     for first, second in _twice(found):
         raise CannotLoad(f"agent {first.constitution.id!r} is in {first.path} and again in {second.path}")
     return found
+
+
+def find_agent(path: Path, name: str) -> Agent:
+    """The agent of this name in this file. Runs the file."""
+    for value in vars(_module(path)).values():
+        if isinstance(value, Agent) and value.name == name:
+            return value
+    raise CannotLoad(f"{path} has no agent {name!r}")
 
 
 def _twice(found: Sequence[Found]) -> Iterator[tuple[Found, Found]]:
@@ -98,19 +107,24 @@ def _agents(module: ModuleType, path: Path) -> Iterator[Found]:
             continue
         seen.append(value)
         try:
-            made = _ours(value) or _executors(variable, value, module) or _pydantic(variable, value)
+            made = _ours(value, path) or _executors(variable, value, module) or _pydantic(variable, value)
         except (Refusal, TypeError) as wrong:
             raise CannotLoad(f"{path}: {variable}: {wrong}") from wrong
         if made is not None:
             yield Found(made[0], made[1], path)
 
 
-def _ours(value: object) -> tuple[Constitution, Body] | None:
-    return played(value) if isinstance(value, Agent) else None
+def _ours(value: object, path: Path) -> tuple[Constitution, Body] | None:
+    return played(value, path) if isinstance(value, Agent) else None
 
 
-def played(agent: Agent) -> tuple[Constitution, Body]:
-    """What the catalogue says of an agent that was written in Python, and what does its work."""
+def played(agent: Agent, path: Path | None = None) -> tuple[Constitution, Body]:
+    """What the catalogue says of an agent that was written in Python, and what does its work.
+
+    `path`: the file that it is in, from which an isolated one is imported again.
+    """
+    if agent.isolate and path is None:
+        raise TypeError(f"agent {agent.name!r} can be isolated only where it is served from a file")
     declared = {
         "id": agent.name,
         "name": agent.name,
@@ -121,11 +135,12 @@ def played(agent: Agent) -> tuple[Constitution, Body]:
         "timeout_ms": agent.timeout_ms,
         "idempotent": agent.idempotent,
         "on_lost": agent.on_lost,
-        "concurrency": agent.concurrency,
+        "concurrency": agent.concurrency or (PROCESSES_MAX if agent.isolate else 0),
         "extensions": agent.extensions,
         "default_project": agent.default_project,
     }
-    return _constitution(declared), FunctionBody(agent)
+    body: Body = IsolatedBody(agent, path) if agent.isolate and path is not None else FunctionBody(agent)
+    return _constitution(declared), body
 
 
 def _executors(variable: str, value: object, module: ModuleType) -> tuple[Constitution, Body] | None:

@@ -1,16 +1,22 @@
-"""Function agents: a body that calls the author's async function, and says what it yields or returns."""
+"""Function agents: a body that calls the author's function, and says what it yields or returns.
+
+An async function runs on the loop. A plain one runs in a thread of its own (see `threads`).
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from functools import partial
+from typing import Any, Final, Protocol
 
-from covenant.agents.authoring import Agent, Rejection, Reply, Turn
+from covenant.agents.authoring import Agent, Rejection, Reply, SyncTurn, Turn, Work
 from covenant.agents.job import Job
 from covenant.agents.speech import Speech
-from covenant.model.content import Audio, Image, Json, Resource, ResourceLink, Text
+from covenant.agents.threads import AgentThreads, Line, Stopped
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
+from covenant.model.ids import AgentId
 from covenant.model.task import NATIVE
 from covenant.model.update import MessageUpdate, StatusUpdate
 from covenant.wire.decoding import TOLD_NESTING_MAX
@@ -23,25 +29,59 @@ _WRAPPING: Final = 4
 """Levels of the value itself, around what its author put into it."""
 
 
+class Turnable(Work, Protocol):
+    """The turn that a function does: a `Job`, or a job of another process."""
+
+    full: bool
+
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def holder(self) -> AgentId: ...
+    @property
+    def threads(self) -> AgentThreads: ...
+    async def room(self) -> None: ...
+    def complete(self, *content: Content, reply: bool = False) -> None: ...
+    def fail(self, message: str) -> None: ...
+    def reject(self, message: str) -> None: ...
+    def park(self, update: StatusUpdate) -> None: ...
+
+
+class Voice(Protocol):
+    """Where what a function says goes: a `Speech`, or a line to another process."""
+
+    @property
+    def text(self) -> str: ...
+    def say(self, chunk: str) -> None: ...
+    def say_at_once(self, text: str) -> None: ...
+    def give(self, content: Content) -> None: ...
+    def status(self, update: StatusUpdate) -> None: ...
+    def close(self) -> tuple[Content, ...]: ...
+
+
 class FunctionBody:
     def __init__(self, agent: Agent) -> None:
         if agent.function is None:
             raise TypeError(f"agent {agent.name!r} has no function: decorate one with it")
         self._function: Any = agent.function
         self._yields = inspect.isasyncgenfunction(agent.function)
+        self._plain = not (self._yields or inspect.iscoroutinefunction(agent.function))
 
     async def run(self, job: Job) -> None:
         has_past = job.leased.turn > 1 or job.task.origin == NATIVE
-        turn = Turn(job, await earlier(job) if has_past else ())
-        speech = Speech(job)
+        await self.perform(job, Speech(job), await earlier(job) if has_past else ())
+
+    async def perform(self, job: Turnable, speech: Voice, history: tuple[MessageUpdate, ...]) -> None:
         if self._yields:
-            await self._listen(self._function(turn), job, speech)
+            await self._listen(self._function(Turn(job, history)), job, speech)
+        elif self._plain:
+            await self._listen_to_thread(job, speech, history)
         else:
-            _say_returned(await self._function(turn), job, speech)
+            _say_returned(await self._function(Turn(job, history)), job, speech)
         if not job.ended:
             job.complete(*speech.close())
 
-    async def _listen(self, generator: AsyncGenerator[Any, None], job: Job, speech: Speech) -> None:
+    async def _listen(self, generator: AsyncGenerator[Any, None], job: Turnable, speech: Voice) -> None:
         try:
             async for said in generator:
                 if type(said) is str:
@@ -55,6 +95,41 @@ class FunctionBody:
         finally:
             await generator.aclose()
 
+    async def _listen_to_thread(self, job: Turnable, speech: Voice, history: tuple[MessageUpdate, ...]) -> None:
+        def hear(chunk: str) -> Awaitable[None] | None:
+            speech.say(chunk)
+            return job.room() if job.full else None
+
+        def hear_yielded(said: Any) -> None:
+            _say(said, job, speech, "yielded")
+            if job.ended:
+                raise Stopped
+
+        def work(line: Line) -> None:
+            made = self._function(SyncTurn(job, history, line.ask))
+            if inspect.isgenerator(made):
+                _tell_all(made, line, hear_yielded)
+            else:
+                line.ask(lambda: _say_returned(made, job, speech))
+
+        try:
+            await job.threads.run(work, hear, job.holder.display)
+        except Stopped:
+            if not job.ended:
+                raise
+
+
+def _tell_all(generator: Generator[Any, Any, Any], line: Line, hear: Callable[[Any], None]) -> None:
+    """In the thread. Texts go ahead; for anything else the generator waits, since it may end the turn."""
+    try:
+        for said in generator:
+            if type(said) is str:
+                line.tell(said)
+            else:
+                line.ask(partial(hear, said))
+    finally:
+        generator.close()
+
 
 async def earlier(job: Job) -> tuple[MessageUpdate, ...]:
     """What was said before this turn. What it is about came in the meantime, and is not part of it."""
@@ -64,9 +139,11 @@ async def earlier(job: Job) -> tuple[MessageUpdate, ...]:
     return tuple(said for said in view.history if said not in job.messages) if view is not None else ()
 
 
-def _say_returned(returned: Any, job: Job, speech: Speech) -> None:
+def _say_returned(returned: Any, job: Turnable, speech: Voice) -> None:
     if returned is None:
         return
+    if inspect.iscoroutine(returned):
+        returned.close()  # of a plain function that was meant to be an async one
     if isinstance(returned, str):
         speech.say_at_once(str.__str__(returned))
     elif isinstance(returned, list | tuple):
@@ -77,7 +154,7 @@ def _say_returned(returned: Any, job: Job, speech: Speech) -> None:
         _say_checked(returned, job, speech, "returned")
 
 
-def _say_checked(said: Any, job: Job, speech: Speech, how: str) -> None:
+def _say_checked(said: Any, job: Turnable, speech: Voice, how: str) -> None:
     """What is no plain text is a value of ours, whose fields may be anything: authors make some of them by hand."""
     try:
         if isinstance(said, _VALUES):
@@ -88,7 +165,7 @@ def _say_checked(said: Any, job: Job, speech: Speech, how: str) -> None:
         _say(said, job, speech, how)
 
 
-def _say(said: Any, job: Job, speech: Speech, how: str) -> None:
+def _say(said: Any, job: Turnable, speech: Voice, how: str) -> None:
     match said:
         case str():
             speech.say(str.__str__(said))
@@ -107,7 +184,7 @@ def _say(said: Any, job: Job, speech: Speech, how: str) -> None:
             job.fail(f"the agent {how} {_article(type(said).__name__)}, which cannot be said; it may be {SAYABLE}")
 
 
-def _reply(content: tuple[Any, ...], job: Job, speech: Speech) -> None:
+def _reply(content: tuple[Any, ...], job: Turnable, speech: Voice) -> None:
     if speech.text:
         job.fail("the agent replied with a bare message after it had streamed text; a reply is all there is to say")
     elif not all(isinstance(block, _CONTENT) for block in content):

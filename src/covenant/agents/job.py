@@ -16,9 +16,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from covenant.agents.budget import budgeted
-from covenant.agents.calls import DELEGATED, Calls
+from covenant.agents.budget import Spending, recall_usage
+from covenant.agents.calls import Calls
 from covenant.agents.places import TurnPlace
+from covenant.agents.threads import AgentThreads, Stopped
 from covenant.agents.tracing import begin_attempt
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.threads import said_before
@@ -60,10 +61,6 @@ class Body(Protocol):
         """Say what there is to say, and end the job; to return without a word is to have completed it."""
 
 
-class Stopped(asyncio.CancelledError):
-    """The job is over, and the body is still talking. Not an `Exception`: bodies catch those and go on."""
-
-
 class Job:
     """`full`: the body should wait for `room`. `over`: nothing more is written. `stopping`: why it is being stopped."""
 
@@ -84,9 +81,9 @@ class Job:
         "_pending_bytes",
         "_result",
         "_room",
+        "_spending",
         "_timer",
         "_updates",
-        "budget",
         "deadline",
         "finishing",
         "full",
@@ -99,6 +96,7 @@ class Job:
         "span",
         "stopping",
         "task",
+        "threads",
         "tracer",
         "unfinished",
     )
@@ -112,6 +110,7 @@ class Job:
         loop: asyncio.AbstractEventLoop,
         limits: JobLimits,
         done: Callable[[Job], None],
+        threads: AgentThreads,
         delegations: Delegations | None = None,
         tracer: Tracer = OFF,
         place: TurnPlace,
@@ -124,6 +123,8 @@ class Job:
         self.leased = leased
         self.task = leased.task
         self.holder = holder
+        self.threads: Final = threads
+        """Those of its agent, for plain functions."""
         self.full = self.over = self.finishing = False
         self.stopping: str | None = None
         self.runner: asyncio.Task[None] | None = None
@@ -131,7 +132,7 @@ class Job:
         self.notes: dict[str, Any] = {}
         """What goes into the result's metadata."""
         self.unfinished: Callable[[], object] | None = None  # closes what is being said
-        self.budget = budgeted(leased.task)
+        self._spending: Spending | None = None
         self._ledger = ledger
         self._limits = limits
         self._done = done
@@ -181,21 +182,18 @@ class Job:
                 self._room = self._loop.create_future()
             await self._room
 
-    def spend(self, amounts: dict[str, float]) -> None:
-        usage: dict[str, float] = self.notes.setdefault("usage", {})
-        for name, amount in amounts.items():
-            usage[name] = usage.get(name, 0) + amount
-        if self.budget is not None and (over := self.budget.take(amounts, self.notes)) is not None:
+    @property
+    def spending(self) -> Spending:
+        if self._spending is None:
+            self._spending = Spending(self.task, self.notes)
+        return self._spending
+
+    def spend(self, amounts: dict[str, float], *, delegated: bool = False) -> None:
+        """`delegated`: others used it, whom this task had asked."""
+        over = self.spending.add(amounts, delegated=delegated)
+        if over is not None:
             self.fail(over)
             self._loop.call_soon(self.cut, over)
-
-    def charge(self, amounts: dict[str, float]) -> None:
-        """What others used that this task had asked for it."""
-        if amounts:
-            self.spend(amounts)
-            delegated: dict[str, float] = self.notes.setdefault(DELEGATED, {})
-            for name, amount in amounts.items():
-                delegated[name] = delegated.get(name, 0) + amount
 
     @property
     def calls(self) -> Calls:
@@ -303,6 +301,8 @@ class Job:
 
     async def _work(self, body: Body) -> None:
         try:
+            if self.leased.turn > 1:
+                await recall_usage(self)
             await body.run(self)
         except asyncio.CancelledError:
             if self.stopping is None and not self.ended:

@@ -4,8 +4,8 @@ The model talks, calls tools in at most six rounds, and answers. Its text is str
 what its sub-agents used, is told with the result, and a task that has used up its tokens fails. Of a provider's failure
 the sender hears one word out of a closed list; the log hears the rest.
 
-Only this module, `advising` and `pydantic_agent` import pydantic-ai; they are loaded where a model is configured, and
-not before.
+Only this module, `advising`, `bounded_model` and `pydantic_agent` import pydantic-ai; they are loaded where a model is
+configured, and not before.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ from functools import partial
 from typing import Any, Final
 
 from pydantic_ai import Agent, AgentRunResult, AgentRunResultEvent, RunContext, Tool
-from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError, UnexpectedModelBehavior, UsageLimitExceeded
+from pydantic_ai.exceptions import (
+    ModelAPIError,
+    ModelHTTPError,
+    ModelTimeoutError,
+    UnexpectedModelBehavior,
+    UsageLimitExceeded,
+)
 from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from covenant.agents.advising import Adviser
+from covenant.agents.bounded_model import CUT, BoundedModel
 from covenant.agents.function import earlier
 from covenant.agents.instructions import instructions
 from covenant.agents.job import Job
-from covenant.agents.pydantic_agent import history_of, listen, prompt_of, used
+from covenant.agents.pydantic_agent import cut_at, history_of, listen, prompt_of, used
 from covenant.agents.speech import Speech
 from covenant.agents.toolbox import CONSULTS_MAX, ROUNDS_MAX, Means, Toolbox
 from covenant.exchange.messages import text_of
@@ -33,11 +40,13 @@ from covenant.model.constitution import Constitution
 from covenant.model.errors import CovenantError
 from covenant.model.task import NATIVE
 from covenant.model.update import StatusUpdate
+from covenant.model.usage import tokens_of
 
 REQUESTS_MAX: Final = ROUNDS_MAX + 2
 """One round more is answered with why there are no more; one that still calls tools ends the turn."""
 RETRIES: Final = 2
 """How often a model may call what is not there, or with arguments that are no JSON, before its turn fails."""
+CUT_SHORT: Final = "the model's answer was cut at max_tokens before it said anything; raise max_tokens"
 ADVISOR: Final = "covenant.advisor"
 """In the metadata of a status: what the advisor said of an answer."""
 SENT_BACK: Final = "Your advisor has not let this answer pass. Do this, and answer again: "
@@ -70,7 +79,10 @@ class ModelBody:
         remembers: bool = True,
         adviser: Adviser | None = None,
     ) -> None:
-        """`tokens_max`: of one task, with what it delegates; 0: no limit. `request_s`: for one answer of the model."""
+        """`tokens_max`: of one task, with what it delegates; 0: no limit.
+
+        `request_s`: for one answer of the model, from the question to its last word, with retries.
+        """
         self._model = model
         self._constitution = constitution
         self._means = means
@@ -81,6 +93,9 @@ class ModelBody:
 
     async def run(self, job: Job) -> None:
         speech, usage, adviser = Speech(job), RunUsage(), self._adviser
+        model = BoundedModel(self._model, self._request_s)
+        # Told even if somebody else ends this turn: what was used was used.
+        job.spending.running = lambda: used(usage)
         gated = adviser is not None and adviser.gates
         toolbox = Toolbox(
             job,
@@ -92,35 +107,40 @@ class ModelBody:
             holds_files=gated,
         )
         try:
-            await (self._talk_gated if gated else self._talk)(job, speech, toolbox, usage)
+            await (self._talk_gated if gated else self._talk)(job, speech, toolbox, model, usage)
         except OutOfTokens as spent:
             job.fail(str(spent))
         except UsageLimitExceeded:
             most = self._most(job)
-            over = most and _tokens(job, usage) >= most
+            over = most and _tokens(job) >= most
             job.fail(_spent(most) if over else "the model did not come to an answer")
         except (ModelAPIError, UnexpectedModelBehavior) as error:
             log.warning("model.failed", exc_info=True, extra=job.fields(model=self._model.model_name))
-            job.fail(f"the model failed: {trouble(error)}")
+            cut = isinstance(error, UnexpectedModelBehavior) and model.stop_reason == CUT
+            if cut:
+                job.notes["stop_reason"] = CUT
+            job.fail(CUT_SHORT if cut else f"the model failed: {trouble(error)}")
         finally:
-            # Also of a turn that was stopped: what was used was used.
+            job.spending.running = None
             job.spend(used(usage))
             job.notes.setdefault("model", self._model.model_name)
         if not job.ended:
-            job.complete(*speech.close())
+            job.complete(*speech.close(), partial=cut_at(model.stop_reason, job))
 
-    async def _talk(self, job: Job, speech: Speech, toolbox: Toolbox, usage: RunUsage) -> None:
+    async def _talk(self, job: Job, speech: Speech, toolbox: Toolbox, model: BoundedModel, usage: RunUsage) -> None:
         before = history_of(await earlier(job))
-        async with self._agent(job, toolbox).run_stream_events(
+        async with self._agent(job, toolbox, model).run_stream_events(
             prompt_of(job), message_history=before, usage_limits=self._limits(job), usage=usage
         ) as events:
             await listen(events, job, speech)
 
-    async def _talk_gated(self, job: Job, speech: Speech, toolbox: Toolbox, usage: RunUsage) -> None:
+    async def _talk_gated(
+        self, job: Job, speech: Speech, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
+    ) -> None:
         """Nothing of what it says goes out before its advisor has let it pass."""
         adviser, limits = self._adviser, self._limits(job)
         assert adviser is not None
-        agent, asked = self._agent(job, toolbox), "\n".join(text_of(message.parts) for message in job.messages)
+        agent, asked = self._agent(job, toolbox, model), "\n".join(text_of(message.parts) for message in job.messages)
         prompt, before = prompt_of(job), history_of(await earlier(job))
         for redirects in range(adviser.redirects_max + 1):
             async with agent.run_stream_events(
@@ -147,10 +167,10 @@ class ModelBody:
         asked = 0 if adviser is None else CONSULTS_MAX + rounds
         return UsageLimits(request_limit=REQUESTS_MAX * rounds + asked, total_tokens_limit=self._most(job) or None)
 
-    def _agent(self, job: Job, toolbox: Toolbox) -> Agent[Any, str]:
+    def _agent(self, job: Job, toolbox: Toolbox, model: BoundedModel) -> Agent[Any, str]:
         constitution = self._constitution
         return Agent(
-            self._model,
+            model,
             instructions=instructions(constitution, toolbox.roster, tools=bool(toolbox.wares), voice=_spoken(job)),
             tools=[
                 Tool.from_schema(
@@ -165,14 +185,21 @@ class ModelBody:
         )
 
     async def _use(self, job: Job, toolbox: Toolbox, name: str, context: RunContext[Any], /, **given: Any) -> str:
+        self._check_tokens(job)
+        said = await toolbox.use(name, given, context.run_step)
+        # What a sub-agent used is known now, and the model must not go on with more than there is.
+        self._check_tokens(job)
+        return said
+
+    def _check_tokens(self, job: Job) -> None:
         most = self._most(job)
-        if most and _tokens(job, context.usage) >= most:
+        if most and _tokens(job) >= most:
             raise OutOfTokens(_spent(most))
-        return await toolbox.use(name, given, context.run_step)
 
     def _most(self, job: Job) -> int:
         """Tokens for this task: what is set here, or less if whoever asked for it has said so. 0: no limit."""
-        budget = job.budget.tokens if job.budget is not None else 0
+        agreed = job.spending.budget
+        budget = agreed.tokens if agreed is not None else 0
         return min(filter(None, (self._tokens_max, budget)), default=0)
 
 
@@ -187,10 +214,9 @@ def _spent(most: int) -> str:
     return f"the token budget of this task, {most}, is used up"
 
 
-def _tokens(job: Job, usage: RunUsage) -> float:
-    """With what sub-agents used, which is charged to the job when they have answered."""
-    charged: dict[str, float] = job.notes.get("usage", {})
-    return usage.total_tokens + charged.get("tokens", 0)
+def _tokens(job: Job) -> float:
+    """All that this task has used: the model, its advisor, and sub-agents that have answered."""
+    return tokens_of(job.spending.usage)
 
 
 def _spoken(job: Job) -> bool:
@@ -201,4 +227,6 @@ def _spoken(job: Job) -> bool:
 def trouble(error: Exception) -> str:
     if isinstance(error, ModelHTTPError):
         return TROUBLE.get(error.status_code, "provider_error")
+    if isinstance(error, ModelTimeoutError):
+        return "timed_out"
     return "provider_error"

@@ -22,7 +22,7 @@ from covenant.model.acquaintance import Peer
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.correspondence import ARTIFACT, PROOF, Delegation
 from covenant.model.delegating import CANCELLED, CANCELLING, COMPLETED, LOST, TIMEOUT
-from covenant.model.delegation import DelegationResult, TokenUsage
+from covenant.model.delegation import DelegationResult, amounts_of
 from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.metadata import unreserved_parts, without_reserved
 from covenant.model.target import Target
@@ -141,7 +141,7 @@ class PeerBody:
 
     def _conclude(self, job: Job, delegation: Delegation) -> None:
         result = delegation.result
-        _spend(job, delegation.usage)
+        job.spend(amounts_of(delegation.usage))
         if result is not None:
             _prove(job, delegation, result)
         if delegation.broken or delegation.overspent:
@@ -193,13 +193,6 @@ def note_of(delegation: Delegation) -> dict[str, Any]:
     if delegation.progress is not None:
         note["progress"] = delegation.progress
     return note
-
-
-def _spend(job: Job, usage: TokenUsage) -> None:
-    if usage.prompt:
-        job.spend({"input_tokens": usage.prompt, "output_tokens": usage.completion})
-    elif usage.total:
-        job.spend({"tokens": usage.total})
 
 
 def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:

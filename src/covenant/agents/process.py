@@ -5,11 +5,15 @@ Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `mess
 `type` says what happened:
 
     assistant          text, streamed: `text`, or `content`, or `message.content`, as a string or as blocks of text
-    artifact           `name`, and one of `text`, `data` (base64), `url`, `value`; perhaps `media_type`
+    artifact           `name`, and one of `text`, `data` (base64), `url`, `value`; perhaps `media_type`; or `part`
     status             `text`: a word on progress
+    usage              `usage`: what was used since the last one, by name
     result             the turn is done: perhaps `text`, `usage`, `status` "ok" or "partial"; "error" fails it
+    reply              `parts`: the turn is done, and the answer is a bare message
     session_exited, session_stopped    the turn is done
     approval_request   `text`: the task waits for its sender, and the program is ended
+    auth_request       `text`: the same, for something that only the sender may do elsewhere
+    reject             `text`: the task ends as rejected
     error, session_error               it failed: `message`
 
 Other types are let pass. What a program says after the first of these that ends the turn is not heard. Without one, its
@@ -33,9 +37,11 @@ from covenant.agents import speech as saying
 from covenant.agents.complaints import note_complaints
 from covenant.agents.function import earlier
 from covenant.agents.job import FAILED, Job
+from covenant.agents.program_calls import ProgramCalls
 from covenant.agents.speech import Speech
 from covenant.model.content import Content, Text
 from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.usage import read_usage
 
 TIMEOUT_MS: Final = 300_000
 """How long a turn of a process agent may take, unless it says otherwise."""
@@ -71,27 +77,37 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessBody:
-    """`environment` is all that the program sees of ours: whoever makes this decides what that is."""
+    """`environment` is all that the program sees of ours: whoever makes this decides what that is; None: all of it.
+
+    `converses`: its standard input stays open, for answers to what it asks (see `program_calls`), and to exit without
+    having ended its turn is to have failed it.
+    """
 
     def __init__(
         self,
         command: Sequence[str],
         *,
-        environment: Mapping[str, str],
+        environment: Mapping[str, str] | None,
         folder: Path | None = None,
         line_bytes_max: int = LINE_BYTES_MAX,
         output_bytes_max: int = OUTPUT_BYTES_MAX,
+        converses: bool = False,
     ) -> None:
         if not command:
             raise ValueError("a process agent needs a command")
         self._command = tuple(command)
-        self._environment = dict(environment)
+        self._environment = dict(environment) if environment is not None else None
         self._folder = folder
         self._line_bytes_max = line_bytes_max
         self._output_bytes_max = output_bytes_max
+        self._converses = converses
+
+    async def given(self, job: Job) -> bytes:
+        """The line that a program is told."""
+        return await _given(job)
 
     async def run(self, job: Job) -> None:
-        given = await _given(job)
+        given = await self.given(job)
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -108,24 +124,28 @@ class ProcessBody:
             log.warning("process.not_started", exc_info=True, extra=job.fields(command=self._command[0]))
             job.fail(NOT_STARTED)
             return
+        assert process.stdin is not None
+        calls = ProgramCalls(job, process.stdin) if self._converses else None
         beside = [
-            asyncio.create_task(_tell(process, given)),
+            asyncio.create_task(_tell(process.stdin, given, close=calls is None)),
             asyncio.create_task(
                 note_complaints(process, lambda said: log.info("process.said", extra=job.fields(said=said)))
             ),
             asyncio.create_task(_end_what_it_left(process)),
         ]
         try:
-            await self._listen(process, job)
+            await self._listen(process, job, calls)
         finally:
             await _end(process)
+            if calls is not None:
+                await calls.close()
             for each in beside:
                 each.cancel()
             await asyncio.wait(beside)
 
-    async def _listen(self, process: asyncio.subprocess.Process, job: Job) -> None:
+    async def _listen(self, process: asyncio.subprocess.Process, job: Job, calls: ProgramCalls | None) -> None:
         assert process.stdout is not None
-        dialogue, total = Dialogue(job), 0
+        dialogue, total = Dialogue(job, calls), 0
         while not job.ended:
             try:
                 line = await process.stdout.readline()
@@ -163,13 +183,13 @@ async def _given(job: Job) -> bytes:
     return _encode(given) + b"\n"
 
 
-async def _tell(process: asyncio.subprocess.Process, given: bytes) -> None:
-    assert process.stdin is not None
+async def _tell(stdin: asyncio.StreamWriter, given: bytes, *, close: bool) -> None:
     with contextlib.suppress(ConnectionError):  # a program need not read what it does not need
-        process.stdin.write(given)
-        await process.stdin.drain()
-        process.stdin.close()
-        await process.stdin.wait_closed()
+        stdin.write(given)
+        await stdin.drain()
+        if close:
+            stdin.close()
+            await stdin.wait_closed()
 
 
 async def _exited(process: asyncio.subprocess.Process) -> int:
@@ -214,10 +234,14 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 
 class Dialogue:
-    """What a program says, as steps of its job. Forward only: the first end is the end."""
+    """What a program says, as steps of its job. Forward only: the first end is the end.
 
-    def __init__(self, job: Job) -> None:
+    `calls`: for one that converses.
+    """
+
+    def __init__(self, job: Job, calls: ProgramCalls | None = None) -> None:
         self._job = job
+        self._calls = calls
         self._speech = Speech(job)
 
     def hear(self, line: bytes) -> None:
@@ -236,7 +260,9 @@ class Dialogue:
         heard(self, event)
 
     def exited(self, code: int) -> None:
-        if code == 0:
+        if code == 0 and self._calls is not None:
+            self._job.fail("the agent ended its process in the middle of its turn")
+        elif code == 0:
             self._job.complete(*self._speech.close())
         elif code < 0:
             self._job.fail(f"the agent was ended by signal {-code}")
@@ -257,10 +283,11 @@ class Dialogue:
     def _status(self, event: dict[str, Any]) -> None:
         self._speech.status(StatusUpdate(_words(event)))
 
+    def _usage(self, event: dict[str, Any]) -> None:
+        self._job.spend(read_usage(event.get("usage")))
+
     def _result(self, event: dict[str, Any]) -> None:
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            self._job.spend({str(k): v for k, v in usage.items() if isinstance(v, int | float)})
+        self._usage(event)
         if event.get("status") == "error" or event.get("is_error") is True:
             self._job.fail(_complaint(event))
             return
@@ -272,6 +299,33 @@ class Dialogue:
 
     def _over(self, event: dict[str, Any]) -> None:  # noqa: ARG002
         self._job.complete(*self._speech.close())
+
+    def _reply(self, event: dict[str, Any]) -> None:
+        try:
+            parts = msgspec.convert(event.get("parts"), tuple[Content, ...])
+        except msgspec.ValidationError as wrong:
+            self._job.fail(f"the agent wrote a reply that is none: {wrong}")
+            return
+        # From the second turn on its sender knows of the task.
+        self._job.complete(*parts, reply=self._job.leased.turn == 1)
+
+    def _reject(self, event: dict[str, Any]) -> None:
+        self._job.reject(_words(event) or FAILED)
+
+    def _auth(self, event: dict[str, Any]) -> None:
+        self._speech.close()
+        self._job.park(StatusUpdate(_words(event) or APPROVAL, Interruption.AUTH_REQUIRED.value))
+
+    def _call(self, event: dict[str, Any]) -> None:
+        if self._calls is not None:
+            try:
+                self._calls.begin(event)
+            except msgspec.ValidationError as wrong:
+                self._job.fail(f"the agent wrote a call that is none: {wrong}")
+
+    def _call_off(self, event: dict[str, Any]) -> None:
+        if self._calls is not None:
+            self._calls.call_off(event)
 
     def _approval(self, event: dict[str, Any]) -> None:
         self._speech.close()
@@ -285,6 +339,12 @@ _EVENTS: Final[dict[str, Callable[[Dialogue, dict[str, Any]], None]]] = {
     "assistant": Dialogue._assistant,  # noqa: SLF001  (the table of the class above)
     "artifact": Dialogue._artifact,  # noqa: SLF001
     "status": Dialogue._status,  # noqa: SLF001
+    "usage": Dialogue._usage,  # noqa: SLF001
+    "call": Dialogue._call,  # noqa: SLF001
+    "call_off": Dialogue._call_off,  # noqa: SLF001
+    "reply": Dialogue._reply,  # noqa: SLF001
+    "reject": Dialogue._reject,  # noqa: SLF001
+    "auth_request": Dialogue._auth,  # noqa: SLF001
     "result": Dialogue._result,  # noqa: SLF001
     "session_exited": Dialogue._over,  # noqa: SLF001
     "session_stopped": Dialogue._over,  # noqa: SLF001
@@ -315,6 +375,9 @@ def _complaint(event: dict[str, Any]) -> str:
 
 
 def _content(event: dict[str, Any]) -> Content:
+    if "part" in event:
+        part: Content = msgspec.convert(event["part"], type=Content)
+        return part
     name, media_type = event.get("name") or "artifact", event.get("media_type")
     if not isinstance(name, str) or not isinstance(media_type, str | None):
         raise TypeError("name and media_type must be strings")

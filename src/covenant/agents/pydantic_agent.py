@@ -17,6 +17,7 @@ from pydantic_ai.usage import RunUsage
 from pydantic_core import to_jsonable_python
 
 from covenant.agents import speech as saying
+from covenant.agents.bounded_model import CUT
 from covenant.agents.function import earlier
 from covenant.agents.job import Job
 from covenant.agents.speech import Speech
@@ -31,19 +32,22 @@ class PydanticBody:
         self._agent = agent
 
     async def run(self, job: Job) -> None:
-        speech = Speech(job)
+        speech, usage = Speech(job), RunUsage()
         before = history_of(await earlier(job))
-        async with self._agent.run_stream_events(prompt_of(job), message_history=before) as events:
-            result = await listen(events, job, speech)
-        if result is not None:
-            job.spend(used(result.usage))
+        # Told even if somebody else ends this turn: what was used was used.
+        job.spending.running = lambda: used(usage)
+        try:
+            async with self._agent.run_stream_events(prompt_of(job), message_history=before, usage=usage) as events:
+                await listen(events, job, speech)
+        finally:
+            job.spending.running = None
+            job.spend(used(usage))
         if not job.ended:
             job.complete(*speech.close())
 
 
-async def listen(events: AsyncIterable[Any], job: Job, speech: Speech) -> AgentRunResult[Any] | None:
+async def listen(events: AsyncIterable[Any], job: Job, speech: Speech) -> None:
     """Say what a run says, and end the job with what it came to."""
-    ended: AgentRunResult[Any] | None = None
     async for event in events:
         match event:
             case messages.PartStartEvent(part=messages.TextPart(content=text)):
@@ -51,13 +55,11 @@ async def listen(events: AsyncIterable[Any], job: Job, speech: Speech) -> AgentR
             case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
                 speech.say(text)
             case AgentRunResultEvent(result=result):
-                ended = result
                 _result(result, job, speech)
             case _:
                 pass
         if job.full:
             await job.room()
-    return ended
 
 
 def used(usage: RunUsage) -> dict[str, float]:
@@ -66,17 +68,26 @@ def used(usage: RunUsage) -> dict[str, float]:
     return {name: amount for name, amount in found.items() if amount}
 
 
+def cut_at(stop_reason: str | None, job: Job) -> bool:
+    """Whether an answer was cut where it came to its limit of tokens. Then the result says so."""
+    if stop_reason != CUT:
+        return False
+    job.notes["stop_reason"] = CUT
+    return True
+
+
 def _result(result: AgentRunResult[Any], job: Job, speech: Speech) -> None:
+    partial = cut_at(result.response.finish_reason, job)
     if isinstance(result.output, str):
         if not speech.text:
             speech.say_at_once(result.output)
         speech.close()
-        job.complete(Text(result.output))
+        job.complete(Text(result.output), partial=partial)
         return
     made = saying.data(to_jsonable_python(result.output))
     speech.give(made)
     speech.close()
-    job.complete(made)
+    job.complete(made, partial=partial)
 
 
 def prompt_of(job: Job) -> str | list[messages.UserContent]:

@@ -31,7 +31,7 @@ from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteSt
 from covenant.model.target import Target
 from covenant.model.task import DELEGATION, DuplicateSafety, Task
 from covenant.model.update import StatusUpdate
-from covenant.model.usage import numbers
+from covenant.model.usage import usage_in
 from covenant.outbound.assembly import Assembly
 from covenant.outbound.failures import CallFailed
 from covenant.outbound.remote import Remote
@@ -184,8 +184,7 @@ async def _say(job: Job, heard: Heard) -> None:
 
 
 def _conclude(job: Job, reply: Reply) -> None:
-    usage = reply.usage or {}
-    job.spend(numbers(usage.get("usage", usage)))
+    job.spend(usage_in(reply.metadata))
     content: tuple[Content, ...] = unreserved_parts(reply.message.parts) if reply.message is not None else ()
     match reply.state:
         case TaskState.COMPLETED:

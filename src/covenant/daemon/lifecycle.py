@@ -25,13 +25,16 @@ from typing import Final, Protocol
 import uvloop
 
 from covenant.agents.discovery import Found, load_agents
+from covenant.agents.stacks import AgentStacks
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
+from covenant.daemon.health_stand_in import HealthStandIn
 from covenant.daemon.home import SOCKET_NAME
 from covenant.daemon.listening import HttpServer, bound, url_of
 from covenant.daemon.loading import Loaded
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Scheduler, Sweeper
 from covenant.daemon.staff import Staff
+from covenant.daemon.watchdog import Watchdog
 from covenant.daemon.whereabouts import left_in
 from covenant.daemon.wiring import Node, open_node
 from covenant.doors.http.traced import Traced
@@ -132,7 +135,8 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
                 listening = Listening(url_of(listener), settings.home / SOCKET_NAME, served)
                 schedulers = [*_schedulers(node, log), staff]
                 telling = partial(announce, listening)
-                with left_in(settings.home, listening.url):
+                watchdog = _watchdog(node, server, listener, found, log)
+                with left_in(settings.home, listening.url), watchdog.watching(asyncio.get_running_loop()):
                     await _serve(node, server, workers, schedulers, stops, log=log, announce=telling)
             finally:
                 await node.ipc.stop(0)
@@ -189,6 +193,22 @@ async def _close(
     stops = [node.ipc.stop(grace_s), *([node.grpc.stop(grace_s)] if node.grpc is not None else [])]
     await asyncio.gather(*stops)
     await asyncio.wait((serving,))
+
+
+def _watchdog(node: Node, server: HttpServer, listener: socket.socket, found: Sequence[Found], log: Log) -> Watchdog:
+    """What notices agents that block the loop, and those that go on in their threads."""
+    node.meter.gauge(
+        "covenant_agent_threads_abandoned",
+        "Threads of plain functions that go on although their turns are over.",
+        lambda: node.crew.threads_abandoned,
+    )
+    loop = asyncio.get_running_loop()
+    stand_in = HealthStandIn(
+        (listener,),
+        lambda made: loop.call_soon_threadsafe(server.adopt, made),
+        connections_max=node.settings.http.connections_max,
+    )
+    return Watchdog(stand_in=stand_in, agent_at=AgentStacks(found).agent_at, log=log, held=node.meter.loop_held)
 
 
 async def _start_grpc(node: Node, http: socket.socket, log: Log) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import uvicorn
@@ -66,6 +66,7 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._listener = listener
+        self._adopting: set[asyncio.Task[None]] = set()
         self.listening = asyncio.Event()
 
     @contextmanager
@@ -75,6 +76,22 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere, as if it had been accepted here. On the loop."""
+        if self.should_exit:
+            connection.close()
+            return
+        adopting = asyncio.get_running_loop().create_task(self._adopt(connection))
+        self._adopting.add(adopting)
+        adopting.add_done_callback(self._adopting.discard)
+
+    async def _adopt(self, connection: socket.socket) -> None:
+        def protocol() -> GatheringProtocol:
+            return GatheringProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        with suppress(OSError):  # it is gone again
+            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
 
     async def run_until_told(self) -> None:
         await self.serve(sockets=[self._listener])

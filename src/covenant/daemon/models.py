@@ -47,7 +47,7 @@ class Models:
 
     def of(self, constitution: Constitution) -> Model | None:
         """The daemon's, unless the constitution names another one that the operator allows."""
-        return self.named(constitution.model) or self.default
+        return (self.named(constitution.model) if constitution.model else None) or self.default
 
     def named(self, name: str) -> Model | None:
         """This one, if the operator allows it and it can be used."""
@@ -82,7 +82,7 @@ class Models:
     def _infer(self, name: str) -> Model:
         from pydantic_ai.models import infer_model  # noqa: PLC0415  (see the module's contract)
 
-        if not self._settings.base_url:
+        if not self._settings.base_url or _provider(name) != _provider(self._settings.name):
             return infer_model(name)
         from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415
         from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415
@@ -91,6 +91,11 @@ class Models:
         key = environment().get(variable) if variable else None
         provider = OpenAIProvider(base_url=self._settings.base_url, api_key=key or "none")
         return OpenAIChatModel(name.partition(":")[2] or name, provider=provider)
+
+
+def _provider(name: str) -> str:
+    """`base_url`, and the key for it, are one provider's: that of the daemon's own model."""
+    return name.partition(":")[0]
 
 
 class Cast:

@@ -224,12 +224,18 @@ class ModelSettings:
     others: tuple[str, ...] = setting(
         (), model_names, "Models that a constitution may name instead. Any other one that it names is not used."
     )
-    base_url: str = setting("", url, "Where an OpenAI-compatible server is; empty: where the provider's own is.")
+    base_url: str = setting(
+        "",
+        url,
+        "Where an OpenAI-compatible server is, for the provider that `model.name` names; empty: where its own is.",
+    )
     api_key_env: str = setting("", variable, "The variable that has the key of that server; empty: it needs none.")
     task_tokens_max: int = setting(
         200_000, whole(0), "Tokens that one task may use, with what it delegates; 0: no limit."
     )
-    request_ms: int = setting(120_000, whole(1, HOUR_MS), "Longest answer of a model.")
+    request_ms: int = setting(
+        120_000, whole(1, HOUR_MS), "Longest that one answer of a model may take, from the question on, with retries."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,6 +113,7 @@ class Node:
     """None: switched off."""
     agent_files: AgentFiles
     waits: Waits
+    meter: Meter
     http: HttpDoor
     grpc: GrpcServer | None
     """None: switched off."""
@@ -293,6 +294,7 @@ def _assemble(
         peering=peering,
         agent_files=AgentFiles(home, catalogue, log),
         waits=waits,
+        meter=meter,
         http=_http(settings, behind, doors, (PREFIX, make_door(settings, a2a_gate, a2a_office, pages))),
         grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
         ipc=_ipc(settings, behind),

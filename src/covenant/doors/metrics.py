@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -51,6 +51,9 @@ class Numbers(NamedTuple):
     refused: Mapping[tuple[str, str], int]
     pushed: Mapping[str, int]
     connections: int
+    loop_holds: int
+    loop_held_s: float
+    gauges: Mapping[str, tuple[str, float]]
     standard: CollectorRegistry
 
     def text(self) -> bytes:
@@ -73,6 +76,12 @@ class Numbers(NamedTuple):
         for outcome, count in self.pushed.items():
             yield _sample("covenant_push_attempts_total", count, {"outcome": outcome})
         yield from _one("covenant_ipc_connections", "gauge", "Open connections on the socket.", self.connections)
+        yield from _one(
+            "covenant_loop_holds_total", "counter", "Times the loop was held for over 250 ms.", self.loop_holds
+        )
+        yield from _one("covenant_loop_held_seconds_total", "counter", "How long, in all.", self.loop_held_s)
+        for name, (text, value) in self.gauges.items():
+            yield from _one(name, "gauge", text, value)
 
 
 class Meter:
@@ -82,6 +91,9 @@ class Meter:
         self._pushed: Counter[str] = Counter()
         self.connections = 0
         """Open connections on the local socket."""
+        self._loop_holds = 0
+        self._loop_held_s = 0.0
+        self._gauges: dict[str, tuple[str, Callable[[], float]]] = {}
         self._standard = CollectorRegistry()
         for standard in (ProcessCollector, PlatformCollector, GCCollector):
             standard(registry=self._standard)
@@ -97,6 +109,15 @@ class Meter:
         """What came of an attempt to deliver a push notification: delivered, failed or dead."""
         self._pushed[outcome] += 1
 
+    def loop_held(self, seconds: float) -> None:
+        """The loop was held for so long by one thing. Called by the watchdog's thread, and by no other."""
+        self._loop_holds += 1
+        self._loop_held_s += seconds
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A number that is read when somebody asks."""
+        self._gauges[name] = (text, read)
+
     def read(self, counts: Counts) -> Numbers:
         """On the loop, where they change."""
         timed = ((names, timer.read()) for names, timer in self._timers.items())
@@ -106,6 +127,9 @@ class Meter:
             refused=dict(self._refused),
             pushed=dict(self._pushed),
             connections=self.connections,
+            loop_holds=self._loop_holds,
+            loop_held_s=self._loop_held_s,
+            gauges={name: (text, read()) for name, (text, read) in self._gauges.items()},
             standard=self._standard,
         )
 

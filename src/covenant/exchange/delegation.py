@@ -32,6 +32,7 @@ from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.folding import Folder, TaskView
 from covenant.model.ids import AgentId, TaskId, uuid_of
+from covenant.model.result import Result
 from covenant.model.target import ELSEWHERE, PEERS, Target
 from covenant.model.task import DELEGATION, DuplicateSafety, Idempotency, Task, fingerprint
 from covenant.model.tracing import OFF, Tracer, trace_of, traced
@@ -266,9 +267,9 @@ class Delegations:
         assert found is not None
         return found
 
-    async def cancel(self, task: Task, reason: str) -> None:
-        """It may have ended meanwhile, and then stays as it is."""
-        await self.ledger.commit(Cancel(task_id=task.id, by=task.sender, reason=reason))
+    async def cancel(self, task: Task, reason: str) -> Result:
+        """It may have ended meanwhile, and then stays as it is. The result that it has now."""
+        return (await self.ledger.commit(Cancel(task_id=task.id, by=task.sender, reason=reason))).result
 
     async def until_ms(self, parent: Task, timeout_ms: int | None, left_ms: float | None) -> int | None:
         """When the answer is of no use any more. `left_ms`: what the parent's holder has, if it was told."""

@@ -7,7 +7,7 @@ import msgspec
 from covenant.ledger.contract import Ledger, TreeNode
 from covenant.model.correspondence import Delegation
 from covenant.model.delegating import Role
-from covenant.model.delegation import TokenUsage
+from covenant.model.delegation import amounts_of
 from covenant.model.ids import PublicKey, TaskId
 
 
@@ -28,7 +28,7 @@ def _with_peers(ledger: Ledger, node: TreeNode) -> TreeNode:
 
 def _elsewhere(node: TreeNode, children: tuple[TreeNode, ...], delegation: Delegation) -> TreeNode:
     # What it used is in its result, once it has one; until then, as the provider last said.
-    used = _amounts(delegation.usage) if node.usage is msgspec.UNSET else node.usage
+    used = (amounts_of(delegation.usage) or msgspec.UNSET) if node.usage is msgspec.UNSET else node.usage
     return msgspec.structs.replace(
         node,
         children=children,
@@ -40,11 +40,3 @@ def _elsewhere(node: TreeNode, children: tuple[TreeNode, ...], delegation: Deleg
         usage=used,
         usage_total=used if node.usage_total is msgspec.UNSET else node.usage_total,
     )
-
-
-def _amounts(usage: TokenUsage) -> dict[str, float] | msgspec.UnsetType:
-    if not usage.total:
-        return msgspec.UNSET
-    if not usage.prompt:
-        return {"tokens": usage.total}
-    return {"input_tokens": usage.prompt, "output_tokens": usage.completion}

@@ -322,9 +322,12 @@ class Ledger(Protocol):
     async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
         """A tenant's tasks, whoever they are for, the newest first; `simple`: only those of the simple door."""
 
-    def on_lost(self, callback: Callable[[TaskId], None]) -> None:
+    def on_lost(
+        self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
+    ) -> None:
         """Called when a task was settled or requeued, by whomever, and that is durable: a holder in this process stops.
 
+        `used`: asked what such a task has used so far when somebody else ends it, for the result's metadata.
         For one listener.
         """
 

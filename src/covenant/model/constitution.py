@@ -86,7 +86,8 @@ class Constitution(_Part, frozen=True, gc=False, kw_only=True):
     capabilities: Lines = ()
     """What it may use. Empty: everything."""
     event_types: Lines = ()
-    model: Line = "anthropic/claude-sonnet-5"
+    model: Line = ""
+    """Which model plays it. Empty: the daemon's own, `model.name`."""
     max_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1024
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.3
     brevity: Literal["lite", "full", "ultra"] = "full"

@@ -67,6 +67,14 @@ class TokenUsage(_Closed, frozen=True, kw_only=True):
     total: Whole = 0
 
 
+def amounts_of(usage: TokenUsage) -> dict[str, float]:
+    """As agents say it; empty if nothing was used."""
+    told: dict[str, float] = {"tokens": usage.total, "input_tokens": usage.prompt, "output_tokens": usage.completion}
+    if not usage.prompt:
+        del told["output_tokens"]  # somebody counted them all together
+    return {name: amount for name, amount in told.items() if amount}
+
+
 class Offer(_Closed, frozen=True, kw_only=True):
     """R → P. `offer_id` stays the same when it is offered again: the same work is never begun twice for it."""
 

@@ -1,23 +1,98 @@
-"""Usage: what work took, by name, in numbers that can be added up."""
+"""Usage: what work took, by name, in amounts that can be added up. The one reader of what anybody says about it.
+
+Whatever form it comes in, it is read as `input_tokens`, `output_tokens` and `tokens`, which is all of them and never
+less than the other two together; other amounts keep their names. What is no amount (a negative number, NaN, a text, a
+truth value) is not counted; what is larger than `AMOUNT_MAX` counts as that. So sums stay exact, and no report lowers
+one. Work that says nothing has used nothing, as far as anybody knows.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
+
+AMOUNT_MAX: Final = 10**15
+"""Of one amount, and of a sum. Exact as a float, and in JSON."""
+NAMES_MAX: Final = 32
+"""Besides those of tokens."""
+NAME_CHARS_MAX: Final = 64
+NESTED_MAX: Final = 3
+"""Reports within reports that are looked into."""
+
+TOKENS: Final = "tokens"
+INPUT: Final = "input_tokens"
+OUTPUT: Final = "output_tokens"
+_COUNTED: Final = frozenset({TOKENS, INPUT, OUTPUT})
+_ALSO: Final = {
+    "prompt_tokens": INPUT,
+    "inputTokens": INPUT,
+    "promptTokens": INPUT,
+    "x-arbiter.input_tokens": INPUT,
+    "completion_tokens": OUTPUT,
+    "outputTokens": OUTPUT,
+    "completionTokens": OUTPUT,
+    "x-arbiter.output_tokens": OUTPUT,
+    "total_tokens": TOKENS,
+    "totalTokens": TOKENS,
+}
+"""What others call the same."""
+_WITHIN: Final = ("covenant.usage", "usage", "token_usage", "tokenUsage")
+"""Where metadata has a report."""
+_FLAT: Final = frozenset({*_COUNTED, *_ALSO})
+"""What is a report's where metadata is one itself. Anything else in it, a number or not, is about something else."""
 
 
-def numbers(usage: Any) -> dict[str, float]:
-    """What can be added up of what somebody says."""
-    if not isinstance(usage, dict):
+def read_usage(said: Any) -> dict[str, float]:
+    """A report, normalised. Empty if it is none."""
+    found: dict[str, float] = {}
+    if not isinstance(said, Mapping):
+        return found
+    for name, amount in said.items():
+        if not isinstance(name, str) or len(name) > NAME_CHARS_MAX or (counted := _amount(amount)) is None:
+            continue
+        known = _ALSO.get(name, name)
+        if _has_room(found, known):
+            # Somebody who says the same under two names has used it once.
+            found[known] = max(found.get(known, 0), counted)
+    both = found.get(INPUT, 0) + found.get(OUTPUT, 0)
+    if both > found.get(TOKENS, 0):
+        found[TOKENS] = min(both, AMOUNT_MAX)
+    return found
+
+
+def usage_in(metadata: Any, depth: int = NESTED_MAX) -> dict[str, float]:
+    """The report in the metadata of a result or of an answer: under a name of its own, or beside the rest."""
+    if not isinstance(metadata, Mapping):
         return {}
-    return {
-        name: amount
-        for name, amount in usage.items()
-        if isinstance(name, str) and isinstance(amount, int | float) and not isinstance(amount, bool)
-    }
+    for name in _WITHIN:
+        within = metadata.get(name)
+        if isinstance(within, Mapping):
+            return read_usage(within) if depth <= 1 or not _reports(within) else usage_in(within, depth - 1)
+    return read_usage({name: amount for name, amount in metadata.items() if name in _FLAT})
 
 
-def tokens_of(usage: dict[str, float]) -> float:
-    """All of them: as they were counted, or those that went in and came out."""
-    if "tokens" in usage:
-        return usage["tokens"]
-    return usage.get("input_tokens", 0) + usage.get("output_tokens", 0)
+def _reports(metadata: Mapping[Any, Any]) -> bool:
+    return any(isinstance(metadata.get(name), Mapping) for name in _WITHIN)
+
+
+def add_usage(total: dict[str, float], amounts: Mapping[str, float]) -> None:
+    """Both are normalised, and so is the sum."""
+    for name, amount in amounts.items():
+        if _has_room(total, name):
+            total[name] = min(total.get(name, 0) + amount, AMOUNT_MAX)
+
+
+def _has_room(found: Mapping[str, float], name: str) -> bool:
+    """Tokens are counted however many other names there are."""
+    return name in found or name in _COUNTED or len(found) < NAMES_MAX
+
+
+def tokens_of(usage: Mapping[str, float]) -> float:
+    """All of them."""
+    return read_usage(usage).get(TOKENS, 0)
+
+
+def _amount(said: Any) -> float | None:
+    if isinstance(said, bool) or not isinstance(said, int | float) or not said >= 0:
+        return None
+    return min(said, AMOUNT_MAX)

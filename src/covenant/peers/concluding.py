@@ -33,7 +33,7 @@ from covenant.model.delegation import (
 )
 from covenant.model.folding import Artifact, TaskState, TaskView
 from covenant.model.peer import WHOLE_MAX
-from covenant.model.usage import numbers, tokens_of
+from covenant.model.usage import read_usage, tokens_of, usage_in
 from covenant.outbound.reply import answer_text
 from covenant.peers import egress
 from covenant.peers.settings import PeerSettings
@@ -115,7 +115,7 @@ def conclude(work: Work, private_key: bytes, settings: PeerSettings, now_ms: int
 
 def usage_of(used: Any, spent: Any = None) -> TokenUsage:
     """As agents say it. `spent`: all tokens, where somebody has counted them as they went."""
-    amounts = {name: amount for name, amount in numbers(used).items() if math.isfinite(amount)}
+    amounts = read_usage(used)
     total = spent if isinstance(spent, int | float) and math.isfinite(spent) else tokens_of(amounts)
     whole = max(0, min(math.ceil(total), WHOLE_MAX))
     prompt = max(0, min(math.ceil(amounts.get("input_tokens", 0)), whole))
@@ -162,7 +162,7 @@ def _result(work: Work) -> DelegationResult:
     metadata = view.result.metadata if view.result is not None else None
     notes = metadata if isinstance(metadata, dict) else {}
     # Work that was stopped, or whose agent died, says nothing more: what was told of it before stands.
-    usage = max(usage_of(notes.get("usage"), notes.get("spent")), delegation.usage, key=lambda each: each.total)
+    usage = max(usage_of(usage_in(notes), notes.get("spent")), delegation.usage, key=lambda each: each.total)
     status, error, code = _outcome(work, usage)
     done = status == "completed"
     text = answer_text(view.state, view.message, view.artifacts, view.history) if done else None

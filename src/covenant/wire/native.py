@@ -26,7 +26,7 @@ from covenant.model.result import Ending, Result
 from covenant.model.step import Began, Continued, Ended, Started, Step
 from covenant.model.task import NATIVE, Task
 from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
-from covenant.model.usage import numbers, tokens_of
+from covenant.model.usage import usage_in
 from covenant.wire.telling import agent_of, usage_of
 
 CONVERSATION: Final = "conversation:"
@@ -244,9 +244,8 @@ def _carried(part: Content | None) -> dict[str, Any]:
 
 def tokens_used(result: Result) -> dict[str, float]:
     """What it took, in tokens, with what it had delegated; nothing if nobody said."""
-    said = numbers((usage_of(result) or {}).get("usage"))
-    used = {name: amount for name, amount in said.items() if name in ("input_tokens", "output_tokens")}
-    return {"tokens": tokens_of(said), **used} if used or "tokens" in said else {}
+    said = usage_in(result.metadata)
+    return {name: said[name] for name in ("tokens", "input_tokens", "output_tokens") if name in said}
 
 
 def _count(artifact_id: str) -> int:

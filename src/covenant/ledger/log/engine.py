@@ -311,6 +311,7 @@ class LogLedger:
         state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
         state.evict(self._archive.archived_seq)
         state.watch_holders(self.node, self.boot)
+        state.used_here = self._state.used_here
         self._state = state
         self._watching.forget()
 
@@ -357,8 +358,11 @@ class LogLedger:
     def watch(self, task_id: TaskId) -> Watch:
         return self._watching.watch(task_id)
 
-    def on_lost(self, callback: Callable[[TaskId], None]) -> None:
+    def on_lost(
+        self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
+    ) -> None:
         self._watching.on_lost(callback)
+        self._state.used_here = used
 
     def on_push(self, callback: Callable[[TaskId], None]) -> None:
         self._watching.on_push(callback)

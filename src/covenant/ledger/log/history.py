@@ -41,7 +41,7 @@ from covenant.model.ids import PublicKey, TaskId
 from covenant.model.result import Result
 from covenant.model.step import Step
 from covenant.model.task import SIMPLE, Task
-from covenant.model.usage import numbers
+from covenant.model.usage import add_usage, read_usage, usage_in
 
 T = TypeVar("T")
 
@@ -373,12 +373,11 @@ def _node(task_id: TaskId, row: TreeRow | None, below: dict[TaskId, list[TreeRow
 def _usage(row: TreeRow | None, children: Sequence[TreeNode]) -> tuple[dict[str, float], dict[str, float]]:
     """What a task used itself, and with all that is below it. What it says of those below is not counted again."""
     notes = (row.notes or {}) if row is not None else {}
-    own = numbers(notes.get("usage"))
-    for name, amount in numbers(notes.get("delegated")).items():
+    own = usage_in(notes)
+    for name, amount in read_usage(notes.get("delegated")).items():
         own[name] = own.get(name, 0) - amount
     own = {name: amount for name, amount in own.items() if amount > 0}
     total = dict(own)
     for child in children:
-        for name, amount in (child.usage_total or {}).items():
-            total[name] = total.get(name, 0) + amount
+        add_usage(total, child.usage_total or {})
     return own, total

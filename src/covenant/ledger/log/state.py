@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -85,6 +86,7 @@ class LedgerState(Registers, Outbox, Correspondence):
         """Large bodies that were read for the command that is about to be decided."""
         self.accounts = Accounts()
         self.large = LargeBodies()
+        self.used_here: Callable[[TaskId], dict[str, Any] | None] | None = None
         self.resolved_events = 0
         """Events of the tasks that were evicted."""
         self._due: list[tuple[int, TaskId]] = []
@@ -92,6 +94,9 @@ class LedgerState(Registers, Outbox, Correspondence):
         self._due_ages: Ages = STEADY
         self._finished: OrderedDict[TaskId, int] = OrderedDict()
         """With the seq of the record that finished it."""
+
+    def used(self, task_id: TaskId) -> dict[str, Any] | None:
+        return self.used_here(task_id) if self.used_here is not None else None
 
     def apply(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
         entries = self.entries

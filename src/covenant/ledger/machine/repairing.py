@@ -65,7 +65,7 @@ def repair(decide: Decide, command: Repair) -> RepairOutcome:
             return RepairOutcome(task_id=task_id, action="requeued", state=State.QUEUED, attempt=lease.attempt)
         case ForceError():
             result = error_result(task_id, wanted.message)
-            end(
+            result = end(
                 decide,
                 entry,
                 result,

@@ -155,8 +155,13 @@ def end(
     lease_id: LeaseId | None = None,
     reason: str | None = None,
     generation: int | None = None,
-) -> None:
-    """Settle an entry, and with it whoever follows it. `generation`: where it stands, if this decision moved it."""
+) -> Result:
+    """Settle an entry, and with it whoever follows it. `generation`: where it stands, if this decision moved it.
+
+    Returns the result as it is kept: one that is not the holder's own says what the holder had used.
+    """
+    if cause is not Cause.RESULT and (used := decide.view.used(entry.task.id)) is not None:
+        result = msgspec.structs.replace(result, metadata=used)
     key = entry.cache_key
     shared = key is not None and cause is Cause.RESULT
     decide.add(
@@ -173,12 +178,12 @@ def end(
         )
     )
     if key is None or decide.view.leader(key) != entry.task.id:
-        return
+        return result
     followers = decide.view.followers(key)
     if not shared:
         if followers:
             decide.add(TaskPromoted(followers[0]))
-        return
+        return result
     for follower in followers:
         follower_entry = decide.view.entry(follower)
         assert follower_entry is not None
@@ -193,6 +198,7 @@ def end(
                 entry.task.id,
             )
         )
+    return result
 
 
 def cancel(decide: Decide, command: Cancel) -> Canceled:
@@ -209,7 +215,7 @@ def cancel(decide: Decide, command: Cancel) -> Canceled:
         assert entry.result is not None
         return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED, before=True)
     result = error_result(task_id, f"canceled: {command.reason}")
-    end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=command.reason)
+    result = end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=command.reason)
     return Canceled(task_id, Ending.CANCELED, result, True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -138,6 +138,9 @@ class View(Protocol):
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         """Tasks whose deadline or timeout has passed."""
+
+    def used(self, task_id: TaskId) -> dict[str, Any] | None:
+        """What a task has used so far, as its holder in this process says: metadata for a result by somebody else."""
 
     def orphans(self, count: int) -> Sequence[Entry]:
         """Delegated tasks that have not ended, although the task that they are part of has."""

@@ -16,6 +16,7 @@ from covenant.model.result import Result
 from covenant.model.step import Began, Step
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate
+from covenant.model.usage import usage_in
 from covenant.wire.a2a_v03.parts import Message, Part, message_of, parts_of
 from covenant.wire.moments import written
 from covenant.wire.telling import (
@@ -198,6 +199,7 @@ def _notes(
     holder_lost: str | None = None,
 ) -> Notes:
     usage = usage_of(result) or {}
+    tokens = usage_in(usage)
     error = result.error_message if result is not None else None
     return Notes(
         generation=generation,
@@ -205,8 +207,8 @@ def _notes(
         partial=is_partial(result),
         holder_lost=holder_lost,
         agent_id=agent_of(task),
-        input_tokens=usage.get("input_tokens"),
-        output_tokens=usage.get("output_tokens"),
+        input_tokens=tokens.get("input_tokens"),
+        output_tokens=tokens.get("output_tokens"),
         stop_reason=usage.get("stop_reason"),
         error=error if isinstance(error, str) else None,
         usage=usage or None,

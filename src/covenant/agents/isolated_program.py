@@ -1,0 +1,230 @@
+"""The program of an isolated function: it does one turn of one agent, and ends. See `isolated`.
+
+    python -m covenant.agents.isolated_program FILE AGENT
+
+Standard input is the turn, then answers to calls; standard output is lines to the daemon. What the function prints, and
+the traceback of what it raises, go to standard error, and so to the daemon's log. The program ends with the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from covenant.agents.authoring import Agent
+from covenant.agents.calls import Answer, Call, Calling
+from covenant.agents.discovery import CannotLoad, find_agent
+from covenant.agents.function import FunctionBody
+from covenant.agents.isolated import IsolatedTurn
+from covenant.agents.job import FAILED
+from covenant.agents.program_calls import Answered, Asked, AskedCall, raised
+from covenant.agents.threads import AgentThreads
+from covenant.ledger.machine.commands import LeasedTask
+from covenant.model.content import Content
+from covenant.model.folding import first_message
+from covenant.model.ids import AgentId
+from covenant.model.task import Task
+from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.outbound.reply import Sendable, parts_of
+
+GONE: Final = 70
+"""The exit status of a program whose daemon is gone."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Output:
+    """Lines to the daemon."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, **event: Any) -> None:
+        self.write_line(_encode(event))
+
+    def write_line(self, line: bytes) -> None:
+        left = memoryview(line + b"\n")
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+
+class _Calls:
+    """The calls of a function, by way of the daemon."""
+
+    def __init__(self, output: _Output) -> None:
+        self._output = output
+        self._ids = count(1)
+        self._waiting: dict[int, asyncio.Future[Answered]] = {}
+
+    def answered(self, answered: Answered) -> None:
+        waiting = self._waiting.get(answered.id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answered)
+
+    async def one(self, call: Call) -> Answer:
+        return (await self._ask(Asked(id=next(self._ids), verb="one", calls=(_asked(call),))))[0]
+
+    async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        return await self._ask(Asked(id=next(self._ids), verb="all", calls=tuple(map(_asked, calls))))
+
+    async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        asked = tuple(map(_asked, calls))
+        return await self._ask(Asked(id=next(self._ids), verb="quorum", calls=asked, wanted=wanted))
+
+    async def answer(self, child: Answer | str, what: Sendable) -> Answer:
+        child_id = child.task_id if isinstance(child, Answer) else child
+        asked = Asked(id=next(self._ids), verb="answer", child=child_id, parts=parts_of(what))
+        return (await self._ask(asked))[0]
+
+    async def _ask(self, asked: Asked) -> tuple[Answer, ...]:
+        waiting: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        self._waiting[asked.id] = waiting
+        self._output.write_line(_encode(asked))
+        try:
+            answered = await waiting
+        except asyncio.CancelledError:
+            self._output.write(type="call_off", id=asked.id)
+            raise
+        finally:
+            del self._waiting[asked.id]
+        if answered.refused is not None:
+            raise raised(answered)
+        return answered.answers
+
+
+def _asked(call: Calling) -> AskedCall:
+    if isinstance(call, tuple):
+        agent, what = call
+        call = Call(agent=agent, what=what)
+    return AskedCall(
+        agent=getattr(call.agent, "name", call.agent),
+        parts=parts_of(call.what),
+        timeout_ms=call.timeout_ms,
+        key=call.key,
+        idempotent=call.idempotent,
+    )
+
+
+class _Turn:
+    """The job of the daemon, as far as a function needs it, and its speech: what is said becomes lines."""
+
+    def __init__(self, leased: LeasedTask, output: _Output, calls: _Calls) -> None:
+        self.leased: Final = leased
+        self.task: Final[Task] = leased.task
+        self.holder: Final[AgentId] = leased.lease.leased_to
+        self.calls: Final = calls
+        self.threads: Final = AgentThreads(1)
+        self.full = False
+        self.ended = False
+        self._output = output
+        self._said: list[str] = []
+        self._whole = ""
+
+    @property
+    def messages(self) -> tuple[MessageUpdate, ...]:
+        return self.leased.messages or (first_message(self.task),)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._said)
+
+    def say(self, chunk: str) -> None:
+        if chunk:
+            self._said.append(chunk)
+            self._output.write(type="assistant", text=chunk)
+
+    def say_at_once(self, text: str) -> None:
+        if self._said:
+            self.say(text)
+        else:
+            self._whole = text
+
+    def give(self, content: Content) -> None:
+        self._output.write(type="artifact", part=content)
+
+    def status(self, update: StatusUpdate) -> None:
+        self._output.write(type="status", text=update.text)
+
+    def close(self) -> tuple[Content, ...]:
+        return ()
+
+    async def room(self) -> None:
+        """There always is: a full pipe makes the writer wait."""
+
+    def spend(self, amounts: dict[str, float]) -> None:
+        self._output.write(type="usage", usage=amounts)
+
+    def complete(self, *content: Content, reply: bool = False) -> None:
+        if reply:
+            self._end(type="reply", parts=content)
+        elif content:
+            for part in content:
+                self.give(part)
+            self._end(type="result")
+        else:
+            self._end(type="result", **({"text": self._whole} if self._whole else {}))
+
+    def fail(self, message: str) -> None:
+        self._end(type="error", message=message)
+
+    def reject(self, message: str) -> None:
+        self._end(type="reject", text=message)
+
+    def park(self, update: StatusUpdate) -> None:
+        needs_auth = update.state == Interruption.AUTH_REQUIRED.value
+        self._end(type="auth_request" if needs_auth else "approval_request", text=update.text)
+
+    def _end(self, **event: Any) -> None:
+        if not self.ended:
+            self.ended = True
+            self._output.write(**event)
+
+
+def _listen(calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
+    """In a thread: answers to calls, until the daemon closes the line."""
+    decode = msgspec.json.Decoder(Answered).decode
+    for line in sys.stdin.buffer:
+        loop.call_soon_threadsafe(calls.answered, decode(line))
+    os._exit(GONE)  # the daemon is gone, or has ended this turn: nobody hears what the function still says
+
+
+async def _perform(agent: Agent, given: IsolatedTurn, output: _Output) -> None:
+    calls = _Calls(output)
+    turn = _Turn(given.leased, output, calls)
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_listen, args=(calls, loop), daemon=True).start()
+    try:
+        await FunctionBody(agent).perform(turn, turn, given.history)
+    except (Exception, SystemExit, asyncio.CancelledError):  # noqa: BLE001  (whatever it is, only its task fails)
+        traceback.print_exc()
+        turn.fail(FAILED)
+
+
+def main() -> NoReturn:
+    path, name = sys.argv[1:]
+    # Standard output is the line to the daemon. Whatever the function prints must not end up in it.
+    output = _Output(os.dup(1))
+    os.dup2(2, 1)
+    given = msgspec.json.decode(sys.stdin.buffer.readline(), type=IsolatedTurn)
+    try:
+        agent = find_agent(Path(path), name)
+    except CannotLoad as wrong:
+        sys.stderr.write(f"{wrong}\n")
+        output.write(type="error", message=FAILED)
+    else:
+        asyncio.run(_perform(agent, given, output))
+    sys.stderr.flush()
+    os._exit(0)  # at once: the turn is over, whatever threads the function has left behind
+
+
+if __name__ == "__main__":
+    main()

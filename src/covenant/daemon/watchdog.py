@@ -1,0 +1,160 @@
+"""A watchdog: a thread that notices when the loop is held, says what held it, and has `/healthz` answered meanwhile.
+
+Every door, every agent and the ledger's decisions share one loop. Code that blocks it stops all of them. The watchdog
+asks the loop for a sign of life ten times a second. If none comes for `HELD_S`, the loop is held: the log gets the
+agent's name, if an agent's code is running, and the stack of the loop's thread at that moment. Each hold is logged
+once, at most `LOGS_MAX` of them in a minute, and counted.
+
+Code that also keeps the interpreter's lock (a long regular expression, say) holds up the watchdog itself. Such a hold
+is noticed when it is over, and logged without a stack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final, Protocol
+
+from covenant.daemon.health_stand_in import Hold
+
+HELD_S: Final = 0.25
+BEAT_S: Final = 0.1
+LOGS_MAX: Final = 10
+LOGS_S: Final = 60.0
+FRAMES_MAX: Final = 12
+"""Of a stack, the innermost ones."""
+
+
+class Log(Protocol):
+    def info(self, event: str, **fields: object) -> None: ...
+    def warning(self, event: str, **fields: object) -> None: ...
+    def exception(self, event: str, **fields: object) -> None: ...
+
+
+class StandIn(Protocol):
+    def serve(self, hold: Hold, over: Callable[[], bool]) -> None:
+        """Until the hold is over."""
+
+
+class _Beat:
+    """A sign of life that was asked for."""
+
+    def __init__(self) -> None:
+        self.asked_s = time.monotonic()
+        self.given_s = self.asked_s
+        self.given = threading.Event()
+
+    @property
+    def held_s(self) -> float:
+        """How long it took, once it was given."""
+        return self.given_s - self.asked_s
+
+    def give(self) -> None:
+        """On the loop."""
+        self.given_s = time.monotonic()
+        self.given.set()
+
+
+class Watchdog:
+    """`agent_at`: whose code runs at a frame, if an agent's. `held`: told of each hold in seconds, when it is over."""
+
+    def __init__(
+        self,
+        *,
+        stand_in: StandIn,
+        agent_at: Callable[[FrameType], str | None],
+        log: Log,
+        held: Callable[[float], None],
+        held_s: float = HELD_S,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        self._stand_in = stand_in
+        self._agent_at = agent_at
+        self._log = log
+        self._held = held
+        self._held_s = held_s
+        self._beat_s = beat_s
+        self._stopping = threading.Event()
+        self._beat = _Beat()
+        self._logged_s: deque[float] = deque(maxlen=LOGS_MAX)
+        self._unlogged = 0
+
+    @contextmanager
+    def watching(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Entered on the thread of the loop, which is watched until it is left."""
+        thread = threading.Thread(
+            target=self._watch, args=(loop, threading.get_ident()), name="loop watchdog", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            self._beat.give()  # nobody else will, while this thread waits for that one
+            thread.join()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
+        rested_s = time.monotonic()
+        while not self._stopping.wait(self._beat_s):
+            try:
+                self._note_pause(time.monotonic() - rested_s - self._beat_s)
+                self._look(loop, thread_id)
+            except Exception:  # noqa: BLE001  (a fault in it must not leave the loop unwatched)
+                self._log.exception("watchdog.failed")
+            rested_s = time.monotonic()
+
+    def _look(self, loop: asyncio.AbstractEventLoop, thread_id: int) -> None:
+        self._beat = beat = _Beat()
+        loop.call_soon_threadsafe(beat.give)
+        given = beat.given.wait(self._held_s)
+        if self._stopping.is_set():
+            return
+        if given:
+            self._note_pause(beat.held_s)
+        else:
+            self._attend(beat, sys._current_frames().get(thread_id))  # noqa: SLF001  (documented)
+
+    def _note_pause(self, paused_s: float) -> None:
+        """Neither the loop nor this thread could run for so long. If that is too long, it was a hold."""
+        if paused_s > self._held_s:
+            self._held(paused_s)
+            self._report(None, paused_s, "", "the interpreter itself was held, or the process paused")
+
+    def _attend(self, beat: _Beat, frame: FrameType | None) -> None:
+        """While the loop is held."""
+        agent = self._agent_at(frame) if frame is not None else None
+        logged = self._report(agent, time.monotonic() - beat.asked_s, stack_of(frame), "")
+        del frame  # it keeps alive whatever its function holds
+        self._stand_in.serve(Hold(beat.asked_s, agent), beat.given.is_set)
+        if self._stopping.is_set():
+            return
+        self._held(beat.held_s)
+        if logged:
+            self._log.info("loop.freed", held_ms=int(beat.held_s * 1000), **({"agent": agent} if agent else {}))
+
+    def _report(self, agent: str | None, held_s: float, stack: str, why: str) -> bool:
+        """Whether it was logged. What is not is counted, and told with the next one that is."""
+        now_s = time.monotonic()
+        if len(self._logged_s) == LOGS_MAX and now_s - self._logged_s[0] < LOGS_S:
+            self._unlogged += 1
+            return False
+        self._logged_s.append(now_s)
+        told = {"agent": agent, "stack": stack, "why": why, "unlogged": self._unlogged}
+        self._log.warning("loop.held", held_ms=int(held_s * 1000), **{name: it for name, it in told.items() if it})
+        self._unlogged = 0
+        return True
+
+
+def stack_of(frame: FrameType | None) -> str:
+    """In one line, the innermost call first."""
+    if frame is None:
+        return ""
+    calls = reversed(traceback.extract_stack(frame, limit=FRAMES_MAX))
+    return " < ".join(f"{call.name} ({call.filename}:{call.lineno}) {call.line or ''}".rstrip() for call in calls)
