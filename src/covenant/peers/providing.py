@@ -42,7 +42,7 @@ from covenant.model.tenant import DEFAULT
 from covenant.peers.admission import BUSY_RETRY_MS, Facts, OfferRate, Rejected, Terms, judge
 from covenant.peers.answering import Offering, barred, budget_max
 from covenant.peers.attending import Attendant, Means, said
-from covenant.peers.egress import Cleared, clear_reason, note
+from covenant.peers.egress import Cleared, clear_beside, clear_reason, note
 from covenant.peers.incoming import Incoming
 from covenant.peers.keyring import Keyring
 from covenant.peers.naming import as_agent
@@ -151,7 +151,7 @@ class Providing:
             return await self._reject(incoming, offer, Rejected(code, refusal.message, refusal.retry_after_ms))
         if heard.known:
             over = Rejected("expired", "this offer was taken once, and what came of it is not kept any more")
-            reject = self._cleared(key, _rejecting(offer, over))
+            reject = await self._cleared(key, _rejecting(offer, over))
             await self._ledger.commit(
                 Tell(
                     key=key,
@@ -200,7 +200,7 @@ class Providing:
 
     async def _reject(self, incoming: Incoming, offer: Offer, rejected: Rejected) -> Heard:
         begin = self._begin(incoming.peer, offer)
-        reject = self._cleared(begin.key, _rejecting(offer, rejected))
+        reject = await self._cleared(begin.key, _rejecting(offer, rejected))
         return await self._ledger.commit(
             Hear(
                 envelope=incoming.envelope,
@@ -212,8 +212,8 @@ class Providing:
             )
         )
 
-    def _cleared(self, key: DelegationKey, reject: Reject) -> Cleared[Reject]:
-        cleared = clear_reason(reject, self._settings.redaction)
+    async def _cleared(self, key: DelegationKey, reject: Reject) -> Cleared[Reject]:
+        cleared = await clear_beside(clear_reason, reject, self._settings.redaction, len(reject.reason))
         note(key, cleared.findings)
         return cleared
 
@@ -234,7 +234,8 @@ class Providing:
                 reason=known.reason or "",
                 retry_after=known.retry_after_ms,
             )
-            await self._ledger.commit(Tell(key=known.key, said=(said(self._cleared(known.key, reject).message),)))
+            cleared = await self._cleared(known.key, reject)
+            await self._ledger.commit(Tell(key=known.key, said=(said(cleared.message),)))
         return heard
 
     async def _hear_cancel(self, incoming: Incoming, cancel: Cancel) -> Heard:
