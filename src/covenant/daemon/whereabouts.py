@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from covenant.ledger.log.folders import open_private
+
 URL_NAME: Final = "http.url"
 LENGTH_MAX: Final = 300
 
@@ -18,7 +20,9 @@ LENGTH_MAX: Final = 300
 def left_in(home: Path, url: str) -> Iterator[None]:
     path = home / URL_NAME
     aside = path.with_suffix(".new")
-    aside.write_text(url + "\n", encoding="ascii")
+    aside.unlink(missing_ok=True)
+    with open(aside, "x", encoding="ascii", opener=open_private) as file:
+        file.write(url + "\n")
     aside.replace(path)
     try:
         yield

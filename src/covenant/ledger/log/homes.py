@@ -14,6 +14,7 @@ from typing import Final
 from covenant.ledger.log import snapshot
 from covenant.ledger.log.archive import Archive
 from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.folders import make_private_folder
 from covenant.ledger.log.history import History
 from covenant.ledger.log.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
 from covenant.ledger.log.opening import Opened, lock_home, open_journal
@@ -48,7 +49,7 @@ async def open_ledger(
 
     Raises HomeLocked if another process has it, Damaged if what is on disk contradicts itself.
     """
-    await asyncio.to_thread(home.mkdir, mode=0o700, parents=True, exist_ok=True)
+    await asyncio.to_thread(make_private_folder, home)
     new_id = new_id or Uuids()
     boot = boot or new_id()
     lock = lock_home(home)

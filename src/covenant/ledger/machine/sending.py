@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from covenant.ledger.machine.access import authorize
-from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, Starter
-from covenant.ledger.machine.decision import Decide
+from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, RecipientFault, Starter
+from covenant.ledger.machine.decision import Decide, Refused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskClosed, TaskFollowed, TaskLeased, TaskSent, TaskSettled
 from covenant.ledger.machine.pushing import check_room, make_push
 from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
-from covenant.model.ids import LeaseId, TaskId
+from covenant.model.ids import AgentId, LeaseId, TaskId
 from covenant.model.lease import Lease
 from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.task import DELEGATION, MAILBOX, CacheKey, Task, cache_key
@@ -29,6 +29,9 @@ def accept(decide: Decide, command: Accept) -> Accepted:
     if task.deadline_ms is not None and task.deadline_ms <= decide.now_ms:
         raise decide.refuse(Invalid("deadline_past", "deadline_ms is already past; send it with a later one"))
     authorize(decide, command.access)
+    if command.recipient_fault is not None:
+        # Without the row of the check that passed: nothing was done with it.
+        raise Refused(_wrong_recipient(task.recipient, command.recipient_fault), [])
     authorize(decide, command.admission)
     if known is not None:
         raise decide.refuse(
@@ -62,6 +65,19 @@ def accept(decide: Decide, command: Accept) -> Accepted:
     if starter is None or waiting:
         return Accepted(task_id=task.id)
     return Accepted(task_id=task.id, leased=_start(decide, task, starter))
+
+
+def _wrong_recipient(recipient: AgentId, fault: RecipientFault) -> Invalid:
+    """The task would be stranded: nobody could receive it. Of two that do not belong together neither is told."""
+    if fault == "unknown":
+        return unknown_recipient(recipient)
+    message = "the recipient's display and pubkey do not belong together here; give both as its operator told you"
+    return Invalid("recipient_mismatch", message)
+
+
+def unknown_recipient(recipient: AgentId) -> Invalid:
+    message = f"{recipient.display} is not enrolled here; name its pubkey, or ask the operator to enroll it"
+    return Invalid("unknown_recipient", message)
 
 
 def _check_parent(decide: Decide, task: Task) -> None:
