@@ -36,7 +36,7 @@ def comments_and_pins(text: str) -> tuple[list[str], list[str]]:
 
 def hashed(uv: str, pins: list[str]) -> str:
     command = [uv, "pip", "compile", "-", "--no-deps", "--generate-hashes", "--no-header", "--no-annotate"]
-    command += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", PYTHON, "--quiet"]
+    command += ["--python-version", PYTHON, "--quiet"]
     done = subprocess.run(command, input="\n".join(pins), capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)

@@ -34,6 +34,7 @@ from covenant.model.correspondence import PEER, TERMS, Delegation, DelegationKey
 from covenant.model.delegating import CANCELLING, OFFERED, REJECTED, Role
 from covenant.model.delegation import PROFILES_MAX, Accept, Cancel, Offer, Profile, Reject, RejectCode
 from covenant.model.errors import Invalid, NotFound, Refusal
+from covenant.model.file_names import blocks_named_safely
 from covenant.model.folding import first_message
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.peer import SUPPORTED_VERSIONS
@@ -277,7 +278,7 @@ class Providing:
         parts: list[Content] = [Text(offer.task)]
         if offer.context:
             parts.append(Resource(Embedded(uri="", mimeType="text/plain", text=offer.context), filename=CONTEXT))
-        parts += offer.parts
+        parts += blocks_named_safely(offer.parts)
         return Task(
             id=work_id(peer, offer.offer_id),
             sender=as_agent(peer),
