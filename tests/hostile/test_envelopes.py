@@ -14,7 +14,20 @@ from tests.e2e.peers.daemons import Answer, Node, World, world
 from tests.places import short_folder
 
 REFUSED: Final = b'{"error":"this envelope is not accepted; the protocol\'s version spoken here is 2","code":"refused"}'
-STRANGE: Final[tuple[Any, ...]] = (None, "", 0, -1, 2**53 - 1, 1e308, True, [], {}, "x" * 300, "\u0000", "frd1_" + "a" * 40)
+STRANGE: Final[tuple[Any, ...]] = (
+    None,
+    "",
+    0,
+    -1,
+    2**53 - 1,
+    1e308,
+    True,
+    [],
+    {},
+    "x" * 300,
+    "\u0000",
+    "frd1_" + "a" * 40,
+)
 
 _numbers = count(1)
 
