@@ -26,7 +26,7 @@ $(STAMP): $(LOCKS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Covenant needs Python 3.11 or later")'
 	@echo "preparing $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install $(PIP_FLAGS) $(LOCKS:%=-r %)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --require-hashes $(LOCKS:%=-r %)
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -34,7 +34,7 @@ $(STAMP): $(LOCKS) pyproject.toml
 $(BENCH_STAMP): requirements/bench.lock
 	@echo "preparing $(BENCH_VENV)"
 	@$(PYTHON) -m venv $(BENCH_VENV)
-	@$(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements/bench.lock
+	@$(BENCH_VENV)/bin/python -m pip install $(PIP_FLAGS) --require-hashes -r requirements/bench.lock
 	@touch $@
 
 run: setup ## start the daemon with a sample agent, and say what to try next

@@ -28,6 +28,7 @@ nothing; all others are always there, `null` included.
 | 1 | refused or failed; stderr says why, and what to do |
 | 2 | wrong usage |
 | 3 | no daemon answers |
+| 4 | `peers verify-proof`: what was there holds, but the offer or the result was missing and is not checked |
 """
 
 SETTINGS_INTRO: Final = f"""# Settings

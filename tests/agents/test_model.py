@@ -350,10 +350,18 @@ async def test_written_files_are_artifacts_and_persisting_them_does_nothing(tmp_
         view = await asked(house)
         (file,) = [artifact for artifact in view.artifacts if artifact.artifact_id.endswith("-file-0")]
         embedded = Embedded(uri="", mimeType="text/plain", blob="IyBIw6k=")
-        assert file.parts == (Resource(embedded, filename="notes/a.md"),)
+        assert file.parts == (Resource(embedded, filename="a.md"),), "a client may save it by this name"
         assert "kept nowhere else" in script.returned[0]
         assert not list(tmp_path.rglob("a.md"))
         assert {"read", "list"}.isdisjoint(script.offered)
+
+
+async def test_a_tool_cannot_name_a_file_so_that_it_is_saved_elsewhere(tmp_path: Path) -> None:
+    script = Script(("write", {"path": "../../x", "content": "y"}), "done")
+    async with a_house(tmp_path, BOT, models={"": script.model}) as house:
+        view = await asked(house)
+        (file,) = [artifact for artifact in view.artifacts if artifact.artifact_id.endswith("-file-0")]
+        assert (file.name, getattr(file.parts[0], "filename", None)) == ("x", "x")
 
 
 async def test_usage_is_recorded_with_that_of_sub_agents(tmp_path: Path) -> None:

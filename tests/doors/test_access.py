@@ -112,10 +112,41 @@ async def test_a_key_keeps_its_tasks_and_results_under_another_name(world: World
 
 async def test_a_name_or_a_key_that_belongs_to_another_is_refused_as_recipient(world: World, speaker: Speaker) -> None:
     alice, bob = await world.pair()
+    await speaker.ask(world.operator, "grant_capability", action=f"a2a.send.{bob.agent.pubkey}", to="alice@test")
     for wrong in ({"pubkey": KEY}, {"pubkey": alice.agent.pubkey}, {"display": "bert@test"}, {"display": "alice@test"}):
         task = {**new_task(bob), "recipient": {**bob.wire, **wrong}}
         await refused(speaker, alice, "send_a2a_task", "recipient_mismatch", 400, task=task)
     assert (await speaker.ask(bob, "try_recv_a2a_task"))["task"] is None
+
+
+async def test_who_may_not_send_to_somebody_hears_the_same_whether_there_is_somebody(
+    world: World, speaker: Speaker
+) -> None:
+    alice, bob = await world.pair()
+    carol = await enroll_key(world, speaker, "carol@test")
+    heard: set[tuple[str, int, str]] = set()
+    recipients = [
+        carol.wire,
+        {"display": "carol@test", "pubkey": KEY},
+        {"display": "carol@test", "pubkey": alice.agent.pubkey},
+        {"display": "dora2@test", "pubkey": KEY},
+        {"display": "carol@test"},
+        {"display": "dora2@test"},
+        {"display": "dora2@test", "pubkey": carol.agent.pubkey},
+    ]
+    for recipient in recipients:
+        task = {**new_task(bob), "recipient": recipient}
+        refusal = await refused(speaker, alice, "send_a2a_task", "capability_missing", 403, task=task)
+        heard.add(("capability_missing", 403, refusal.replace(recipient["display"], "NAME")))
+    assert len(heard) == 1
+    # Who may send to a key is not told whose name another one is, either.
+    await speaker.ask(world.operator, "grant_capability", action=f"a2a.send.{bob.agent.pubkey}", to="alice@test")
+    told = set()
+    for display in ("carol@test", "dora2@test"):
+        task = {**new_task(bob), "recipient": {"display": display, "pubkey": bob.agent.pubkey}}
+        told.add(await refused(speaker, alice, "send_a2a_task", "recipient_mismatch", 400, task=task))
+    assert len(told) == 1
+    assert not any(word in each for each in told for word in (carol.agent.pubkey, bob.agent.pubkey, "carol", "bob"))
 
 
 @contextmanager

@@ -52,7 +52,7 @@ async def refused(speaker: Speaker, actor: Actor, kind: str, code: str, status: 
         ({"recipient": None}, "invalid_request"),
         ({"recipient": {"display": "bob"}}, "invalid_agent_id"),
         ({"recipient": {"display": "bob@@test", "pubkey": KEY}}, "invalid_agent_id"),
-        ({"recipient": {"display": "nobody@test"}}, "unknown_recipient"),
+        ({"recipient": {"display": "granted@test"}}, "unknown_recipient"),
         ({"recipient": {"display": "nobody@test", "pubkey": "tooshort"}}, "invalid_agent_id"),
         ({"recipient": {"display": "bob@test", "pubkey": KEY}}, "recipient_mismatch"),
         ({"parts": [{"type": "video"}]}, "invalid_request"),
@@ -64,6 +64,7 @@ async def test_a_bad_task_is_refused_and_costs_no_audit_row(
     world: World, speaker: Speaker, change: dict[str, Any], code: str
 ) -> None:
     alice, bob = await world.pair()
+    await world.grant("a2a.send.granted@test", alice)
     task = {**new_task(bob), **change}
     await refused(speaker, alice, "send_a2a_task", code, 400, task=task)
     assert not await world.ledger.audit_recent(alice.agent.pubkey, 100, None)

@@ -15,6 +15,7 @@ from tests.meta.tidiness import (
     REGISTRIES,
     empty_names,
     kept_files,
+    lock_entries,
     loose_pins,
     machine_traces,
     make_targets,
@@ -32,9 +33,11 @@ def write(root: Path, name: str, text: str) -> Path:
     return path
 
 
+HASH = "--hash=sha256:" + "0" * 64
+
+
 def pins(name: str) -> dict[str, str]:
-    lines = (ROOT / "requirements" / f"{name}.lock").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    return dict(pin.split("==") for pin, _ in lock_entries(ROOT / "requirements" / f"{name}.lock"))
 
 
 def declared() -> list[Requirement]:
@@ -70,7 +73,7 @@ def test_ordinary_paths_and_addresses_are_no_traces(tmp_path: Path) -> None:
     assert list(machine_traces(tmp_path)) == []
 
 
-def test_every_lock_line_is_an_exact_pin() -> None:
+def test_every_lock_entry_is_an_exact_pin_with_hashes() -> None:
     assert {path.name for path in (ROOT / "requirements").iterdir()} == {
         "runtime.lock",
         "dev.lock",
@@ -82,22 +85,38 @@ def test_every_lock_line_is_an_exact_pin() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "click>=8",
+        f"click>=8 \\\n    {HASH}",
         "click",
         "click==8.*",
+        "click==8.5.1",
         "click==8.5.1 --hash=sha256:0",
+        "click==8.5.1 \\\n    --hash=sha256:0",
+        f"click==8.5.1 \\\n    {HASH} \\\n    --hash=md5:0",
+        f"click==8.5.1 \\\n    {HASH} \\\n    --pre",
         "click @ git+ssh://host/click",
         "-r runtime.lock",
         "--pre",
         "Click==8.5.1",
         "",
-        "rich==15.0.0\nclick==8.5.1",
-        "click==8.5.1\nclick==8.5.1",
+        f"rich==15.0.0 \\\n    {HASH}\nclick==8.5.1 \\\n    {HASH}",
+        f"click==8.5.1 \\\n    {HASH}\nclick==8.5.1 \\\n    {HASH}",
     ],
 )
 def test_a_lock_line_that_is_no_pin_is_found(tmp_path: Path, line: str) -> None:
     write(tmp_path, "requirements/runtime.lock", f"# comment\n{line}\n")
     assert list(loose_pins(tmp_path))
+
+
+def test_a_pin_with_its_hashes_is_in_order(tmp_path: Path) -> None:
+    write(tmp_path, "requirements/runtime.lock", f"# comment\nclick==8.5.1 \\\n    {HASH} \\\n    {HASH}\n")
+    assert list(loose_pins(tmp_path)) == []
+
+
+def test_the_environments_are_installed_by_hash() -> None:
+    made = (ROOT / "Makefile").read_text(encoding="utf-8")
+    installs = [line for line in made.splitlines() if "pip install" in line and (".lock" in line or "LOCKS" in line)]
+    assert len(installs) == 2
+    assert all("--require-hashes" in line for line in installs)
 
 
 @pytest.mark.parametrize("requirement", declared(), ids=lambda requirement: requirement.name)

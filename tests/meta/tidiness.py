@@ -36,6 +36,7 @@ INDEX_OPTION: Final = re.compile("--(?:extra-)?" + "index-url|--find" + "-links"
 
 UNTRACKED: Final = frozenset({"__pycache__", "build", "dist", "results"})
 PIN: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*==[0-9][a-z0-9.]*")
+HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 
 def kept_files(root: Path) -> Iterator[Path]:
@@ -59,12 +60,22 @@ def machine_traces(root: Path) -> Iterator[str]:
         yield from (f"{name}: {match[0]}" for match in INDEX_OPTION.finditer(text))
 
 
+def lock_entries(path: Path) -> list[tuple[str, list[str]]]:
+    """Each entry of a lock: what it pins, and the rest of its lines."""
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    entries = "\n".join(kept).replace(" \\\n", "\0").split("\n")
+    return [(words[0], [word.strip() for word in words[1:]]) for words in (entry.split("\0") for entry in entries)]
+
+
 def loose_pins(root: Path) -> Iterator[str]:
-    """Lock lines that are anything but one exact version of one distribution, in order, once."""
+    """What locks hold but one exact version of each distribution, in order, once, with the hashes of its files."""
     for path in sorted((root / "requirements").glob("*.lock")):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
-        yield from (f"{path.name}: {line!r} is not a pin" for line in lines if not PIN.fullmatch(line))
-        names = [line.partition("==")[0] for line in lines]
+        entries = lock_entries(path)
+        yield from (f"{path.name}: {pin!r} is not a pin" for pin, _ in entries if not PIN.fullmatch(pin))
+        for pin, hashes in entries:
+            if not hashes or not all(map(HASH.fullmatch, hashes)):
+                yield f"{path.name}: {pin!r} has no hashes, or something else"
+        names = [pin.partition("==")[0] for pin, _ in entries]
         if names != sorted(set(names)):
             yield f"{path.name}: not sorted, or a name twice"
 

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Router
 from covenant.daemon.listening import HttpServer
 from covenant.daemon.peer_lines import PeerLines
 from covenant.daemon.settings import HttpSettings
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
 from covenant.doors.peers_sealed import sealed_routes
 from covenant.ledger.log.engine import LogLedger
@@ -309,6 +310,10 @@ async def house(
         await ledger.close()
 
 
+def stranger_pool() -> StrangerPool:
+    return StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
+
+
 @asynccontextmanager
 async def listening(at: House) -> AsyncIterator[House]:
     """It takes envelopes at its port, which stays the same when it listens again."""
@@ -316,7 +321,10 @@ async def listening(at: House) -> AsyncIterator[House]:
     def introduce() -> Introduction:
         return Introduction(name="house", keys=at.keyring.bundle(at.clock()))
 
-    async with serving(sealed_routes(at.reception, introduce, Meter()), at.keys.port) as port:
+    async with serving(
+        sealed_routes(at.reception, introduce, Meter(), stranger_pool()),
+        at.keys.port,
+    ) as port:
         at.keys.port = port
         yield at
 

@@ -11,10 +11,17 @@ import pytest
 from covenant.agents.authoring import Agent
 from covenant.model.content import Json, Text
 from covenant.model.delegating import CANCELLED, COMPLETED, REJECTED, RUNNING
-from covenant.model.delegation import Cancel
+from covenant.model.delegation import RESULT_CHARS_MAX, Cancel, DelegationResult, StatusReport, TokenUsage
 from covenant.model.folding import TaskState
 from covenant.model.update import StatusUpdate
-from covenant.peers.egress import REASON_CHARS_MAX, clear_reason
+from covenant.peers.egress import (
+    ERROR_CHARS_MAX,
+    MESSAGE_CHARS_MAX,
+    REASON_CHARS_MAX,
+    clear_reason,
+    clear_report,
+    clear_result,
+)
 from covenant.seal.evidence import verify_evidence
 from tests.peers.estates import Estate, changed, pair, said, worker
 
@@ -152,6 +159,68 @@ def test_a_reason_is_not_cut_in_the_middle_of_a_secret_before_anybody_looks(befo
     assert (cleared.found, SECRET[:8] in cleared.message.reason) == (1, False)
     assert len(cleared.message.reason) == REASON_CHARS_MAX
     assert len(clear_reason(cancel, "off").message.reason) == REASON_CHARS_MAX
+
+
+def across(limit: int, part: int) -> str:
+    """A text with a secret of which a part stands before this limit."""
+    return f"{'x ' * ((limit - part) // 2)}{SECRET} and more{' y' * 300}"
+
+
+def result_of(**words: Any) -> DelegationResult:
+    return DelegationResult(
+        offer_id=str(uuid4()),
+        delegation_id=str(uuid4()),
+        profile="worker",
+        status="completed",
+        token_usage=TokenUsage(),
+        duration_ms=1,
+        **words,
+    )
+
+
+@pytest.mark.parametrize("part", range(4, 40, 6))
+def test_no_words_are_cut_in_the_middle_of_a_secret_before_anybody_looks(part: int) -> None:
+    told = across(MESSAGE_CHARS_MAX, part)
+    report = StatusReport(
+        offer_id=str(uuid4()),
+        delegation_id=str(uuid4()),
+        seq=1,
+        status="running",
+        message=told,
+        token_usage=TokenUsage(),
+    )
+    cleared = clear_report(report, "redact")
+    assert cleared.message.message is not None
+    assert (cleared.found, SECRET[:4] in cleared.message.message) == (1, False)
+    assert len(clear_report(report, "off").message.message or "") == MESSAGE_CHARS_MAX
+    assert len(clear_report(report, "warn").message.message or "") == MESSAGE_CHARS_MAX
+    assert clear_report(report, "block").message.message is None
+    failed = result_of(error=across(ERROR_CHARS_MAX, part), result=across(RESULT_CHARS_MAX, part))
+    held = clear_result(failed, "redact")
+    assert (held.found, SECRET[:4] in f"{held.message.error}{held.message.result}") == (2, False)
+    for mode in ("warn", "off"):
+        left = clear_result(failed, mode).message
+        assert (len(left.error or ""), len(left.result or "")) == (ERROR_CHARS_MAX, RESULT_CHARS_MAX)
+
+
+@pytest.mark.parametrize("part", [4, 16, 30])
+async def test_a_status_that_is_too_long_leaves_without_half_a_secret(tmp_path: Path, part: int) -> None:
+    go_on = asyncio.Event()
+
+    async def verbose(turn: Any) -> Any:
+        yield turn.status(across(MESSAGE_CHARS_MAX, part))
+        await go_on.wait()
+        yield "done"
+
+    async with pair(tmp_path, worker(verbose)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        await rita.until(lambda: (it := rita.ledger.delegation_of(task_id)) is not None and it.message is not None)
+        delegation = rita.delegation(task_id)
+        assert delegation.message is not None
+        assert SECRET[:4] not in delegation.message
+        assert delegation.message.startswith("x x ")
+        go_on.set()
+        assert said(await rita.ended(task_id)) == "done"
 
 
 async def test_the_conversation_stays_where_it_was_held_where_that_is_the_setting(tmp_path: Path) -> None:

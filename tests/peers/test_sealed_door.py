@@ -17,7 +17,7 @@ from covenant.seal.envelope import ENVELOPE_BYTES_MAX
 from covenant.seal.identity import bundle_holds
 from covenant.seal.receipts import receipt_holds
 from covenant.wire.polling import Introduction, Polled, Received, decode_introduction
-from tests.peers.houses import BOUND_S, House, house, listening, offer, serving
+from tests.peers.houses import BOUND_S, House, house, listening, offer, serving, stranger_pool
 
 
 @pytest.fixture
@@ -134,7 +134,12 @@ class Hanging:
 
 async def test_a_wait_ends_when_the_one_who_waits_has_left(bob: House) -> None:
     hanging = Hanging()
-    routes = sealed_routes(hanging, lambda: Introduction(keys=bob.keyring.bundle(bob.clock())), Meter())
+    routes = sealed_routes(
+        hanging,
+        lambda: Introduction(keys=bob.keyring.bundle(bob.clock())),
+        Meter(),
+        stranger_pool(),
+    )
     async with serving(routes) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"POST {POLL} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n\r\n{{}}".encode())

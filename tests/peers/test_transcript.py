@@ -87,6 +87,14 @@ def test_a_large_conversation_is_cut_and_says_so() -> None:
     assert [line.content for line in lines[2:]] == ["short", "1 more were left out"]
 
 
+def test_a_line_that_is_cut_goes_whole_since_half_a_secret_looks_like_none() -> None:
+    first = "x" * (CHARS_MAX // 2) + " ghp_16C7e42F29"
+    second = "2c6912E7710c838347Ae178B4a" + "x" * (CHARS_MAX // 2)
+    pieces = [ArtifactUpdate("a", (Text(piece),), append=True) for piece in (first, second, "the end")]
+    lines = transcribed([Began(TASK), *pieces, StatusUpdate("short")])
+    assert [line.content for line in lines[1:]] == ["short", "2 more were left out"]
+
+
 def test_salts_are_the_same_for_the_same_line_and_unlike_for_any_other() -> None:
     key, other = new_private_key(), new_private_key()
     salts = {line_salt(key, "a", 1), line_salt(key, "a", 2), line_salt(key, "b", 1), line_salt(other, "a", 1)}

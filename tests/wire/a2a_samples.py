@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
+from covenant.model.file_names import segment
 from covenant.model.folding import TaskView, fold
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.result import Ending, Result, ResultStatus
@@ -69,6 +70,7 @@ def read(data: bytes) -> Any:
 # What an A2A part can hold. Words, so that no key of metadata happens to be one of ours.
 _words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
 _some = st.none() | _words.filter(bool)
+_file_name = _words.filter(bool).map(segment)
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-1e9, 1e9) | _words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words, inner, max_size=3),
@@ -78,19 +80,19 @@ _metadata = st.none() | st.dictionaries(_words.filter(bool), _json, min_size=1, 
 _blob = st.binary(max_size=40).map(lambda data: b64encode(data).decode())
 
 contents: st.SearchStrategy[Content] = st.one_of(
-    st.builds(Text, _words, _some, _some, _metadata),
-    st.builds(Json, _json, _some, _some, _metadata),
+    st.builds(Text, _words, _some, st.none() | _file_name, _metadata),
+    st.builds(Json, _json, _some, st.none() | _file_name, _metadata),
     st.builds(
         lambda blob, media, filename, metadata: Resource(Embedded("", media, blob=blob), filename, metadata),
         _blob,
         _some,
-        _some,
+        st.none() | _file_name,
         _metadata,
     ),
     st.builds(
         lambda uri, name, media, metadata: ResourceLink(uri, name, media, metadata=metadata),
         _words.filter(bool),
-        _words,
+        st.just("") | _file_name,
         _some,
         _metadata,
     ),

@@ -28,6 +28,7 @@ from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable, WrongType
+from covenant.model.file_names import named_safely
 from covenant.model.folding import TaskView, first_message
 from covenant.model.ids import AgentId
 from covenant.model.result import Ending, Result, ResultStatus, error_result
@@ -160,6 +161,7 @@ class Job:
                 raise Stopped
             return
         if size is None:
+            update = named_safely(update)
             size = len(_encode(update))
         self._updates += 1
         self._bytes += size
@@ -229,7 +231,7 @@ class Job:
     def park(self, update: StatusUpdate) -> None:
         """The turn is over, and the task waits for its sender."""
         if not self.ended:
-            self._parked = update
+            self._parked = named_safely(update)
             self._mute = True
 
     @property
@@ -486,7 +488,7 @@ class Job:
         if self.unfinished is not None and not self._mute:
             self.unfinished()
         if not self.ended:
-            self._result, self._ending = result, ending
+            self._result, self._ending = named_safely(result), ending
             self._mute = True
 
     def _close(self) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from covenant.agents.ranking import overlap
+from covenant.ledger.log.folders import make_private_folder, open_private
 from covenant.model.errors import Invalid, NotFound, Unavailable
 
 NOTES_MAX: Final = 500
@@ -122,15 +123,17 @@ class Memory:
 
 
 def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (path.parent.parent, path.parent):
+        make_private_folder(folder)
     aside = path.with_suffix(".new")
-    with aside.open("wb") as file:
+    aside.unlink(missing_ok=True)
+    with open(aside, "wb", opener=open_private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    opened = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)

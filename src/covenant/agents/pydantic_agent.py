@@ -1,7 +1,8 @@
 """Agents written with pydantic-ai: an `Agent` runs here as it is.
 
-The turn's text and files are its prompt, and earlier turns its message history; text is streamed as the model says it,
-and an output that is not text becomes data. What the run used is told with the result.
+The turn's text and files are its prompt, and earlier turns its message history. A file that is only linked is named in
+the prompt with its URL. Nobody fetches it here: a tool that reads pages does, through the address guard. Text is
+streamed as the model says it, and an output that is not text becomes data. What the run used is told with the result.
 """
 
 from __future__ import annotations
@@ -113,9 +114,10 @@ def _prompt(part: Content) -> messages.UserContent:
                 return inner.text or ""
             kind = inner.mimeType or "application/octet-stream"
             return messages.BinaryContent(base64.b64decode(inner.blob), media_type=kind)
-        case ResourceLink(uri=uri, mimeType=kind):
-            linked = messages.ImageUrl if (kind or "").startswith("image/") else messages.DocumentUrl
-            return linked(uri, media_type=kind)
+        case ResourceLink(uri=uri, name=name, mimeType=kind):
+            # As words. A URL that the library knows as one it downloads itself, past the address guard.
+            about = ", ".join(filter(None, (name, kind)))
+            return f"[linked file{': ' if about else ''}{about}] {uri}"
 
 
 def history_of(said: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]:

@@ -15,6 +15,7 @@ class ExitCode(enum.IntEnum):
     REFUSED = 1
     USAGE = 2
     UNREACHABLE = 3
+    UNCHECKED = 4
 
 
 class Failure(click.ClickException):

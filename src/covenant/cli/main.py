@@ -1,7 +1,7 @@
 """The entry point `covenant`: which commands there are, and what becomes of an error.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon to talk to. Data goes to stdout, talk to stderr.
-With `--json` stdout holds exactly one JSON object, also when the answer is a refusal.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon to talk to, 4 not checked. Data goes to stdout, talk
+to stderr. With `--json` stdout holds exactly one JSON object, also when the answer is a refusal.
 """
 
 from __future__ import annotations

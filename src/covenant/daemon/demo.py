@@ -17,6 +17,7 @@ from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry
 from covenant.ledger.contract import Ledger
+from covenant.ledger.log.folders import open_private
 from covenant.ledger.machine.commands import LeasedTask, Take
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
@@ -51,7 +52,8 @@ def make_demo_home(folder: Path) -> Path:
     """The demo's home below `folder`, which git is told to leave alone."""
     home = folder / HOME_NAME
     home.mkdir(mode=0o700, exist_ok=True)
-    (home / ".gitignore").write_text("*\n", encoding="ascii")
+    with open(home / ".gitignore", "w", encoding="ascii", opener=open_private) as file:
+        file.write("*\n")
     return home
 
 

@@ -12,6 +12,7 @@ from covenant.daemon.listening import CannotListen
 from covenant.daemon.settings import Settings
 from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.operations import Office
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.exchange.cards import Cards
 from covenant.model.errors import SettingsError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from covenant.doors.a2a.grpc import GrpcServer
 
 
-def open_grpc(settings: Settings, gate: Gate, office: Office, cards: Cards) -> GrpcServer | None:
+def open_grpc(settings: Settings, gate: Gate, office: Office, cards: Cards, pool: StrangerPool) -> GrpcServer | None:
     """Bound, and not started; None if it is switched off. From here on cards name its port."""
     chosen = settings.grpc
     if not chosen.enabled:
@@ -33,13 +34,18 @@ def open_grpc(settings: Settings, gate: Gate, office: Office, cards: Cards) -> G
     # Who is on this machine is a matter of where this port listens, not of where HTTP does.
     publishing = publishing_of(settings)._replace(bind_addr=chosen.bind_addr)
     tenants = GrpcTenants(gate.tenants.tenancy, gate.tenants.limiter)
-    calls = Calls(replace(gate, tenants=tenants, admits=publishing.admits), office, published=settings.a2a.publish)
+    calls = Calls(
+        replace(gate, tenants=tenants, admits=publishing.admits),
+        office,
+        pool,
+        message_bytes_max=chosen.message_bytes_max,
+        published=settings.a2a.publish,
+    )
     try:
         server = GrpcServer(
             calls,
             bind_addr=chosen.bind_addr,
             port=chosen.port,
-            message_bytes_max=chosen.message_bytes_max,
             calls_max=chosen.calls_max,
         )
     except OSError as error:

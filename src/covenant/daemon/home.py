@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from covenant.ledger.log.folders import make_private_folder
 from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.ids import base58_size
 
@@ -47,7 +48,7 @@ class LockedHome(UnsafeHome):
 def make_home(home: Path) -> None:
     """The folder, for its owner alone. One that others may write to is refused: they could swap the secrets."""
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(home)
         mode = home.stat().st_mode
     except OSError as error:
         raise UnsafeHome(f"the home {home} cannot be made: {error.strerror}; choose another with --home") from error

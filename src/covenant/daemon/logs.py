@@ -1,7 +1,8 @@
 """What the daemon says while it runs: one line an event on stderr, for people or as JSON.
 
 An event has a name and fields, never a sentence built from values, so that it can be searched for. Modules below log
-through the standard library, with their fields in `extra`.
+through the standard library, with their fields in `extra`. One event has at most so many lines a minute: whoever can
+cause it, from however many addresses, does not fill a disk with it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final, TextIO
 
 from covenant.daemon.settings import LogFormat, LogLevel
 
 ROOT: Final = "covenant"
 _OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "fields", "taskName"}
+
+
+LINES_MAX: Final = 300
+"""Of one event in a window."""
+WINDOW_S: Final = 60.0
+EVENTS_MAX: Final = 1_000
 
 
 class Log:
@@ -36,6 +44,28 @@ class Log:
     def exception(self, event: str, **fields: object) -> None:
         """With the traceback of what is being handled: for what nobody expected."""
         self._logger.error(event, extra={"fields": fields}, exc_info=True)  # noqa: LOG014  (the caller handles it)
+
+
+class Throttle(logging.Filter):
+    """Leaves lines out and counts them; the first line of the next window says how many, as `left_out`."""
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._monotonic_s = monotonic_s
+        self._windows: dict[str, tuple[float, int]] = {}
+        """Since when each event is counted, and how many there were."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s, event = self._monotonic_s(), str(record.msg)
+        since_s, count = self._windows.get(event, (now_s, 0))
+        if now_s - since_s >= WINDOW_S:
+            if count > LINES_MAX:
+                record.left_out = count - LINES_MAX
+            since_s, count = now_s, 0
+        elif not count and len(self._windows) >= EVENTS_MAX:
+            self._windows.clear()
+        self._windows[event] = (since_s, count + 1)
+        return count < LINES_MAX
 
 
 class _Lines(logging.Formatter):
@@ -76,6 +106,7 @@ def _word(value: object) -> str:
 def start_logging(kind: LogFormat, level: LogLevel, stream: TextIO | None = None) -> None:
     """Send everything to stderr. Uvicorn's own lines too, from warnings on: it has no fields to offer."""
     lines = logging.StreamHandler(stream or sys.stderr)
+    lines.addFilter(Throttle())
     lines.setFormatter(_Objects() if kind == "json" else _Lines())
     root = logging.getLogger()
     root.handlers[:] = [lines]

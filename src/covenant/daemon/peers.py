@@ -20,6 +20,7 @@ from covenant.daemon.keystore import Keystore
 from covenant.daemon.logs import Log
 from covenant.daemon.peer_lines import PeerLines
 from covenant.daemon.settings import Settings
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
 from covenant.doors.peers_sealed import sealed_routes
 from covenant.exchange.beginning import Beginnings
@@ -57,6 +58,7 @@ class Around:
     catalogue: Catalogue
     meter: Meter
     us: AgentId
+    pool: StrangerPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,7 @@ class Peering:
         return self._keyring.id
 
     def routes(self) -> list[BaseRoute]:
-        return sealed_routes(self._reception, self._introduction, self._around.meter)
+        return sealed_routes(self._reception, self._introduction, self._around.meter, self._around.pool)
 
     def _introduction(self) -> Introduction:
         return Introduction(name=self.desk.name, keys=self._keyring.bundle(self._around.ledger.now_ms()))

@@ -49,6 +49,14 @@ class HttpSettings:
     port: int = setting(8421, whole(0, 65_535), "Port that HTTP listens on; 0 lets the system choose one.", also="PORT")
     body_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request body (413 above it).")
     connections_max: int = setting(4_096, whole(1, 1_000_000), "Open HTTP connections at once (503 above it).")
+    stranger_bytes_max: int = setting(
+        64 * MIB,
+        whole(48 * MIB, 1024 * 1024 * MIB),
+        "Bytes that all who have shown no token may make the daemon hold at once, over HTTP and gRPC (503 above it).",
+    )
+    stranger_body_ms: int = setting(
+        20_000, whole(100, 600_000), "How long somebody who has shown no token has for sending one message."
+    )
     origins: tuple[str, ...] = setting((), origins, "Web origins whose pages may call the HTTP routes (CORS).")
     allowed_hosts: tuple[str, ...] = setting(
         ("localhost", "127.0.0.1", "[::1]"),

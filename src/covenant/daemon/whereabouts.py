@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from covenant.daemon.home import UnsafeHome
+from covenant.ledger.log.folders import open_private
 
 URL_NAME: Final = "http.url"
 LENGTH_MAX: Final = 300
@@ -21,7 +22,9 @@ def left_in(home: Path, url: str) -> Iterator[None]:
     path = home / URL_NAME
     aside = path.with_suffix(".new")
     try:
-        aside.write_text(url + "\n", encoding="ascii")
+        aside.unlink(missing_ok=True)
+        with open(aside, "x", encoding="ascii", opener=open_private) as file:
+            file.write(url + "\n")
         aside.replace(path)
     except OSError as error:
         raise UnsafeHome(

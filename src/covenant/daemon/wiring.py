@@ -54,6 +54,7 @@ from covenant.doors.a2a.door import PREFIX
 from covenant.doors.a2a.operations import Office
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.http.hosts import as_host
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.ipc.server import IpcServer
 from covenant.doors.mcp.http import McpDoor
@@ -255,7 +256,8 @@ def _assemble(
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, tracer=tracer, log=log)
-    around = Around(settings=settings, ledger=ledger, catalogue=catalogue, meter=meter, us=operator.agent)
+    pool = StrangerPool(bytes_max=settings.http.stranger_bytes_max, body_ms=settings.http.stranger_body_ms)
+    around = Around(settings=settings, ledger=ledger, catalogue=catalogue, meter=meter, us=operator.agent, pool=pool)
     peering = join_peers(around, working["crew"], outside, tracer=tracer, log=log)
     conversations = make_conversations(settings, ledger, catalogue, working["crew"], tracer)
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
@@ -296,7 +298,7 @@ def _assemble(
         waits=waits,
         meter=meter,
         http=_http(settings, behind, doors, (PREFIX, make_door(settings, a2a_gate, a2a_office, pages))),
-        grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
+        grpc=open_grpc(settings, a2a_gate, a2a_office, cards, pool),
         ipc=_ipc(settings, behind),
         mcp=mcp,
         **working,

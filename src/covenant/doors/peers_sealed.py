@@ -16,10 +16,10 @@ import msgspec
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.http.body import read_body
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.reply import CLOSE, Header, refusal_headers, reply_internal
 from covenant.doors.http.routes import described_routes
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import address
 from covenant.doors.metrics import Meter
 from covenant.doors.waiting import CallerGoneError
@@ -57,6 +57,14 @@ class Letterbox(Protocol):
     async def too_large(self, address: str | None) -> Refusal: ...
 
 
+class _Unread(Exception):
+    """A refusal of a body that was not read to its end."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
 class SealedCall:
     """One way in as an ASGI callable. `run` is broken off when the caller has left, if it `waits`."""
 
@@ -66,6 +74,7 @@ class SealedCall:
         meter: Meter,
         name: str,
         run: Callable[[bytes, str | None], Coroutine[Any, Any, Received | Polled]],
+        pool: StrangerPool,
         *,
         waits: bool = False,
     ) -> None:
@@ -74,6 +83,7 @@ class SealedCall:
         self._timer = meter.timer(TRANSPORT, name)
         self._name = name
         self._run = run
+        self._pool = pool
         self._waits = waits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,21 +101,31 @@ class SealedCall:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = address(scope)
-        headers: tuple[Header, ...] = ()
         try:
-            try:
-                body = await read_body(scope, receive, ENVELOPE_BYTES_MAX)
-            except TooLarge:
-                headers = (CLOSE,)
-                raise await self._letterbox.too_large(caller) from None
-            answer = await (self._while_there(body, caller, receive) if self._waits else self._run(body, caller))
+            answer = await self._heard(scope, receive, caller)
             await _reply(send, 200, msgspec.json.encode(answer), (_NO_STORE,))
+        except _Unread as unread:
+            # The rest of the body may still be on its way: the connection is of no more use.
+            await self._refuse(send, unread.refusal, (CLOSE,))
         except Refusal as refusal:
-            self._meter.refused(TRANSPORT, refusal.code)
-            expected = refusal.expected if isinstance(refusal, OutOfOrder) else None
-            refused = Refused(error=refusal.message, code=refusal.code, expected=expected)
-            told = (_NO_STORE, *refusal_headers(refusal), *headers)
-            await _reply(send, refusal.status, msgspec.json.encode(refused), told)
+            await self._refuse(send, refusal, ())
+
+    async def _heard(self, scope: Scope, receive: Receive, caller: str) -> Received | Polled:
+        with self._pool.lease(caller) as take:
+            try:
+                body = await self._pool.read(scope, receive, ENVELOPE_BYTES_MAX, take)
+            except TooLarge:
+                raise _Unread(await self._letterbox.too_large(caller)) from None
+            except Refusal as refusal:
+                raise _Unread(refusal) from None
+            return await (self._while_there(body, caller, receive) if self._waits else self._run(body, caller))
+
+    async def _refuse(self, send: Send, refusal: Refusal, headers: tuple[Header, ...]) -> None:
+        self._meter.refused(TRANSPORT, refusal.code)
+        expected = refusal.expected if isinstance(refusal, OutOfOrder) else None
+        refused = Refused(error=refusal.message, code=refusal.code, expected=expected)
+        told = (_NO_STORE, *refusal_headers(refusal), *headers)
+        await _reply(send, refusal.status, msgspec.json.encode(refused), told)
 
     async def _while_there(self, body: bytes, caller: str, receive: Receive) -> Received | Polled:
         answering = asyncio.ensure_future(self._run(body, caller))
@@ -165,8 +185,10 @@ DESCRIBED: Final = (
 )
 
 
-def sealed_routes(letterbox: Letterbox, introduce: Callable[[], Introduction], meter: Meter) -> list[BaseRoute]:
-    """`introduce` gives our name and keys as they are now."""
+def sealed_routes(
+    letterbox: Letterbox, introduce: Callable[[], Introduction], meter: Meter, pool: StrangerPool
+) -> list[BaseRoute]:
+    """`introduce` gives our name and keys as they are now. `pool`: what all strangers may make us hold."""
 
     async def identity(_scope: Scope, _receive: Receive, send: Send) -> None:
         await _reply(send, 200, msgspec.json.encode(introduce()), (_SHORTLY,))
@@ -175,7 +197,7 @@ def sealed_routes(letterbox: Letterbox, introduce: Callable[[], Introduction], m
         DESCRIBED,
         {
             "peer_identity": identity,
-            "peer_receive": SealedCall(letterbox, meter, "peer_receive", letterbox.receive),
-            "peer_poll": SealedCall(letterbox, meter, "peer_poll", letterbox.poll, waits=True),
+            "peer_receive": SealedCall(letterbox, meter, "peer_receive", letterbox.receive, pool),
+            "peer_poll": SealedCall(letterbox, meter, "peer_poll", letterbox.poll, pool, waits=True),
         },
     )

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from covenant.model.content import Audio, Content, Image, Resource
 from covenant.model.errors import Invalid
+from covenant.model.file_names import is_segment, name_of, segment
 from covenant.model.update import ArtifactUpdate, MessageUpdate, Update
 from covenant.wire.decoding import TOLD_NESTING_MAX, deeper_than
 
@@ -17,9 +18,10 @@ ID_LENGTH_MAX: Final = 256
 
 
 def check_blocks(blocks: Sequence[Content], where: str) -> None:
-    """Bytes are base64 and data is not too deep, or no client could read the task that they are in."""
+    """Bytes are base64 and data is not too deep, or no client could read the task; files have names and no paths."""
     check_depth(blocks, where)
     for place, block in enumerate(blocks):
+        check_name(name_of(block), f"{where}[{place}]")
         if isinstance(block, Image | Audio):
             data = block.data
         elif isinstance(block, Resource) and block.resource.blob is not None:
@@ -30,6 +32,11 @@ def check_blocks(blocks: Sequence[Content], where: str) -> None:
             binascii.a2b_base64(data, strict_mode=True)
         except ValueError:
             raise Invalid("invalid_content", f"{where}[{place}]: its bytes are not base64") from None
+
+
+def check_name(name: str | None, where: str) -> None:
+    if name and not is_segment(name):
+        raise Invalid("invalid_content", f"{where}: name the file {segment(name)!r}, without a path")
 
 
 def check_depth(value: Any, where: str) -> None:
@@ -44,6 +51,8 @@ def check_update(update: Update) -> None:
         check_depth(update.metadata, "update.metadata")
     if isinstance(update, ArtifactUpdate) and not 0 < len(update.artifact_id) <= ID_LENGTH_MAX:
         raise Invalid("invalid_update", f"update.artifact_id must have 1 to {ID_LENGTH_MAX} characters")
+    if isinstance(update, ArtifactUpdate):
+        check_name(update.name, "update.name")
     if isinstance(update, ArtifactUpdate | MessageUpdate) and not update.parts:
         raise Invalid("invalid_update", "update.parts must have a block; an empty text is one")
     if isinstance(update, MessageUpdate) and update.role != "agent":

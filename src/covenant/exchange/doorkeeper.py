@@ -1,7 +1,7 @@
 """The doorkeeper: from a bearer token to a principal, and out again when the token is revoked.
 
 A refused token is audited before the refusal is told. One address that keeps failing costs one row a window, with a
-count: an attacker cannot fill the disk.
+count, and all addresses together cost a bounded number of rows: an attacker cannot fill the disk.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from covenant.exchange.audit_budget import AuditBudget
 from covenant.exchange.principal import Principal
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Note
@@ -17,8 +18,6 @@ from covenant.model.errors import Unauthenticated
 from covenant.model.ids import AgentId
 from covenant.seal.keys import token_hash
 
-WINDOW_MS: Final = 60_000
-ADDRESSES_MAX: Final = 10_000
 TOKEN_LENGTH_MAX: Final = 256
 
 
@@ -27,7 +26,7 @@ class Doorkeeper:
         self._ledger = ledger
         self._operator = operator
         self._sessions: dict[str, set[Callable[[], None]]] = {}
-        self._failures: dict[tuple[str, str], tuple[int, int]] = {}
+        self._budget = AuditBudget()
 
     def recognise(self, token: str) -> Principal | None:
         """The hot path: one hash, one look-up."""
@@ -46,27 +45,16 @@ class Doorkeeper:
 
     async def turned_away(self, reason: str, *, transport: str, address: str) -> Unauthenticated:
         """Audit a refused caller; the refusal to answer with."""
-        now_ms = self._ledger.clock.monotonic_ms()
-        key = (transport, address)
-        since_ms, count = self._failures.get(key, (now_ms - WINDOW_MS, 0))
-        if now_ms - since_ms < WINDOW_MS:
-            self._failures[key] = (since_ms, count + 1)
-        else:
-            if len(self._failures) >= ADDRESSES_MAX:
-                self._failures.clear()
-            self._failures[key] = (now_ms, 0)
-            await self._ledger.commit(
-                Note(
-                    by=self._operator,
-                    row={
-                        "type": "authentication_failed",
-                        "transport": transport,
-                        "reason": reason,
-                        "address": address,
-                        "suppressed_before": count,
-                    },
-                )
-            )
+        left_out = self._budget.spend((transport, address), self._ledger.clock.monotonic_ms(), stranger=True)
+        if left_out is not None:
+            row = {
+                "type": "authentication_failed",
+                "transport": transport,
+                "reason": reason,
+                "address": address,
+                "suppressed_before": left_out,
+            }
+            await self._ledger.commit(Note(by=self._operator, row=row))
         return Unauthenticated("unknown_token", reason)
 
     @contextmanager

@@ -29,6 +29,7 @@ from covenant.ledger.machine.commands import (
     GiveBack,
     Leased,
     Note,
+    RecipientFault,
     Release,
     Renew,
     Repair,
@@ -42,6 +43,7 @@ from covenant.ledger.machine.commands import (
     Withdraw,
 )
 from covenant.ledger.machine.repairing import scan_row
+from covenant.ledger.machine.sending import unknown_recipient
 from covenant.model.correspondence import PEER
 from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
 from covenant.model.grant import (
@@ -99,9 +101,9 @@ class MailboxExchange:
         digest = check_task(task, self.limits.task_bytes_max)
         if task.sender != principal.agent:
             await self._forged(principal, task)
-        known = self._ledger.enrolled(task.recipient)
-        if known is not None and known != task.recipient:
-            await self._misaddressed(task.recipient, known)
+        if principal.operator and not task.recipient.pubkey:
+            await self._ledger.durable()
+            raise unknown_recipient(task.recipient)
         access = Access(
             caller=principal.agent,
             actions=send_actions(task.recipient),
@@ -120,9 +122,16 @@ class MailboxExchange:
         return accepted
 
     async def _begin(self, task: Task, digest: str, access: Access) -> Accepted:
+        fault = self._recipient_fault(task.recipient)
         return await self._ledger.commit(
-            Accept(access=access, admission=self._admission(task), task=task, digest=digest)
+            Accept(access=access, admission=self._admission(task), task=task, digest=digest, recipient_fault=fault)
         )
+
+    def _recipient_fault(self, recipient: AgentId) -> RecipientFault | None:
+        if not recipient.pubkey:
+            return "unknown"
+        known = self._ledger.enrolled(recipient)
+        return "mismatch" if known is not None and known != recipient else None
 
     async def _within(self, parent_id: TaskId, task: Task) -> Task:
         """What an agent of a tenant sends while it works on a task is part of that, wherever it works.
@@ -167,15 +176,6 @@ class MailboxExchange:
             "sender_mismatch",
             f"task.sender {task.sender.display!r} does not match the authenticated identity "
             f"{principal.agent.display!r}; send as yourself, with your own pubkey",
-        )
-
-    async def _misaddressed(self, recipient: AgentId, known: AgentId) -> None:
-        """A name and a key that the registry binds otherwise would strand the task: nobody could receive it."""
-        await self._ledger.durable()
-        raise Invalid(
-            "recipient_mismatch",
-            f"recipient {recipient.display!r} is enrolled here with another key or under another name; "
-            f"address {known.display!r} with pubkey {known.pubkey}",
         )
 
     async def take(

@@ -214,9 +214,10 @@ def _wrong(message: str) -> Invalid:
     return Invalid("invalid_agent", message)
 
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `(.*)`)?", re.DOTALL).fullmatch
-_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `(.*)`)?", re.DOTALL).fullmatch
-_PLACED = re.compile(r"(.*?)(?: - at `(.*)`)?", re.DOTALL).fullmatch
+# The place stands at the end. It has no backtick in it, so that nobody's words are searched for it again and again.
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
+_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
+_PLACED = re.compile(r"(.*?)(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MESSAGE_LENGTH_MAX: Final = 200
 

@@ -40,8 +40,6 @@ PAUSE_S: Final = 0.25
 """Between two status messages that say something new."""
 FIRST_S: Final = 0.05
 SHORTEST_S: Final = 0.001
-HEAVY_CHARS: Final = 64 * 1024
-"""From here on a result is made in a thread: the loop has others to serve."""
 ASKS_BACK: Final = "it asks something back, and a peer's delegation cannot be answered"
 HELD: Final = "the agent was lost while it worked on this; an operator decides how it goes on"
 
@@ -71,6 +69,7 @@ class Attendant:
         self._transcriber = Transcriber()
         self._started = False
         self._message: str | None = None
+        """All of it: it is searched for secrets before it is cut."""
         self._progress: float | None = None
         self._news = False
         """Something was said that the peer was not told."""
@@ -135,12 +134,12 @@ class Attendant:
             if self._folder.state.waits:
                 self._question = text
             elif text:
-                self._message, self._news = text[: egress.MESSAGE_CHARS_MAX], True
+                self._message, self._news = text, True
             progress = (what.metadata or {}).get("progress")
             if isinstance(progress, int | float) and 0 <= progress <= 1:
                 self._progress, self._news = float(progress), True
         elif isinstance(what, MessageUpdate) and what.role != "user" and (text := text_of(what.parts)):
-            self._message, self._news = text[: egress.MESSAGE_CHARS_MAX], True
+            self._message, self._news = text, True
 
     async def _cancel(self, task_id: TaskId, reason: str) -> None:
         with suppress(NotFound):
@@ -157,18 +156,17 @@ class Attendant:
             return
         entry = await means.ledger.entry(delegation.task_id)
         held = entry is not None and entry.holder_lost(means.ledger.node, means.ledger.boot)
-        cleared = egress.clear_report(
-            StatusReport(
-                offer_id=delegation.offer_id,
-                delegation_id=delegation.delegation_id,
-                seq=delegation.status_seq + 1,
-                status="running" if self._started else "pending",
-                progress=self._progress,
-                message=HELD if held else self._message,
-                token_usage=self._used(delegation),
-            ),
-            means.settings.redaction,
+        made = StatusReport(
+            offer_id=delegation.offer_id,
+            delegation_id=delegation.delegation_id,
+            seq=delegation.status_seq + 1,
+            status="running" if self._started else "pending",
+            progress=self._progress,
+            message=HELD if held else self._message,
+            token_usage=self._used(delegation),
         )
+        mode = means.settings.redaction
+        cleared = await egress.clear_beside(egress.clear_report, made, mode, len(made.message or ""))
         report = cleared.message
         egress.note(self._key, cleared.findings)
         told = Tell(
@@ -226,7 +224,9 @@ class Attendant:
         tree = await means.ledger.tree(delegation.task_id, None)
         work = Work(delegation, view, lines, below(tree), asked)
         settings, now_ms = means.settings, means.ledger.now_ms()
-        if sum(len(line.content) + len(line.tool_result or "") for line in lines) < HEAVY_CHARS and not _large(work):
+        if sum(len(line.content) + len(line.tool_result or "") for line in lines) < egress.HEAVY_CHARS and not _large(
+            work
+        ):
             return conclude(work, means.private_key, settings, now_ms)
         return await asyncio.to_thread(conclude, work, means.private_key, settings, now_ms)
 
@@ -240,4 +240,4 @@ def _asked_back(error: Any) -> bool:
 
 
 def _large(work: Work) -> bool:
-    return bool(work.view.artifacts) and len(msgspec.json.encode(work.view.artifacts)) >= HEAVY_CHARS
+    return bool(work.view.artifacts) and len(msgspec.json.encode(work.view.artifacts)) >= egress.HEAVY_CHARS

@@ -158,6 +158,7 @@ def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
 
 
 def _result(work: Work) -> DelegationResult:
+    """With all its words: they are searched for secrets before they are cut."""
     delegation, view = work.delegation, work.view
     metadata = view.result.metadata if view.result is not None else None
     notes = metadata if isinstance(metadata, dict) else {}
@@ -173,9 +174,9 @@ def _result(work: Work) -> DelegationResult:
         delegation_id=delegation.delegation_id,
         profile=delegation.profile,
         status=status,
-        result=text[:RESULT_CHARS_MAX] if text is not None else None,
+        result=text,
         parts=_parts(view, text),
-        error=(error or left_out or "")[: egress.ERROR_CHARS_MAX] or None,
+        error=error or left_out or None,
         error_code=code or (LEFT_OUT if left_out else None),
         token_usage=usage,
         duration_ms=max(0, view.updated_at_ms - view.created_at_ms),

@@ -1,13 +1,16 @@
 """What leaves for a peer, searched for secrets first: what is offered, rejected, reported, cancelled and answered.
 
-Only words and values are looked at; ids, numbers and signatures are not changed. Whoever signs something signs what was
-cleared. What was found is told by path and kind, never as what it was. In the mode `block` an offer with a secret is
-refused; a report, a cancel and a reject go without their words; and of a result nothing goes but that it was held back.
+Only words and values are looked at; ids, numbers and signatures are not changed. Words are searched whole and cut to
+their limits only then: half a secret looks like none. Whoever signs something signs what was cleared. What was found is
+told by path and kind, never as what it was. In the mode `block` an offer with a secret is refused; a report, a cancel
+and a reject go without their words; and of a result nothing goes but that it was held back.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -34,6 +37,8 @@ HELD_BACK: Final = "secret_found"
 MESSAGE_CHARS_MAX: Final = 4_000
 ERROR_CHARS_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 500
+HEAVY_CHARS: Final = 64 * 1024
+"""From here on words are searched in a thread: the loop has others to serve."""
 LINE_MEMBERS: Final = ("content", "tool_calls", "tool_result")
 
 M = TypeVar("M")
@@ -65,6 +70,15 @@ def note(key: DelegationKey, findings: tuple[Finding, ...]) -> None:
         log.warning("peer.secrets_found", extra={"peer": key.peer, "offer_id": key.offer_id, "found": told(findings)})
 
 
+async def clear_beside(
+    clear: Callable[[M, Redaction], Cleared[M]], message: M, mode: Redaction, characters: int
+) -> Cleared[M]:
+    """One of the functions below, in a thread where there is much to search. The thread lets others run in between."""
+    if mode == "off" or characters < HEAVY_CHARS:
+        return clear(message, mode)
+    return await asyncio.to_thread(clear, message, mode)
+
+
 def clear_offer(offer: Offer, mode: Redaction) -> Cleared[Offer]:
     """`secret_found`, if it is not to be sent."""
     if mode == "off":
@@ -83,7 +97,6 @@ def clear_offer(offer: Offer, mode: Redaction) -> Cleared[Offer]:
 
 
 def clear_reason(message: R, mode: Redaction) -> Cleared[R]:
-    """Searched as it was given, and cut only then: half a secret looks like none."""
     if mode == "off":
         return Cleared(replace(message, reason=message.reason[:REASON_CHARS_MAX]))
     found = redaction.redact({"reason": message.reason}, mode)
@@ -92,37 +105,37 @@ def clear_reason(message: R, mode: Redaction) -> Cleared[R]:
 
 
 def clear_report(report: StatusReport, mode: Redaction) -> Cleared[StatusReport]:
-    if mode == "off" or report.message is None:
+    if report.message is None:
         return Cleared(report)
+    if mode == "off":
+        return Cleared(replace(report, message=report.message[:MESSAGE_CHARS_MAX]))
     found = redaction.redact({"message": report.message}, mode)
-    if found.blocked:
-        return Cleared(replace(report, message=None), found.findings)
-    message = found.value["message"][:MESSAGE_CHARS_MAX]
-    return Cleared(replace(report, message=message) if message != report.message else report, found.findings)
+    message = None if found.blocked else found.value["message"][:MESSAGE_CHARS_MAX]
+    return Cleared(replace(report, message=message), found.findings)
 
 
 def clear_result(result: DelegationResult, mode: Redaction) -> Cleared[DelegationResult]:
     """Without its transcript, which is cleared by itself."""
     if mode == "off":
-        return Cleared(result)
+        return Cleared(_cut(result))
     words = {"result": result.result, "error": result.error, "parts": msgspec.to_builtins(result.parts)}
     found = redaction.redact(words, mode)
     if found.blocked:
         error = f"the result was held back, since it seems to hold secrets: {told(found.findings)}"
-        held = replace(
-            result, status="failed", result=None, parts=(), error=error[:ERROR_CHARS_MAX], error_code=HELD_BACK
-        )
-        return Cleared(held, found.findings)
+        held = replace(result, status="failed", result=None, parts=(), error=error, error_code=HELD_BACK)
+        return Cleared(_cut(held), found.findings)
     if found.value is words:
-        return Cleared(result, found.findings)
+        return Cleared(_cut(result), found.findings)
     clean: dict[str, Any] = found.value
-    cleared = replace(
-        result,
-        result=clean["result"] and clean["result"][:RESULT_CHARS_MAX],
-        error=clean["error"] and clean["error"][:ERROR_CHARS_MAX],
-        parts=msgspec.convert(clean["parts"], tuple[Content, ...]),
-    )
-    return Cleared(cleared, found.findings)
+    parts = msgspec.convert(clean["parts"], tuple[Content, ...])
+    return Cleared(_cut(replace(result, result=clean["result"], error=clean["error"], parts=parts)), found.findings)
+
+
+def _cut(result: DelegationResult) -> DelegationResult:
+    text, error = result.result, result.error
+    if len(text or "") <= RESULT_CHARS_MAX and len(error or "") <= ERROR_CHARS_MAX:
+        return result
+    return replace(result, result=text and text[:RESULT_CHARS_MAX], error=error and error[:ERROR_CHARS_MAX])
 
 
 def clear_transcript(transcript: tuple[TranscriptEntry, ...], mode: Redaction) -> Cleared[tuple[TranscriptEntry, ...]]:

@@ -6,7 +6,6 @@ the instances in `via` that it is done for, so that it never goes in a circle.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -34,7 +33,7 @@ from covenant.model.target import Target
 from covenant.model.task import Task
 from covenant.model.tenant import DEFAULT
 from covenant.peers.acquaintances import Acquaintances
-from covenant.peers.egress import Cleared, clear_offer
+from covenant.peers.egress import HEAVY_CHARS, Cleared, clear_beside, clear_offer
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import LineFailed
 from covenant.peers.settings import PeerSettings
@@ -49,7 +48,6 @@ TOKEN_MS: Final = 7 * 24 * 3_600_000
 ANCESTORS_MAX: Final = 64
 ATTACHED: Final = "see what is attached"
 """The task of an offer that has no words."""
-HEAVY_CHARS: Final = 64 * 1024
 
 _replace = msgspec.structs.replace
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
@@ -120,8 +118,8 @@ class Offers:
         parts = task.parts or (Text(task.intent_text),)
         offer = _worded(offer, parts, context)
         mode = self._settings.redaction
-        heavy = offer.parts or len(offer.task) + len(offer.context or "") >= HEAVY_CHARS
-        cleared = await asyncio.to_thread(clear_offer, offer, mode) if heavy else clear_offer(offer, mode)
+        characters = HEAVY_CHARS if offer.parts else len(offer.task) + len(offer.context or "")
+        cleared = await clear_beside(clear_offer, offer, mode, characters)
         return cleared._replace(message=self._signed(cleared.message, peer, capabilities))
 
     async def _verified(self, peer: Peer) -> Peer:

@@ -34,6 +34,7 @@ from covenant.model.correspondence import PEER, TERMS, Delegation, DelegationKey
 from covenant.model.delegating import CANCELLING, OFFERED, REJECTED, Role
 from covenant.model.delegation import PROFILES_MAX, Accept, Cancel, Offer, Profile, Reject, RejectCode
 from covenant.model.errors import Invalid, NotFound, Refusal
+from covenant.model.file_names import blocks_named_safely
 from covenant.model.folding import first_message
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.metadata import unreserved_parts
@@ -43,7 +44,7 @@ from covenant.model.tenant import DEFAULT
 from covenant.peers.admission import BUSY_RETRY_MS, Facts, OfferRate, Rejected, Terms, judge
 from covenant.peers.answering import Offering, barred, budget_max
 from covenant.peers.attending import Attendant, Means, said
-from covenant.peers.egress import Cleared, clear_reason, note
+from covenant.peers.egress import Cleared, clear_beside, clear_reason, note
 from covenant.peers.incoming import Incoming
 from covenant.peers.keyring import Keyring
 from covenant.peers.naming import as_agent
@@ -154,7 +155,7 @@ class Providing:
             return await self._reject(incoming, offer, Rejected(code, refusal.message, refusal.retry_after_ms))
         if heard.known:
             over = Rejected("expired", "this offer was taken once, and what came of it is not kept any more")
-            reject = self._cleared(key, _rejecting(offer, over))
+            reject = await self._cleared(key, _rejecting(offer, over))
             await self._ledger.commit(
                 Tell(
                     key=key,
@@ -204,7 +205,7 @@ class Providing:
 
     async def _reject(self, incoming: Incoming, offer: Offer, rejected: Rejected) -> Heard:
         begin = self._begin(incoming.peer, offer)
-        reject = self._cleared(begin.key, _rejecting(offer, rejected))
+        reject = await self._cleared(begin.key, _rejecting(offer, rejected))
         return await self._ledger.commit(
             Hear(
                 envelope=incoming.envelope,
@@ -216,8 +217,8 @@ class Providing:
             )
         )
 
-    def _cleared(self, key: DelegationKey, reject: Reject) -> Cleared[Reject]:
-        cleared = clear_reason(reject, self._settings.redaction)
+    async def _cleared(self, key: DelegationKey, reject: Reject) -> Cleared[Reject]:
+        cleared = await clear_beside(clear_reason, reject, self._settings.redaction, len(reject.reason))
         note(key, cleared.findings)
         return cleared
 
@@ -238,7 +239,8 @@ class Providing:
                 reason=known.reason or "",
                 retry_after=known.retry_after_ms,
             )
-            await self._ledger.commit(Tell(key=known.key, said=(said(self._cleared(known.key, reject).message),)))
+            cleared = await self._cleared(known.key, reject)
+            await self._ledger.commit(Tell(key=known.key, said=(said(cleared.message),)))
         return heard
 
     async def _hear_cancel(self, incoming: Incoming, cancel: Cancel) -> Heard:
@@ -280,7 +282,7 @@ class Providing:
         parts: list[Content] = [Text(offer.task)]
         if offer.context:
             parts.append(Resource(Embedded(uri="", mimeType="text/plain", text=offer.context), filename=CONTEXT))
-        parts += unreserved_parts(offer.parts)
+        parts += blocks_named_safely(unreserved_parts(offer.parts))
         return Task(
             id=work_id(peer, offer.offer_id),
             sender=as_agent(peer),

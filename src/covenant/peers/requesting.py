@@ -341,7 +341,8 @@ class Requesting:
     ) -> Moved:
         changes = changes or Changes()
         if isinstance(message, Cancel):
-            cleared = egress.clear_reason(message, self._settings.redaction)
+            mode = self._settings.redaction
+            cleared = await egress.clear_beside(egress.clear_reason, message, mode, len(message.reason))
             egress.note(delegation.key, cleared.findings)
             message, changes = cleared.message, replace(changes, redacted=delegation.redacted + cleared.found)
         return await self._ledger.commit(

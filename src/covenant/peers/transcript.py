@@ -107,6 +107,10 @@ class Transcriber:
         if not text:
             return
         if not line.kept or self._characters + len(text) > CHARS_MAX:
+            # With all of its line: the first half of a secret would not be known as one.
+            self._characters -= sum(map(len, line.pieces))
+            line.pieces.clear()
+            line.kept = False
             self._left_out += 1
             return
         self._characters += len(text)

@@ -1,21 +1,49 @@
-"""Where in a text secrets stand: shapes that are known, values that are named as secrets, and what looks random.
+"""Where in a text secrets stand.
 
 Told apart from what merely looks alike: numbers (`max_token: 500`), UUIDs and hashes in hex, `sha512-…`, certificates
-and public keys, data marked as base64, placeholders, long names. Each search is linear in the text.
+and public keys, data marked as base64, placeholders, long names.
+
+The search takes time that grows with the text and no faster (see `secret_shapes`). A long text is searched window by
+window, so that no single step holds the interpreter for more than a few milliseconds. A secret that begins in one
+window and ends in another is found whole.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import bisect
-import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-ENTROPY_CHARS_MIN: Final = 24
+from covenant.wire.secret_shapes import (
+    ASSIGNED,
+    BARE,
+    CANDIDATE,
+    CANDIDATE_REST,
+    ENTROPY_CHARS_MIN,
+    NAMES,
+    SECRET_CHARS_MIN,
+    SEGMENT_CHARS_MAX,
+    SHAPES,
+    UNNAMED,
+    VALUE_CHARS_MAX,
+    Naming,
+    is_harmless_name,
+    is_placeholder,
+    is_secret_value,
+    looks_random,
+)
+
+WINDOW_CHARS: Final = 32 * 1024
+OVERLAP_CHARS: Final = 2 * max(SEGMENT_CHARS_MAX, VALUE_CHARS_MAX)
+"""How far behind a window is searched for the end of what begins in it: farther than any pattern needs to decide."""
+_BEFORE_CHARS: Final = 32
+"""How much of what stands before a match is looked at."""
+_EMPTY: Final = re.compile("")
+
+
+_VAGUE: Final = {"named_secret": 1, "high_entropy": 2}
+"""Kinds that say less than others about what was found."""
 
 
 class Span(NamedTuple):
@@ -24,21 +52,24 @@ class Span(NamedTuple):
     kind: str
 
 
-class _Shape(NamedTuple):
-    kind: str
-    needles: tuple[str, ...]
-    """One of these is in every text that has the shape: most texts need no closer look."""
-    found: re.Pattern[str]
-    accept: Callable[[str], bool] | None = None
+class _Found(NamedTuple):
+    match: re.Match[str]
+    end: int
+    """Where it ends in the text, which may be behind the part that was searched."""
 
 
-def secrets_in(text: str, name: str = "") -> list[Span]:
-    """In order, without overlaps. `name` is what the text is called where it stands, such as `api_key`."""
-    spans = [*_pem_blocks(text), *_known(text), *_assigned(text)]
-    if not spans and name and _SECRET_NAME(name) and not _HARMLESS_NAME(name) and _is_secret_value(text.strip()):
+def secrets_in(text: str, naming: Naming = UNNAMED) -> list[Span]:
+    """In order, without overlaps. `naming` says what follows from the name of the text where it stands."""
+    if len(text) < SECRET_CHARS_MIN:
+        return []
+    blocks = list(_blocks(text))
+    spans = [Span(start, end, "private_key") for start, end, label, _ in blocks if "PRIVATE KEY" in label]
+    spans += _known(text)
+    spans += _assigned(text)
+    if naming.secret and is_secret_value(text.strip()):
         spans.append(Span(0, len(text), "named_secret"))
-    if not _PUBLIC_NAME(name):
-        spans += _random(text)
+    if not naming.public:
+        spans += _random(text, blocks)
     return _merged(spans)
 
 
@@ -48,229 +79,144 @@ def _merged(spans: list[Span]) -> list[Span]:
     for span in sorted(spans, key=lambda each: (each.start, -each.end)):
         if merged and span.start < merged[-1].end:
             last = merged[-1]
-            kind = span.kind if last.kind == "high_entropy" else last.kind
+            kind = span.kind if _VAGUE.get(last.kind, 0) > _VAGUE.get(span.kind, 0) else last.kind
             merged[-1] = Span(last.start, max(last.end, span.end), kind)
         else:
             merged.append(span)
     return merged
 
 
-_BEGIN: Final = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,60})-----")
+def _found(
+    decides: re.Pattern[str], rest: re.Pattern[str], text: str, needles: tuple[str, ...] = ()
+) -> Iterator[_Found]:
+    """What `decides.finditer` finds, window by window. `rest` matches what belongs to a match behind its window.
+
+    A window without one of the `needles` is passed over.
+    """
+    at, size = 0, len(text)
+    while at < size:
+        stop = at + WINDOW_CHARS
+        limit = min(stop + OVERLAP_CHARS, size)
+        if needles and all(text.find(needle, at, limit) < 0 for needle in needles):
+            at = stop
+            continue
+        for match in decides.finditer(text, at, limit):
+            if match.start() >= stop:
+                break
+            end = _end(rest, text, limit) if match.end() == limit else match.end()
+            yield _Found(match, end)
+            stop = max(stop, end)
+        at = stop
+
+
+def _end(rest: re.Pattern[str], text: str, at: int) -> int:
+    """Where a run that goes on at `at` ends."""
+    size = len(text)
+    while at < size:
+        limit = min(at + WINDOW_CHARS, size)
+        match = rest.match(text, at, limit)
+        at = match.end() if match is not None else at
+        if at < limit:
+            break
+    return at
+
+
+_MARK: Final = re.compile(r"-----(BEGIN|END) ([A-Z0-9 ]{1,60}+)(?=-----)")
+_DASHES: Final = 5
 # What may follow a header whose end was cut off. Line ends may be spelled out, as inside JSON.
-_REST: Final = re.compile(r"[A-Za-z0-9+/=\s\\:,.\-]*")
-_DATA_URI: Final = re.compile(r"data:[\w.+/;=-]{0,100};base64,[A-Za-z0-9+/=_%-]*")
-_DIGEST: Final = re.compile(r"(?i)\bsha-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]+")
+_REST: Final = re.compile(r"[A-Za-z0-9+/=\s\\:,.\-]*+")
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, str, bool]]:
     """Start, end and label of each PEM block, and whether it has its end."""
+    marks = [found.match for found in _found(_MARK, _EMPTY, text, ("-----BEGIN ", "-----END "))]
+    ends: dict[str, list[int]] = {}
+    for mark in marks:
+        if mark[1] == "END":
+            ends.setdefault(mark[2], []).append(mark.start())
     at = 0
-    endless: set[str] = set()
-    while (begin := _BEGIN.search(text, at)) is not None:
-        ending = f"-----END {begin[1]}-----"
-        end = -1 if begin[1] in endless else text.find(ending, begin.end())
-        if end >= 0:
-            at = end + len(ending)
-        else:
-            endless.add(begin[1])
-            rest = _REST.match(text, begin.end())
-            at = rest.end() if rest is not None else begin.end()
-        yield begin.start(), at, begin[1], end >= 0
-
-
-def _pem_blocks(text: str) -> Iterator[Span]:
-    if "-----BEGIN " in text:
-        for start, end, label, _ in _blocks(text):
-            if "PRIVATE KEY" in label:
-                yield Span(start, end, "private_key")
-
-
-def _has_digit(value: str) -> bool:
-    return any(character.isdigit() for character in value)
-
-
-def _is_basic(value: str) -> bool:
-    try:
-        inside = base64.b64decode(value + "=" * (-len(value) % 4), validate=True).decode("ascii")
-    except (binascii.Error, ValueError):
-        return False
-    return ":" in inside and inside.isprintable()
-
-
-def _is_mixed(value: str) -> bool:
-    return _has_digit(value) and value.upper() != value != value.lower()
-
-
-def _is_made(value: str) -> bool:
-    """With digits, and not made of words."""
-    return _has_digit(value) and _share_of_words(value) <= _WORDS_MAX
-
-
-def _shape(kind: str, needles: str, pattern: str, accept: Callable[[str], bool] | None = None) -> _Shape:
-    return _Shape(kind, tuple(needles.split()), re.compile(pattern), accept)
-
-
-_START = r"(?<![A-Za-z0-9_])"
-_SHAPES: Final = (
-    _shape("anthropic_key", "sk-ant-", _START + r"sk-ant-[A-Za-z0-9_-]{16,}"),
-    _shape("openai_key", "sk-", _START + r"sk-(?:proj-|svcacct-|admin-)?[A-Za-z0-9_-]{20,}", _is_mixed),
-    _shape("github_token", "gh", _START + r"gh[pousr]_[A-Za-z0-9]{30,}"),
-    _shape("github_token", "github_pat_", _START + r"github_pat_[A-Za-z0-9_]{30,}"),
-    _shape("gitlab_token", "gl", _START + r"gl(?:pat|dt|rt|ptt|cbt)-[A-Za-z0-9_-]{20,}"),
-    _shape("aws_key", "AKIA ASIA", _START + r"(?:AKIA|ASIA)[A-Z2-7]{16}(?![A-Za-z0-9])"),
-    _shape("google_key", "AIza", _START + r"AIza[A-Za-z0-9_-]{35}"),
-    _shape("google_token", "ya29.", _START + r"ya29\.[A-Za-z0-9_-]{20,}"),
-    _shape("slack_token", "xox xapp-", _START + r"(?:xox[abeoprs]|xapp)-[A-Za-z0-9-]{10,}", _has_digit),
-    _shape("slack_webhook", "hooks.slack.com", r"hooks\.slack\.com/(?:services|workflows)/([A-Za-z0-9/_+-]{20,})"),
-    _shape("stripe_key", "_live_ _test_ whsec_", _START + r"(?:[srp]k_(?:live|test)_|whsec_)[A-Za-z0-9+/=]{16,}"),
-    _shape("npm_token", "npm_", _START + r"npm_[A-Za-z0-9]{36}"),
-    _shape("pypi_token", "pypi-", _START + r"pypi-AgE[A-Za-z0-9_-]{30,}"),
-    _shape("huggingface_token", "hf_", _START + r"hf_[A-Za-z0-9]{30,}"),
-    _shape("sendgrid_key", "SG.", _START + r"SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
-    _shape("digitalocean_token", "_v1_", _START + r"do[opr]_v1_[a-f0-9]{64}"),
-    _shape("telegram_token", ":AA", _START + r"[0-9]{8,10}:AA[A-Za-z0-9_-]{32,}"),
-    _shape("age_key", "AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[A-Z0-9]{40,}"),
-    _shape("azure_key", "AccountKey= SharedAccessKey=", r"(?:Account|SharedAccess)Key=([A-Za-z0-9+/]{40,}={0,2})"),
-    _shape("covenant_token", "atr_", _START + r"atr_[0-9a-f]{64}"),
-    _shape("jwt", "eyJ", _START + r"eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),
-    _shape("basic_auth", "asic ", r"\b[Bb]asic\s{1,4}([A-Za-z0-9+/]{8,}={0,2})", _is_basic),
-    _shape("bearer_token", "earer ", r"\b[Bb]earer\s{1,4}([A-Za-z0-9._~+/-]{16,}=*)", _is_made),
-    _shape("url_password", "://", r"[a-z][a-z0-9+.-]{1,20}://[^\s/:@\"'<>]{0,128}:([^\s/@\"'<>]{3,256})@"),
-)
+    for mark in marks:
+        if mark[1] == "END" or mark.start() < at:
+            continue
+        inside = mark.end() + _DASHES
+        ending = ends.get(mark[2], ())
+        next_one = bisect.bisect_left(ending, inside)
+        whole = next_one < len(ending)
+        at = ending[next_one] + len(f"-----END {mark[2]}-----") if whole else _end(_REST, text, inside)
+        yield mark.start(), at, mark[2], whole
 
 
 def _known(text: str) -> Iterator[Span]:
-    for kind, needles, found, accept in _SHAPES:
+    for kind, needles, decides, rest, accept in SHAPES:
         if not any(needle in text for needle in needles):
             continue
-        group = min(found.groups, 1)
-        for match in found.finditer(text):
-            value = match[group]
-            if (accept is None or accept(value)) and not _is_placeholder(value):
-                yield Span(*match.span(group), kind)
-
-
-_NAMED_SO = (
-    r"(?:pass(?:word|wd|phrase)|pwd|secret|credential|token|"
-    r"(?:api|access|auth|secret|private|signing|encryption|account)[_\-. ]?key|apikey)s?"
-)
-_SECRET_NAME: Final = re.compile(rf"(?i)(?:.*[_\-. ]|.*[a-z](?=[A-Z]))?{_NAMED_SO}").fullmatch
-# Tokens that are words of a model or marks of a place, and keys that are meant to be seen.
-_HARMLESS_NAME: Final = re.compile(
-    r"(?i).*(?:max|min|num|total|page|next|prev|previous|continuation|sync|pad|eos|bos|sep|cls|mask|unk|stop|special|"
-    r"prompt|completion|input|output|reasoning|cached)[_\-. ]?tokens?"
-).fullmatch
-_PUBLIC_NAME: Final = re.compile(
-    r"(?i:(?:.*[_\-.])?(?:id|ids|uuid|hash|digest|sha(?:1|256|384|512)?|md5|checksum|integrity|fingerprint|etag|signature|"
-    r"pubkey|public[_-]?key|kid|commit|revision|cursor|nonce|traceparent|root))|.*(?:Id|Ids|Hash|Digest|PublicKey|Cursor)"
-).fullmatch
-_ASSIGNED: Final = re.compile(
-    rf"(?i)(?<![A-Za-z0-9])((?:[A-Za-z0-9]{{1,32}}[_\-.]){{0,6}}[A-Za-z0-9]{{0,32}}?{_NAMED_SO})[\"']?\s{{0,4}}(?:=>|:=|[:=])\s{{0,4}}"
-    r"(?:\"([^\"\n]{6,512})\"|'([^'\n]{6,512})'|([^\s\"',;(){}\[\]]{6,512}))"
-)
-_NUMBER: Final = re.compile(r"[-+]?[0-9][0-9_.,]*(?:[eE][-+]?[0-9]+)?[A-Za-z%]{0,2}").fullmatch
-_PLACEHOLDER: Final = re.compile(
-    r"(?i)<.*>|\$\{.*\}|\{.*\}|%.*%|(?-i:\$[A-Z_][A-Z0-9_]*)|\*+|\.+|x{3,}|(?:your|example|sample|dummy|changeme|placeholder|redacted)[_\-a-z]*|"
-    r"\[redacted:\w+\]|none|null|true|false|undefined|"
-    r"pass|password|passwd|secret|token|string"
-).fullmatch
-
-
-# How code says where a value comes from.
-_REFERENCE: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+").fullmatch
-
-
-def _is_placeholder(value: str) -> bool:
-    return _PLACEHOLDER(value.strip("`")) is not None
-
-
-def _is_secret_value(value: str) -> bool:
-    """Of something that is called a secret: could this be one, or is it a number, a type, a placeholder, prose?"""
-    if not 6 <= len(value) <= 4_096 or any(character.isspace() for character in value):
-        return False
-    if _NUMBER(value) is not None or _REFERENCE(value) is not None or _is_placeholder(value):
-        return False
-    has_letter = any(character.isalpha() for character in value)
-    return has_letter and any(character.isdigit() or character in "!@#$%^&*+/=~?" for character in value)
-
-
-_NEEDLES: Final = ("pass", "pwd", "secret", "credential", "token", "key")
-"""One of these is in the name of every value that is named as a secret."""
-_NEEDLE: Final = re.compile(rf"(?i){'|'.join(_NEEDLES)}")
-_BEFORE: Final = 300
-_AFTER: Final = 700
-"""How far from there such a name and its value can reach."""
-
-
-def _named_so(text: str) -> Iterator[re.Match[str]]:
-    """The search is slow, and few texts name a secret: only what is near such a name is searched."""
-    if text.isascii():
-        lowered = text.lower()
-        if not any(needle in lowered for needle in _NEEDLES):
-            return
-    start = end = 0
-    for needle in _NEEDLE.finditer(text):
-        if needle.start() - _BEFORE > end:
-            yield from _ASSIGNED.finditer(text, start, end)
-            start = needle.start() - _BEFORE
-        end = needle.end() + _AFTER
-    yield from _ASSIGNED.finditer(text, start, end)
+        group = "secret" if "secret" in decides.groupindex else 0
+        for match, whole_end in _found(decides, rest, text, needles):
+            if "whole" in decides.groupindex and match["whole"] is None:
+                continue
+            start = match.start(group)
+            end = whole_end if whole_end > match.end() else match.end(group)
+            value = text[start : min(end, start + WINDOW_CHARS)]
+            before = text[max(0, match.start() - _BEFORE_CHARS) : match.start()]
+            if (accept is None or accept(value, before)) and not is_placeholder(value):
+                yield Span(start, end, kind)
 
 
 def _assigned(text: str) -> Iterator[Span]:
-    for match in _named_so(text):
-        if _HARMLESS_NAME(match[1]) is not None:
+    lowered = _lowered(text)
+    if not any(name in lowered for name in NAMES):
+        return
+    for match, end in _found(ASSIGNED, BARE, lowered, NAMES):
+        start = match.start()
+        if is_harmless_name(match["name"], text[max(0, start - _BEFORE_CHARS) : start]):
             continue
-        if match[4] is not None and text[match.end() : match.end() + 1] in ("(", "["):
-            continue  # a call or a look-up
-        for group in (2, 3, 4):
-            if match[group] is not None and _is_secret_value(match[group].strip()):
-                yield Span(*match.span(group), "assigned_secret")
+        if match["bare"] is None:
+            first, last = match.span(2 if match[2] is not None else 3)
+            if is_secret_value(text[first:last].strip()):
+                yield Span(first, last, "assigned_secret")
+            continue
+        first = match.start("bare")
+        # A bracket behind it: a call or a look-up.
+        if text[end : end + 1] not in ("(", "[") and is_secret_value(text[first : min(end, first + VALUE_CHARS_MAX)]):
+            yield Span(first, end, "assigned_secret")
 
 
-_CANDIDATE: Final = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}")
-_HEX: Final = re.compile(r"(?:0x)?[0-9a-fA-F_-]+").fullmatch
-_WORDS: Final = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{4,}")
-_WORDS_MAX: Final = 0.7
-"""The greatest share of something random that looks like words; names of things have more."""
-_SEPARATORS_MAX: Final = 0.12
-"""Likewise of hyphens, underscores and slashes: chance gives one in 32."""
+def _lowered(text: str) -> str:
+    """In lower case, with every character in its place."""
+    pieces = (text[at : at + WINDOW_CHARS] for at in range(0, len(text), WINDOW_CHARS))
+    return "".join(map(_lowered_piece, pieces))
 
 
-def _random(text: str) -> Iterator[Span]:
+def _lowered_piece(piece: str) -> str:
+    lowered = piece.lower()
+    return lowered if len(lowered) == len(piece) else "".join(each.lower()[:1] for each in piece)
+
+
+_DATA_URI: Final = re.compile(r"data:[\w.+/;=-]{0,100};base64,[A-Za-z0-9+/=_%-]*+")
+_DATA_REST: Final = re.compile(r"[A-Za-z0-9+/=_%-]*+")
+_DIGEST: Final = re.compile(r"(?i)\bsha-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]++")
+_DIGEST_REST: Final = re.compile(r"[A-Za-z0-9+/=_-]*+")
+
+
+def _random(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[Span]:
     if len(text) < ENTROPY_CHARS_MIN:
         return
     exempt: list[tuple[int, int]] | None = None
-    for match in _CANDIDATE.finditer(text):
-        if not _looks_random(match[0]):
+    for match, end in _found(CANDIDATE, CANDIDATE_REST, text):
+        start = match.start()
+        if not any(looks_random(text[at : min(at + WINDOW_CHARS, end)]) for at in range(start, end, WINDOW_CHARS)):
             continue
         if exempt is None:
-            exempt = sorted(_marked(text))
-        before = bisect.bisect_right(exempt, (match.start(), len(text)))
-        if before == 0 or exempt[before - 1][1] <= match.start():
-            yield Span(*match.span(), "high_entropy")
+            exempt = sorted(_marked(text, blocks))
+        before = bisect.bisect_right(exempt, (start, len(text)))
+        if before == 0 or exempt[before - 1][1] <= start:
+            yield Span(start, end, "high_entropy")
 
 
-def _marked(text: str) -> Iterator[tuple[int, int]]:
+def _marked(text: str, blocks: list[tuple[int, int, str, bool]]) -> Iterator[tuple[int, int]]:
     """What says of itself that it is data, a digest, a certificate or a public key."""
-    yield from (found.span() for each in (_DATA_URI, _DIGEST) for found in each.finditer(text))
-    if "-----BEGIN " in text:
-        yield from ((start, end) for start, end, label, whole in _blocks(text) if whole and "PRIVATE" not in label)
-
-
-def _share_of_words(text: str) -> float:
-    return sum(len(word[0]) for word in _WORDS.finditer(text)) / len(text)
-
-
-def _looks_random(value: str) -> bool:
-    """Mixed, evenly spread, and not made of words: what generators make and people do not."""
-    text = value.rstrip("=")
-    if _HEX(text) is not None:
-        return False
-    if not _is_mixed(text) or sum(map(text.count, "-_/")) > _SEPARATORS_MAX * len(text):
-        return False
-    if _share_of_words(text) > _WORDS_MAX:
-        return False
-    counts = Counter(text).values()
-    entropy = -sum(count / len(text) * math.log2(count / len(text)) for count in counts)
-    return entropy >= min(4.2, 0.8 * math.log2(len(text)))
+    for match, end in _found(_DATA_URI, _DATA_REST, text, ("data:",)):
+        yield match.start(), end
+    for match, end in _found(_DIGEST, _DIGEST_REST, text):
+        yield match.start(), end
+    yield from ((start, end) for start, end, label, whole in blocks if whole and "PRIVATE" not in label)

@@ -8,12 +8,11 @@ daemon's own keys is left out (see `model.metadata`). A request that also has a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
 from covenant.model.content import Content
-from covenant.model.errors import Invalid
 from covenant.model.ids import (
     AgentId,
     LeaseId,
@@ -38,6 +37,9 @@ Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Enrolled = Callable[[AgentId], AgentId | None]
 
 _NO_KEY = PublicKey("")
+
+NO_KEY: Final = PublicKey("")
+"""Of a recipient that is named, and that nobody here is."""
 
 
 class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -115,16 +117,14 @@ class SendTask(Request, frozen=True, kw_only=True):
 
 
 def _recipient(given: WireAgent, enrolled: Enrolled) -> AgentId:
+    """Without a key where only a name was given that nobody has: whoever may send to that name is told so, later."""
     agent = given.agent()
     known = enrolled(agent)
     if known is not None and (known == agent or (given.pubkey is None and known.display == given.display)):
         return known
     check_display(given.display)
     if given.pubkey is None:
-        raise Invalid(
-            "unknown_recipient",
-            f"{given.display} is not enrolled here; name its pubkey, or ask the operator to enroll it",
-        )
+        return AgentId(given.display, NO_KEY)
     check_pubkey(given.pubkey)
     return agent
 

@@ -11,6 +11,7 @@ import msgspec
 from covenant.model.constitution import INDEX
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Invalid
+from covenant.model.file_names import segment
 from covenant.wire.decoding import TOLD_NESTING_MAX, decode, deeper_than
 
 PARTS_MAX: Final = 1_000
@@ -111,10 +112,10 @@ def _file(place: int, part: ImagePart | FilePart, name: str) -> Content:
     if (part.data is None) == (part.url is None):
         raise Invalid("invalid_request", f"message[{place}]: give either data or url")
     if part.url is not None:
-        return ResourceLink(uri=part.url, name=name, mimeType=part.mime_type)
+        return ResourceLink(uri=part.url, name=segment(name) if name else "", mimeType=part.mime_type)
     try:
         base64.b64decode(part.data or "", validate=True)
     except ValueError:
         raise Invalid("invalid_request", f"message[{place}].data: must be base64") from None
     kind = part.mime_type or "application/octet-stream"
-    return Resource(Embedded(uri="", mimeType=kind, blob=part.data), filename=name or None)
+    return Resource(Embedded(uri="", mimeType=kind, blob=part.data), filename=segment(name) if name else None)

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from covenant.model.errors import Forbidden
-from covenant.wire.credentials import secrets_in
+from covenant.wire.credentials import Span, secrets_in
+from covenant.wire.secret_shapes import UNNAMED, Naming, naming_of
 
 Mode = Literal["block", "redact", "warn"]
 FINDINGS_MAX: Final = 100
+STEP_CHARS_MAX: Final = 64
+"""Of a path, for one name in it."""
+_SEARCHES_MAX: Final = 5
+_BASE64_CHARS: Final = 256 * 1024
+"""How much is decoded in one go: a multiple of four."""
 
 
 class Finding(msgspec.Struct, frozen=True, gc=False):
@@ -37,10 +43,41 @@ class Redaction(msgspec.Struct, frozen=True):
     blocked: bool = False
 
 
+class _Place(NamedTuple):
+    """Where in what was given: written out only if something is found there."""
+
+    above: _Place | None
+    step: str | int
+
+    @property
+    def path(self) -> str:
+        steps: list[str] = []
+        place = self
+        while place.above is not None:
+            steps.append(_escaped(str(place.step)[:STEP_CHARS_MAX]))
+            place = place.above
+        return "".join(f"/{step}" for step in reversed(steps))
+
+
+class _Findings:
+    """Counted by path and kind."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def add(self, place: _Place, kind: str) -> None:
+        key = place.path, kind
+        if key in self._counts or len(self._counts) < FINDINGS_MAX:
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+    def told(self) -> tuple[Finding, ...]:
+        return tuple(Finding(path, kind, count) for (path, kind), count in self._counts.items())
+
+
 def redact(value: Any, mode: Mode) -> Redaction:
-    found: dict[tuple[str, str], int] = {}
-    clean = _cleaned(value, "", "", found)
-    findings = tuple(Finding(path, kind, count) for (path, kind), count in list(found.items())[:FINDINGS_MAX])
+    found = _Findings()
+    clean = _cleaned(value, _Place(None, ""), UNNAMED, found)
+    findings = found.told()
     if not findings or mode == "warn":
         return Redaction(value, findings)
     return Redaction(None, findings, blocked=True) if mode == "block" else Redaction(clean, findings)
@@ -52,42 +89,50 @@ def blocked(redaction: Redaction) -> Forbidden:
     return Forbidden("secret_found", f"not sent, since it seems to hold secrets: {places}")
 
 
-def _cleaned(value: Any, path: str, name: str, found: dict[tuple[str, str], int]) -> Any:
+def _cleaned(value: Any, place: _Place, naming: Naming, found: _Findings) -> Any:
     """The value without secrets; the very same if it has none."""
     if isinstance(value, str):
-        return _cleaned_text(value, path, name, found)
+        return _cleaned_text(value, place, naming, found)
     if isinstance(value, dict):
-        return _cleaned_object(value, path, found)
+        return _cleaned_object(value, place, found)
     if isinstance(value, list | tuple):
-        cleaned = [_cleaned(inner, f"{path}/{at}", name, found) for at, inner in enumerate(value)]
+        cleaned = [_cleaned(inner, _Place(place, at), naming, found) for at, inner in enumerate(value)]
         if all(new is old for new, old in zip(cleaned, value, strict=True)):
             return value
         return cleaned if isinstance(value, list) else tuple(cleaned)
     return value
 
 
-def _cleaned_object(value: dict[str, Any], path: str, found: dict[tuple[str, str], int]) -> Any:
+def _cleaned_object(value: dict[str, Any], place: _Place, found: _Findings) -> Any:
     encoded = _encoded_members(value)
     cleaned: dict[str, Any] = {}
     changed = False
     for key, inner in value.items():
         # A key is written out as any value is. The path must not give it away either.
-        new_key = _cleaned_text(str(key), f"{path}/*", "", found)
-        below = f"{path}/{_escaped(new_key)}"
+        new_key = _cleaned_text(str(key), _Place(place, "*"), UNNAMED, found)
+        below = _Place(place, new_key)
         read = _cleaned_blob if key in encoded else _cleaned
-        new = read(inner, below, str(key), found)
+        new = read(inner, below, naming_of(str(key)), found)
         changed = changed or new is not inner or new_key != key
         cleaned[new_key] = new
     return cleaned if changed else value
 
 
-def _cleaned_text(text: str, path: str, name: str, found: dict[tuple[str, str], int]) -> str:
-    spans = secrets_in(text, name)
-    if not spans:
-        return text
+def _cleaned_text(text: str, place: _Place, naming: Naming, found: _Findings) -> str:
+    """What was taken out may have been what made something beside it harmless: the rest is searched again."""
+    for _ in range(_SEARCHES_MAX):
+        spans = secrets_in(text, naming)
+        if not spans:
+            break
+        text = _without(text, spans)
+        for span in spans:
+            found.add(place, span.kind)
+    return text
+
+
+def _without(text: str, spans: list[Span]) -> str:
     pieces, at = [], 0
     for start, end, kind in spans:
-        found[path, kind] = found.get((path, kind), 0) + 1
         pieces += [text[at:start], f"[redacted:{kind}]"]
         at = end
     return "".join([*pieces, text[at:]])
@@ -104,17 +149,19 @@ def _encoded_members(value: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in _ENCODED if isinstance(value.get(name), str))
 
 
-def _cleaned_blob(text: str, path: str, name: str, found: dict[tuple[str, str], int]) -> str:
+def _cleaned_blob(text: str, place: _Place, naming: Naming, found: _Findings) -> str:
     """Images and the like are left alone; a file of text is text, though in base64."""
     try:
-        data = base64.b64decode(text, validate=True)
+        data = b"".join(
+            base64.b64decode(text[at : at + _BASE64_CHARS], validate=True) for at in range(0, len(text), _BASE64_CHARS)
+        )
     except (binascii.Error, ValueError):
-        return _cleaned_text(text, path, name, found)
+        return _cleaned_text(text, place, naming, found)
     try:
         inside = data.decode()
     except UnicodeDecodeError:
         return text
-    clean = _cleaned_text(inside, path, "", found)
+    clean = _cleaned_text(inside, place, UNNAMED, found)
     return text if clean is inside else base64.b64encode(clean.encode()).decode()
 
 

@@ -17,6 +17,7 @@ import grpc  # type: ignore[import-untyped]
 
 from covenant.agents.job import JobLimits
 from covenant.doors.a2a.grpc import Calls, GrpcServer
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.exchange.cards import Offer
 from covenant.ledger.contract import ListQuery
 from covenant.ledger.machine.commands import Sweep
@@ -110,8 +111,9 @@ async def a_world(home: Path, *, push_notifications: bool = False) -> AsyncItera
 @asynccontextmanager
 async def calling(opened: Stage, scenery: Scenery) -> AsyncIterator[Any]:
     """The same agents over gRPC, beside HTTP."""
-    calls = Calls(opened.gate, opened.office, published=scenery.open_agent)
-    server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, message_bytes_max=1 << 20, calls_max=1_000)
+    pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
+    calls = Calls(opened.gate, opened.office, pool, message_bytes_max=1 << 20, published=scenery.open_agent)
+    server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, calls_max=1_000)
     opened.cards.offer = Offer(grpc_port=server.port, push_notifications=scenery.push_notifications)
     await server.start(("127.0.0.1", opened.port))
     try:

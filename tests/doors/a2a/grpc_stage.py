@@ -27,6 +27,7 @@ from covenant.doors.a2a.grpc import Calls, GrpcServer, GrpcTenants
 from covenant.doors.a2a.grpc_status import DETAILS
 from covenant.doors.a2a.operations import Office, Pushes
 from covenant.doors.http.public_url import BaseUrl
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
 from covenant.exchange.cards import Cards, Offer
 from covenant.exchange.conversation import ConversationLimits, Conversations
@@ -171,10 +172,14 @@ async def grpc_stage(
         if push:
             pushes = KeptPushes(http.ledger, conversations.scope, lambda config: check_config(config, lambda _: None))
         cards = Cards(Offer())
-        calls = Calls(gate, Office(conversations, extended_cards(cards), pushes), published=publishing.agent_id)
-        server = GrpcServer(
-            calls, bind_addr="127.0.0.1", port=0, message_bytes_max=message_bytes_max, calls_max=calls_max
+        calls = Calls(
+            gate,
+            Office(conversations, extended_cards(cards), pushes),
+            StrangerPool(bytes_max=64 * 2**20, body_ms=20_000),
+            message_bytes_max=message_bytes_max,
+            published=publishing.agent_id,
         )
+        server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, calls_max=calls_max)
         cards.offer = Offer(grpc_port=server.port, push_notifications=pushes is not None)
         await server.start(("127.0.0.1", http.port))
         try:

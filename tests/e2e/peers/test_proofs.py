@@ -72,6 +72,25 @@ def test_one_changed_thing_breaks_the_proof(proof: dict[str, Any], tmp_path: Pat
     assert (ran.code, ran.json["holds"]) == (1, False)
 
 
+@pytest.mark.parametrize("missing", [("offer",), ("result",), ("offer", "result", "transcript")])
+def test_a_proof_of_nothing_is_told_from_one_that_holds(
+    proof: dict[str, Any], tmp_path: Path, missing: tuple[str, ...]
+) -> None:
+    left = {name: value for name, value in proof.items() if name not in missing}
+    ran = checked(tmp_path, left, "--json")
+    assert (ran.code, ran.json["holds"]) == (4, True)
+    assert set(missing) <= set(ran.json["unchecked"])
+    assert "nothing that was asked or answered is proven" in ran.err
+
+
+def test_a_conversation_that_stayed_with_the_provider_takes_nothing_from_the_proof(
+    proof: dict[str, Any], tmp_path: Path
+) -> None:
+    kept = {**proof, "transcript": None, "result": {**proof["result"], "transcript": None}}
+    ran = checked(tmp_path, kept, "--json")
+    assert (ran.code, ran.json["unchecked"]) == (0, ["transcript"])
+
+
 def test_a_proof_is_held_against_whom_and_what_it_should_be(pair: Pair, proof: dict[str, Any], tmp_path: Path) -> None:
     assert checked(tmp_path, proof, "--budget", "7").code == 0
     assert checked(tmp_path, proof, "--budget", "6").code == 1

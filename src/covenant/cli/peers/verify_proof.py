@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import click
 
-from covenant.cli.failures import Failure
-from covenant.cli.output import put, put_json, shape
+from covenant.cli.failures import ExitCode, Failure
+from covenant.cli.output import put, put_json, say, shape
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
+PROVEN: Final = frozenset({"offer", "result"})
+"""A proof is about these. The conversation may stay with the provider, and the proof still says something."""
 
 
 @click.command("verify-proof", epilog=shape("proof_verified", "holds", "checks", "unchecked"))
@@ -22,6 +24,9 @@ def command(*, file: IO[bytes], provider: str | None, requester: str | None, bud
     """Check, offline, what a peer's result proves. FILE is what `covenant peers proof` wrote; - reads it from stdin.
 
     One changed, missing or moved line of the conversation fails, and so does a changed offer, result or usage.
+
+    Exits with 0 if the offer and the result were there and everything holds, with 1 if something is broken, and with
+    4 if the offer or the result is missing from FILE: then nothing is known about what was asked or answered.
     """
     from covenant.seal.evidence import verify_evidence
 
@@ -45,4 +50,7 @@ def command(*, file: IO[bytes], provider: str | None, requester: str | None, bud
         for name in report.unchecked:
             put(f"not checked  {name}")
     if not report.holds:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.REFUSED)
+    if not PROVEN.isdisjoint(report.unchecked):
+        say("covenant: the offer or the result is not in this file, so nothing that was asked or answered is proven")
+        raise click.exceptions.Exit(ExitCode.UNCHECKED)

@@ -114,6 +114,10 @@ class Gate:
             return None
         return Caller(tenant, "", operator=False, name=f"{ANONYMOUS}@{tenant.name}")
 
+    def admits_strangers(self, scope: Scope, agent_id: str) -> bool:
+        """Whether somebody without a token may call this agent."""
+        return self._anonymous(scope, agent_id) is not None
+
     def asked(self, visit: Visit, operation: Operation, dialect: Dialect, said: Any, decode: Decode) -> Asked:
         """The request, checked in this order: version, agent, params. `decode` is given what was said, and a cursor."""
         headers, caller = visit.headers, visit.caller

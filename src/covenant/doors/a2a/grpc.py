@@ -30,6 +30,7 @@ from covenant.doors.a2a.noticing import NOTICE_S
 from covenant.doors.a2a.operations import BY_NAME, Asked, Office, Operation
 from covenant.doors.a2a.protobuf import Asking, Telling
 from covenant.doors.http.hosts import as_host
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate, address, bearer
 from covenant.doors.metrics import Timer
 from covenant.exchange.streams import Stream
@@ -48,6 +49,9 @@ SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
 
 _PING_MS: Final = 60_000
 _IDLE_MS: Final = 15 * 60_000
+_HANDSHAKE_MS: Final = 10_000
+_STREAMS_MAX: Final = 1_000
+"""Calls under way on one connection."""
 _OPTIONS: Final = (
     # Or two daemons could share a port, and each would get half of the calls.
     ("grpc.so_reuseport", 0),
@@ -58,6 +62,9 @@ _OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_connection_idle_ms", _IDLE_MS),
+    # Connections that say nothing, and calls beyond number on one of them.
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.max_concurrent_streams", _STREAMS_MAX),
 )
 
 
@@ -81,11 +88,16 @@ class GrpcTenants(TenantGate):
 class Calls:
     """Every method of the service. `published` is the agent that is meant where none is named."""
 
-    def __init__(self, gate: Gate, office: Office, *, published: str = "") -> None:
+    def __init__(
+        self, gate: Gate, office: Office, pool: StrangerPool, *, message_bytes_max: int, published: str = ""
+    ) -> None:
+        """`pool`: what all strangers may make us hold. `message_bytes_max`: of one message."""
         self.http_at: tuple[str, int] | None = None
         """Where HTTP listens: what a card names, unless a setting says otherwise."""
         self._gate = gate
         self._office = office
+        self._pool = pool
+        self.message_bytes_max = message_bytes_max
         self._published = published
         self._open: set[Pouring] = set()
         self._left: set[asyncio.Future[Any]] = set()
@@ -101,7 +113,8 @@ class Calls:
                 Telling(GetMessageClass(method.output_type)),
                 self._gate.meter.timer(TRANSPORT, operation.name),
             )
-            kind = grpc.unary_stream_rpc_method_handler if operation.streams else grpc.unary_unary_rpc_method_handler
+            # As if requests were streams: on the wire it is the same, and the message is read when we ask for it.
+            kind = grpc.stream_stream_rpc_method_handler if operation.streams else grpc.stream_unary_rpc_method_handler
             found[method.name] = kind(partial(self._call, row))
         return found
 
@@ -115,10 +128,10 @@ class Calls:
         """Until nothing is under way for callers that have left."""
         await asyncio.gather(*self._left, return_exceptions=True)
 
-    async def _call(self, row: _Row, request: bytes, context: Any) -> bytes | None:
+    async def _call(self, row: _Row, _requests: Any, context: Any) -> bytes | None:
         started_s = perf_counter()
         try:
-            asked = await self._asked(row, request, context)
+            asked = await self._asked(row, context)
             caller = asked.ask.caller
             with self._gate.connected(caller), self._gate.streaming(caller, row.operation):
                 if row.operation.streams:
@@ -144,10 +157,24 @@ class Calls:
         finally:
             self._open.discard(pouring)
 
-    async def _asked(self, row: _Row, request: bytes, context: Any) -> Asked:
+    async def _asked(self, row: _Row, context: Any) -> Asked:
+        """Who calls comes before what it says: nothing of a stranger's message is kept that nobody may send."""
         scope = self._scope(context)
         headers = Headers(scope)
+        if headers.credential is not None:
+            if self._gate.tenants.recognised(headers.credential) is None:
+                await self._gate.enter(scope, headers, "")
+            return await self._read(row, scope, headers, await self._pool.within(context.read()))
+        if not self._gate.admits_strangers(scope, self._published):
+            await self._gate.enter(scope, headers, "")
+        with self._pool.lease(address(scope)) as take:
+            await self._pool.take_when_free(take, min(self.message_bytes_max, self._pool.share))
+            return await self._read(row, scope, headers, await self._pool.within(context.read()))
+
+    async def _read(self, row: _Row, scope: Scope, headers: Headers, request: Any) -> Asked:
         try:
+            if request is grpc.aio.EOF:
+                raise Invalid("invalid_request", "the call ended before its message")
             message = row.asking.read(request)
         except Invalid:
             # Who may call at all comes first, also where nothing can be read.
@@ -207,11 +234,11 @@ class Calls:
 class GrpcServer:
     """Bound when it is made, and on the running loop. `calls_max` is how many may be under way at once."""
 
-    def __init__(self, calls: Calls, *, bind_addr: str, port: int, message_bytes_max: int, calls_max: int) -> None:
+    def __init__(self, calls: Calls, *, bind_addr: str, port: int, calls_max: int) -> None:
         """Raises OSError if the address cannot be listened on."""
         self._calls = calls
         self._server = grpc.aio.server(
-            options=(*_OPTIONS, ("grpc.max_receive_message_length", message_bytes_max)),
+            options=(*_OPTIONS, ("grpc.max_receive_message_length", calls.message_bytes_max)),
             maximum_concurrent_rpcs=calls_max,
         )
         self._server.add_registered_method_handlers(SERVICE.full_name, calls.methods())

@@ -16,7 +16,7 @@ DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
-    announced = _announced(scope)
+    announced = announced_length(scope)
     if announced is not None and announced > bytes_max:
         await _discard(receive, announced)
         raise _too_large(bytes_max)
@@ -61,7 +61,8 @@ async def _discard(receive: Receive, expected: int) -> None:
             return
 
 
-def _announced(scope: Scope) -> int | None:
+def announced_length(scope: Scope) -> int | None:
+    """The length that the request says its body has; None if it says none."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             if not value.isdigit():

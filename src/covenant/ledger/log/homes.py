@@ -17,6 +17,7 @@ from covenant.ledger.log import snapshot
 from covenant.ledger.log.archive import ARCHIVE_NAME, Archive
 from covenant.ledger.log.codec import decode_events
 from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.log.folders import make_private_folder
 from covenant.ledger.log.history import History
 from covenant.ledger.log.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
 from covenant.ledger.log.opening import Opened, lock_home, open_journal
@@ -64,7 +65,7 @@ async def open_ledger(
     new_id = new_id or Uuids()
     boot = boot or new_id()
     try:
-        await asyncio.to_thread(home.mkdir, mode=0o700, parents=True, exist_ok=True)
+        await asyncio.to_thread(make_private_folder, home)
         lock = lock_home(home)
     except OSError as error:
         raise unusable_by(error, home) from error

@@ -9,7 +9,7 @@ that it gave out.
 
 from __future__ import annotations
 
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -87,6 +87,10 @@ class Starter(msgspec.Struct, frozen=True, gc=False):
     boot: str
 
 
+RecipientFault = Literal["unknown", "mismatch"]
+"""Nobody has the name, and no key was given; or the registry binds the name or the key otherwise."""
+
+
 class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
     task: Task
     digest: str
@@ -98,6 +102,8 @@ class Accept(Command[Accepted], frozen=True, gc=False, kw_only=True):
     """Made in the same record; told from the task's first step on."""
     minted: bool = False
     """Its id is new, by chance and from here: nobody looks for an earlier task of that id."""
+    recipient_fault: RecipientFault | None = None
+    """What is wrong with the recipient. Told to those who may send to it, and to nobody else."""
 
     def keys(self) -> tuple[Key, ...]:
         task, key = self.task, cache_key(self.task)

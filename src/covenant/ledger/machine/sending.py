@@ -6,15 +6,15 @@ from typing import Final
 
 from covenant.ledger.machine.access import authorize
 from covenant.ledger.machine.accounts import check_account
-from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, Starter
-from covenant.ledger.machine.decision import Decide
+from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, RecipientFault, Starter
+from covenant.ledger.machine.decision import Decide, Refused
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskClosed, TaskFollowed, TaskLeased, TaskSent, TaskSettled
 from covenant.ledger.machine.pushing import check_room, make_push
 from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
-from covenant.model.ids import LeaseId, TaskId
+from covenant.model.ids import AgentId, LeaseId, TaskId
 from covenant.model.lease import Lease
 from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.task import DELEGATION, MAILBOX, CacheKey, Task, cache_key, weigh
@@ -36,6 +36,9 @@ def accept(decide: Decide, command: Accept) -> Accepted:
     if task.deadline_ms is not None and task.deadline_ms > DEADLINE_MS_MAX:
         raise decide.refuse(Invalid("invalid_task", f"deadline_ms must be at most {DEADLINE_MS_MAX}"))
     authorize(decide, command.access)
+    if command.recipient_fault is not None:
+        # Without the row of the check that passed: nothing was done with it.
+        raise Refused(_wrong_recipient(task.recipient, command.recipient_fault), [])
     authorize(decide, command.admission)
     if known is not None:
         raise decide.refuse(
@@ -74,6 +77,19 @@ def accept(decide: Decide, command: Accept) -> Accepted:
 
 def _is_fresh(decide: Decide, cached: Cached) -> bool:
     return decide.ages.age_ms(cached.cached_at_ms, decide.now_ms) <= decide.view.limits.cache_age_ms_max
+
+
+def _wrong_recipient(recipient: AgentId, fault: RecipientFault) -> Invalid:
+    """The task would be stranded: nobody could receive it. Of two that do not belong together neither is told."""
+    if fault == "unknown":
+        return unknown_recipient(recipient)
+    message = "the recipient's display and pubkey do not belong together here; give both as its operator told you"
+    return Invalid("recipient_mismatch", message)
+
+
+def unknown_recipient(recipient: AgentId) -> Invalid:
+    message = f"{recipient.display} is not enrolled here; name its pubkey, or ask the operator to enroll it"
+    return Invalid("unknown_recipient", message)
 
 
 def _check_parent(decide: Decide, task: Task) -> None:

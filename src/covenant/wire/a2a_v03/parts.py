@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.file_names import segment
 from covenant.model.update import MessageUpdate
 from covenant.wire.a2a_errors import InvalidParams
 from covenant.wire.protojson import base64_of
@@ -73,13 +74,13 @@ def content_of(part: Part, where: str) -> Content:
 def _file(file: File, metadata: dict[str, Any] | None, where: str) -> Content:
     if (file.bytes is None) == (file.uri is None):
         raise InvalidParams(where, "must have either bytes or uri")
-    media_type = file.mime_type or None
+    media_type, name = file.mime_type or None, segment(file.name) if file.name else None
     if file.bytes is not None:
         blob = base64_of(file.bytes, f"{where}.bytes")
-        return Resource(Embedded("", media_type, blob=blob), file.name or None, metadata)
+        return Resource(Embedded("", media_type, blob=blob), name, metadata)
     if not file.uri:
         raise InvalidParams(f"{where}.uri", "is empty")
-    return ResourceLink(file.uri, file.name or "", media_type, metadata=metadata)
+    return ResourceLink(file.uri, name or "", media_type, metadata=metadata)
 
 
 def _data(part: Part, where: str) -> Json:
@@ -103,7 +104,7 @@ def _taken(metadata: dict[str, Any] | None) -> tuple[str | None, str | None, dic
     media_type, filename = left.pop(MEDIA_TYPE, None), left.pop(FILENAME, None)
     if not isinstance(media_type, str | None) or not isinstance(filename, str | None):
         return None, None, metadata
-    return media_type, filename, left or None
+    return media_type, segment(filename) if filename else filename, left or None
 
 
 def part_of(block: Content) -> Part:

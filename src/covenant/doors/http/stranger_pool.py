@@ -1,0 +1,119 @@
+"""Memory for what strangers send before anybody knows who they are: one pool of bytes for the whole daemon.
+
+Whoever has shown no token may make the daemon hold bytes only out of this pool, one address no more than a quarter of
+it, and only for so long. When the pool is used up, the next stranger is refused before anything of its message is
+kept. Those who have shown a token do not depend on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from starlette.types import Message, Receive, Scope
+
+from covenant.doors.http.body import announced_length, read_body
+from covenant.model.errors import Invalid, Unavailable
+
+ADDRESS_SHARE: Final = 4
+"""Of the pool, one address may have at most one part in so many."""
+RETRY_MS: Final = 1_000
+WAIT_S: Final = 5.0
+"""For bytes that others hold."""
+
+T = TypeVar("T")
+Take = Callable[[int], None]
+"""Takes so many bytes out of the pool, or refuses."""
+
+
+class StrangerPool:
+    """Lives on one loop."""
+
+    def __init__(self, *, bytes_max: int, body_ms: int) -> None:
+        """`body_ms`: how long a stranger has for its whole message."""
+        self._bytes_max = bytes_max
+        self.share = bytes_max // ADDRESS_SHARE
+        """What one address may have."""
+        self._body_s = body_ms / 1000
+        self.used = 0
+        self._by_address: dict[str, int] = {}
+        """One that holds nothing is not in it."""
+        self._waiting: set[asyncio.Event] = set()
+
+    @contextmanager
+    def lease(self, address: str) -> Iterator[Take]:
+        """All that is taken by it goes back at the end."""
+        held = 0
+
+        def take(size: int) -> None:
+            nonlocal held
+            mine = self._by_address.get(address, 0)
+            if self.used + size > self._bytes_max or mine + size > self.share:
+                raise _busy()
+            held += size
+            self.used += size
+            self._by_address[address] = mine + size
+
+        try:
+            yield take
+        finally:
+            self._give_back(address, held)
+
+    def _give_back(self, address: str, size: int) -> None:
+        self.used -= size
+        left = self._by_address.pop(address, 0) - size
+        if left > 0:
+            self._by_address[address] = left
+        for waiting in self._waiting:
+            waiting.set()
+
+    async def take_when_free(self, take: Take, size: int) -> None:
+        """For messages whose length nobody says before they are read: most are short, and hold their bytes shortly."""
+        woken = asyncio.Event()
+        self._waiting.add(woken)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    woken.clear()
+                    try:
+                        return take(size)
+                    except Unavailable:
+                        await woken.wait()
+        except TimeoutError:
+            raise _busy() from None
+        finally:
+            self._waiting.discard(woken)
+
+    async def within(self, reading: Awaitable[T]) -> T:
+        """What is read of somebody, in the time that there is for a message."""
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await reading
+        except TimeoutError:
+            message = f"a message must arrive within {self._body_s:g} s; send it faster, or in smaller ones"
+            raise Invalid("too_slow", message) from None
+
+    async def read(self, scope: Scope, receive: Receive, bytes_max: int, take: Take) -> bytes:
+        """The body of a stranger's request, which holds a lease."""
+        announced = announced_length(scope)
+        if announced is None:
+            return await self.within(read_body(scope, _counted(receive, take), bytes_max))
+        # What is too large is refused by its length, and nothing of it is kept.
+        take(announced if announced <= bytes_max else 0)
+        return await self.within(read_body(scope, receive, bytes_max))
+
+
+def _busy() -> Unavailable:
+    message = "too much is being received from callers without a token; come back"
+    return Unavailable("busy", message, retry_after_ms=RETRY_MS)
+
+
+def _counted(receive: Receive, take: Take) -> Receive:
+    async def receive_counted() -> Message:
+        message = await receive()
+        take(len(message.get("body", b"")))
+        return message
+
+    return receive_counted
