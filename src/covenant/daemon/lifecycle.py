@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import ipaddress
-import math
 import resource
 import signal
 import socket
@@ -28,13 +27,14 @@ from covenant.agents.discovery import Found, load_agents
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
 from covenant.daemon.environment import monotonic_ms
 from covenant.daemon.home import SOCKET_NAME
-from covenant.daemon.listening import HttpServer, bound, url_of
+from covenant.daemon.listening import bound, make_server, url_of
 from covenant.daemon.loading import Loaded
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import Maintenance, RetryScheduler, Scheduler, Sweeper
 from covenant.daemon.staff import Staff
 from covenant.daemon.whereabouts import left_in
 from covenant.daemon.wiring import Node, open_node
+from covenant.doors.http.server.server import HttpServer
 from covenant.doors.http.traced import Traced
 from covenant.exchange.delegation import Orphans
 from covenant.model.repair import RetryPolicy
@@ -117,7 +117,7 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
             if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
                 log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
             door = Traced(node.http, node.tracer) if node.tracer.on else node.http
-            server = HttpServer(door, listener, settings.http, grace_s=math.ceil(settings.daemon.grace_ms / 1000))
+            server = make_server(door, settings.http, node.http.refusal_form)
             staff = Staff(node.ledger, node.catalogue, node.crew, log, elsewhere=node.elsewhere, cast=node.cast)
             staff.remote_concurrency = settings.delegation.remote_concurrency
             staff.serve(found)
@@ -134,6 +134,7 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
                 schedulers = [*_schedulers(node, log), staff]
                 telling = partial(announce, listening)
                 with left_in(settings.home, listening.url):
+                    await server.start(listener)
                     await _serve(node, server, workers, schedulers, stops, log=log, announce=telling)
             finally:
                 await node.ipc.stop(0)
@@ -153,8 +154,6 @@ async def _serve(
     """Everything that runs, until it was asked to stop and has stopped."""
     grace_s = node.settings.daemon.grace_ms / 1000
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.run_until_told())
-        await server.listening.wait()
         scheduled = [group.create_task(_supervised(each, log)) for each in schedulers]
         working = [group.create_task(worker.run()) for worker in workers]
         _settle_memory()
@@ -163,18 +162,18 @@ async def _serve(
         log.info("daemon.stopping", grace_s=grace_s)
         for scheduler in scheduled:
             scheduler.cancel()
-        closing = group.create_task(_close(node, server, workers, [*working, serving]))
+        closing = group.create_task(_close(node, server, workers, working))
         hurried = group.create_task(stops.hurried.wait())
         await asyncio.wait((closing, hurried), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         if not closing.done():
             log.warning("daemon.hurried", signal=stops.hurried.is_set())
-        server.should_exit = server.force_exit = True
         for task in (closing, hurried, *working):
             task.cancel()
+        await server.stop(0)
 
 
 async def _close(
-    node: Node, server: HttpServer, workers: Sequence[Worker], under_way: Sequence[asyncio.Task[None]]
+    node: Node, server: HttpServer, workers: Sequence[Worker], working: Sequence[asyncio.Task[None]]
 ) -> None:
     """In order; returns when all that was under way has ended."""
     node.exchange.leasing = False
@@ -183,13 +182,12 @@ async def _close(
         node.peering.hush()
     for worker in workers:
         worker.stop()
-    *working, serving = under_way
     await asyncio.gather(*working)
-    server.should_exit = True
     grace_s = node.settings.daemon.grace_ms / 1000
-    stops = [node.ipc.stop(grace_s), *([node.grpc.stop(grace_s)] if node.grpc is not None else [])]
+    stops = [server.stop(grace_s), node.ipc.stop(grace_s)]
+    if node.grpc is not None:
+        stops.append(node.grpc.stop(grace_s))
     await asyncio.gather(*stops)
-    await asyncio.wait((serving,))
 
 
 async def _start_grpc(node: Node, http: socket.socket, log: Log) -> None:

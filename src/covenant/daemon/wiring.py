@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
 import covenant
 from covenant.agents.crew import Crew
@@ -49,7 +48,7 @@ from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
 from covenant.doors.a2a.door import PREFIX
 from covenant.doors.a2a.operations import Office
-from covenant.doors.http.app import HttpDoor, build_http
+from covenant.doors.http.app import DoorUnder, HttpDoor, build_http
 from covenant.doors.http.hosts import as_host
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.ipc.server import IpcServer
@@ -296,7 +295,7 @@ def _assemble(
     )
 
 
-def _http(settings: Settings, behind: _Behind, doors: Sequence[BaseRoute], a2a: tuple[str, ASGIApp]) -> HttpDoor:
+def _http(settings: Settings, behind: _Behind, doors: Sequence[BaseRoute], a2a: tuple[str, DoorUnder]) -> HttpDoor:
     return build_http(
         **behind,
         allowed_hosts=(*settings.http.allowed_hosts, as_host(settings.http.bind_addr)),

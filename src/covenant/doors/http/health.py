@@ -21,6 +21,8 @@ from covenant.ledger.contract import Counts, Ledger
 # A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.
 COUNTS_TIMEOUT_S: Final = 2.0
 ARCHIVE_LAG_MAX: Final = 100_000
+ALIVE_PATHS: Final = ("/healthz", "/health")
+"""Answered however many connections there are."""
 
 
 class Health:
