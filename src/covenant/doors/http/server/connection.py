@@ -125,38 +125,34 @@ class Connection(asyncio.Protocol):
 
     def _read_on(self, reader: RequestReader) -> None:
         """Read what was received, as far as the bounds allow."""
-        was_open, bounds = reader.open, self.bounds
+        was_open = reader.open
         while self._unread and not (self._pipeline_full or self._body_full):
-            piece = self._next_piece(bounds.pipelined_max - len(self._queue))
+            piece = self._unread
+            if self._unread_at or piece.count(_HEAD_END) > self.bounds.pipelined_max - len(self._queue):
+                piece = self._cut()
+            else:
+                self._unread = b""
             refusal = reader.feed(piece)
             if refusal is not None:
                 self._refuse(refusal)
                 return
-            if self._queue:
-                self._behind_bytes += len(piece)
-                self._pipeline_full = (
-                    len(self._queue) >= bounds.pipelined_max or self._behind_bytes > bounds.pipelined_bytes_max
-                )
-            if reader.exchange is not None:
-                self._body_full = reader.exchange.kept_bytes > bounds.body_kept_bytes_max
-        if self._pipeline_full or self._body_full:
-            self._pause_reading()
-        elif reader.open:
+            if self._queue or reader.open:
+                self._look_at_sizes(reader, len(piece))
+        if reader.open:
             self._expect_rest(reader)
         elif self._current is not None or self._queue:
             self.deadline_s = inf
         elif was_open:
             # The rest of a request that was answered before it had arrived.
             self._wait_for_request()
+        if self._pipeline_full or self._body_full:
+            self._pause_reading()
 
-    def _next_piece(self, room: int) -> bytes:
-        """Bytes that complete at most so many requests, and one."""
+    def _cut(self) -> bytes:
+        """A piece of what was received that completes as many requests as may wait, and one."""
         data, start = self._unread, self._unread_at
-        if start == 0 and data.count(_HEAD_END) <= room:
-            self._unread = b""
-            return data
         end = start
-        for _ in range(room):
+        for _ in range(self.bounds.pipelined_max - len(self._queue)):
             found = data.find(_HEAD_END, end)
             if found < 0:
                 end = len(data)
@@ -167,6 +163,15 @@ class Connection(asyncio.Protocol):
         else:
             self._unread_at = end
         return data[start:end]
+
+    def _look_at_sizes(self, reader: RequestReader, size: int) -> None:
+        bounds = self.bounds
+        if self._queue:
+            self._behind_bytes += size
+            many, large = len(self._queue) >= bounds.pipelined_max, self._behind_bytes > bounds.pipelined_bytes_max
+            self._pipeline_full = many or large
+        if reader.exchange is not None:
+            self._body_full = reader.exchange.kept_bytes > bounds.body_kept_bytes_max
 
     def accept(self, exchange: Exchange) -> None:
         """A request whose head is complete."""
@@ -282,15 +287,15 @@ class Connection(asyncio.Protocol):
             self._start(self._queue.popleft())
             if self._queue:
                 return
-        self._behind_bytes = 0
-        self._pipeline_full = False
+            self._behind_bytes = 0
+            self._pipeline_full = False
         if self._refusal is not None:
             if self._current is None:
                 self._tell_refusal(self._refusal)
             return
-        exchange = reader.exchange
-        self._body_full = self._body_full and exchange is not None and not exchange.complete
         if self._unread or self._reading_paused:
+            # A body that its door did not want may stand in the way.
+            self._body_full = self._body_full and reader.exchange is not None and not reader.exchange.complete
             self._resume()
         if self._current is None and not reader.open:
             self._wait_for_request()

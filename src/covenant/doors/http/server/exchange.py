@@ -95,6 +95,14 @@ class Exchange:
             data = b"%b%d\r\n" % (head, len(body))
         self._finish(b"%b%b\r\n%b" % (data, self._connection_line(closes=closes), body))
 
+    def take_whole_body(self) -> bytes | None:
+        """The body, if all of it is there: most arrive with their heads. None: it must be received."""
+        parts = self._parts
+        if parts is None or not self.body_complete or self.disconnected:
+            return None
+        self._parts, self.kept_bytes = None, 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
     async def receive(self) -> Message:
         """As ASGI has it: the next piece of the body, or that the client has left."""
         if self._expects and not self._parts:
