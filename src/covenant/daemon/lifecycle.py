@@ -167,9 +167,11 @@ async def _serve(
         await asyncio.wait((closing, hurried), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         if not closing.done():
             log.warning("daemon.hurried", signal=stops.hurried.is_set())
-        for task in (closing, hurried, *working):
-            task.cancel()
+        # Whoever still waits is told before what they wait for is put down.
+        closing.cancel()
         await server.stop(0)
+        for task in (hurried, *working):
+            task.cancel()
 
 
 async def _close(

@@ -47,3 +47,5 @@ class HttpBounds:
     """The same, for a stream of events."""
     linger_s_max: float = 2.0
     """From the refusal of a malformed request until the connection is closed: a client that still sends can read it."""
+    linger_bytes_max: int = 1 * MIB
+    """What such a client may still send."""

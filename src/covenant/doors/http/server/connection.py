@@ -191,7 +191,8 @@ class Connection(asyncio.Protocol):
     def discard(self, size: int) -> None:
         """Bytes that nobody wants: they come after an answer, or after a refusal."""
         self._discarded_bytes += size
-        if self._discarded_bytes > self.bounds.body_discarded_bytes_max:
+        bounds = self.bounds
+        if self._discarded_bytes > (bounds.linger_bytes_max if self._lingers else bounds.body_discarded_bytes_max):
             self.transport.abort()
 
     def _pause_reading(self) -> None:
@@ -347,6 +348,7 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         self._lingers = True
+        self._discarded_bytes = 0
         self.transport.write_eof()
         if self._reading_paused:
             self._reading_paused = False

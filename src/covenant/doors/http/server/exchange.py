@@ -109,8 +109,9 @@ class Exchange:
             self._expects = False
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while self._parts is None and not (self.disconnected or self.complete):
-            self._connection.want_body()
+            # In this order: to want a body may bring it.
             self._news = self._connection.loop.create_future()
+            self._connection.want_body()
             await self._news
         if self.disconnected or self.complete:
             return {"type": "http.disconnect"}

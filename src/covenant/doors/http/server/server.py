@@ -63,10 +63,10 @@ class HttpServer:
         self.stopping = False
         self._proxies: tuple[Network, ...] = tuple(map(ip_network, proxies))
         self._now_ms = now_ms
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
+        """In the order in which they came."""
         self._of_address: dict[str, int] = {}
         self._reserved: dict[Connection, None] = {}
-        """In the order in which they came."""
         self._crowded_logged_s = -CROWDED_LOG_S
         self._empty = asyncio.Event()
         self._listening: asyncio.Server | None = None
@@ -123,7 +123,7 @@ class HttpServer:
         host = connection.client[0] if connection.client is not None else ""
         connection.address = address = _counted_as(host)
         of_address = self._of_address[address] = self._of_address.get(address, 0) + 1
-        self._connections.add(connection)
+        self._connections[connection] = None
         if of_address > bounds.connections_per_address_max and not self._is_proxy(host):
             room = self._make_room(connection, bounds.connections_per_address_max, address)
         else:
@@ -175,7 +175,7 @@ class HttpServer:
         """Does nothing for one that is forgotten already."""
         if connection not in self._connections:
             return
-        self._connections.discard(connection)
+        del self._connections[connection]
         self._reserved.pop(connection, None)
         left = self._of_address[connection.address] - 1
         if left:
