@@ -56,6 +56,7 @@ class Connection(asyncio.Protocol):
     _refusal: Refusal | None = None
     """Why nothing more is read. It is told after the answers that come before it."""
     _lingers = False
+    _gathered_bytes = 0
     _unsent_bytes = 0
     _unsent_since_s = 0.0
 
@@ -86,6 +87,8 @@ class Connection(asyncio.Protocol):
         self._http.forget(self)
         self.deadline_s = inf
         exchanges = [*self._queue] if self._current is None else [self._current, *self._queue]
+        if self._reader is not None:
+            self._reader.close()
         self._current = self._reader = None
         self._queue.clear()
         self._writes.clear()
@@ -253,11 +256,15 @@ class Connection(asyncio.Protocol):
         if not self._writes:
             self.loop.call_soon(self._flush)
         self._writes.append(data)
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes > self.bounds.response_bytes_max:
+            # A door that never waits would gather without end.
+            self._flush()
 
     def _flush(self) -> None:
         writes = self._writes
         if writes and not self.transport.is_closing():
-            self._writes = []
+            self._writes, self._gathered_bytes = [], 0
             self.transport.write(writes[0] if len(writes) == 1 else b"".join(writes))
 
     def finish(self, exchange: Exchange, data: bytes) -> None:

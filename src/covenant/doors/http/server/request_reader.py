@@ -75,6 +75,11 @@ class RequestReader:
         """Of its trailers, or of its body since the last data."""
         self._data_seen = False
 
+    def close(self) -> None:
+        """Nothing more is read. The parser and its callbacks hold each other, and the connection with them."""
+        del self._parser
+        self.exchange = None
+
     def feed(self, data: bytes) -> Refusal | None:
         """Why the connection cannot go on; None if it can."""
         self._fed_bytes = len(data)
