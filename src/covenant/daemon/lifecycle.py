@@ -27,7 +27,7 @@ from covenant.agents.discovery import Found, load_agents
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
 from covenant.daemon.environment import monotonic_ms
 from covenant.daemon.home import SOCKET_NAME
-from covenant.daemon.listening import bound, make_server, url_of
+from covenant.daemon.listening import bound, http_bounds, make_server, url_of
 from covenant.daemon.loading import Loaded
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import Maintenance, RetryScheduler, Scheduler, Sweeper
@@ -83,7 +83,8 @@ def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files:
     found = [*load_agents(files), *(demo_agents() if demo else ())]
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
-    _allow_files(settings.http.connections_max + settings.ipc.connections_max + calls_max + FILES_BESIDES)
+    http_max = settings.http.connections_max + http_bounds(settings.http).connections_reserved_max
+    _allow_files(http_max + settings.ipc.connections_max + calls_max + FILES_BESIDES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_live(loaded, announce, log, found, demo=demo))
 
@@ -137,6 +138,7 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
                     await server.start(listener)
                     await _serve(node, server, workers, schedulers, stops, log=log, announce=telling)
             finally:
+                await server.stop(0)
                 await node.ipc.stop(0)
     log.info("daemon.stopped")
 

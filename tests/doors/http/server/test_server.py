@@ -232,7 +232,7 @@ def test_the_server_runs_on_the_loop_of_the_daemon_too() -> None:
 
 
 async def test_an_answer_of_a_hot_door_is_one_write_also_for_a_web_page(short_path: Path) -> None:
-    """What stands before the doors (origins, traces) leaves the way for a whole answer open."""
+    """What stands before the doors leaves the way for a whole answer open."""
     origin = "http://pages.example"
     async with open_world(short_path, origins=[origin]) as world:
         connection, transport = connected(server=make(hello))
