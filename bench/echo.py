@@ -1,7 +1,7 @@
 """The daemon's HTTP server with nothing behind it: `python -m bench.echo` answers JSON with the same JSON.
 
 What it costs is what any request costs here before Covenant does anything: the measure for what Covenant adds. With
-`--plain` it is uvicorn as it comes, without our gathering of writes. Prints its address and serves until SIGTERM.
+`--plain` it is uvicorn as it comes, for comparison. Prints its address and serves until SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import sys
 from typing import Final
 
 import msgspec
+import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from bench.workload import run
-from covenant.daemon.listening import HttpServer, bound, url_of
+from covenant.daemon.listening import bound, make_server, url_of
 from covenant.daemon.settings import HttpSettings
+from covenant.doors.http.server.asgi import AsgiDoor
 
 PLAIN: Final = "--plain"
 
@@ -39,18 +41,18 @@ async def echo(_: Scope, receive: Receive, send: Send) -> None:
 async def main() -> None:
     settings = HttpSettings(port=0)
     with bound(settings) as listener:
-        server = HttpServer(echo, listener, settings, grace_s=1)
         if PLAIN in sys.argv:
-            server.config.http = "httptools"
-
-        def stop() -> None:
-            server.should_exit = True
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.run_until_told())
-            await server.listening.wait()
             print(url_of(listener), flush=True)
+            config = uvicorn.Config(echo, http="httptools", ws="none", lifespan="off", log_config=None)
+            listener.listen()
+            await uvicorn.Server(config).serve(sockets=[listener])
+            return
+        server, asked = make_server(AsgiDoor(echo), settings), asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+        await server.start(listener)
+        print(url_of(listener), flush=True)
+        await asked.wait()
+        await server.stop(1)
 
 
 if __name__ == "__main__":

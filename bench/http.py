@@ -1,7 +1,7 @@
 """http: `POST /a2a/tasks` of the real daemon, beside the same server answering a bare JSON echo.
 
-The echo is uvicorn as it comes. A second one gathers its writes, as the daemon does: that is for looking at, since to
-make the server under both faster would make the promise harder to keep.
+The echo is uvicorn as it comes. A second one is on the daemon's own server: that is for looking at, since to make the
+server under both faster would make the promise harder to keep.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def run(level: Level, workspace: Path) -> Table:
         rows=[
             fact("tasks", rate, "requests/s"),
             fact("echo", _median(echoed, "per_s"), "requests/s"),
-            fact("echo that gathers its writes, as we do", _median(gathered, "per_s"), "requests/s"),
+            fact("echo on our own server", _median(gathered, "per_s"), "requests/s"),
             at_least("tasks / echo", rate / _median(echoed, "per_s"), RATIO, "×"),
-            fact("tasks / echo that gathers", rate / _median(gathered, "per_s"), "×"),
+            fact("tasks / echo on our own server", rate / _median(gathered, "per_s"), "×"),
             fact("tasks: server CPU a request", _median(sent, "cpu_us"), "µs"),
             fact("echo: server CPU a request", _median(echoed, "cpu_us"), "µs"),
             fact("tasks: p50", _median(sent, "p50_ms"), "ms"),

@@ -15,8 +15,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from bench.workload import run
-from covenant.daemon.listening import HttpServer, bound, url_of
+from covenant.daemon.listening import bound, make_server, url_of
 from covenant.daemon.settings import HttpSettings
+from covenant.doors.http.server.asgi import AsgiDoor
 from covenant.model.peer import InstanceId, KeyBundle, Prekey
 from covenant.seal.envelope import check, open_checked, seal
 from covenant.seal.identity import Identity, PrivatePrekey, new_prekey, prekey_to_use, sign_bundle
@@ -94,16 +95,12 @@ class Echo:
 async def main() -> None:
     settings = HttpSettings(port=0)
     with bound(settings) as listener:
-        server = HttpServer(Echo(), listener, settings, grace_s=1)
-
-        def stop() -> None:
-            server.should_exit = True
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.run_until_told())
-            await server.listening.wait()
-            print(url_of(listener), flush=True)
+        server, asked = make_server(AsgiDoor(Echo()), settings), asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+        await server.start(listener)
+        print(url_of(listener), flush=True)
+        await asked.wait()
+        await server.stop(1)
 
 
 if __name__ == "__main__":

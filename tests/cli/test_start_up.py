@@ -8,7 +8,17 @@ import pytest
 
 from tests.cli.daemons import COVENANT, Daemon, environment
 
-HEAVY = {"uvicorn", "starlette", "rich", "cryptography", "msgspec", "asyncio", "uvloop", "sqlite3", "prometheus_client"}
+HEAVY = {
+    "httptools",
+    "starlette",
+    "rich",
+    "cryptography",
+    "msgspec",
+    "asyncio",
+    "uvloop",
+    "sqlite3",
+    "prometheus_client",
+}
 MODULES_MAX = 180
 """click and what it needs are about 100 over a bare interpreter's 30."""
 

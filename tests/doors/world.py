@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
-
+from covenant.daemon.listening import bound, make_server
 from covenant.daemon.operator import admit_operator
+from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.app import HttpDoor, build_http
+from covenant.doors.http.server.exchange import Door
+from covenant.doors.http.server.refusals import RefusalForm, plain_form
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.ipc.server import IpcServer
 from covenant.doors.metrics import Meter
@@ -197,7 +196,7 @@ async def _open_doors(
     door = build_http(**parts, **options, more_routes=routes, described=native_agents.DESCRIBED)
     ipc = IpcServer(folder / "sock", **parts, **of_ipc)
     await ipc.start()
-    async with _listening(door) as port:
+    async with _listening(door, door.refusal_form) as port:
         try:
             yield World(
                 ledger=ledger,
@@ -222,18 +221,12 @@ async def _open_doors(
 
 
 @asynccontextmanager
-async def _listening(app: ASGIApp) -> AsyncIterator[int]:
-    """Uvicorn's protocol on a port of its own, without the server around it, which only looks up ten times a second."""
-    config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False)
-    config.load()
-    state = ServerState()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: HttpToolsProtocol(config, state, {}), "127.0.0.1", 0)
-    try:
-        yield int(server.sockets[0].getsockname()[1])
-    finally:
-        server.close()
-        for connection in tuple(state.connections):
-            connection.shutdown()
-        if state.tasks:
-            await asyncio.wait(state.tasks, timeout=BOUND_S)
+async def _listening(door: Door, refusal_form: RefusalForm = plain_form) -> AsyncIterator[int]:
+    """Our own server, on a port of its own."""
+    with bound(HttpSettings(port=0)) as listener:
+        server = make_server(door, HttpSettings(), refusal_form)
+        await server.start(listener)
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            await server.stop(BOUND_S)

@@ -1,6 +1,7 @@
 """Clients for attacks: a raw connection that sends any bytes, and plain requests beside it."""
 
 import http.client
+import io
 import json
 import socket
 from collections.abc import Mapping
@@ -25,21 +26,36 @@ class Answer:
         return json.loads(self.body)
 
 
+class _Received(io.BufferedReader):
+    """What a connection has received. One answer that is read to its end leaves the next one readable."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(socket.SocketIO(connection, "r"))
+
+    def makefile(self, _: str) -> "_Received":
+        return self
+
+    def close(self) -> None:
+        """Called at the end of each answer."""
+
+
 class RawConnection:
     """One TCP connection to a daemon, on which a test writes whatever it likes."""
 
-    def __init__(self, url: str, *, bound_s: float = BOUND_S) -> None:
+    def __init__(self, url: str, *, bound_s: float = BOUND_S, source: str = "127.0.0.1") -> None:
+        """`source` is the address that it comes from: all of 127.0.0.0/8 is this machine."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         assert parts.port is not None
-        self.socket = socket.create_connection((parts.hostname, parts.port), timeout=bound_s)
+        self.socket = socket.create_connection((parts.hostname, parts.port), bound_s, (source, 0))
+        self._received = _Received(self.socket)
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
     def read_answer(self) -> Answer:
         """The next answer on this connection."""
-        response = http.client.HTTPResponse(self.socket)
+        response = http.client.HTTPResponse(self._received)  # type: ignore[arg-type]  # has what is used of a socket
         response.begin()
         body = response.read()
         return Answer(response.status, dict(response.headers), body)
@@ -49,7 +65,7 @@ class RawConnection:
         received = b""
         while True:
             try:
-                more = self.socket.recv(65_536)
+                more = self._received.read1(65_536)
             except ConnectionResetError:
                 return received
             if not more:

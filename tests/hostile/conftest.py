@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.daemons import Daemon
+from tests.places import short_folder
 
 StartDaemon = Callable[..., Daemon]
 
@@ -24,6 +25,15 @@ def start_daemon(short_path: Path) -> Iterator[StartDaemon]:
     for daemon in started:
         if daemon.process.poll() is None:
             daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_daemon() -> Iterator[Daemon]:
+    """One daemon for all attacks of a module that leave it as it was."""
+    with short_folder() as folder:
+        daemon = Daemon(folder / "home")
+        yield daemon
+        daemon.stop()
 
 
 @pytest.fixture

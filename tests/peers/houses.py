@@ -14,9 +14,10 @@ from uuid import UUID
 import msgspec
 from starlette.routing import BaseRoute, Router
 
-from covenant.daemon.listening import HttpServer
+from covenant.daemon.listening import make_server
 from covenant.daemon.peer_lines import PeerLines
 from covenant.daemon.settings import HttpSettings
+from covenant.doors.http.server.asgi import AsgiDoor
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
 from covenant.doors.peers_sealed import sealed_routes
@@ -335,16 +336,12 @@ async def serving(routes: list[BaseRoute], port: int = 0) -> AsyncIterator[int]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(("127.0.0.1", port))
-        server = HttpServer(Router(routes), bound, HttpSettings(), grace_s=1)
-        running = asyncio.create_task(server.run_until_told())
+        server = make_server(AsgiDoor(Router(routes)), HttpSettings())
+        await server.start(bound)
         try:
-            async with asyncio.timeout(BOUND_S):
-                await server.listening.wait()
             yield bound.getsockname()[1]
         finally:
-            server.should_exit = True
-            server.force_exit = True
-            await asyncio.wait_for(running, BOUND_S)
+            await asyncio.wait_for(server.stop(0), BOUND_S)
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import ipaddress
-import math
 import resource
 import signal
 import socket
@@ -29,7 +28,7 @@ from covenant.agents.stacks import AgentStacks
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
 from covenant.daemon.health_stand_in import HealthStandIn
 from covenant.daemon.home import SOCKET_NAME
-from covenant.daemon.listening import HttpServer, bound, url_of
+from covenant.daemon.listening import bound, http_bounds, make_server, url_of
 from covenant.daemon.loading import Loaded
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Scheduler, Sweeper
@@ -37,6 +36,7 @@ from covenant.daemon.staff import Staff
 from covenant.daemon.watchdog import Watchdog
 from covenant.daemon.whereabouts import left_in
 from covenant.daemon.wiring import Node, open_node
+from covenant.doors.http.server.server import HttpServer
 from covenant.doors.http.traced import Traced
 from covenant.exchange.delegation import Orphans
 from covenant.model.repair import RetryPolicy
@@ -85,7 +85,8 @@ def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files:
     found = [*load_agents(files), *(demo_agents() if demo else ())]
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
-    _allow_files(settings.http.connections_max + settings.ipc.connections_max + calls_max + FILES_BESIDES)
+    http_max = settings.http.connections_max + http_bounds(settings.http).connections_reserved_max
+    _allow_files(http_max + settings.ipc.connections_max + calls_max + FILES_BESIDES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_live(loaded, announce, log, found, demo=demo))
 
@@ -119,7 +120,7 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
             if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
                 log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
             door = Traced(node.http, node.tracer) if node.tracer.on else node.http
-            server = HttpServer(door, listener, settings.http, grace_s=math.ceil(settings.daemon.grace_ms / 1000))
+            server = make_server(door, settings.http, node.http.refusal_form)
             staff = Staff(node.ledger, node.catalogue, node.crew, log, elsewhere=node.elsewhere, cast=node.cast)
             staff.remote_concurrency = settings.delegation.remote_concurrency
             staff.serve(found)
@@ -136,9 +137,12 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
                 schedulers = [*_schedulers(node, log), staff]
                 telling = partial(announce, listening)
                 watchdog = _watchdog(node, server, listener, found, log)
-                with left_in(settings.home, listening.url), watchdog.watching(asyncio.get_running_loop()):
-                    await _serve(node, server, workers, schedulers, stops, log=log, announce=telling)
+                with left_in(settings.home, listening.url):
+                    await server.start(listener)
+                    with watchdog.watching(asyncio.get_running_loop()):
+                        await _serve(node, server, workers, schedulers, stops, log=log, announce=telling)
             finally:
+                await server.stop(0)
                 await node.ipc.stop(0)
     log.info("daemon.stopped")
 
@@ -156,8 +160,6 @@ async def _serve(
     """Everything that runs, until it was asked to stop and has stopped."""
     grace_s = node.settings.daemon.grace_ms / 1000
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.run_until_told())
-        await server.listening.wait()
         scheduled = [group.create_task(_supervised(each, log)) for each in schedulers]
         working = [group.create_task(worker.run()) for worker in workers]
         _settle_memory()
@@ -166,18 +168,20 @@ async def _serve(
         log.info("daemon.stopping", grace_s=grace_s)
         for scheduler in scheduled:
             scheduler.cancel()
-        closing = group.create_task(_close(node, server, workers, [*working, serving]))
+        closing = group.create_task(_close(node, server, workers, working))
         hurried = group.create_task(stops.hurried.wait())
         await asyncio.wait((closing, hurried), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         if not closing.done():
             log.warning("daemon.hurried", signal=stops.hurried.is_set())
-        server.should_exit = server.force_exit = True
-        for task in (closing, hurried, *working):
+        # Whoever still waits is told before what they wait for is put down.
+        closing.cancel()
+        await server.stop(0)
+        for task in (hurried, *working):
             task.cancel()
 
 
 async def _close(
-    node: Node, server: HttpServer, workers: Sequence[Worker], under_way: Sequence[asyncio.Task[None]]
+    node: Node, server: HttpServer, workers: Sequence[Worker], working: Sequence[asyncio.Task[None]]
 ) -> None:
     """In order; returns when all that was under way has ended."""
     node.exchange.leasing = False
@@ -186,13 +190,12 @@ async def _close(
         node.peering.hush()
     for worker in workers:
         worker.stop()
-    *working, serving = under_way
     await asyncio.gather(*working)
-    server.should_exit = True
     grace_s = node.settings.daemon.grace_ms / 1000
-    stops = [node.ipc.stop(grace_s), *([node.grpc.stop(grace_s)] if node.grpc is not None else [])]
+    stops = [server.stop(grace_s), node.ipc.stop(grace_s)]
+    if node.grpc is not None:
+        stops.append(node.grpc.stop(grace_s))
     await asyncio.gather(*stops)
-    await asyncio.wait((serving,))
 
 
 def _watchdog(node: Node, server: HttpServer, listener: socket.socket, found: Sequence[Found], log: Log) -> Watchdog:

@@ -1,22 +1,19 @@
-"""Where HTTP listens: the socket, bound before anything is promised, and uvicorn on top of it."""
+"""Where HTTP listens: the socket, bound before anything is promised, and the server with the operator's bounds."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Final
+from contextlib import contextmanager
 
-import uvicorn
-from starlette.types import ASGIApp
-
-from covenant.daemon.gathering import GatheringProtocol
+from covenant.daemon.environment import now_ms
 from covenant.daemon.settings import HttpSettings
+from covenant.doors.http.health import ALIVE_PATHS
+from covenant.doors.http.server.bounds import HttpBounds
+from covenant.doors.http.server.exchange import Door
+from covenant.doors.http.server.refusals import RefusalForm, plain_form
+from covenant.doors.http.server.server import HttpServer
 from covenant.model.errors import CovenantError
-
-BACKLOG: Final = 2_048
-KEEP_ALIVE_S: Final = 75
 
 
 class CannotListen(CovenantError):
@@ -44,54 +41,25 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class HttpServer(uvicorn.Server):
-    """Uvicorn on a socket that is bound already. Signals are the daemon's business; `listening` says when it is up."""
+def http_bounds(settings: HttpSettings) -> HttpBounds:
+    """The bounds of the HTTP layer, as far as an operator chooses them."""
+    return HttpBounds(
+        head_s_max=settings.head_ms / 1000,
+        body_idle_s_max=settings.body_idle_ms / 1000,
+        body_s_max=settings.body_ms / 1000,
+        keep_alive_s_max=settings.keep_alive_ms / 1000,
+        unread_s_max=settings.unread_ms / 1000,
+        connections_max=settings.connections_max,
+        connections_per_address_max=settings.connections_per_address_max,
+    )
 
-    def __init__(self, door: ASGIApp, listener: socket.socket, settings: HttpSettings, *, grace_s: int) -> None:
-        super().__init__(
-            uvicorn.Config(
-                door,
-                http=GatheringProtocol,
-                ws="none",
-                lifespan="off",
-                interface="asgi3",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                limit_concurrency=settings.connections_max,
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=grace_s,
-            )
-        )
-        self._listener = listener
-        self._adopting: set[asyncio.Task[None]] = set()
-        self.listening = asyncio.Event()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    def adopt(self, connection: socket.socket) -> None:
-        """Serve a connection that was accepted elsewhere, as if it had been accepted here. On the loop."""
-        if self.should_exit:
-            connection.close()
-            return
-        adopting = asyncio.get_running_loop().create_task(self._adopt(connection))
-        self._adopting.add(adopting)
-        adopting.add_done_callback(self._adopting.discard)
-
-    async def _adopt(self, connection: socket.socket) -> None:
-        def protocol() -> GatheringProtocol:
-            return GatheringProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
-        with suppress(OSError):  # it is gone again
-            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
-
-    async def run_until_told(self) -> None:
-        await self.serve(sockets=[self._listener])
+def make_server(door: Door, settings: HttpSettings, refusal_form: RefusalForm = plain_form) -> HttpServer:
+    return HttpServer(
+        door,
+        http_bounds(settings),
+        now_ms=now_ms,
+        refusal_form=refusal_form,
+        always=ALIVE_PATHS,
+        proxies=settings.trusted_proxies,
+    )

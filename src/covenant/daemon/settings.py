@@ -48,7 +48,23 @@ class HttpSettings:
     bind_addr: str = setting("127.0.0.1", address, "Address that HTTP listens on.", also="BIND_HOST")
     port: int = setting(8421, whole(0, 65_535), "Port that HTTP listens on; 0 lets the system choose one.", also="PORT")
     body_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request body (413 above it).")
-    connections_max: int = setting(4_096, whole(1, 1_000_000), "Open HTTP connections at once (503 above it).")
+    connections_max: int = setting(
+        4_096,
+        whole(1, 1_000_000),
+        "Open HTTP connections at once; for another one, the longest silent one is closed, or else it gets 503.",
+    )
+    connections_per_address_max: int = setting(
+        1_024,
+        whole(1, 1_000_000),
+        "Those of one address (IPv6: of one /64); `trusted_proxies` have no such bound.",
+    )
+    head_ms: int = setting(10_000, whole(10, HOUR_MS), "Longest time for the head of a request (408 after it).")
+    body_idle_ms: int = setting(30_000, whole(10, HOUR_MS), "Longest pause within a request's body (408 after it).")
+    body_ms: int = setting(300_000, whole(10, 24 * HOUR_MS), "Longest time for a request's whole body (408 after it).")
+    keep_alive_ms: int = setting(75_000, whole(10, 24 * HOUR_MS), "How long a connection is kept between two requests.")
+    unread_ms: int = setting(
+        30_000, whole(10, HOUR_MS), "How long a client may read nothing of an answer before it is cut off."
+    )
     stranger_bytes_max: int = setting(
         64 * MIB,
         whole(48 * MIB, 1024 * 1024 * MIB),

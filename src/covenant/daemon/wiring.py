@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
 
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
 import covenant
 from covenant.agents.crew import Crew
@@ -52,7 +51,7 @@ from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
 from covenant.doors.a2a.door import PREFIX
 from covenant.doors.a2a.operations import Office
-from covenant.doors.http.app import HttpDoor, build_http
+from covenant.doors.http.app import DoorUnder, HttpDoor, build_http
 from covenant.doors.http.hosts import as_host
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate
@@ -311,7 +310,7 @@ def _allowed_hosts(http: HttpSettings) -> tuple[str, ...]:
     return (*http.allowed_hosts, as_host(http.bind_addr), *((as_host(public),) if public else ()))
 
 
-def _http(settings: Settings, behind: _Behind, doors: Sequence[BaseRoute], a2a: tuple[str, ASGIApp]) -> HttpDoor:
+def _http(settings: Settings, behind: _Behind, doors: Sequence[BaseRoute], a2a: tuple[str, DoorUnder]) -> HttpDoor:
     return build_http(
         **behind,
         allowed_hosts=_allowed_hosts(settings.http),

@@ -24,6 +24,7 @@ from covenant.daemon.operator import admit_operator
 from covenant.doors.a2a.cards import DESCRIBED, CardPages, Publishing, extended_cards
 from covenant.doors.http.openapi import document
 from covenant.doors.http.public_url import BaseUrl
+from covenant.doors.http.server.asgi import AsgiDoor
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.cards import Cards, Offer
@@ -111,7 +112,7 @@ async def opened(
             started_ms=started_ms,
         )
         principal = Principal(operator, True, token_hash(token))
-        async with _listening(Router(pages.routes(), redirect_slashes=False)) as port:
+        async with _listening(AsgiDoor(Router(pages.routes(), redirect_slashes=False))) as port:
 
             async def tenant(name: str) -> Tenanted:
                 minted = await tenancy.add(principal, name)

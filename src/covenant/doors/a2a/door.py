@@ -11,7 +11,9 @@ from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.operations import Office
 from covenant.doors.a2a.rest import Rest
 from covenant.doors.a2a.rpc import Rpc
-from covenant.doors.http.reply import reply_not_allowed
+from covenant.doors.http.reply import JSON, Header, refusal_form, refusal_headers, reply_not_allowed
+from covenant.model.errors import Refusal
+from covenant.wire.a2a_errors import rest_error
 
 PREFIX: Final = "/v1/a2a/agents/"
 CARD: Final = "agent-card.json"
@@ -35,3 +37,10 @@ class A2ADoor:
         if place == CARD:
             return self._cards(scope, receive, send)
         return self._rest.answer(agent_id, place, scope, receive, send)
+
+    def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
+        """A refusal before there is a call to answer: its headers and its body."""
+        _, _, place = path[len(PREFIX) :].partition("/")
+        if not place.rstrip("/"):
+            return refusal_form(refusal, plain=True)
+        return (JSON, *refusal_headers(refusal)), rest_error(refusal)[1]

@@ -17,7 +17,7 @@ from covenant.doors.a2a.departure import answered
 from covenant.doors.a2a.operations import METHODS, OPERATIONS, Asked, Office, Operation
 from covenant.doors.a2a.pouring import pour
 from covenant.doors.a2a.replies import reply_json
-from covenant.doors.http.body import read_body
+from covenant.doors.http.body import body_at_hand, read_body
 from covenant.doors.http.reply import reply_problem
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import OverLimit, Refusal, Unauthenticated
@@ -46,7 +46,10 @@ class Rpc:
 
     async def _answer(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            call = jsonrpc.decode(await read_body(scope, receive, self._body_bytes_max))
+            body = body_at_hand(send, self._body_bytes_max)
+            if body is None:
+                body = await read_body(scope, receive, self._body_bytes_max)
+            call = jsonrpc.decode(body)
             method = METHODS.get(call.method) or _unknown(call)
         except jsonrpc.Unreadable as unreadable:
             self._gate.meter.refused(TRANSPORT, unreadable.code)

@@ -1,4 +1,4 @@
-"""The HTTP door as one ASGI application.
+"""All HTTP doors as one.
 
 In front stands a look-up of the four routes that carry the traffic; everything else goes through the router. No request
 reaches a route before its `Host` is allowed, and whatever a route fails to catch becomes a plain 500.
@@ -7,24 +7,32 @@ reaches a route before its `Host` is allowed, and whatever a route fails to catc
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Final, Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.answers import encode, encode_legacy
 from covenant.doors.http.call import Call
 from covenant.doors.http.health import Health
 from covenant.doors.http.hosts import LOOPBACK, Hosts
 from covenant.doors.http.openapi import Described, Page, document
-from covenant.doors.http.origins import Origins, reply_preflight
+from covenant.doors.http.origins import Origins, cors_headers, reply_preflight
 from covenant.doors.http.reference import page as reference_page
-from covenant.doors.http.reply import reply_internal, reply_not_found, reply_refused, speaks_plainly
+from covenant.doors.http.reply import (
+    Header,
+    refusal_form,
+    reply_internal,
+    reply_not_found,
+    reply_refused,
+    speaks_plainly,
+)
 from covenant.doors.http.routes import ByMethod
+from covenant.doors.http.server.exchange import Exchange
 from covenant.doors.metrics import Meter
 from covenant.doors.operation import AnyOperation, Office
 from covenant.doors.peers import PeerDesk
@@ -36,10 +44,11 @@ from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.registry import Registry
 from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
-from covenant.model.errors import Forbidden
+from covenant.model.errors import Forbidden, Refusal
 from covenant.wire.frames import FRAME_BYTES_MAX
 
 BODY_BYTES_MAX: Final = FRAME_BYTES_MAX
+MCP: Final = "/mcp"
 HOT: Final = frozenset({"send_a2a_task", "try_recv_a2a_task", "post_a2a_result", "try_recv_a2a_result"})
 
 PAGES: Final = (
@@ -55,6 +64,15 @@ PAGES: Final = (
 log = logging.getLogger(__name__)
 
 
+class DoorUnder(Protocol):
+    """Answers for everything below a prefix."""
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
+
+    def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
+        """A refusal as this door tells it: its headers and its body."""
+
+
 class HttpDoor:
     """`router` has every route, the hot ones too."""
 
@@ -64,7 +82,7 @@ class HttpDoor:
         hot: Mapping[tuple[str, str], ASGIApp],
         hosts: Hosts,
         origins: Origins,
-        under: Sequence[tuple[str, ASGIApp]] = (),
+        under: Sequence[tuple[str, DoorUnder]] = (),
     ) -> None:
         self.router = router
         self._hot = hot
@@ -73,45 +91,44 @@ class HttpDoor:
         self._origins = origins
         self._any_origins = bool(origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.router(scope, receive, send)
-            return
+    async def serve(self, exchange: Exchange) -> None:
+        scope = exchange.scope
         if not self._hosts.allows(scope):
             refusal = Forbidden("host_not_allowed", "this daemon is not called by that name; see http.allowed_hosts")
-            await reply_refused(send, refusal)
+            await reply_refused(exchange, refusal)
             return
         if self._any_origins and (origin := self._origins.of(scope)) is not None:
-            send = self._origins.marked(send, origin)
+            exchange.add_headers(cors_headers(origin))
             if scope["method"] == "OPTIONS":
-                await reply_preflight(send)
+                await reply_preflight(exchange)
                 return
         path: str = scope["path"]
         hot = self._hot.get((scope["method"], path))
         if hot is not None:
-            await hot(scope, receive, send)
+            await hot(scope, exchange.receive, exchange)
             return
         for prefix, door in self._under:
             if path.startswith(prefix):
-                await door(scope, receive, send)
+                await door(scope, exchange.receive, exchange)
                 return
-        await self._route(scope, receive, send)
+        await self._route(exchange)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+    def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
+        """A refusal as the door at this path tells it: its headers and its body."""
+        for prefix, door in self._under:
+            if path.startswith(prefix):
+                return door.refusal_form(path, refusal)
+        return refusal_form(refusal, plain=speaks_plainly(path) or path == MCP)
 
-        async def noting(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
+    async def _route(self, exchange: Exchange) -> None:
+        path: str = exchange.scope["path"]
         try:
-            await self.router(scope, receive, noting)
+            await self.router(exchange.scope, exchange.receive, exchange)
         except Exception:  # the last stand before the client: it hears nothing of what went wrong
-            log.exception("http.failed", extra={"path": scope["path"]})
-            if started:
+            log.exception("http.failed", extra={"path": path})
+            if exchange.begun:
                 raise
-            await reply_internal(send, plain=speaks_plainly(scope["path"]))
+            await reply_internal(exchange, plain=speaks_plainly(path))
 
 
 def build_http(
@@ -132,7 +149,7 @@ def build_http(
     metrics_token: str = "",
     peers: PeerDesk | None = None,
     more_routes: Sequence[BaseRoute] = (),
-    under: Sequence[tuple[str, ASGIApp]] = (),
+    under: Sequence[tuple[str, DoorUnder]] = (),
     described: Sequence[Described] = (),
 ) -> HttpDoor:
     """`waits` and `meter` are shared with the local socket. `more_routes` are other doors on the same port, and `under`
@@ -197,9 +214,5 @@ def _page_routes(health: Health, version: str, others: Sequence[Described]) -> l
     return routes
 
 
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close"})
-        return
+async def _not_found(scope: Scope, _: Receive, send: Send) -> None:
     await reply_not_found(send, plain=speaks_plainly(scope["path"]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
+from covenant.doors.http.server.exchange import Exchange
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import Invalid, TooLarge
 
@@ -13,6 +14,13 @@ BODY_TOO_LARGE: Final = "body_too_large"
 
 # How much of a refused body is read and thrown away, so that a client that sends before it reads hears the refusal.
 DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+def body_at_hand(send: Send, bytes_max: int) -> bytes | None:
+    """The body, if all of it has arrived at our own server already. None: it must be read."""
+    if not isinstance(send, Exchange) or send.kept_bytes > bytes_max:
+        return None
+    return send.take_whole_body()
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:

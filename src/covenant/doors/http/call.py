@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.doors.answers import Answer
 from covenant.doors.http.bearer import TRANSPORT, authenticate
-from covenant.doors.http.body import BODY_TOO_LARGE, read_body
+from covenant.doors.http.body import BODY_TOO_LARGE, body_at_hand, read_body
 from covenant.doors.http.reply import CLOSE, reply, reply_internal, reply_problem, reply_refused, speaks_plainly
 from covenant.doors.metrics import Meter
 from covenant.doors.operation import Office, Operation
@@ -65,7 +65,7 @@ class Call(Generic[R]):
         started_s = perf_counter()
         try:
             caller = await authenticate(self._doorkeeper, scope)
-            request = await self._request(scope, receive)
+            request = await self._request(scope, receive, send)
             if self._operation.wait is not None and getattr(request, "wait_ms", None):
                 answer = await self._wait(caller, request, receive)
             else:
@@ -83,9 +83,11 @@ class Call(Generic[R]):
         finally:
             self._timer.observe(perf_counter() - started_s)
 
-    async def _request(self, scope: Scope, receive: Receive) -> R:
+    async def _request(self, scope: Scope, receive: Receive, send: Send) -> R:
         if self._in_body:
-            body = await read_body(scope, receive, self._body_bytes_max)
+            body = body_at_hand(send, self._body_bytes_max)
+            if body is None:
+                body = await read_body(scope, receive, self._body_bytes_max)
             # What has no required field may come without a body.
             request = decode(self._decoder, body if body.strip() else b"{}")
             if request.strict and body.strip():

@@ -29,6 +29,8 @@ ARCHIVE_LAG_MAX: Final = 100_000
 METRICS_KEPT_S: Final = 1.0
 """How old the numbers may be that are told again."""
 _CHALLENGE: Final = {"www-authenticate": "Bearer", "cache-control": "no-store"}
+ALIVE_PATHS: Final = ("/healthz", "/health")
+"""Answered however many connections there are."""
 
 
 class Health:

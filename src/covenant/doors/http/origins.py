@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from starlette.types import Message, Scope, Send
+from starlette.types import Scope
 
-from covenant.doors.http.reply import Header
+from covenant.doors.http.server.exchange import Exchange
+from covenant.doors.http.server.response_heads import Header
 
 PREFLIGHT_AGE_S: Final = 600
 
@@ -38,29 +39,20 @@ class Origins:
             return False
         return origin.lower().partition(b"://")[2] != said.get(b"host", b"").lower()
 
-    def marked(self, send: Send, origin: bytes) -> Send:
-        """`send`, with the headers that let a page of that origin read the reply."""
 
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_headers(origin)]
-            await send(message)
-
-        return marked
-
-
-async def reply_preflight(send: Send) -> None:
-    """Which methods and headers a page may use; `marked` adds whose page."""
+async def reply_preflight(exchange: Exchange) -> None:
+    """Which methods and headers a page may use. `cors_headers` say whose page."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE, OPTIONS"),
         (b"access-control-allow-headers", _SENT),
         (b"access-control-max-age", b"%d" % PREFLIGHT_AGE_S),
     ]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
+    await exchange({"type": "http.response.start", "status": 204, "headers": headers})
+    await exchange({"type": "http.response.body", "body": b""})
 
 
-def _headers(origin: bytes) -> tuple[Header, ...]:
+def cors_headers(origin: bytes) -> tuple[Header, ...]:
+    """What lets a page of that origin read an answer."""
     return (
         (b"access-control-allow-origin", origin),
         (b"access-control-allow-credentials", b"true"),

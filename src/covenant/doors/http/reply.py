@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from starlette.types import Send
 
 from covenant.doors.answers import INTERNAL_ERROR, Error, encode, error_of
+from covenant.doors.http.server.exchange import Exchange
 from covenant.exchange.limiter import REASONS
 from covenant.model.errors import Refusal, Unauthenticated
 
 Header = tuple[bytes, bytes]
-Whole = Callable[[int, tuple[Header, ...], bytes], bool]
-"""An answer by its status, what its head says besides the length, and its body. False: it has to be sent."""
 
 JSON: Final[Header] = (b"content-type", b"application/json")
 _NO_STORE: Final[Header] = (b"cache-control", b"no-store")
@@ -26,10 +25,10 @@ _RETRY_AFTER_MS: Final = {429: 1_000, 503: 5_000}
 
 
 async def reply(send: Send, status: int, body: bytes, headers: Sequence[Header] = (), *, kind: Header = JSON) -> None:
-    # Our own server takes an answer as a whole, in one step. What stands around its `send` has no such way.
-    whole: Whole | None = getattr(send, "whole", None)
-    if whole is not None and not headers and whole(status, (kind, _NO_STORE), body):
+    if isinstance(send, Exchange):
+        send.answer(status, (kind, _NO_STORE, *headers), body)
         return
+    # Another ASGI server's, or one that something stands around.
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [kind, _NO_STORE, length, *headers]})
     await send({"type": "http.response.body", "body": body})
@@ -50,6 +49,11 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
 
 
 async def reply_problem(send: Send, refusal: Refusal, headers: Sequence[Header] = (), *, existing: Any = None) -> None:
+    body = _problem(refusal, existing)
+    await reply(send, refusal.status, body, (*refusal_headers(refusal), *headers))
+
+
+def _problem(refusal: Refusal, existing: Any = None) -> bytes:
     waits_ms = refusal.retry_after_ms or _RETRY_AFTER_MS.get(refusal.status)
     problem = Problem(
         error=refusal.message,
@@ -58,7 +62,13 @@ async def reply_problem(send: Send, refusal: Refusal, headers: Sequence[Header] 
         retry_after_seconds=_seconds(waits_ms) if waits_ms is not None else None,
         existing=existing,
     )
-    await reply(send, refusal.status, msgspec.json.encode(problem), (*refusal_headers(refusal), *headers))
+    return msgspec.json.encode(problem)
+
+
+def refusal_form(refusal: Refusal, *, plain: bool) -> tuple[tuple[Header, ...], bytes]:
+    """The headers and the body of a refusal, for whoever refuses instead of a door."""
+    body = _problem(refusal) if plain else encode(error_of(refusal))
+    return (JSON, _NO_STORE, *refusal_headers(refusal)), body
 
 
 def speaks_plainly(path: str) -> bool:

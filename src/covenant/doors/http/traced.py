@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
+from covenant.doors.http.server.exchange import Door, Exchange
 from covenant.model.hop import Hop
 from covenant.model.tracing import Tracer, trace_of
 from covenant.wire.hops import TRACEPARENT, TRACESTATE, read_hop
@@ -18,17 +19,17 @@ _NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): TRACEST
 
 
 class Traced:
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
-        self._app = app
+    def __init__(self, door: Door, tracer: Tracer) -> None:
+        self._door = door
         self._tracer = tracer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace = trace_of(_said(scope)) if scope["type"] == "http" else None
+    async def serve(self, exchange: Exchange) -> None:
+        trace = trace_of(_said(exchange.scope))
         if trace is None:
-            await self._app(scope, receive, send)
+            await self._door.serve(exchange)
             return
         with self._tracer.within(trace):
-            await self._app(scope, receive, send)
+            await self._door.serve(exchange)
 
 
 def _said(scope: Scope) -> Hop:

@@ -18,6 +18,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from covenant.doors.http.app import MCP
 from covenant.doors.http.reply import Problem, reply, reply_internal, reply_not_allowed, reply_problem
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.mcp.desk import Desk
@@ -25,7 +26,7 @@ from covenant.doors.metrics import Meter
 from covenant.exchange.tenancy import Caller
 from covenant.model.errors import Refusal, Unavailable
 
-PATH: Final = "/mcp"
+PATH: Final = MCP
 TRANSPORT: Final = "mcp"
 CALLER: Final = "covenant.caller"
 """Where a request's scope says who is calling."""

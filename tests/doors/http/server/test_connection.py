@@ -1,99 +1,16 @@
-"""The HTTP server under the doors: answers in one piece, heads within bounds."""
+"""One connection of the HTTP server: answers in one piece and in order, heads within bounds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
-import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.server import ServerState
+from starlette.types import Receive, Scope, Send
 
-from covenant.daemon.gathering import HEAD_BYTES_MAX, Gathering, GatheringProtocol
-from covenant.daemon.listening import HttpServer, bound
-from covenant.daemon.settings import HttpSettings
+from covenant.doors.http.server.bounds import HttpBounds
+from covenant.doors.http.server.exchange import Exchange
+from covenant.doors.http.server.server import HttpServer
+from tests.doors.http.server.stage import GET, Whole, answer, connected, hello, listening, make, now_ms, serving
 
-BOUND_S = 20.0
-GET = b"GET /some%20where?a=b HTTP/1.1\r\nhost: h\r\n\r\n"
-
-
-async def hello(_: Scope, receive: Receive, send: Send) -> None:
-    while (await receive()).get("more_body"):
-        pass
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
-    await send({"type": "http.response.body", "body": b"hello"})
-
-
-@asynccontextmanager
-async def serving(app: ASGIApp = hello) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    settings = HttpSettings(port=0)
-    with bound(settings) as listener:
-        server = HttpServer(app, listener, settings, grace_s=1)
-        running = asyncio.create_task(server.run_until_told())
-        await server.listening.wait()
-        reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
-        try:
-            async with asyncio.timeout(BOUND_S):
-                yield reader, writer
-        finally:
-            writer.close()
-            server.should_exit = True
-            await running
-
-
-class Written(asyncio.Transport):
-    """A transport that remembers each write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-        self.closed = False
-        self._used = asyncio.Event()
-
-    async def until(self, done: Callable[[], bool]) -> None:
-        async with asyncio.timeout(BOUND_S):
-            while not done():
-                self._used.clear()
-                await self._used.wait()
-
-    async def answered(self, number: int) -> None:
-        await self.until(lambda: len(self.writes) >= number)
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.writes.append(bytes(data))
-        self._used.set()
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-        self._used.set()
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def get_extra_info(self, _: str, default: Any = None) -> Any:
-        return default
-
-
-def connected(app: ASGIApp = hello, *, keep_alive_s: float = 75) -> tuple[GatheringProtocol, Written]:
-    """A connection without a socket."""
-    config = uvicorn.Config(app, http=GatheringProtocol, ws="none", lifespan="off", interface="asgi3", log_config=None)
-    config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]  # seconds, and parts of one
-    protocol, transport = GatheringProtocol(config, ServerState(), {}), Written()
-    protocol.connection_made(transport)
-    return protocol, transport
-
-
-async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    return head.partition(b"\r\n")[0], await reader.readexactly(length)
+HEAD_BYTES_MAX = HttpBounds().head_bytes_max
 
 
 async def test_streams_end_with_their_daemon_and_say_so() -> None:
@@ -106,19 +23,14 @@ async def test_streams_end_with_their_daemon_and_say_so() -> None:
             pass
         left.set()
 
-    settings = HttpSettings(port=0)
-    with bound(settings) as listener:
-        server = HttpServer(streaming, listener, settings, grace_s=60)
-        running = asyncio.create_task(server.run_until_told())
-        await server.listening.wait()
-        async with asyncio.timeout(BOUND_S):
-            reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
-            writer.write(b"GET /v1/requests/x/events HTTP/1.1\r\nhost: h\r\n\r\n")
-            await reader.readuntil(b"id: 1\n\n")
-            server.should_exit = True
-            said = await reader.read()
-            await running
-            writer.close()
+    async with listening(streaming, grace_s=60) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /v1/requests/x/events HTTP/1.1\r\nhost: h\r\n\r\n")
+        await reader.readuntil(b"id: 1\n\n")
+        stopping = asyncio.create_task(server.stop(60))
+        said = await reader.read()
+        await stopping
+        writer.close()
     assert b": the daemon is stopping" in said
     assert said.endswith(b"\r\n0\r\n\r\n")
     assert left.is_set()
@@ -159,28 +71,29 @@ LARGE = b"GET / HTTP/1.1\r\nhost: h\r\nx: " + b"a" * HEAD_BYTES_MAX + b"\r\n\r\n
 async def test_a_head_that_is_too_large_is_refused_however_it_arrives(reads: list[bytes]) -> None:
     asked: list[Scope] = []
 
-    async def listening(scope: Scope, _: Receive, __: Send) -> None:
+    async def asked_for(scope: Scope, receive: Receive, send: Send) -> None:
         asked.append(scope)
+        await hello(scope, receive, send)
 
-    protocol, transport = connected(listening)
+    connection, transport = connected(asked_for)
     for read in reads:
-        protocol.data_received(read)
-    said = b"".join(transport.writes)
-    assert said.startswith(b"HTTP/1.1 431 ")
-    assert transport.closed
-    await asyncio.sleep(0)
-    assert [scope["raw_path"] for scope in asked] == [b"/some%20where"] * (GET in b"".join(reads)[: len(GET)])
+        connection.data_received(read)
+    await transport.until(lambda: transport.closed)
+    before = [b"/some%20where"] * (GET in b"".join(reads)[: len(GET)])
+    assert [scope["raw_path"] for scope in asked] == before
+    statuses = [part.split()[0] for part in b"".join(transport.writes).split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200"] * len(before) + [b"431"], "what was whole is answered first"
 
 
 async def test_a_head_as_large_as_may_be_is_read_also_beside_others() -> None:
     asked: list[Scope] = []
 
-    async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+    async def asked_for(scope: Scope, receive: Receive, send: Send) -> None:
         asked.append(scope)
         await hello(scope, receive, send)
 
-    protocol, transport = connected(listening)
-    protocol.data_received(GET + b"GET / HTTP/1.1\r\nx: " + b"a" * (HEAD_BYTES_MAX - 100) + b"\r\n\r\n" + GET)
+    connection, transport = connected(asked_for)
+    connection.data_received(GET + b"GET / HTTP/1.1\r\nx: " + b"a" * (HEAD_BYTES_MAX - 100) + b"\r\n\r\n" + GET)
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(asked) == len(transport.writes) == 3
@@ -190,11 +103,11 @@ async def test_a_head_as_large_as_may_be_is_read_also_beside_others() -> None:
 async def test_what_follows_a_body_is_not_part_of_the_head() -> None:
     asked: list[Scope] = []
 
-    async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+    async def asked_for(scope: Scope, receive: Receive, send: Send) -> None:
         await hello(scope, receive, send)
         asked.append(scope)
 
-    async with serving(listening) as (reader, writer):
+    async with serving(asked_for) as (reader, writer):
         chunked = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nauthorization: x\r\n\r\n"
         writer.write(chunked + GET)
         for _ in range(2):
@@ -216,11 +129,11 @@ async def test_a_large_body_after_a_small_head_is_no_large_head() -> None:
 async def test_an_application_is_told_what_was_asked() -> None:
     asked: list[Scope] = []
 
-    async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+    async def asked_for(scope: Scope, receive: Receive, send: Send) -> None:
         asked.append(scope)
         await hello(scope, receive, send)
 
-    async with serving(listening) as (reader, writer):
+    async with serving(asked_for) as (reader, writer):
         writer.write(b"POST /some%20where?a=b HTTP/1.1\r\nHost: h\r\nX: Y\r\ncontent-length: 2\r\n\r\nhi")
         await answer(reader)
     (scope,) = asked
@@ -322,15 +235,14 @@ async def test_an_application_hears_that_its_caller_has_gone_also_where_another_
 
 
 async def test_what_is_written_within_a_turn_goes_out_as_one() -> None:
-    transport = Written()
-    gathering = Gathering(transport, asyncio.get_running_loop())
-    gathering.write(b"head ")
-    gathering.write(b"body")
+    connection, transport = connected()
+    connection.write(b"head ")
+    connection.write(b"body")
     assert transport.writes == []
     await asyncio.sleep(0)
     assert transport.writes == [b"head body"]
-    gathering.write(b"last")
-    gathering.close()
+    connection.write(b"last")
+    connection.close()
     assert transport.writes[1:] == [b"last"], "closing loses nothing"
     assert transport.closed
 
@@ -339,30 +251,16 @@ IDLE_S = 0.2
 
 
 async def test_a_connection_that_is_kept_for_nothing_is_closed_so_long_after_its_last_answer() -> None:
-    protocol, transport = connected(keep_alive_s=IDLE_S)
     loop = asyncio.get_running_loop()
-    last_s = 0.0
-    for number in range(1, 4):
-        protocol.data_received(GET)
-        await transport.answered(number)
-        last_s = loop.time()
-        await asyncio.sleep(IDLE_S * 0.6)
-        assert not transport.closed, "it was asked again in time, each time"
-    await transport.until(lambda: transport.closed)
-    assert IDLE_S * 0.95 <= loop.time() - last_s < IDLE_S * 3
-
-
-async def test_a_connection_has_one_timer_however_often_it_is_asked_and_none_once_it_is_lost() -> None:
-    protocol, transport = connected()
-    timers = set()
-    for number in range(1, 5):
-        protocol.data_received(GET)
-        await transport.answered(number)
-        timers.add(protocol.timeout_keep_alive_task)
-    (timer,) = timers
-    assert timer is not None
-    protocol.connection_lost(ConnectionResetError())
-    assert timer.cancelled()
+    async with serving(bounds=HttpBounds(keep_alive_s_max=IDLE_S)) as (reader, writer):
+        last_s = 0.0
+        for _ in range(3):
+            writer.write(GET)
+            assert await answer(reader) == (b"HTTP/1.1 200 OK", b"hello"), "it was asked again in time, each time"
+            last_s = loop.time()
+            await asyncio.sleep(IDLE_S * 0.6)
+        assert await reader.read() == b""
+        assert IDLE_S * 0.95 <= loop.time() - last_s < IDLE_S * 5
 
 
 async def test_a_connection_is_not_closed_while_it_is_answered() -> None:
@@ -373,60 +271,80 @@ async def test_a_connection_is_not_closed_while_it_is_answered() -> None:
             await goes_on.wait()
         await hello(scope, receive, send)
 
-    protocol, transport = connected(slow, keep_alive_s=0.02)
-    protocol.data_received(GET)
-    await transport.answered(1)
-    protocol.data_received(b"POST / HTTP/1.1\r\nhost: h\r\n\r\n")
-    await asyncio.sleep(0.1)
-    assert not transport.closed
-    goes_on.set()
-    await transport.answered(2)
-    await transport.until(lambda: transport.closed)
+    async with serving(slow, HttpBounds(keep_alive_s_max=0.02)) as (reader, writer):
+        writer.write(GET + b"POST / HTTP/1.1\r\nhost: h\r\n\r\n")
+        assert await answer(reader) == (b"HTTP/1.1 200 OK", b"hello")
+        await asyncio.sleep(0.1)
+        assert not reader.at_eof()
+        goes_on.set()
+        assert await answer(reader) == (b"HTTP/1.1 200 OK", b"hello")
+        assert await reader.read() == b""
+
+
+HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
 
 
 async def test_a_whole_answer_is_the_same_bytes_as_one_that_is_sent() -> None:
-    headers = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+    async def sent(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, (b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"{}"})
 
-    async def either(scope: Scope, _: Receive, send: Any) -> None:
-        if scope["path"] != "/whole" or not send.whole(200, headers, b"{}"):
-            await send({"type": "http.response.start", "status": 200, "headers": [*headers, (b"content-length", b"2")]})
-            await send({"type": "http.response.body", "body": b"{}"})
+    def whole(exchange: Exchange) -> None:
+        exchange.answer(200, HEADERS, b"{}")
 
-    for asked in (b"GET %b HTTP/1.1\r\n\r\n", b"HEAD %b HTTP/1.1\r\n\r\n", b"GET %b HTTP/1.0\r\n\r\n"):
+    for asked in (b"GET / HTTP/1.1\r\n\r\n", b"HEAD / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n"):
         said = []
-        for path in (b"/whole", b"/sent"):
-            protocol, transport = connected(either)
-            protocol.server_state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
-            protocol.data_received(asked % path)
+        for server in (make(sent), HttpServer(Whole(whole), HttpBounds(), now_ms=now_ms)):
+            server.heads.set_date(b"Thu, 01 Jan 1970 00:00:00 GMT")
+            connection, transport = connected(server=server)
+            connection.data_received(asked)
             await transport.answered(1)
             said.append((b"".join(transport.writes), transport.closed))
         assert said[0] == said[1]
 
 
-async def test_a_whole_answer_says_what_the_server_says_now() -> None:
-    async def whole(_: Scope, __: Receive, send: Any) -> None:
-        assert send.whole(200, (), b"")
-        assert not send.whole(200, (), b""), "once is enough"
+async def test_a_whole_answer_has_the_date_of_now_and_is_given_once() -> None:
+    def whole(exchange: Exchange) -> None:
+        exchange.answer(200, (), b"")
+        with pytest.raises(RuntimeError, match="already"):
+            exchange.answer(200, (), b"")
 
-    protocol, transport = connected(whole)
+    server = HttpServer(Whole(whole), HttpBounds(), now_ms=now_ms)
+    connection, transport = connected(server=server)
     for number in (1, 2):
-        protocol.server_state.default_headers = [(b"date", b"%d" % number)]
-        protocol.data_received(GET)
+        server.heads.set_date(b"%d" % number)
+        connection.data_received(GET)
         await transport.answered(number)
         assert b"\r\ndate: %d\r\n" % number in transport.writes[-1]
 
 
-async def test_a_whole_answer_waits_for_a_reader_that_is_slow() -> None:
-    async def whole(_: Scope, __: Receive, send: Any) -> None:
-        assert not send.whole(200, (), b"")
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
+async def test_a_request_waits_for_a_reader_that_is_slow() -> None:
+    def whole(exchange: Exchange) -> None:
+        exchange.answer(200, (), b"")
 
-    protocol, transport = connected(whole)
-    protocol.pause_writing()
-    protocol.data_received(GET)
+    connection, transport = connected(server=HttpServer(Whole(whole), HttpBounds(), now_ms=now_ms))
+    connection.pause_writing()
+    connection.data_received(GET)
     for _ in range(5):
         await asyncio.sleep(0)
     assert transport.writes == []
-    protocol.resume_writing()
+    connection.resume_writing()
     await transport.answered(1)
+
+
+async def test_headers_that_were_added_are_said_with_either_kind_of_answer() -> None:
+    def whole(exchange: Exchange) -> None:
+        exchange.add_headers([(b"vary", b"Origin")])
+        exchange.answer(200, (), b"")
+
+    async def sent(_: Scope, __: Receive, send: Send) -> None:
+        assert isinstance(send, Exchange)
+        send.add_headers([(b"vary", b"Origin")])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    for server in (make(sent), HttpServer(Whole(whole), HttpBounds(), now_ms=now_ms)):
+        connection, transport = connected(server=server)
+        connection.data_received(GET)
+        await transport.answered(1)
+        assert b"\r\nvary: Origin\r\n" in transport.writes[0]

@@ -1,0 +1,224 @@
+"""Reads requests from the bytes of one connection, over httptools' parser, within the bounds of heads and trailers.
+
+The parser is strict: only CRLF ends a line, and a request with two lengths or with two framings is an error. What it
+lets through besides, and we do not, is refused here. An `Upgrade` is ignored: its request is answered as any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import httptools
+from starlette.types import Scope
+
+from covenant.doors.http.server import refusals
+from covenant.doors.http.server.exchange import Exchange
+from covenant.doors.http.server.response_heads import Header
+from covenant.model.errors import Refusal
+
+if TYPE_CHECKING:
+    from covenant.doors.http.server.connection import Connection
+
+_ONCE: Final = (b"host", b"authorization", b"transfer-encoding")
+"""Headers that mean something else to whoever reads the first than to whoever reads the last of two.
+
+The parser itself refuses a second `content-length`.
+"""
+
+
+class RequestReader:
+    __slots__ = (
+        "_bounds",
+        "_connection",
+        "_data_seen",
+        "_fed_bytes",
+        "_head_bytes",
+        "_headers",
+        "_parser",
+        "_sized",
+        "_trailer_bytes",
+        "_unsure_bytes",
+        "_upgrades",
+        "_url",
+        "ended",
+        "exchange",
+        "in_head",
+        "number",
+        "open",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._bounds = connection.bounds
+        self._parser = httptools.HttpRequestParser(self)
+        self.exchange: Exchange | None = None
+        """Whose body is being read."""
+        self.open = False
+        """A request has begun, and is not complete."""
+        self.in_head = True
+        self.number = 0
+        """Of the request that is being read, or was read last."""
+        self.ended = False
+        """The last request of this connection was read: nothing after it counts."""
+        self._url = b""
+        self._headers: list[Header] = []
+        self._upgrades = False
+        self._fed_bytes = 0
+        """Of the piece that is being read."""
+        self._sized = 0
+        """The number of the request whose sizes these are."""
+        self._head_bytes = 0
+        """Of pieces that belong to its head alone."""
+        self._unsure_bytes = 0
+        """Of the piece in which it began: how much of that is its own is not known."""
+        self._trailer_bytes = 0
+        """Of its trailers, or of its body since the last data."""
+        self._data_seen = False
+
+    def close(self) -> None:
+        """Nothing more is read. The parser and its callbacks hold each other, and the connection with them."""
+        del self._parser
+        self.exchange = None
+
+    def feed(self, data: bytes) -> Refusal | None:
+        """Why the connection cannot go on; None if it can."""
+        self._fed_bytes = len(data)
+        first = self.number + (not self.open)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self.feed(self._without_upgrade() + data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if self.ended and not self.open:
+                return None  # what comes after the last request
+            return error.__context__ if isinstance(error.__context__, Refusal) else refusals.malformed()
+        return self._count(alone=self.number == first) if self.open else None
+
+    def _count(self, *, alone: bool) -> Refusal | None:
+        """Bound what is not complete: no callback has seen it yet. `alone`: all of the piece belongs to it."""
+        if self._sized != self.number:
+            self._sized, self._head_bytes, self._unsure_bytes = self.number, 0, 0
+        if self.in_head:
+            if alone:
+                self._head_bytes += self._fed_bytes
+            else:
+                self._unsure_bytes = self._fed_bytes
+            if self._head_bytes > self._bounds.head_bytes_max:
+                return refusals.head_too_large(self._bounds.head_bytes_max)
+            return None
+        if self._data_seen:
+            self._data_seen, self._trailer_bytes = False, 0
+            return None
+        self._trailer_bytes += self._fed_bytes
+        if self._trailer_bytes > self._bounds.trailer_bytes_max:
+            return refusals.trailers_too_large(self._bounds.trailer_bytes_max)
+        return None
+
+    def _without_upgrade(self) -> bytes:
+        """The head that was just read, to be read again by a new parser as if it had no `Upgrade`.
+
+        The parser would take the body for the other protocol's bytes.
+        """
+        parser = self._parser
+        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self._url, parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+        self._parser = httptools.HttpRequestParser(self)
+        self._upgrades = False
+        return b"\r\n".join((*lines, b"", b""))
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if self.ended:
+            raise refusals.malformed()
+        self.open = True
+        self.number += 1
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.in_head:
+            self._headers.append((name.lower(), value))
+            return
+        # After the body: nobody reads those, and they are not what was asked.
+        self._trailer_bytes += len(name) + len(value) + 4
+        if self._trailer_bytes > self._bounds.trailer_bytes_max:
+            raise refusals.trailers_too_large(self._bounds.trailer_bytes_max)
+
+    def on_headers_complete(self) -> None:
+        parser, headers, connection = self._parser, self._headers, self._connection
+        if self._fed_bytes + self._head_bytes + self._unsure_bytes > self._bounds.head_bytes_max:
+            self._measure_head()
+        version = parser.get_http_version()
+        keep_alive = version == "1.1"
+        if not keep_alive and version != "1.0":
+            raise refusals.unknown_version()
+        by_name = dict(headers)
+        if len(by_name) != len(headers) or b"transfer-encoding" in by_name:
+            _look_at(headers)
+        method = parser.get_method().decode("ascii")
+        if parser.should_upgrade():
+            if method == "CONNECT":
+                raise refusals.no_tunnel()
+            self._upgrades = True
+            return
+        self.in_head = False
+        self._trailer_bytes = 0
+        path, raw_path, query = connection.urls.read(self._url)
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "server": connection.server,
+            "client": connection.client,
+            "scheme": "http",
+            "root_path": "",
+            "headers": headers,
+            "state": {},
+            "method": method,
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+        }
+        keep_alive = keep_alive and parser.should_keep_alive()
+        self.ended = not keep_alive
+        self.exchange = exchange = Exchange(
+            connection, scope, keep_alive=keep_alive, expects=by_name.get(b"expect", b"").lower() == b"100-continue"
+        )
+        connection.accept(exchange)
+
+    def _measure_head(self) -> None:
+        """As it is commonly written: of the blanks around a value, one."""
+        size = len(self._parser.get_method()) + len(self._url) + len("  HTTP/1.1\r\n\r\n")
+        size += sum(len(name) + len(value) + len(": \r\n") for name, value in self._headers)
+        if size > self._bounds.head_bytes_max:
+            raise refusals.head_too_large(self._bounds.head_bytes_max)
+
+    def on_body(self, body: bytes) -> None:
+        self._data_seen = True
+        exchange = self.exchange
+        assert exchange is not None
+        if exchange.complete or exchange.disconnected:
+            self._connection.discard(len(body))
+        else:
+            exchange.take_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._upgrades:
+            return
+        exchange, self.exchange = self.exchange, None
+        self.open, self.in_head = False, True
+        if exchange is not None:
+            exchange.end_body()
+
+
+def _look_at(headers: list[Header]) -> None:
+    for once in _ONCE:
+        found = [value for name, value in headers if name == once]
+        if len(found) > 1:
+            raise refusals.repeated(once.decode().title())
+        if once == b"transfer-encoding" and found and found[0].strip().lower() != b"chunked":
+            raise refusals.unknown_coding()

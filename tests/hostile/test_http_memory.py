@@ -1,0 +1,123 @@
+"""Endless requests: a client cannot make the daemon keep what it sends, or what it does not read."""
+
+import time
+
+import pytest
+
+from tests.cli.daemons import Daemon
+from tests.hostile.client import BOUND_S, RawConnection, operator_token, request, resident_bytes
+
+MIB = 1024 * 1024
+FLOOD_BYTES = 12 * MIB
+GROWTH_BYTES_MAX = 40 * MIB
+PAGE = b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+CHUNKED = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def flood(connection: RawConnection, data: bytes, bytes_max: int = FLOOD_BYTES) -> int:
+    """Send this again and again, until so much is sent, or nothing more is taken. How much was sent."""
+    connection.socket.settimeout(1.0)
+    sent = 0
+    try:
+        while sent < bytes_max:
+            sent += connection.socket.send(data)
+    except (TimeoutError, ConnectionError):
+        return sent
+    return sent
+
+
+def held(daemon: Daemon, before: int) -> int:
+    return resident_bytes(daemon.process.pid) - before
+
+
+@pytest.fixture
+def warm(shared_daemon: Daemon) -> Daemon:
+    """A daemon that has answered already: what that takes is there."""
+    for _ in range(50):
+        assert request(shared_daemon.url, "GET", "/version").status == 200
+    return shared_daemon
+
+
+def test_pipelined_requests_whose_answers_nobody_reads_are_not_kept(warm: Daemon) -> None:
+    before = resident_bytes(warm.process.pid)
+    with RawConnection(warm.url) as connection:
+        flood(connection, PAGE * 5_000)
+        assert held(warm, before) < GROWTH_BYTES_MAX
+        assert request(warm.url, "GET", "/version").status == 200
+    assert held(warm, before) < GROWTH_BYTES_MAX
+
+
+def test_pipelined_requests_behind_one_that_waits_are_not_read(warm: Daemon) -> None:
+    before = resident_bytes(warm.process.pid)
+    token = operator_token(warm.home).encode()
+    with RawConnection(warm.url) as connection:
+        connection.send(
+            b"GET /a2a/tasks/next?wait_ms=20000 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\n\r\n" % token
+        )
+        assert flood(connection, PAGE * 5_000, 64 * MIB) < 64 * MIB, "the client is held back"
+        assert held(warm, before) < GROWTH_BYTES_MAX
+        assert request(warm.url, "GET", "/version").status == 200
+    assert held(warm, before) < GROWTH_BYTES_MAX
+
+
+def test_every_pipelined_request_is_answered_to_who_reads(warm: Daemon) -> None:
+    count = 500
+    with RawConnection(warm.url) as connection:
+        connection.send(PAGE * count)
+        connection.send(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        said = connection.read_to_end()
+    assert said.count(b"HTTP/1.1 200 OK\r\n") == count + 1
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        pytest.param(b"0\r\nx: " + b"a" * 1000, id="a trailer"),
+        pytest.param(b"0\r\n" + b"x: y\r\n" * 100, id="trailers"),
+        pytest.param(b"1;x=" + b"a" * 1000, id="a chunk extension"),
+        pytest.param(b"1" + b";x=y" * 200, id="chunk extensions"),
+    ],
+)
+def test_what_stands_beside_the_data_of_a_body_is_bounded(warm: Daemon, endless: bytes) -> None:
+    before = resident_bytes(warm.process.pid)
+    begins, goes_on = endless[:3], endless[3:]
+    for path in (b"/a2a/tasks", b"/v1/a2a/agents/x"):
+        with RawConnection(warm.url) as connection:
+            connection.send(CHUNKED % (path, operator_token(warm.home).encode()) + begins)
+            assert flood(connection, goes_on) < FLOOD_BYTES
+            assert held(warm, before) < GROWTH_BYTES_MAX
+    assert request(warm.url, "GET", "/healthz").status == 200
+
+
+def test_trailers_within_the_bound_are_read_over(warm: Daemon) -> None:
+    with RawConnection(warm.url) as connection:
+        head = CHUNKED % (b"/a2a/tasks", operator_token(warm.home).encode())
+        connection.send(head + b"2\r\n{}\r\n0\r\nx: " + b"a" * 4_000 + b"\r\n\r\n" + PAGE)
+        assert connection.read_answer().status == 400, "an empty task is none"
+        assert connection.read_answer().status == 200
+
+
+def test_trailers_above_the_bound_are_refused(warm: Daemon) -> None:
+    with RawConnection(warm.url) as connection:
+        head = CHUNKED % (b"/a2a/tasks", operator_token(warm.home).encode())
+        connection.send(head + b"2\r\n{}\r\n0\r\n" + b"x: %b\r\n" % (b"a" * 1_000) * 9 + b"\r\n" + PAGE)
+        answer = connection.read_answer()
+        assert (answer.status, answer.json["code"]) == (431, "trailers_too_large")
+        assert connection.read_to_end() == b""
+
+
+def test_a_body_of_single_bytes_costs_no_more_than_its_bytes(warm: Daemon) -> None:
+    with RawConnection(warm.url) as connection:
+        connection.send(CHUNKED % (b"/a2a/tasks", operator_token(warm.home).encode()))
+        begun_s = time.monotonic()
+        connection.send(b"1\r\n \r\n" * 200_000 + b"0\r\n\r\n")
+        assert connection.read_answer().status == 400
+        assert time.monotonic() - begun_s < BOUND_S / 2
+
+
+def test_a_head_without_end_is_refused(warm: Daemon) -> None:
+    with RawConnection(warm.url) as connection:
+        connection.send(b"GET /" + b"a" * 70_000)
+        answer = connection.read_answer()
+        assert (answer.status, answer.json["code"]) == (431, "head_too_large")
+        assert connection.read_to_end() == b""
