@@ -152,8 +152,6 @@ class Job:
         self._ending: Ending | None = None
         self._parked: StatusUpdate | None = None
 
-    # What a body says
-
     def say(self, update: Update, size: int | None = None) -> None:
         """Never waits. `size` is about how many bytes it has, where the caller knows."""
         if self._mute:
@@ -283,8 +281,6 @@ class Job:
         """What this turn is about."""
         return self.leased.messages or (first_message(self.task),)
 
-    # Running it
-
     async def run(self, body: Body) -> None:
         """Everything from the first word to the last record. Raises nothing."""
         try:
@@ -360,8 +356,6 @@ class Job:
             )
         )
 
-    # Stopping it
-
     def lose(self, why: str) -> None:
         """The lease is somebody else's: nothing of it is written any more."""
         self.over = self._mute = True
@@ -419,8 +413,6 @@ class Job:
                 )
         except Refusal as refusal:
             self._refused(refusal)
-
-    # Writing
 
     def _schedule(self) -> None:
         if self._loop.time() >= self._next_flush:

@@ -249,9 +249,8 @@ def _assemble(
     tenancy = Tenancy(ledger, operator.agent, doorkeeper)
     limiter = Limiter(ledger.clock.monotonic_ms, _tenant_limits(settings))
     gate = TenantGate(tenancy, limiter)
-    limits, meter = settings.limits, Meter()
-    waits = Waits(doorkeeper, waits_max=limits.waits_max, waits_per_caller_max=limits.waits_per_caller_max)
-    servers = mcp_servers(home)
+    meter, servers = Meter(), mcp_servers(home)
+    waits = _waits(settings, doorkeeper)
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, tracer=tracer, log=log)
@@ -366,6 +365,11 @@ async def check_grants(ledger: Ledger, operator: PublicKey) -> None:
 
 def _signed(grant: Grant, operator: PublicKey) -> bool:
     return grant.granted_by.pubkey == operator and verify_grant(grant)
+
+
+def _waits(settings: Settings, doorkeeper: Doorkeeper) -> Waits:
+    limits = settings.limits
+    return Waits(doorkeeper, waits_max=limits.waits_max, waits_per_caller_max=limits.waits_per_caller_max)
 
 
 def _tenant_limits(settings: Settings) -> TenantLimits:

@@ -239,7 +239,8 @@ def entry_in(db: sqlite3.Connection, entry: Entry) -> Entry:
     cursor = db.execute("SELECT * FROM a2a_tasks JOIN requests USING (task_no) WHERE task_id = ?", (entry.task.id,))
     row = dict(zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True))
     lease = None
-    if row["lease_id"] is not None:
+    # A lease that nobody was told of is none to the machine; the row tells it as history.
+    if row["lease_id"] is not None and (entry.lease is not None or not entry.undelivered):
         lease = Lease(
             lease_id=row["lease_id"],
             leased_to=AgentId(row["leased_to_display"], row["leased_to_pubkey"]),
@@ -374,6 +375,9 @@ MOVES: dict[str, Event] = {
         settled(1),
         TaskClosed(task_id(1), settled(1).result, Ending.COMPLETED, Cause.RESULT, 3),
         ResultDrained(task_id(1)),
+        ResultReturned(
+            task_id(1), "gone", task(1), "digest", settled(1).result, Ending.COMPLETED, Cause.RESULT, 3, START_MS
+        ),
     )
 }
 
@@ -385,9 +389,11 @@ def rows_of(event: Event, seq: int, known: Known) -> Rows:
 @pytest.mark.parametrize(("before", "kind"), TRANSITIONS)
 def test_every_move_of_the_machine_leads_to_the_same_state(before: State | None, kind: str) -> None:
     tasks: dict[str, TaskRow] = {}
-    if before is not None:
+    # A result that comes back to a state which has forgotten its task: the archive never forgets.
+    remembered = State.DRAINED if before is None and kind == "result_returned" else before
+    if remembered is not None:
         tasks = rows_of(sent(1), 1, Known({}, {}, {})).tasks
-        tasks[task_id(1)].ledger_state = before.value
+        tasks[task_id(1)].ledger_state = remembered.value
     moved = rows_of(MOVES[kind], 2, Known(tasks, {}, {})).tasks[task_id(1)]
     assert moved.ledger_state == TRANSITIONS[before, kind].value
 

@@ -36,7 +36,9 @@ from covenant.ledger.log.bell import Bell
 from covenant.ledger.log.bodies import BodyNeeded, ReadBodies
 from covenant.ledger.log.codec import encode_events
 from covenant.ledger.log.history import History
+from covenant.ledger.log.lookups import Lookups
 from covenant.ledger.log.opening import Torn
+from covenant.ledger.log.recall import asked_by, named_tasks
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import Storage
 from covenant.ledger.log.waiters import Waiter, Waiters
@@ -45,10 +47,8 @@ from covenant.ledger.machine.commands import (
     Accept,
     Advance,
     Command,
-    Drain,
     GiveBack,
     Report,
-    TaskCommand,
     Withdraw,
 )
 from covenant.ledger.machine.decide import Decision, decide
@@ -59,14 +59,10 @@ from covenant.ledger.machine.leasing import body_unreadable
 from covenant.ledger.machine.peer_commands import Hear
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
-from covenant.model.acquaintance import Peer
 from covenant.model.audit import AuditHead, AuditReport
-from covenant.model.constitution import CatalogueAgent
-from covenant.model.correspondence import Delegation, DelegationKey, LoggedMessage, Parcel
-from covenant.model.delegating import Role
 from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.grant import Grant, Identity
-from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peer import InstanceId
 from covenant.model.push import Push
 from covenant.model.result import Result
@@ -87,7 +83,7 @@ LIVE_S: Final = 2.0
 log = logging.getLogger(__name__)
 
 
-class LogLedger:
+class LogLedger(Lookups):
     """Made by `homes.open_ledger` or `homes.memory_ledger`; used on the loop it was made on."""
 
     def __init__(
@@ -251,30 +247,9 @@ class LogLedger:
     def _forgotten(self, command: Command[Any]) -> Sequence[TaskId]:
         """The tasks this command names that only the archive may still know."""
         entries, seen = self._state.entries, self._storage.seen
-        ids: tuple[TaskId, ...]
-        if isinstance(command, TaskCommand):
-            if command.task_id in entries:
-                return ()
-            ids = (command.task_id,)
-        elif isinstance(command, Accept):
-            if command.minted:
-                return ()
-            ids = (command.task.id,)
-        elif isinstance(command, Hear):
-            ids = () if command.accept is None else (command.accept.task.id,)
-        elif isinstance(command, Drain):
-            ids = (command.task_id,) if command.task_id is not None else ()
-            if command.request_id is not None:
-                again = self._state.remembered("drain", command.by.pubkey, command.request_id)
-                ids = again.task_ids if again is not None else ids
-        elif isinstance(command, Withdraw):
-            drained = self._state.remembered("drain", command.by.pubkey, command.request_id)
-            ids = drained.task_ids if drained is not None else ()
-        elif isinstance(command, GiveBack):
-            ids = command.results
-        else:
-            return ()
-        return [task_id for task_id in ids if task_id not in entries and seen.maybe(task_id)]
+        return [
+            task_id for task_id in named_tasks(command, self._state) if task_id not in entries and seen.maybe(task_id)
+        ]
 
     async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived]:
         found: dict[TaskId, Archived | None] = {}
@@ -287,7 +262,7 @@ class LogLedger:
     async def _lookup(self, command: Command[Any], task_id: TaskId) -> Archived | None:
         if isinstance(command, (Withdraw, GiveBack)):
             return await self._history.lookup_whole(task_id)
-        viewer, recipient = _asked_by(command)
+        viewer, recipient = asked_by(command)
         return await self._history.lookup(task_id, viewer, recipient)
 
     def _evict(self, archived_seq: int) -> None:
@@ -367,51 +342,12 @@ class LogLedger:
     def on_push(self, callback: Callable[[TaskId], None]) -> None:
         self._watching.on_push(callback)
 
-    def pushes(self, task_id: TaskId) -> Sequence[Push]:
-        return self._state.pushes(task_id)
-
     async def outbox(self) -> Sequence[Push]:
         await self.durable()
         return tuple(self._state.all_pushes())
 
     def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
         self._watching.on_peer(callback)
-
-    def peer(self, peer_id: InstanceId) -> Peer | None:
-        return self._state.peer(peer_id)
-
-    def peer_named(self, name: str) -> Peer | None:
-        return self._state.peer_named(name)
-
-    def peers(self) -> Sequence[Peer]:
-        return tuple(self._state.peers_by_id.values())
-
-    def delegation(self, key: DelegationKey) -> Delegation | None:
-        return self._state.delegation(key)
-
-    def delegation_of(self, task_id: TaskId) -> Delegation | None:
-        return self._state.delegation_of(task_id)
-
-    def delegations(self) -> Sequence[Delegation]:
-        return tuple(self._state.delegations())
-
-    def delegations_live(self, role: Role, peer: InstanceId | None = None) -> Sequence[Delegation]:
-        return self._state.delegations_live(role, peer)
-
-    def parcels(self, peer: InstanceId) -> Sequence[Parcel]:
-        return tuple(self._state.parcels_of(peer))
-
-    def addressees(self) -> Sequence[InstanceId]:
-        return self._state.addressees()
-
-    def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
-        return self._state.envelope_taken(sender, jti)
-
-    def token_revoked(self, token_id: str) -> bool:
-        return self._state.token_revoked(token_id)
-
-    def message_log(self) -> Sequence[LoggedMessage]:
-        return tuple(reversed(self._state.messages))
 
     async def steps(self, task_id: TaskId, after: int, limit: int, scope: Scope = ANY) -> Sequence[Step]:
         await self.durable()
@@ -478,27 +414,9 @@ class LogLedger:
         await self._archived()
         return await self._history.tree(root, viewer)
 
-    def identity(self, token_sha256: str) -> Identity | None:
-        return self._state.identities_by_token.get(token_sha256)
-
-    def enrolled(self, agent: AgentId) -> AgentId | None:
-        return self._state.enrolled(agent)
-
-    def tenant(self, name: str) -> Tenant | None:
-        return self._state.tenants.get(name)
-
-    def tenant_of(self, token_sha256: str) -> Tenant | None:
-        return self._state.tenants_by_token.get(token_sha256)
-
-    def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
-        return self._state.agent(tenant, agent_id)
-
     async def tenants(self) -> Sequence[Tenant]:
         await self.durable()
         return tuple(self._state.tenants.values())
-
-    def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
-        return tuple(self._state.stored_agents.get(tenant, {}).values())
 
     async def identities(self) -> Sequence[Identity]:
         await self.durable()
@@ -571,13 +489,6 @@ class LogLedger:
 
     async def close(self) -> None:
         await self._storage.close()
-
-
-def _asked_by(command: Command[Any]) -> tuple[PublicKey | None, PublicKey | None]:
-    """Who must have part in the tasks that a command names, and whose they must be; None: whoever, whosever."""
-    if isinstance(command, TaskCommand):
-        return command.viewer, command.recipient
-    return (command.sender if isinstance(command, Drain) else None), None
 
 
 def _begins_work(command: Command[Any]) -> bool:
