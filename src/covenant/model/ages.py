@@ -47,7 +47,8 @@ class Ages(msgspec.Struct, frozen=True):
         for step in reversed(self.steps):
             begins = step.after_ms - STEP_MS <= stamp_ms or not step.seen
             if begins and stamp_ms <= until_ms + STEP_MS:
-                return stamp_ms + shift_ms
+                # One that drift puts before the step counts as made at it: nothing in this stretch is older.
+                return (max(stamp_ms, step.after_ms) if step.seen else stamp_ms) + shift_ms
             shift_ms, until_ms = shift_ms + step.step_ms, step.before_ms
         return (until_ms if self.forgotten else stamp_ms) + shift_ms
 
