@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import sqlite3
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -57,7 +58,10 @@ def test_a_record_that_cannot_be_applied_is_set_aside_with_its_reason(tmp_path: 
 @given(st.lists(st.booleans(), min_size=1, max_size=40))
 def test_of_any_batch_the_good_records_are_applied_and_the_bad_ones_set_aside(good: list[bool]) -> None:
     events = [encode([sent(at)]) if fine else encode([leased(1_000)]) for at, fine in enumerate(good, 1)]
-    with closing(open_writer(Path(":memory:"), lasting=False)) as db:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(open_writer(Path(folder) / "archive.db", lasting=False)) as db,
+    ):
         assert apply_or_reject(db, lines_of(*events), 0, Live()) == good.count(False)
         assert archived_seq_of(db) == len(good)
         assert [reject.seq for reject in read_rejects(db, 100)] == [at for at, fine in enumerate(good, 1) if not fine]
