@@ -122,11 +122,10 @@ async def test_who_has_no_token_sees_at_an_open_agent_what_was_sent_without_one(
 ) -> None:
     known, own = await parked(world, binding, "open", world.stage.token), await parked(world, binding, "open", None)
     client = world.client(binding, "open", None)
-    theirs = "UNAUTHENTICATED" if operation == "card" else expected(operation, "stranger")
+    token_needed = operation in ("card", "list")
+    theirs = "UNAUTHENTICATED" if token_needed else expected(operation, "stranger")
     assert await attempt(client, operation, known) == theirs
-    assert await attempt(client, operation, own) == (
-        "UNAUTHENTICATED" if operation == "card" else expected(operation, "mine")
-    )
+    assert await attempt(client, operation, own) == ("UNAUTHENTICATED" if token_needed else expected(operation, "mine"))
     # Another tenant's agent of that name is not open.
     with pytest.raises(Refused, match="UNAUTHENTICATED"):
         await world.client(binding, "actor", None).page()
@@ -139,10 +138,11 @@ async def test_a_web_page_from_elsewhere_cannot_use_an_open_agent_through_a_brow
     client = world.client(binding, "open", None)
     page = client.saying(origin="https://evil.example")
     body = client.envelope("send", client.params_send(Ask(message=words("done by a page"))))
-    before = (await client.page()).total
+    known = world.client(binding, "open", world.stage.token)
+    before = (await known.page()).total
     reply = await page.raw(body, content_type="text/plain")
     assert reply.status_code == 401
-    assert (await client.page()).total == before
+    assert (await known.page()).total == before
     own = client.saying(origin=client.base_url)
     assert (await own.raw(body)).status_code == 200
 
