@@ -85,6 +85,40 @@ def test_one_address_cannot_have_the_whole_pool_and_chunks_are_counted_too(start
         assert request(daemon.url, "POST", RECEIVE, body=b"nonsense").json["code"] == "refused"
 
 
+@pytest.mark.parametrize("path", ["", "/message:send"], ids=["json-rpc", "rest"])
+def test_callers_of_an_open_agent_hold_no_more_than_the_pool_either(
+    start_daemon: StartDaemon, short_path: Path, path: str
+) -> None:
+    agents = short_path / "agents.py"
+    agents.write_text(AGENT)
+    settings = {"COVENANT_A2A_PUBLISH": "echo", "COVENANT_A2A_PUBLISH_ANONYMOUS": "anywhere"}
+    daemon = start_daemon(str(agents), env={**settings, "COVENANT_HTTP_STRANGER_BODY_MS": "2500"})
+    size = 8 * MIB - 1
+    head = f"POST /v1/a2a/agents/echo{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n".encode()
+    with ExitStack() as open_:
+        # Each has said that 8 MiB are to come, two from an address: eight fill the pool of 64.
+        for number in range(8):
+            slow = socket.create_connection(
+                (_host(daemon.url), _port(daemon.url)), timeout=20, source_address=(f"127.0.3.{number // 2 + 1}", 0)
+            )
+            open_.callback(slow.close)
+            slow.sendall(head + b" " * 100_000)
+        with RawConnection(daemon.url) as one_more:
+            one_more.send(head)
+            answer = one_more.read_answer()
+        assert (answer.status, b"busy" in answer.body) == (503, True), answer
+        token = operator_token(daemon.home)
+        assert request(daemon.url, "GET", "/a2a/queue", token=token).status == 200
+
+
+def _host(url: str) -> str:
+    return url.removeprefix("http://").partition(":")[0]
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
 @pytest.fixture
 def grpc_daemon(start_daemon: StartDaemon, short_path: Path) -> tuple[Daemon, int]:
     agents = short_path / "agents.py"

@@ -11,6 +11,7 @@ from covenant.doors.a2a.calling import Gate
 from covenant.doors.a2a.cards import CardPages, extended_cards
 from covenant.doors.a2a.door import A2ADoor
 from covenant.doors.a2a.operations import Office, Pushes
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.cards import Cards
@@ -49,8 +50,8 @@ def make_office(conversations: Conversations, cards: Cards, pushes: Pushes | Non
     return Office(conversations, extended_cards(cards), pushes)
 
 
-def make_gate(settings: Settings, catalogue: Catalogue, tenants: TenantGate, meter: Meter) -> Gate:
-    return Gate(tenants, catalogue, meter, base_url_of(settings).of, publishing_of(settings).admits)
+def make_gate(settings: Settings, catalogue: Catalogue, tenants: TenantGate, meter: Meter, pool: StrangerPool) -> Gate:
+    return Gate(tenants, catalogue, meter, base_url_of(settings).of, publishing_of(settings).admits, pool)
 
 
 def make_door(settings: Settings, gate: Gate, office: Office, pages: CardPages) -> A2ADoor:

@@ -168,14 +168,15 @@ async def grpc_stage(
     async with stage(home, *agents) as http:
         conversations = Conversations(http.ledger, http.catalogue, http.crew, Uuids(), ConversationLimits())
         tenants = GrpcTenants(http.tenancy, Limiter(now_ms, limits))
-        gate = Gate(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits)
+        pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
+        gate = Gate(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)
         if push:
             pushes = KeptPushes(http.ledger, conversations.scope, lambda config: check_config(config, lambda _: None))
         cards = Cards(Offer())
         calls = Calls(
             gate,
             Office(conversations, extended_cards(cards), pushes),
-            StrangerPool(bytes_max=64 * 2**20, body_ms=20_000),
+            pool,
             message_bytes_max=message_bytes_max,
             published=publishing.agent_id,
         )

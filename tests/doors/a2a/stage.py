@@ -29,6 +29,7 @@ from covenant.doors.a2a.cards import CardPages, Publishing, extended_cards
 from covenant.doors.a2a.door import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import Office
 from covenant.doors.http.public_url import BaseUrl
+from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.cards import Cards, Offer
@@ -192,7 +193,8 @@ async def stage(
     )
     pushes = Pushes(ledger, conversations.scope, check_push) if scenery.push_notifications else None
     base_url, publishing = BaseUrl(), Publishing(scenery.open_agent, "loopback" if scenery.open_agent else "never")
-    gate = Gate(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, base_url.of, publishing.admits)
+    pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
+    gate = Gate(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
     cards = Cards(Offer(), CardSigner(key))
     pages = CardPages(
         cards, catalogue, gate.tenants, meter, base_url=base_url, publishing=publishing, started_ms=now_ms()

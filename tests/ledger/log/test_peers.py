@@ -10,9 +10,11 @@ import pytest
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log import snapshot
 from covenant.ledger.log.state import LedgerState
+from covenant.ledger.machine.peer_events import TokenRevoked
 from covenant.ledger.machine.view import Limits
 from covenant.model.delegating import Role
 from covenant.model.errors import Refusal
+from covenant.model.ids import AgentId, PublicKey
 from covenant.model.peer import InstanceId
 from covenant.testing.log import LogEngine
 from tests.ledger.machine.peer_cast import add, heard, held, id_of, offered, offering, peer_commands
@@ -95,3 +97,18 @@ def test_a_snapshot_holds_all_that_is_known_of_peers(tmp_path: Path) -> None:
     for state in (restored, pure.state):
         state.forget_envelopes(1 << 50)
         assert list(state.all_envelopes()) == []
+
+
+def test_a_clock_that_runs_ahead_for_a_week_brings_no_revoked_token_back() -> None:
+    start_ms, week_ms = 1_700_000_000_000, 7 * 24 * 3_600_000
+    by = AgentId("operator@local", PublicKey("key"))
+    state = LedgerState(Limits())
+
+    def revoke(token_id: str, now_ms: int) -> None:
+        state.apply([TokenRevoked(token_id, by, now_ms, now_ms + 1_000)], now_ms, 1)
+
+    revoke("t1", start_ms)
+    revoke("t2", start_ms + week_ms)
+    assert state.token_revoked("t1")
+    revoke("t3", start_ms + 6 * week_ms)
+    assert not state.token_revoked("t1"), "revocations do not pile up for ever"

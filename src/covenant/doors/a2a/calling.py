@@ -9,10 +9,12 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from covenant.doors.a2a.operations import Asked, Operation, check_version
-from covenant.doors.http.tenant import TenantGate
+from covenant.doors.http.body import body_at_hand, read_body
+from covenant.doors.http.stranger_pool import StrangerPool
+from covenant.doors.http.tenant import TenantGate, address
 from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversation import ANONYMOUS, Ask
@@ -97,6 +99,8 @@ class Gate:
     """Where a caller reached us, for the addresses in a card."""
     admits: Callable[[CatalogueAgent, Scope], bool]
     """Whether an agent may be called without a token."""
+    pool: StrangerPool
+    """What callers without a token may make the daemon hold."""
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> Visit:
         # A credential that cannot be read is refused, and not the same as none.
@@ -135,6 +139,16 @@ class Gate:
             hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
         )
         return Asked(ask, request, dialect, self.base_url, visit.scope)
+
+    async def read_body(self, visit: Visit, receive: Receive, send: Send, bytes_max: int) -> bytes:
+        """The body of the request. Of a caller without a token, it is held out of the pool until all of it is here."""
+        body = body_at_hand(send, bytes_max)
+        if body is not None:
+            return body
+        if not visit.caller.anonymous:
+            return await read_body(visit.scope, receive, bytes_max)
+        with self.pool.lease(address(visit.scope)) as take:
+            return await self.pool.read(visit.scope, receive, bytes_max, take)
 
     def connected(self, caller: Caller) -> AbstractContextManager[None]:
         """While the call is answered."""

@@ -11,12 +11,11 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.a2a.calling import TRANSPORT, Gate, Headers
+from covenant.doors.a2a.calling import TRANSPORT, Gate, Headers, Visit
 from covenant.doors.a2a.departure import answered
 from covenant.doors.a2a.operations import BY_NAME, Asked, Office, Operation
 from covenant.doors.a2a.pouring import pour
 from covenant.doors.a2a.replies import A2A_JSON, reply_json
-from covenant.doors.http.body import read_body
 from covenant.doors.http.reply import JSON, Header, refusal_headers
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import Invalid, NotFound, Refusal
@@ -109,7 +108,7 @@ class Rest:
                 return
             name = found.operation.name
             with self._gate.connected(visit.caller):
-                body = await self._body(scope, receive)
+                body = await self._body(visit, receive, send)
                 at = Place(task_id, config_id, scope["query_string"], body)
                 asked = self._gate.asked(visit, found.operation, Dialect.V1, at, found.decode)
                 await self._run(found.operation, asked, kind, receive, send)
@@ -120,9 +119,11 @@ class Rest:
         finally:
             self._gate.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, visit: Visit, receive: Receive, send: Send) -> bytes:
         """What needs nothing may come without one."""
-        body = await read_body(scope, receive, self._body_bytes_max) if scope["method"] == "POST" else b""
+        if visit.scope["method"] != "POST":
+            return b"{}"
+        body = await self._gate.read_body(visit, receive, send, self._body_bytes_max)
         if not body.isascii():
             try:
                 # The decoder does not look into what it skips.

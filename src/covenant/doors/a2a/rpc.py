@@ -17,7 +17,6 @@ from covenant.doors.a2a.departure import answered
 from covenant.doors.a2a.operations import METHODS, OPERATIONS, Asked, Office, Operation
 from covenant.doors.a2a.pouring import pour
 from covenant.doors.a2a.replies import reply_json
-from covenant.doors.http.body import body_at_hand, read_body
 from covenant.doors.http.reply import reply_problem
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import OverLimit, Refusal, Unauthenticated
@@ -39,17 +38,14 @@ class Rpc:
         try:
             visit = await self._gate.enter(scope, Headers(scope), agent_id)
             with self._gate.connected(visit.caller):
-                await self._answer(visit, scope, receive, send)
+                await self._answer(visit, receive, send)
         except Refusal as refusal:
             self._gate.meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal)
 
-    async def _answer(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, visit: Visit, receive: Receive, send: Send) -> None:
         try:
-            body = body_at_hand(send, self._body_bytes_max)
-            if body is None:
-                body = await read_body(scope, receive, self._body_bytes_max)
-            call = jsonrpc.decode(body)
+            call = jsonrpc.decode(await self._gate.read_body(visit, receive, send, self._body_bytes_max))
             method = METHODS.get(call.method) or _unknown(call)
         except jsonrpc.Unreadable as unreadable:
             self._gate.meter.refused(TRANSPORT, unreadable.code)

@@ -32,6 +32,8 @@ replace = msgspec.structs.replace
 
 LOG_MAX: Final = 1_000
 POLL: Final = "poll"
+REVOKED_KEPT_MS: Final = 30 * 24 * 3_600_000
+"""A revocation outlives its token by so much: a clock that ran ahead for a while must not bring the token back."""
 
 
 class Correspondence:
@@ -287,7 +289,8 @@ class Correspondence:
     # Tokens
 
     def put_revoked(self, revoked: TokenRevoked, now_ms: int) -> None:
-        for token_id in [each for each, known in self.tokens_revoked.items() if known.until_ms < now_ms]:
+        over_ms = now_ms - REVOKED_KEPT_MS
+        for token_id in [each for each, known in self.tokens_revoked.items() if known.until_ms < over_ms]:
             del self.tokens_revoked[token_id]
         self.tokens_revoked[revoked.token_id] = revoked
 
