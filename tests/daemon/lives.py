@@ -17,6 +17,7 @@ from covenant.ledger.machine.commands import (
     PurgeIdentities,
     RevokeGrant,
     RevokeIdentity,
+    Withdraw,
 )
 from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush
 from covenant.ledger.machine.states import DRAINED
@@ -108,6 +109,8 @@ async def _tasks_of_every_state(life: Life, desk: Desk, base: int) -> None:
     await desk.finish(leased[n(base + 6)], ok(n(base + 6)))
     await desk.finish(leased[n(base + 7)], ok(n(base + 7)))
     await desk.finish(leased[n(base + 10)], ok(n(base + 10)))
+    await desk.drain(count=1, request_id=f"given up {base}")
+    await desk.ledger.commit(Withdraw(by=ALICE, request_id=f"given up {base}"))
     await desk.drain(count=1)
     for number, key in ((20, "a"), (21, "a"), (22, "a"), (23, "b")):
         await life.send(desk, same_work(base + number, f"{key} {base}"))

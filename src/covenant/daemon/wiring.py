@@ -259,8 +259,7 @@ def _assemble(
     peering = join_peers(around, working["crew"], outside, tracer=tracer, log=log)
     conversations = make_conversations(settings, ledger, catalogue, working["crew"], tracer)
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
-    a2a_gate = make_gate(settings, catalogue, gate, meter, pool)
-    a2a_office = make_office(conversations, cards, pushes)
+    a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter, pool), make_office(conversations, cards, pushes)
     built = Built(ledger, catalogue, conversations, gate, meter)
     mcp = make_mcp(settings, built, operator, working["elsewhere"])
     behind = _Behind(

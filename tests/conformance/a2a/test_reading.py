@@ -155,7 +155,7 @@ async def test_reads_are_answered_while_every_place_of_the_tenant_is_taken(me: B
     operator, tenancy, catalogue = world.stage.operator, world.stage.tenancy, world.stage.catalogue
     name = unique("tenant")
     minted = await tenancy.add(operator, name)
-    await tenancy.change(operator, name, limits=type(minted.tenant.limits)(concurrency=1))
+    await tenancy.change(operator, name, limits=type(minted.tenant.limits)(live_tasks=1))
     agent = catalogue.agent("default", "actor")
     assert agent is not None
     catalogue.add_resident(name, agent.constitution, "code")
@@ -177,7 +177,7 @@ async def test_reads_are_answered_while_every_place_of_the_tenant_is_taken(me: B
 
 
 async def full(client: Binding) -> bool:
-    """A place is free again as soon as the server has seen to the end of the stream."""
+    """Whether the tenant still has as many live tasks as it may have."""
     try:
         await client.task("echo", blocking=False)
     except Refused as refused:

@@ -338,11 +338,22 @@ class _ResultDrained(OfTask, frozen=True, gc=False, tag="result_drained"):
         row.ledger_state = "resolved"
 
 
-class _ResultReturned(OfTask, frozen=True, gc=False, tag="result_returned"):
+class ResultReturned(Begins, frozen=True, gc=False, tag="result_returned"):
+    """It carries the whole task, so that a task whose beginning is lost can still be told."""
+
+    state: ClassVar[str] = "result_pending"
     reason: Raw
+    result: Raw
+    ending: str
+    cause: str
+    generation: int
 
     def move(self, row: TaskRow, rows: Rows, /) -> None:
-        row.ledger_state = "result_pending"
+        if row.settled_place is None:
+            row.settled_place = rows.place
+            row.ending, row.cause, row.result = self.ending, self.cause, text_of(self.result)
+            rows.updated(row, self.generation, "settled", None)
+        row.ledger_state = self.state
         rows.handed(row, "returned", None, _text_or_none(self.reason))
 
 
@@ -375,7 +386,7 @@ _OURS: Final = (
     _TaskSettled,
     _TaskClosed,
     _ResultDrained,
-    _ResultReturned,
+    ResultReturned,
     Audited,
     AuditPurged,
 )

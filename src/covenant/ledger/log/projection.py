@@ -20,6 +20,7 @@ from covenant.ledger.log.moves import (
     Begins,
     OfTask,
     Request,
+    ResultReturned,
     Rows,
     TaskRow,
     decode_audit_row,
@@ -65,10 +66,15 @@ class Batch:
         self.contexts: dict[str, None] = {}
         self.parents: dict[str, None] = {}
         """What tasks refer to, and may have a number already."""
+        self._returned: dict[str, Request] = {}
         begun, moved = self._begun, self.moved
         for line in self._lines:
             for event in line.events:
-                if isinstance(event, Begins):
+                if isinstance(event, ResultReturned):
+                    self._returned[event.task_id] = self._begin(event)
+                    if event.task_id not in begun:
+                        moved[event.task_id] = None
+                elif isinstance(event, Begins):
                     begun[event.task_id] = self._begin(event)
                 elif isinstance(event, OfTask) and event.task_id not in begun:
                     moved[event.task_id] = None
@@ -88,10 +94,10 @@ class Batch:
             rows.place = line.seq * PLACES_IN_RECORD + self._offset
             rows.ts_ms = line.ts_ms
             for event in line.events:
-                if isinstance(event, Begins):
-                    self._add(event, rows, known)
+                if isinstance(event, Begins) and not isinstance(event, ResultReturned):
+                    self._add(event, self._begun[event.task_id], rows, known)
                 elif isinstance(event, OfTask):
-                    row = rows.tasks.get(event.task_id) or _moving(rows, known, event.task_id)
+                    row = rows.tasks.get(event.task_id) or self._moving(event, rows, known)
                     event.move(row, rows)
                     row.updated_at = line.ts_ms
                 elif isinstance(event, Audited):
@@ -106,8 +112,19 @@ class Batch:
                 _count(rows.counts, row, before.get(row.task_id))
         return rows
 
-    def _add(self, event: Begins, rows: Rows, known: Known) -> None:
-        task_id, task = event.task_id, self._begun[event.task_id]
+    def _moving(self, event: OfTask, rows: Rows, known: Known) -> TaskRow:
+        task_id = event.task_id
+        row = known.tasks.get(task_id)
+        if row is not None:
+            rows.tasks[task_id] = row
+        elif isinstance(event, ResultReturned):
+            self._add(event, self._returned[task_id], rows, known)
+        else:
+            raise Contradiction(f"the task {task_id} moved, and was never sent")
+        return rows.tasks[task_id]
+
+    def _add(self, event: Begins, task: Request, rows: Rows, known: Known) -> None:
+        task_id = event.task_id
         place, ts_ms = rows.place, rows.ts_ms
         if task_id in rows.ids:
             raise Contradiction(f"the task {task_id} was sent twice")
@@ -138,14 +155,6 @@ class Batch:
         )
         rows.requests.append((place, text_of(event.task)))
         rows.updated(row, 1, "submitted", None)
-
-
-def _moving(rows: Rows, known: Known, task_id: str) -> TaskRow:
-    row = known.tasks.get(task_id)
-    if row is None:
-        raise Contradiction(f"the task {task_id} moved, and was never sent")
-    rows.tasks[task_id] = row
-    return row
 
 
 def _reference(rows: Rows, known: Mapping[str, int], named: Callable[[str], bytes], text: str) -> int:
