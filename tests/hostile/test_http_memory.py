@@ -1,16 +1,31 @@
 """Endless requests: a client cannot make the daemon keep what it sends, or what it does not read."""
 
+import json
+import socket
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from tests.cli.daemons import Daemon
 from tests.hostile.client import BOUND_S, RawConnection, operator_token, request, resident_bytes
+from tests.hostile.conftest import StartDaemon
 
 MIB = 1024 * 1024
 FLOOD_BYTES = 12 * MIB
 GROWTH_BYTES_MAX = 40 * MIB
 PAGE = b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+LOUD = """
+from covenant import Agent
+
+loud = Agent("loud")
+
+
+@loud
+async def shout(turn):
+    return turn.text * 3
+"""
 CHUNKED = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -121,3 +136,33 @@ def test_a_head_without_end_is_refused(warm: Daemon) -> None:
         answer = connection.read_answer()
         assert (answer.status, answer.json["code"]) == (431, "head_too_large")
         assert connection.read_to_end() == b""
+
+
+def test_large_answers_that_nobody_reads_on_many_connections_are_not_kept(
+    start_daemon: StartDaemon, short_path: Path
+) -> None:
+    """A stranger at an open agent: one task with an answer of some 10 MB, asked for on forty connections."""
+    agents = short_path / "agents.py"
+    agents.write_text(LOUD)
+    settings = {"COVENANT_A2A_PUBLISH": "loud", "COVENANT_A2A_PUBLISH_ANONYMOUS": "anywhere"}
+    daemon = start_daemon(str(agents), env=settings)
+    path = "/v1/a2a/agents/loud"
+    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "z" * 900_000}]}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    task = request(daemon.url, "POST", path, body=call).json["result"]["task"]
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": task["id"]}}).encode()
+    assert len(request(daemon.url, "POST", path, body=body).body) > 8 * MIB
+    before = resident_bytes(daemon.process.pid)
+    head = b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body))
+    with ExitStack() as open_:
+        unread = [open_.enter_context(RawConnection(daemon.url)) for _ in range(40)]
+        for connection in unread:
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            connection.send(head + body)
+        # Each answer was begun, or its connection was cut off, when the next request on another connection is answered.
+        deadline_s = time.monotonic() + BOUND_S
+        while "http.unread" not in daemon.log and time.monotonic() < deadline_s:
+            assert request(daemon.url, "POST", path, body=body).status == 200
+        assert "http.unread" in daemon.log
+        assert held(daemon, before) < 160 * MIB
+    assert request(daemon.url, "POST", path, body=body).status == 200

@@ -25,6 +25,8 @@ TOLD = {
     "connections_per_address_max": ("connections of one address", "1,024"),
     "connections_reserved_max": ("connections above these bounds", "64"),
     "response_bytes_max": ("answer that its client has not read", "64 KiB"),
+    "unsent_bytes_max": ("unread answers of all", "256 MiB"),
+    "unsent_bytes_per_address_max": ("unread answers of one address", "64 MiB"),
     "unread_s_max": ("time without reading", "30 s"),
     "unread_stream_s_max": ("the same of a stream", "10 min"),
     "linger_s_max": ("time for a client to read why", "2 s"),

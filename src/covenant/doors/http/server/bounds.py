@@ -41,6 +41,11 @@ class HttpBounds:
     """Connections above the two bounds before. They are answered 503, except where health is asked for."""
     response_bytes_max: int = 64 * KIB
     """Written and not sent yet: above this, a stream waits, and so does the next answer."""
+    unsent_bytes_max: int = 256 * MIB
+    """Answers that their clients do not read, of all connections together: above this, the connection whose client has
+    read nothing for the longest time is cut off."""
+    unsent_bytes_per_address_max: int = 64 * MIB
+    """The same of one address; a proxy has no bound of its own."""
     unread_s_max: float = 30.0
     """Without any progress of an answer that its client does not read; then the connection is cut off."""
     unread_stream_s_max: float = 600.0

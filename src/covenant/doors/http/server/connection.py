@@ -57,8 +57,10 @@ class Connection(asyncio.Protocol):
     """Why nothing more is read. It is told after the answers that come before it."""
     _lingers = False
     _gathered_bytes = 0
-    _unsent_bytes = 0
-    _unsent_since_s = 0.0
+    unsent_bytes = 0
+    """Written, and not read by its client, when that was looked at last."""
+    unsent_since_s = 0.0
+    """When its client was last seen to read."""
 
     def __init__(self, http: HttpServer) -> None:
         self._http = http
@@ -84,6 +86,7 @@ class Connection(asyncio.Protocol):
         self._http.admit(self)
 
     def connection_lost(self, _: Exception | None) -> None:
+        self._http.count_unsent(self, 0)
         self._http.forget(self)
         self.deadline_s = inf
         exchanges = [*self._queue] if self._current is None else [self._current, *self._queue]
@@ -380,22 +383,22 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def _watch_unsent(self) -> None:
-        self._unsent_bytes = self.transport.get_write_buffer_size()
-        if self._unsent_bytes:
-            self._unsent_since_s = self.loop.time()
-            self._http.unsent.add(self)
+        if self.transport.get_write_buffer_size():
+            self.unsent_since_s = self.loop.time()
+            self._http.count_unsent(self, self.transport.get_write_buffer_size())
 
     def look_at_unsent(self, now_s: float) -> None:
         """Cut off a client that reads nothing."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if unsent_bytes == 0 or not (self.write_paused or self.transport.is_closing()):
-            self._http.unsent.discard(self)
-        elif unsent_bytes < self._unsent_bytes:
-            self._unsent_bytes, self._unsent_since_s = unsent_bytes, now_s
+            self._http.count_unsent(self, 0)
+        elif unsent_bytes < self.unsent_bytes:
+            self.unsent_since_s = now_s
+            self._http.count_unsent(self, unsent_bytes)
         else:
             streams = self._current is not None and self._current.chunked and not self.transport.is_closing()
             patience_s = self.bounds.unread_stream_s_max if streams else self.bounds.unread_s_max
-            if now_s - self._unsent_since_s > patience_s:
+            if now_s - self.unsent_since_s > patience_s:
                 self.transport.abort()
 
     @property

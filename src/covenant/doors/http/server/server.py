@@ -59,8 +59,10 @@ class HttpServer:
         self.heads = ResponseHeads()
         self.urls = Urls()
         self.tasks: set[asyncio.Task[None]] = set()
-        self.unsent: set[Connection] = set()
+        self._unsent: dict[Connection, None] = {}
         """Connections with bytes that their clients do not read."""
+        self._unsent_bytes = 0
+        self._unsent_of_address: dict[str, int] = {}
         self.stopping = False
         self._proxies: tuple[Network, ...] = tuple(map(ip_network, proxies))
         self._now_ms = now_ms
@@ -193,6 +195,37 @@ class HttpServer:
         if self.stopping and not self._connections:
             self._empty.set()
 
+    # What clients do not read.
+
+    def count_unsent(self, connection: Connection, size: int) -> None:
+        """So much of its answers is not read yet. Whoever keeps too much is cut off."""
+        address, before = connection.address, connection.unsent_bytes
+        if size == before:
+            return
+        connection.unsent_bytes = size
+        self._unsent_bytes += size - before
+        of_address = self._unsent_of_address.pop(address, 0) + size - before
+        if of_address:
+            self._unsent_of_address[address] = of_address
+        if not size:
+            self._unsent.pop(connection, None)
+            return
+        self._unsent[connection] = None
+        host = connection.client[0] if connection.client is not None else ""
+        if of_address > self.bounds.unsent_bytes_per_address_max and not self._is_proxy(host):
+            neighbours = [each for each in self._unsent if each.address == address]
+            if len(neighbours) > 1:  # one large answer alone may go out
+                self._cut_off_unread(neighbours)
+        if self._unsent_bytes > self.bounds.unsent_bytes_max:
+            self._cut_off_unread(list(self._unsent))
+
+    def _cut_off_unread(self, connections: list[Connection]) -> None:
+        """The one whose client has read nothing for the longest time."""
+        longest = min(connections, key=attrgetter("unsent_since_s"))
+        log.warning("http.unread", extra={"address": longest.address, "bytes": longest.unsent_bytes})
+        self.count_unsent(longest, 0)
+        longest.transport.abort()
+
     # What time it is.
 
     def _look_at_deadlines(self) -> None:
@@ -200,7 +233,7 @@ class HttpServer:
         self.heads.set_date(formatdate(self._now_ms() / 1000, usegmt=True).encode())
         for connection in [each for each in self._connections if each.deadline_s < now_s]:
             connection.expire()
-        for connection in tuple(self.unsent):
+        for connection in tuple(self._unsent):
             connection.look_at_unsent(now_s)
         self._look = self.loop.call_later(self._look_s, self._look_at_deadlines)
 
