@@ -177,7 +177,13 @@ def read_all(connection: socket.socket) -> bytes:
     return said
 
 
-@pytest.mark.parametrize("ask", [ASK, ASK.replace(b"healthz", b"health")])
+def test_a_probe_that_asks_for_the_head_alone_gets_no_body() -> None:
+    with stage() as at, at.connect(ASK.replace(b"GET", b"HEAD")) as connection:
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+        assert (head.startswith(b"HTTP/1.1 200 OK\r\n"), body) == (True, b"")
+
+
+@pytest.mark.parametrize("ask", [ASK, ASK.replace(b"healthz", b"health"), ASK.replace(b"healthz", b"healthz?x=1")])
 def test_health_is_answered_in_place_of_the_loop(ask: bytes) -> None:
     with stage() as at, at.connect(ask) as connection:
         head, body = read_all(connection).split(b"\r\n\r\n")

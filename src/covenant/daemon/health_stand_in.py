@@ -1,13 +1,15 @@
 """A stand-in for `/healthz` while the loop is held: it accepts connections in the loop's place, from another thread.
 
-A new connection whose first request is `GET /healthz` (or `/health`) is answered here. Every other one is handed to
-the loop, unread, and served as soon as the loop is free. So are those that say nothing for a second. Requests on
-connections that the loop has accepted before wait for the loop: a probe should use a new connection each time.
+A new connection whose first request is `GET` or `HEAD` of `/healthz` (or `/health`) is answered here. Every other one
+is handed to the loop, unread, and served as soon as the loop is free. So are those that say nothing for a second.
+Requests on connections that the loop has accepted before wait for the loop: a probe should use a new connection each
+time. Code that keeps the interpreter's lock keeps this thread waiting as well.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import selectors
 import socket
 import time
@@ -15,7 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-ASKS: Final = (b"GET /healthz HTTP/1.", b"GET /health HTTP/1.")
+_METHODS: Final = (b"GET ", b"HEAD ")
+_ASKS: Final = re.compile(rb"(?:GET|HEAD) /healthz?(?:\?[!-~]*)? HTTP/1\.[01]\r\n")
 HEAD_END: Final = b"\r\n\r\n"
 HEAD_BYTES_MAX: Final = 4_096
 """A longer head is left to the loop."""
@@ -87,11 +90,11 @@ class HealthStandIn:
                 del waiting[connection]
                 connection.close()
                 continue
-            asks = head.startswith(ASKS)
+            asks = _ASKS.match(head) is not None
             if asks and HEAD_END in head:
                 del waiting[connection]
-                _answer(connection, len(head), hold)
-            elif not (asks or any(ask.startswith(head) for ask in ASKS)) or time.monotonic() > until_s:
+                _answer(connection, head, hold)
+            elif not (asks or _may_ask(head)) or time.monotonic() > until_s:
                 del waiting[connection]
                 self._hand_over(connection)
 
@@ -110,11 +113,17 @@ def _accept(listener: socket.socket, most: int) -> list[socket.socket]:
     return accepted
 
 
-def _answer(connection: socket.socket, asked_bytes: int, hold: Hold) -> None:
+def _may_ask(head: bytes) -> bool:
+    """Whether a request line that has not arrived whole could still ask for health."""
+    return b"\n" not in head and any(method.startswith(head) or head.startswith(method) for method in _METHODS)
+
+
+def _answer(connection: socket.socket, asked: bytes, hold: Hold) -> None:
     # Whoever is refused by a full buffer, or is gone, gets no answer; there is nobody to tell.
     with suppress(OSError):
-        connection.recv(asked_bytes)  # what is left unread would reset the connection
-        connection.send(answer_of(hold, time.monotonic()))
+        connection.recv(len(asked))  # what is left unread would reset the connection
+        answer = answer_of(hold, time.monotonic())
+        connection.send(answer.partition(HEAD_END)[0] + HEAD_END if asked.startswith(b"HEAD") else answer)
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
 

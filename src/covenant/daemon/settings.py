@@ -171,7 +171,11 @@ class LimitSettings:
         100_000, whole(100), "Most messages of one peer remembered at once, so that none is taken twice (429 above)."
     )
     pushes_per_task_max: int = setting(10, whole(0), "Most push configurations of one task.")
-    pushes_max: int = setting(100_000, whole(0), "Most push configurations whose last delivery is still to come.")
+    pushes_max: int = setting(
+        100_000,
+        whole(0),
+        "Most push configurations whose last delivery is still to come; one tenant has at most half of them.",
+    )
     cache_entries_max: int = setting(100_000, whole(0), "Most results kept to answer the same idempotent work again.")
     cache_bytes_max: int = setting(256 * MIB, whole(0), "Size of these results together; the oldest go first.")
     cache_age_ms_max: int = setting(7 * 24 * HOUR_MS, whole(0), "How long such a result is kept.")

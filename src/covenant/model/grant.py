@@ -106,19 +106,21 @@ def read_scope(scope: dict[str, Any]) -> tuple[Scope, int | None]:
     """
     if not scope:
         return Scope(), None
-    for field in scope:
+    for field, value in scope.items():
         if field not in _SCOPE_FIELDS:
             known = ", ".join(_SCOPE_FIELDS)
             meant = did_you_mean(field, _SCOPE_FIELDS) or f"; a scope has {known}"
             raise Invalid("invalid_scope", f"scope.{field[:80]} is not a field of a scope{meant}")
+        if value is None:
+            raise Invalid("invalid_scope", f"scope.{field} is null, which pins nothing; leave it out if that is meant")
     version = scope.get("version", 1)
     if isinstance(version, bool) or version != 1:
         raise Invalid("invalid_scope", "scope.version must be the integer 1")
     pins: dict[str, str] = {}
     for field in PINS:
-        value = scope.get(field)
-        if value is None:
+        if field not in scope:
             continue
+        value = scope[field]
         if not isinstance(value, str) or not value:
             raise Invalid("invalid_scope", f"scope.{field} must be a non-empty string")
         pins[field] = value

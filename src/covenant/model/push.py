@@ -76,3 +76,8 @@ def move_of(push: Push) -> PushMove:
         failure=push.failure,
         dead=push.dead_at_ms is not None,
     )
+
+
+def tenant_of(recipient: AgentId) -> str:
+    """Whose configurations those of this recipient's tasks count as."""
+    return recipient.display.rpartition("@")[2]

@@ -8,7 +8,7 @@ from covenant.ledger.machine.commands import Accept
 from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush, RetryPush
 from covenant.ledger.machine.view import Limits
 from covenant.model.asking import PushAuthentication, PushConfig
-from covenant.model.ids import TaskId
+from covenant.model.ids import AgentId, TaskId
 from covenant.model.push import Push, move_of
 from covenant.model.task import Task, fingerprint
 from covenant.testing.cast import BOB, CAROL, OPERATOR, make_task, ok, same_work, task_id
@@ -191,7 +191,7 @@ class PushingSuite(Suite):
             await desk.ledger.commit(RetryPush(task_id=task_id(404), by=OPERATOR, id=push.id))
 
     async def test_configurations_are_bounded_for_a_task_and_for_all(self, engine: Engine) -> None:
-        desk = Desk(await engine.open(Limits(pushes_per_task_max=2, pushes_max=3)), engine.clock)
+        desk = Desk(await engine.open(Limits(pushes_per_task_max=2, pushes_max=6)), engine.clock)
         for number in (1, 2):
             await desk.send(make_task(number))
         await put(desk, task_id(1), replace(HOOK, id="a"))
@@ -205,6 +205,9 @@ class PushingSuite(Suite):
         with refused("too_many_pushes", 429):
             await sent_with(desk, make_task(3))
         assert await desk.ledger.entry(task_id(3)) is None, "a task is accepted with its configuration or not at all"
+        elsewhere = AgentId("worker@elsewhere", BOB.pubkey)
+        await desk.send(make_task(4, recipient=elsewhere))
+        await put(desk, task_id(4))  # one tenant has at most half of them
 
     async def test_one_of_an_ended_task_can_be_read_for_a_while(self, desk: Desk) -> None:
         await desk.finish(await desk.taken(make_task()), ok(task_id(1)))

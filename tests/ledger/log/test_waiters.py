@@ -67,6 +67,23 @@ async def calls_of(work: Callable[[], Awaitable[Any]]) -> int:
     return count
 
 
+async def test_one_who_takes_for_anybody_loses_no_wake_of_whom_it_was_woken_for(desk: Desk) -> None:
+    ledger = desk.ledger
+    bobs, anybodys, carols = (ledger.task_waiter(identity) for identity in (BOB.pubkey, None, CAROL.pubkey))
+    with bobs, carols:
+        with anybodys:
+            waits = [asyncio.ensure_future(waiter.wait(WAIT_MS)) for waiter in (bobs, anybodys, carols)]
+            await asyncio.sleep(0)
+            await desk.send(make_task(1, recipient=BOB))
+            await desk.send(make_task(2, recipient=CAROL))
+            await asyncio.sleep(0)
+            assert [wait.done() for wait in waits] == [True, True, False], "anybody's was woken for Carol's task"
+            (taken,) = await desk.take(everyone=True)
+            assert taken.task.recipient == BOB, "and takes the oldest of all"
+            anybodys.served()
+        assert await asyncio.wait_for(waits[2], 5), "Carol's receiver hears of her task"
+
+
 async def test_a_send_wakes_one_of_ten_thousand_and_calls_as_little_as_with_ten(desk: Desk) -> None:
     calls = []
     for number, count in ((10, 10), (20, MANY)):

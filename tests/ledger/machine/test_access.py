@@ -128,6 +128,8 @@ def test_a_refusal_says_what_is_missing_and_how_to_get_it() -> None:
         {"lease_id": []},
         {"duplicate_risk": "whatever"},
         {"max_uses": 0},
+        {"max_uses": None},
+        {"task_id": None},
         {"max_uses": -1},
         {"max_uses": True},
         {"max_uses": "3"},

@@ -153,6 +153,10 @@ class Recording:
         self._need(("pushes",))
         return self._state.push_count()
 
+    def push_count_of(self, tenant: str) -> int:
+        self._need(("pushes",))
+        return self._state.push_count_of(tenant)
+
     def pushes_idle(self, now_ms: int, count: int, ages: Ages) -> Sequence[Push]:
         self._need(("due",))
         return self._state.pushes_idle(now_ms, count, ages)

@@ -12,7 +12,7 @@ from covenant.ledger.machine.events import PushDropped, PushEvent, PushMoved, Pu
 from covenant.ledger.machine.view import Limits
 from covenant.model.ages import Ages
 from covenant.model.ids import TaskId
-from covenant.model.push import Push
+from covenant.model.push import Push, tenant_of
 
 replace = msgspec.structs.replace
 
@@ -29,6 +29,8 @@ class Outbox:
         self.pushes_dead: dict[tuple[TaskId, str], None] = {}
         """Given up, the longest first."""
         self._push_count = 0
+        self._push_counts: dict[str, int] = {}
+        """By tenant."""
         self._idle: list[tuple[int, TaskId, str]] = []
         """One place for each configuration of an ended task, at a time before which it need not be looked at."""
 
@@ -51,10 +53,9 @@ class Outbox:
                 )
             case PushDropped(task_id, push_id):
                 of_task = self.pushes_by_task[task_id]
-                del of_task[push_id]
+                self._count(of_task.pop(push_id), -1)
                 if not of_task:
                     del self.pushes_by_task[task_id]
-                self._push_count -= 1
                 self.pushes_dead.pop((task_id, push_id), None)
             case _:
                 raise AssertionError(f"no outbox takes {event}")
@@ -64,7 +65,8 @@ class Outbox:
         of_task = self.pushes_by_task.setdefault(push.task_id, {})
         old = of_task.get(push.id)
         of_task[push.id] = push
-        self._push_count += old is None
+        if old is None:
+            self._count(push, 1)
         if push.dead_at_ms is None:
             self.pushes_dead.pop((push.task_id, push.id), None)
         else:
@@ -86,6 +88,16 @@ class Outbox:
 
     def push_count(self) -> int:
         return self._push_count
+
+    def push_count_of(self, tenant: str) -> int:
+        return self._push_counts.get(tenant, 0)
+
+    def _count(self, push: Push, change: int) -> None:
+        tenant = tenant_of(push.recipient)
+        self._push_count += change
+        left = self._push_counts.pop(tenant, 0) + change
+        if left:
+            self._push_counts[tenant] = left
 
     def all_pushes(self) -> Iterator[Push]:
         return (push for of_task in self.pushes_by_task.values() for push in of_task.values())

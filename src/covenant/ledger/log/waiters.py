@@ -108,8 +108,13 @@ class Waiter:
             self._woken.set_result(True)
 
     def served(self) -> None:
-        """What this waiter was woken for was taken, so nobody else need look for it."""
-        self._woken_for = None
+        """What this waiter was woken for was taken, so nobody else need look for it.
+
+        A waiter for any identity takes the oldest of all, which may be another one's: what it was woken for is looked
+        at once more when it leaves.
+        """
+        if self.identity is not None:
+            self._woken_for = None
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from covenant.ledger.machine.view import Archived
 from covenant.model.asking import PushConfig
 from covenant.model.errors import NotFound, OverLimit
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.push import Push
+from covenant.model.push import Push, tenant_of
 
 replace = msgspec.structs.replace
 
@@ -30,7 +30,8 @@ def put_push(decide: Decide, command: PutPush) -> Push:
         old = next((push for push in known if replace(push.config, id=None) == config), None)
     if old is not None:
         return _put_again(decide, old, replace(config, id=old.id))
-    check_room(decide, command.task_id)
+    recipient = found.recipient if isinstance(found, Archived) else found.task.recipient
+    check_room(decide, command.task_id, recipient)
     if isinstance(found, Archived):
         return make_push(decide, command.task_id, found.recipient, config, delivered=0, ended=0)
     return make_push(
@@ -43,14 +44,16 @@ def put_push(decide: Decide, command: PutPush) -> Push:
     )
 
 
-def check_room(decide: Decide, task_id: TaskId) -> None:
-    view = decide.view
+def check_room(decide: Decide, task_id: TaskId, recipient: AgentId) -> None:
+    view, all_most = decide.view, decide.view.limits.pushes_max
     most = view.limits.pushes_per_task_max
     if len(view.pushes(task_id)) >= most:
         raise decide.refuse(
             OverLimit("too_many_pushes", f"a task may have at most {most} push configurations; delete one first")
         )
-    if view.push_count() >= view.limits.pushes_max:
+    # One tenant may have half of them, so that another one finds room.
+    of_tenant_most = max(min(all_most, 1), all_most // 2)
+    if view.push_count() >= all_most or view.push_count_of(tenant_of(recipient)) >= of_tenant_most:
         raise decide.refuse(
             OverLimit(
                 "too_many_pushes",

@@ -101,7 +101,7 @@ def _check_parent(decide: Decide, task: Task) -> None:
 
 def _begin(decide: Decide, command: Accept, event: TaskSent | TaskFollowed) -> None:
     if command.push is not None:
-        check_room(decide, event.task_id)
+        check_room(decide, event.task_id, event.task.recipient)
     decide.add(event)
     if command.push is not None:
         make_push(decide, event.task_id, event.task.recipient, command.push, delivered=0)
