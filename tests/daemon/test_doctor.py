@@ -155,6 +155,20 @@ def overwrite_page(home: Path) -> None:
     (home / "archive.db").write_bytes(data)
 
 
+def swap_index_page(home: Path) -> None:
+    """The root of an index is overwritten by the root of another one: each page is well formed."""
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_schema WHERE type = 'table' AND rootpage > 1"))
+        (index,) = db.execute(
+            "SELECT rootpage FROM sqlite_schema WHERE type = 'index' AND name NOT LIKE 'sqlite_%' LIMIT 1"
+        ).fetchone()
+    data = bytearray((home / "archive.db").read_bytes())
+    other = roots["meta"] - 1
+    data[(index - 1) * PAGE_BYTES : index * PAGE_BYTES] = data[other * PAGE_BYTES : (other + 1) * PAGE_BYTES]
+    (home / "archive.db").write_bytes(data)
+
+
 def write_layout_of_the_future(home: Path) -> None:
     with closing(sqlite3.connect(home / "archive.db")) as db:
         db.execute("PRAGMA user_version = 99")
@@ -212,6 +226,7 @@ def spoil_remotes(home: Path) -> None:
         (garble_settings, "docs/settings.md"),
         (spoil_archive, "--accept-loss"),
         (overwrite_page, "--accept-loss"),
+        (swap_index_page, "--accept-loss"),
         (lose_journal, "--accept-loss"),
         (write_layout_of_the_future, "run the version that wrote it"),
         (tear_snapshot, "backup"),

@@ -16,6 +16,7 @@ from covenant.daemon.salvage import carry_out, rebuild_archive
 from covenant.ledger.log import faults
 from covenant.ledger.log.archive import PAGE_BYTES
 from covenant.ledger.log.opening import lock_home
+from covenant.ledger.log.segments import segment_path
 from covenant.ledger.machine.events import AnyEvent
 from covenant.model.ids import TaskId
 from tests.daemon.lives import LIMITS, Life, begun_in, check_agreement, exercise, kinds_of, live, records
@@ -94,6 +95,24 @@ def places(life: Life, kind: str) -> list[int]:
     """The first and the last record that tell of it."""
     told = [seq for seq, (_, line) in sorted(records(life.home).items()) if kind in kinds_of(line)]
     return sorted({told[0], told[-1]})
+
+
+def leave_empty_segment(home: Path) -> None:
+    """The journal's last record is damaged, and a segment that was just begun stands behind it."""
+    last = max(records(home))
+    flip(home, last)
+    segment_path(home / "journal", last + 1).touch()
+
+
+def leave_stray_segment(home: Path) -> None:
+    segment_path(home / "journal", max(records(home)) + 1_000).touch()
+
+
+@pytest.mark.parametrize("spoil", [leave_empty_segment, leave_stray_segment])
+async def test_an_empty_segment_behind_the_damage_does_not_stay_in_the_way(
+    life: Life, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    await check_loss(life, tmp_path / "home", spoil)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ def command(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: 
             kept = _rebuild(folder)
             told["set_aside"] = None if kept is None else str(kept)
             mended = True
-    except (CovenantError, OSError) as error:
+    except (CovenantError, OSError, sqlite3.Error) as error:
         raise Failure("not_mended", f"the home could not be mended: {error}; the same command goes on") from error
     if as_json:
         put_json(told)

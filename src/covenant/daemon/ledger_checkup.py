@@ -202,7 +202,7 @@ def _check_pages(db: sqlite3.Connection) -> tuple[list[str], bool]:
     until_s = monotonic() + PAGES_CHECKED_S
     db.set_progress_handler(lambda: monotonic() > until_s, STEPS_BETWEEN)
     try:
-        found = [str(row[0]) for row in db.execute(f"PRAGMA quick_check({FAULTS_SHOWN})")]
+        found = [str(row[0]) for row in db.execute(f"PRAGMA integrity_check({FAULTS_SHOWN})")]
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
             return [], False

@@ -174,7 +174,7 @@ def _begin_anew(folder: Path, last_seq: int, state: LedgerState) -> None:
     if not segment_path(folder, last_seq + 1).exists():
         os.close(create_segment(folder, last_seq + 1))
     for segment in list_segments(folder):
-        if segment.first_seq <= last_seq:
+        if segment.first_seq != last_seq + 1:
             segment.path.unlink()
     snapshot.drop_older(folder, last_seq)
     sync_dir(folder)
@@ -211,7 +211,9 @@ def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
         if line.seq > snapshot_seq:
             loss = _keep_events(after, line, line.record, changed)
             losses += [loss] if loss is not None else []
-    known = max(last_seq, snapshot_seq, archived_seq)
+    # A bad line held a record, and a segment that begins at a number tells of the records before it.
+    begun = max((segment.first_seq for segment in list_segments(folder)), default=1) - 1 if folder.is_dir() else 0
+    known = max(last_seq, snapshot_seq, archived_seq, begun, *bad)
     losses += _missing(folder, last_seq + 1, known, bad, snapshot_seq)
     return _Folded(snapshot_seq, before, after, known, losses, changed)
 

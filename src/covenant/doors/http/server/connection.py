@@ -176,7 +176,8 @@ class Connection(asyncio.Protocol):
             self._behind_bytes += size
             many, large = len(self._queue) >= bounds.pipelined_max, self._behind_bytes > bounds.pipelined_bytes_max
             self._pipeline_full = many or large
-        if reader.exchange is not None:
+        # What comes after the answer is thrown away, and must not stop the reading.
+        if reader.exchange is not None and not reader.exchange.complete:
             self._body_full = reader.exchange.kept_bytes > bounds.body_kept_bytes_max
 
     def accept(self, exchange: Exchange) -> None:
