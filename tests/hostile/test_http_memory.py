@@ -166,3 +166,13 @@ def test_large_answers_that_nobody_reads_on_many_connections_are_not_kept(
         assert "http.unread" in daemon.log
         assert held(daemon, before) < 160 * MIB
     assert request(daemon.url, "POST", path, body=body).status == 200
+
+
+def test_heads_of_many_short_headers_are_refused_and_not_kept(warm: Daemon) -> None:
+    before = resident_bytes(warm.process.pid)
+    with ExitStack() as open_:
+        for _ in range(100):
+            connection = open_.enter_context(RawConnection(warm.url))
+            connection.send(b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"ab:\r\n" * 12_000)
+            assert connection.read_answer().status == 431
+        assert held(warm, before) < GROWTH_BYTES_MAX

@@ -12,6 +12,7 @@ OPERATING = Path(__file__).parents[4] / "docs" / "operating.md"
 
 TOLD = {
     "head_bytes_max": ("head of a request", "64 KiB"),
+    "headers_max": ("headers of a request", "256"),
     "head_s_max": ("time for a head", "10 s"),
     "body_idle_s_max": ("pause within a body", "30 s"),
     "body_s_max": ("time for a whole body", "5 min"),

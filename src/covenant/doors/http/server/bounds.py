@@ -15,6 +15,8 @@ class HttpBounds:
 
     head_bytes_max: int = 64 * KIB
     """The request line and the headers (431 above)."""
+    headers_max: int = 256
+    """Headers of a request (431 above): a short one costs far more memory than its bytes."""
     head_s_max: float = 10.0
     """From the connection's opening, or from the first byte of a later head, until the head is complete (408)."""
     body_idle_s_max: float = 30.0

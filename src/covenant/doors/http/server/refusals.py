@@ -46,6 +46,10 @@ def head_too_large(bytes_max: int) -> Refusal:
     return HeadTooLarge("head_too_large", f"the head of a request may have {bytes_max} bytes")
 
 
+def too_many_headers(most: int) -> Refusal:
+    return HeadTooLarge("too_many_headers", f"a request may have {most} headers")
+
+
 def trailers_too_large(bytes_max: int) -> Refusal:
     return HeadTooLarge("trailers_too_large", f"what stands beside the data of a body may have {bytes_max} bytes")
 

@@ -142,6 +142,8 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:
             self._headers.append((name.lower(), value))
+            if len(self._headers) > self._bounds.headers_max:
+                raise refusals.too_many_headers(self._bounds.headers_max)
             return
         # After the body: nobody reads those, and they are not what was asked.
         self._trailer_bytes += len(name) + len(value) + 4
