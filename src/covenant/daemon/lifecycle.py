@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -32,6 +32,7 @@ from covenant.daemon.listening import bound, http_bounds, make_server, url_of
 from covenant.daemon.loading import Loaded
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Scheduler, Sweeper
+from covenant.daemon.settings import Settings
 from covenant.daemon.staff import Staff
 from covenant.daemon.watchdog import Watchdog
 from covenant.daemon.whereabouts import left_in
@@ -49,6 +50,8 @@ GC_THRESHOLDS: Final = (50_000, 20, 100)
 MAINTENANCE_INTERVAL_MS: Final = 5_000
 RESTART_S: Final = 1.0
 FILES_BESIDES: Final = 256
+CONNECTIONS_MIN: Final = 16
+"""So many HTTP connections are served however few open files the system allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +87,34 @@ def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files:
         log.warning("settings.unread", variable=name)
     found = [*load_agents(files), *(demo_agents() if demo else ())]
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
-    http_max = settings.http.connections_max + http_bounds(settings.http).connections_reserved_max
-    _allow_files(http_max + settings.ipc.connections_max + calls_max + FILES_BESIDES)
+    loaded = loaded._replace(settings=_fit_open_files(settings, log))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_live(loaded, announce, log, found, demo=demo))
 
 
-def _allow_files(wanted: int) -> None:
-    """As many open files as there may be connections, as far as the system lets us: many start with 1,024."""
+def _fit_open_files(settings: Settings, log: Log) -> Settings:
+    """Have as many open files allowed as there may be connections; where the system allows fewer, so many connections
+    fewer: without a descriptor the journal could not begin a segment."""
+    calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
+    besides = http_bounds(settings.http).connections_reserved_max + settings.ipc.connections_max + calls_max
+    besides += FILES_BESIDES
+    wanted = settings.http.connections_max
+    granted = _allow_files(wanted + besides)
+    room = max(CONNECTIONS_MIN, granted - besides)
+    if room >= wanted:
+        return settings
+    log.warning("http.connections_lowered", connections_max=room, open_files=granted, look="ulimit -n")
+    return replace(settings, http=replace(settings.http, connections_max=room))
+
+
+def _allow_files(wanted: int) -> int:
+    """As many open files as wanted, as far as the system lets us: many start with 1,024. How many it lets us."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 class Stops:

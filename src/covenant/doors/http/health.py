@@ -54,7 +54,7 @@ class Health:
             return _unready(["the daemon is stopping"])
         counts = await self._counts()
         if counts is None:
-            return _unready([f"the ledger has not answered for {COUNTS_TIMEOUT_S:g} s"])
+            return _unready([f"the ledger has not answered for {COUNTS_TIMEOUT_S:g} s, or cannot be read"])
         reasons = []
         if counts.failure is not None:
             reasons.append(f"the writer has failed: {counts.failure}")
@@ -105,7 +105,7 @@ class Health:
     async def _counts(self) -> Counts | None:
         try:
             return await asyncio.wait_for(self._ledger.counts(), COUNTS_TIMEOUT_S)
-        except TimeoutError:
+        except (TimeoutError, OSError):
             return None
 
 
