@@ -151,6 +151,7 @@ async def think_after(turn):
 
 @asker
 async def ask(turn):
+    turn.spend(100)
     if turn.turn == 1:
         yield turn.need_input("which one?")
     else:

@@ -89,6 +89,15 @@ def test_a_question_from_elsewhere_is_answered_and_one_that_nobody_answers_is_ca
         assert b.ended("asker", asked["id"])["status"]["state"] == "TASK_STATE_CANCELED"
 
 
+def test_what_an_agent_elsewhere_used_in_several_turns_is_counted_once(short_path: Path) -> None:
+    with fleet(short_path) as world:
+        a, b = pair(world)
+        task = a.send("passer", "asker_b")
+        (there,) = b.tasks("asker")
+        assert b.tree(there["id"])["usage_total"] == {"tokens": 200}
+        assert a.tree(task["id"])["usage_total"] == {"tokens": 200}
+
+
 def test_a_killed_caller_finds_what_it_had_asked_for_and_asks_nobody_twice(short_path: Path) -> None:
     with fleet(short_path) as world:
         a, b = pair(world)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model.usage import AMOUNT_MAX, NAMES_MAX, add_usage, read_usage, tokens_of, usage_in
+from covenant.model.usage import AMOUNT_MAX, NAMES_MAX, add_usage, read_usage, tokens_of, usage_beyond, usage_in
 
 BOTH: dict[str, float] = {"input_tokens": 3, "output_tokens": 5, "tokens": 8}
 FORMS: list[tuple[Any, dict[str, float]]] = [
@@ -88,3 +88,21 @@ def test_a_report_of_many_names_is_bounded() -> None:
     add_usage(total, {"tokens": 5})
     assert total["tokens"] == 5
     assert read_usage({"x" * 65: 1}) == {}
+
+
+@pytest.mark.parametrize(
+    ("report", "before", "added"),
+    [
+        ({"tokens": 300}, {"tokens": 200}, {"tokens": 100}),
+        ({"tokens": 200}, {"tokens": 200}, {}),
+        ({"tokens": 50}, {"tokens": 200}, {"tokens": 50}),
+        ({"tokens": 300, "requests": 1}, {"tokens": 200}, {"tokens": 100, "requests": 1}),
+        ({"tokens": 300}, {"tokens": 200, "requests": 1}, {"tokens": 300}),
+        ({"tokens": 300}, {}, {"tokens": 300}),
+        ({}, {"tokens": 200}, {}),
+    ],
+)
+def test_a_report_of_all_turns_adds_what_is_new_in_it(
+    report: dict[str, float], before: dict[str, float], added: dict[str, float]
+) -> None:
+    assert usage_beyond(report, before) == added

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from covenant.agents.budget import USAGE
 from covenant.agents.job import DAEMON_STOPS, Job
 from covenant.agents.tracing import calling
 from covenant.agents.withdrawing import Open, Withdrawals
@@ -31,7 +32,7 @@ from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteSt
 from covenant.model.target import Target
 from covenant.model.task import DELEGATION, DuplicateSafety, Task
 from covenant.model.update import StatusUpdate
-from covenant.model.usage import usage_in
+from covenant.model.usage import read_usage, usage_beyond, usage_in
 from covenant.outbound.assembly import Assembly
 from covenant.outbound.failures import CallFailed
 from covenant.outbound.remote import Remote
@@ -101,6 +102,9 @@ class RemoteBody:
             raise
         finally:
             await remote.close()
+        # Many agents report what all turns of a task used. Earlier turns of the same task there are counted already.
+        same = reply.task_id is not None and reply.task_id == known.get("task_id")
+        job.spend(usage_beyond(usage_in(reply.metadata), read_usage(job.notes.get(USAGE)) if same else {}))
         _conclude(job, reply)
         if reply.waits and note.task_id is not None:
             self._withdrawals.watch(tenant, job.task.id, target, note.task_id)
@@ -184,7 +188,6 @@ async def _say(job: Job, heard: Heard) -> None:
 
 
 def _conclude(job: Job, reply: Reply) -> None:
-    job.spend(usage_in(reply.metadata))
     content: tuple[Content, ...] = unreserved_parts(reply.message.parts) if reply.message is not None else ()
     match reply.state:
         case TaskState.COMPLETED:

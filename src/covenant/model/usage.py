@@ -82,6 +82,18 @@ def add_usage(total: dict[str, float], amounts: Mapping[str, float]) -> None:
             total[name] = min(total.get(name, 0) + amount, AMOUNT_MAX)
 
 
+def usage_beyond(report: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """What a report adds to what is counted already. Both are normalised.
+
+    A report that has at least all of `before` is one of everything so far, and adds the difference. Any other is a
+    report of its own, and adds all of itself.
+    """
+    if any(report.get(name, 0) < amount for name, amount in before.items()):
+        return dict(report)
+    more = {name: amount - before.get(name, 0) for name, amount in report.items()}
+    return {name: amount for name, amount in more.items() if amount > 0}
+
+
 def _has_room(found: Mapping[str, float], name: str) -> bool:
     """Tokens are counted however many other names there are."""
     return name in found or name in _COUNTED or len(found) < NAMES_MAX
