@@ -28,7 +28,8 @@ def checks_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Refuse, at the call, arguments that are not what the annotations of the function say.
 
     What can be JSON is checked as `checked` does it. Of other annotations the classes count; those that name none
-    (`Any`, a callable) are not checked. Names that the caller makes up must be text that can be written. An async function is refused when it is called, not when it is awaited.
+    (`Any`, a callable) are not checked. Names that the caller makes up must be text that can be written. An
+    async function is refused when it is called, not when it is awaited.
     """
     parameters = inspect.signature(function).parameters
     several = next((name for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), None)
