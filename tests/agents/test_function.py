@@ -9,7 +9,7 @@ import pytest
 
 from covenant import Agent, Turn
 from covenant.agents.function import FunctionBody
-from covenant.agents.job import JobLimits
+from covenant.agents.job import Job, JobLimits
 from covenant.ledger.log.engine import LogLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.folding import TaskState
@@ -342,3 +342,15 @@ def test_an_agent_has_one_function() -> None:
 
     with pytest.raises(TypeError, match="has a function already"):
         agent(once)
+
+
+async def test_a_task_ends_even_if_what_its_agent_noted_cannot_be_kept(stage: Stage) -> None:
+    class Notes:
+        async def run(self, job: Job) -> None:
+            job.notes["usage"] = {"\ud800": 1}
+            job.complete(Text("done"))
+
+    stage.cast(Notes())
+    view = await stage.ask()
+    assert (view.state, told(view)) == (TaskState.FAILED, "the agent failed")
+    await stage.idle()

@@ -24,6 +24,9 @@ from tests.agents.stage import BOUND_S, statuses
 FILE = """
 import asyncio, ctypes, os, sys, time
 from covenant import Agent, CallLimit, NotEnough
+from covenant.agents.authoring import Rejection
+from covenant.model.content import Text
+from covenant.model.update import StatusUpdate
 
 isolated = dict(isolate=True)
 speaker = Agent("speaker", **isolated)
@@ -35,6 +38,11 @@ def speak(turn):
     yield turn.file("a.md", b"# a" * 500_000)
     yield turn.data({"n": turn.turn})
     turn.spend(tokens=5, input_tokens=5)
+
+odd = Agent("odd", **isolated)
+@odd
+def be_odd(turn):
+    yield {"status": StatusUpdate(5), "rejection": Rejection(None), "text": Text(5)}[turn.text]
 
 returns = Agent("returns", **isolated)
 @returns
@@ -146,6 +154,17 @@ async def test_an_isolated_function_asks_rejects_and_replies(house: House) -> No
     assert (rejected.state, said(rejected)) == (TaskState.REJECTED, "not my work")
     replied = await house.ask("replies", "x")
     assert (replied.result is not None and replied.result.reply, said(replied)) == (True, "just this")
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [("status", "StatusUpdate.text"), ("rejection", "Rejection.text"), ("text", "Text.text")]
+)
+async def test_an_isolated_generator_fails_with_the_field_that_cannot_be_said(
+    house: House, kind: str, field: str
+) -> None:
+    view = await house.ask("odd", kind)
+    assert view.state is TaskState.FAILED
+    assert said(view).startswith(f"the agent yielded what cannot be said: {field}")
 
 
 async def test_an_isolated_function_calls_other_agents(house: House) -> None:

@@ -4,16 +4,18 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from covenant import Agent, SyncTurn
+from covenant.agents.authoring import Rejection
 from covenant.agents.function import FunctionBody
 from covenant.agents.threads import LINES_MAX
 from covenant.ledger.log.engine import LogLedger
 from covenant.model.content import Json, Text
 from covenant.model.folding import TaskState
+from covenant.model.update import StatusUpdate
 from tests.agents.house import a_house, function, said
 from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, statuses, told
 
@@ -249,3 +251,24 @@ async def test_a_call_under_way_ends_with_its_turn(tmp_path: Path) -> None:
         assert (view.state, said(view)) == (TaskState.FAILED, "Task timed out")
         assert entered.is_set()
         await until(lambda: stopped == [asyncio.CancelledError])
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        (StatusUpdate(cast(str, 5)), "StatusUpdate.text"),
+        (StatusUpdate(cast(str, 5), "input-required"), "StatusUpdate.text"),
+        (Rejection(cast(str, None)), "Rejection.text"),
+        (Json(float("nan")), "Json.value"),
+        (Text(cast(str, b"x")), "Text.text"),
+    ],
+    ids=["status", "parked", "rejection", "json", "text"],
+)
+async def test_a_plain_generator_fails_with_the_field_that_cannot_be_said(stage: Stage, said: Any, field: str) -> None:
+    def odd(turn: SyncTurn) -> Iterator[Any]:
+        yield said
+
+    stage.cast(odd)
+    view = await stage.ask()
+    assert view.state is TaskState.FAILED
+    assert told(view).startswith(f"the agent yielded what cannot be said: {field}")

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -24,14 +25,17 @@ from covenant import (
     Mailbox,
     Requeue,
     Result,
+    SyncTurn,
     Task,
     Turn,
     Worker,
     connect,
     local_agent,
 )
+from covenant.agents.authoring import BaseTurn, Rejection, Work
 from covenant.ledger.log.codec import decode_events, encode_events
 from covenant.ledger.machine.events import TaskSent, TaskUpdated
+from covenant.model.content import Json
 from covenant.model.errors import Refusal, WrongType
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.result import ResultStatus
@@ -172,16 +176,37 @@ SAYINGS: dict[str, Any] = {
     "spend": lambda turn, value: turn.spend(value, more=value) or "spent",
     "update": lambda turn, value: StatusUpdate(value, metadata=value, message_id=value),
     "metadata": lambda turn, value: StatusUpdate("on it", metadata={"a": value}),
+    "rejection": lambda turn, value: Rejection(value),
+    "json": lambda turn, value: Json(value),
+    "spend_name": lambda turn, value: turn.spend(**{str(value): 1}) or "spent",
 }
 
 
-async def speak(home: Path, saying: str, value: Any) -> None:
+SHAPES = ("async_generator", "async_function", "plain_generator", "plain_function")
+
+
+def shaped(shape: str, say: Callable[[BaseTurn], Any]) -> Any:
+    """A function of this shape, which says this."""
+
+    async def async_generator(turn: Turn) -> Any:
+        yield say(turn)
+
+    async def async_function(turn: Turn) -> Any:
+        return say(turn)
+
+    def plain_generator(turn: SyncTurn) -> Any:
+        yield say(turn)
+
+    def plain_function(turn: SyncTurn) -> Any:
+        return say(turn)
+
+    made = (async_generator, async_function, plain_generator, plain_function)
+    return dict(zip(SHAPES, made, strict=True))[shape]
+
+
+async def speak(home: Path, saying: str, value: Any, shape: str) -> None:
     agent = Agent("speaker", default_project="project")
-
-    @agent
-    async def work(turn: Turn) -> Any:
-        yield SAYINGS[saying](turn, value)
-
+    agent(shaped(shape, lambda turn: SAYINGS[saying](turn, value)))
     async with A2ATaskDeps.open(home, agent) as deps:
         sent = await handle_task_send(deps, {"message": "speak"})
         task_id = TaskId(sent.id)
@@ -198,14 +223,26 @@ async def speak(home: Path, saying: str, value: Any) -> None:
 
 
 @settings(max_examples=20, suppress_health_check=list(HealthCheck), deadline=None)
-@given(st.sampled_from(sorted(SAYINGS)), VALUES)
-@example("status", 5)
-@example("need_input", 5)
-@example("reject", None)
-@example("metadata", {"\ud800": 1})
-def test_whatever_an_agent_says_its_task_ends_and_the_ledger_opens_again(saying: str, value: Any) -> None:
+@given(st.sampled_from(sorted(SAYINGS)), VALUES, st.sampled_from(SHAPES))
+@example("status", 5, "async_generator")
+@example("need_input", 5, "async_function")
+@example("reject", None, "plain_generator")
+@example("metadata", {"\ud800": 1}, "async_generator")
+@example("rejection", None, "plain_generator")
+@example("json", float("nan"), "plain_generator")
+@example("spend_name", "\ud800", "plain_function")
+def test_whatever_an_agent_says_its_task_ends_and_the_ledger_opens_again(saying: str, value: Any, shape: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(speak(Path(folder) / "home", saying, value))
+        asyncio.run(speak(Path(folder) / "home", saying, value, shape))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("saying", sorted(SAYINGS))
+def test_every_odd_value_said_by_every_shape_of_a_function(saying: str, shape: str) -> None:
+    for value in ODD:
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(speak(Path(folder) / "home", saying, value, shape))
 
 
 @settings(max_examples=300, deadline=None)
@@ -238,6 +275,7 @@ TYPED: list[tuple[str, Any]] = [
     ("text", lambda: Turn.reject(None)),  # type: ignore[arg-type]
     ("content[1]", lambda: Turn.reply("x", 5)),  # type: ignore[arg-type]
     ("value.a", lambda: Turn.data({"a": float("nan")})),
+    ("more", lambda: Turn(cast(Work, None)).spend(**{"\ud800": 1})),
     ("url", lambda: Turn.file("x", url=5)),  # type: ignore[arg-type]
     ("data", lambda: Turn.file("x", "text")),  # type: ignore[arg-type]
     ("name", lambda: Agent(5)),  # type: ignore[arg-type]

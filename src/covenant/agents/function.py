@@ -101,7 +101,7 @@ class FunctionBody:
             return job.room() if job.full else None
 
         def hear_yielded(said: Any) -> None:
-            _say(said, job, speech, "yielded")
+            _say_checked(said, job, speech, "yielded")
             if job.ended:
                 raise Stopped
 

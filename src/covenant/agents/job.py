@@ -27,7 +27,7 @@ from covenant.exchange.views import PAGE, Views
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content
-from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable, WrongType
+from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.file_names import named_safely
 from covenant.model.folding import TaskView, first_message
 from covenant.model.ids import AgentId
@@ -332,12 +332,18 @@ class Job:
         try:
             await self._advance(updates, self._result, self._ending)
         except (Invalid, OverLimit) as refusal:
-            # What the agent said cannot be kept. That it ended must be.
-            log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
-            if isinstance(refusal, WrongType) and ".metadata" in refusal.field:
-                self.notes.clear()  # they are what cannot be kept
+            await self._finish_refused(refusal)
+
+    async def _finish_refused(self, refusal: Refusal) -> None:
+        """What the agent said cannot be kept. That it ended must be: at last with nothing that is the agent's."""
+        log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
+        try:
             result = error_result(self.task.id, f"{FAILED}: {refusal.message}")
             await self._advance((), result, Ending.FAILED)
+        except (Invalid, OverLimit) as again:
+            log.warning("agent.refused", extra=self.fields(code=again.code, reason=again.message))
+            self.notes.clear()
+            await self._advance((), error_result(self.task.id, FAILED), Ending.FAILED)
 
     def _noted(self, parked: StatusUpdate) -> StatusUpdate:
         if not self.notes:

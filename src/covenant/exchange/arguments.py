@@ -28,7 +28,8 @@ def checks_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Refuse, at the call, arguments that are not what the annotations of the function say.
 
     What can be JSON is checked as `checked` does it. Of other annotations the classes count; those that name none
-    (`Any`, a callable) are not checked. An async function is refused when it is called, not when it is awaited.
+    (`Any`, a callable) are not checked. Names that the caller makes up must be text that can be written. An
+    async function is refused when it is called, not when it is awaited.
     """
     parameters = inspect.signature(function).parameters
     several = next((name for name, each in parameters.items() if each.kind is each.VAR_POSITIONAL), None)
@@ -55,7 +56,11 @@ def checks_arguments(function: Callable[P, T]) -> Callable[P, T]:
         # By hand: binding the signature takes several times as long as all the checks.
         found = checks()
         for name, value in kwargs.items():
-            check = found.get(name) or (found.get(others) if others is not None and name not in parameters else None)
+            check = found.get(name)
+            if others is not None and name not in parameters:
+                check = found.get(others)
+                if not name.isascii():
+                    checked(others, name, str)  # a name that the caller made up may be half a surrogate pair
             if check is not None:
                 kwargs[name] = check(name, value)
         return function(*positional(args, found), **kwargs)
