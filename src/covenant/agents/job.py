@@ -125,7 +125,6 @@ class Job:
         self.task = leased.task
         self.holder = holder
         self.threads: Final = threads
-        """Those of its agent, for plain functions."""
         self.full = self.over = self.finishing = False
         self.stopping: str | None = None
         self.runner: asyncio.Task[None] | None = None
