@@ -121,8 +121,7 @@ class ModelBody:
                 job.notes["stop_reason"] = CUT
             job.fail(CUT_SHORT if cut else f"the model failed: {trouble(error)}")
         finally:
-            job.spending.running = None
-            job.spend(used(usage))
+            job.spend(job.spending.end_running())
             job.notes.setdefault("model", self._model.model_name)
         if not job.ended:
             job.complete(*speech.close(), partial=cut_at(model.stop_reason, job))
