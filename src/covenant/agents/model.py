@@ -95,7 +95,7 @@ class ModelBody:
         speech, usage, adviser = Speech(job), RunUsage(), self._adviser
         model = BoundedModel(self._model, self._request_s)
         # Told even if somebody else ends this turn: what was used was used.
-        job.spending.running = lambda: used(usage)
+        job.spending.running = lambda: used(model.with_streamed(usage))
         gated = adviser is not None and adviser.gates
         toolbox = Toolbox(
             job,
