@@ -67,6 +67,7 @@ class House:
     conversations: Conversations
     caller: Caller
     roster: Roster
+    elsewhere: Elsewhere
     abroad: Abroad
     means: Means
     models: dict[str, Model] = field(default_factory=dict)
@@ -180,6 +181,7 @@ async def a_house(
         conversations=Conversations(ledger, catalogue, crew, Uuids(), ConversationLimits()),
         caller=caller,
         roster=roster,
+        elsewhere=elsewhere,
         abroad=abroad,
         means=means,
         models=known,

@@ -149,6 +149,35 @@ async def test_what_a_turn_had_used_is_kept_when_somebody_else_ends_it(tmp_path:
         assert tree.usage_total["tokens"] == tokens
 
 
+@pytest.mark.parametrize("how", ["canceled", "timed out"])
+async def test_what_a_model_had_told_while_it_streams_is_kept(tmp_path: Path, how: str) -> None:
+    """The provider reports in its first chunk, comes to no end, and is slow to let go of its connection."""
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def speak(_: list[ModelMessage], __: AgentInfo) -> AsyncIterator[str]:
+        yield "some words of an answer "
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await released.wait()
+
+    async with a_house(tmp_path, models={"bot": FunctionModel(stream_function=speak)}) as house:
+        house.add({"id": "bot"})
+        if how == "canceled":
+            ask, view = await begin(house, "bot")
+            await asyncio.wait_for(begun.wait(), BOUND_S)
+            ended = await house.conversations.cancel(ask, CancelTask(task_id=view.task.id))
+        else:
+            body = house.model(read_constitution({"id": "bot"}))
+            assert body is not None
+            house.crew.employ(house.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
+            ended = await house.ask("bot", "go")
+            assert (begun.is_set(), said(ended)) == (True, "Task timed out")
+        released.set()
+        assert used(ended.result)["output_tokens"] > 0
+
+
 async def test_what_a_turn_had_used_is_kept_when_its_tasks_own_time_is_over() -> None:
     async with a_ledger(None) as ledger, a_stage(ledger, stop_s=0.1) as stage:
         begun = asyncio.Event()

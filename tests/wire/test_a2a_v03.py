@@ -112,6 +112,7 @@ def test_waiting_for_its_client_ends_an_interaction() -> None:
 def test_a_bare_reply_is_a_message() -> None:
     bare = folded((Began(TASK), Ended(Ending.COMPLETED, msgspec.structs.replace(DONE, reply=True))))
     told = {key: value for key, value in says(f"{TASK_ID}-r", "hello back").items() if key != "taskId"}
+    told["metadata"] = {"covenant.usage": DONE.metadata}
     assert read(a2a_v03.encode_sent(bare)) == told == read(a2a_v03.encode_message(bare))
 
 

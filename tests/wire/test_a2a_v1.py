@@ -147,6 +147,7 @@ def test_a_bare_reply_is_a_message_without_a_task() -> None:
         "contextId": CONTEXT,
         "role": "ROLE_AGENT",
         "parts": [{"text": "hello back"}],
+        "metadata": {"covenant.usage": DONE.metadata},
     }
     assert read(a2a_v1.encode_sent(bare)) == {"message": message} == read(a2a_v1.encode_message(bare))
 

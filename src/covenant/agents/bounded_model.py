@@ -19,6 +19,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RunUsage
 
 CUT: Final = "length"
 """Why a model stopped: its answer came to the tokens that it may have."""
@@ -31,6 +32,16 @@ class BoundedModel(WrapperModel):
         super().__init__(model)
         self._answer_s = answer_s
         self.stop_reason: str | None = None
+        self._streamed: StreamedResponse | None = None
+        self._tokens_before = 0
+
+    def with_streamed(self, usage: RunUsage) -> RunUsage:
+        """A run's usage, with that of the answer under way as far as its provider has told it.
+
+        The run adds an answer when it is over. A run that is canceled may never do so.
+        """
+        counted = usage.total_tokens > self._tokens_before
+        return usage if self._streamed is None or counted else usage + self._streamed.usage
 
     async def request(
         self,
@@ -57,6 +68,8 @@ class BoundedModel(WrapperModel):
                 asyncio.timeout(self._answer_s),
                 super().request_stream(messages, model_settings, model_request_parameters, run_context) as stream,
             ):
+                self._streamed = stream
+                self._tokens_before = run_context.usage.total_tokens if run_context is not None else 0
                 try:
                     yield stream
                 finally:

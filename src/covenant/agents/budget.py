@@ -67,6 +67,11 @@ class Spending:
             add_usage(self._notes.setdefault(name, {}), counted)
         return self.budget.take(counted, self._notes) if self.budget is not None else None
 
+    def end_running(self) -> dict[str, float]:
+        """What `running` came to, for `add`; it is counted no other way from now on."""
+        running, self.running = self.running, None
+        return read_usage(running()) if running is not None else {}
+
     @property
     def usage(self) -> dict[str, float]:
         """All of it, as far as it is known now."""

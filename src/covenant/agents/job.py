@@ -393,6 +393,7 @@ class Job:
     async def abandon(self) -> None:
         """The body does not stop. Its job ends without it."""
         if not self.over:
+            self.spending.add(self.spending.end_running())
             try:
                 await self._finish()
             except Refusal as refusal:

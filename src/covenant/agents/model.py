@@ -95,7 +95,7 @@ class ModelBody:
         speech, usage, adviser = Speech(job), RunUsage(), self._adviser
         model = BoundedModel(self._model, self._request_s)
         # Told even if somebody else ends this turn: what was used was used.
-        job.spending.running = lambda: used(usage)
+        job.spending.running = lambda: used(model.with_streamed(usage))
         gated = adviser is not None and adviser.gates
         toolbox = Toolbox(
             job,
@@ -121,8 +121,7 @@ class ModelBody:
                 job.notes["stop_reason"] = CUT
             job.fail(CUT_SHORT if cut else f"the model failed: {trouble(error)}")
         finally:
-            job.spending.running = None
-            job.spend(used(usage))
+            job.spend(job.spending.end_running())
             job.notes.setdefault("model", self._model.model_name)
         if not job.ended:
             job.complete(*speech.close(), partial=cut_at(model.stop_reason, job))

@@ -41,8 +41,7 @@ class PydanticBody:
             async with self._agent.run_stream_events(prompt_of(job), message_history=before, usage=usage) as events:
                 await listen(events, job, speech)
         finally:
-            job.spending.running = None
-            job.spend(used(usage))
+            job.spend(job.spending.end_running())
         if not job.ended:
             job.complete(*speech.close())
 

@@ -32,10 +32,10 @@ from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteSt
 from covenant.model.target import Target
 from covenant.model.task import DELEGATION, DuplicateSafety, Task
 from covenant.model.update import StatusUpdate
-from covenant.model.usage import read_usage, usage_beyond, usage_in
+from covenant.model.usage import read_usage, usage_beyond
 from covenant.outbound.assembly import Assembly
 from covenant.outbound.failures import CallFailed
-from covenant.outbound.remote import Remote
+from covenant.outbound.remote import Remote, RemoteStream
 from covenant.outbound.remote_errors import PASSING, RemoteError
 from covenant.outbound.reply import Reply, reply_of
 
@@ -92,7 +92,7 @@ class RemoteBody:
         try:
             with calling(job, remote, hop) as hop_there:
                 if known.get("task_id") and known.get("turn") == leased.turn:
-                    reply = await _follow(job, remote, known["task_id"])
+                    reply = await _follow(job, remote, note)
                 else:
                     reply = await self._send(job, remote, hop_there, note)
         except asyncio.CancelledError:
@@ -101,10 +101,8 @@ class RemoteBody:
                 self._withdrawals.tell(tenant, target, note.task_id)
             raise
         finally:
+            job.spend(job.spending.end_running())
             await remote.close()
-        # Many agents report what all turns of a task used. Earlier turns of the same task there are counted already.
-        same = reply.task_id is not None and reply.task_id == known.get("task_id")
-        job.spend(usage_beyond(usage_in(reply.metadata), read_usage(job.notes.get(USAGE)) if same else {}))
         _conclude(job, reply)
         if reply.waits and note.task_id is not None:
             self._withdrawals.watch(tenant, job.task.id, target, note.task_id)
@@ -125,6 +123,7 @@ class RemoteBody:
             hop=hop,
             stays=lambda: job.stopping == DAEMON_STOPS,
         )
+        _count(job, stream, note.task_id)
         async for heard in stream:
             note.take(stream.task_id, stream.reply.context_id)
             await _say(job, heard)
@@ -148,9 +147,20 @@ class _Note:
             self._job.say(StatusUpdate(metadata={REMOTE: noted}))
 
 
-async def _follow(job: Job, remote: Remote, task_id: str) -> Reply:
+def _count(job: Job, heard: RemoteStream | Assembly, earlier: str | None) -> None:
+    """Until the call is over, `heard` says what it uses. `earlier`: the task there that earlier turns talked to.
+
+    Many agents report what all turns of a task used. What earlier turns of the same task used is counted already.
+    """
+    before = read_usage(job.notes.get(USAGE)) if earlier is not None else {}
+    job.spending.running = lambda: usage_beyond(heard.usage, before if heard.task_id == earlier else {})
+
+
+async def _follow(job: Job, remote: Remote, note: _Note) -> Reply:
     """A task there that an earlier attempt began: look at it until it is over."""
-    known, failures, looks = Assembly(), 0, 0
+    assert note.task_id is not None
+    known, failures, looks, task_id = Assembly(), 0, 0, note.task_id
+    _count(job, known, task_id)
     while True:
         try:
             for heard in known.take(await remote.get(task_id)):

@@ -32,12 +32,26 @@ _ALSO: Final = {
     "outputTokens": OUTPUT,
     "completionTokens": OUTPUT,
     "x-arbiter.output_tokens": OUTPUT,
+    "promptTokenCount": INPUT,
+    "prompt_token_count": INPUT,
+    "candidatesTokenCount": OUTPUT,
+    "candidates_token_count": OUTPUT,
     "total_tokens": TOKENS,
     "totalTokens": TOKENS,
+    "totalTokenCount": TOKENS,
+    "total_token_count": TOKENS,
 }
 """What others call the same."""
-_WITHIN: Final = ("covenant.usage", "usage", "token_usage", "tokenUsage")
-"""Where metadata has a report."""
+_WITHIN: Final = (
+    "covenant.usage",
+    "usage",
+    "token_usage",
+    "tokenUsage",
+    "usage_metadata",
+    "usageMetadata",
+    "adk_usage_metadata",
+)
+"""Where metadata has a report. The first that counts tokens is taken."""
 _FLAT: Final = frozenset({*_COUNTED, *_ALSO})
 """What is a report's where metadata is one itself. Anything else in it, a number or not, is about something else."""
 
@@ -64,11 +78,15 @@ def usage_in(metadata: Any, depth: int = NESTED_MAX) -> dict[str, float]:
     """The report in the metadata of a result or of an answer: under a name of its own, or beside the rest."""
     if not isinstance(metadata, Mapping):
         return {}
+    other: dict[str, float] = {}
     for name in _WITHIN:
         within = metadata.get(name)
         if isinstance(within, Mapping):
-            return read_usage(within) if depth <= 1 or not _reports(within) else usage_in(within, depth - 1)
-    return read_usage({name: amount for name, amount in metadata.items() if name in _FLAT})
+            found = read_usage(within) if depth <= 1 or not _reports(within) else usage_in(within, depth - 1)
+            if TOKENS in found:
+                return found
+            other = other or found
+    return read_usage({name: amount for name, amount in metadata.items() if name in _FLAT}) or other
 
 
 def _reports(metadata: Mapping[Any, Any]) -> bool:
@@ -80,6 +98,11 @@ def add_usage(total: dict[str, float], amounts: Mapping[str, float]) -> None:
     for name, amount in amounts.items():
         if _has_room(total, name):
             total[name] = min(total.get(name, 0) + amount, AMOUNT_MAX)
+
+
+def larger_usage(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Of two reports on the same work, the larger amount of each name. Both are normalised, and so is this."""
+    return read_usage({name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)})
 
 
 def usage_beyond(report: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from covenant.model.content import Content, Text
 from covenant.model.folding import Artifact, TaskState
 from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
 from covenant.model.update import ArtifactUpdate, MessageUpdate
+from covenant.model.usage import add_usage, larger_usage, usage_in
 
 replace = msgspec.structs.replace
 
@@ -30,6 +31,7 @@ class Assembly:
         self.answered = False
         """A bare message came: there is no task to follow."""
         self._drafts: dict[str, _Draft] = {}
+        self._reported: dict[str, float] = {}
 
     @property
     def known(self) -> bool:
@@ -45,6 +47,17 @@ class Assembly:
     def artifacts(self) -> tuple[Artifact, ...]:
         return tuple(draft.artifact() for draft in self._drafts.values())
 
+    @property
+    def usage(self) -> dict[str, float]:
+        """What the work took, as far as it was said: of the task, in a message, or of each artifact.
+
+        Work that is reported in several places, or again and again, was done once: the largest report counts.
+        """
+        made: dict[str, float] = {}
+        for draft in self._drafts.values():
+            add_usage(made, usage_in(draft.metadata))
+        return larger_usage(self._reported, made)
+
     def take(self, heard: Heard) -> Iterator[Heard]:
         """What is new in it."""
         match heard:
@@ -52,6 +65,7 @@ class Assembly:
                 self.answered, self.message = True, heard.message
                 self.context_id = heard.context_id or self.context_id
                 self.state = TaskState.COMPLETED
+                self._report(heard.message.metadata)
                 yield heard
             case RemoteTask():
                 yield from self._snapshot(heard)
@@ -72,6 +86,7 @@ class Assembly:
         self._name(task.task_id, task.context_id)
         self.history = task.history or self.history
         self.metadata |= task.metadata or {}
+        self._report(task.metadata, task.message)
         if first:
             yield replace(task, artifacts=(), history=())
         for artifact in task.artifacts:
@@ -98,7 +113,13 @@ class Assembly:
         self._name(news.task_id, news.context_id)
         self.state, self.message = news.state, news.message
         self.metadata |= news.metadata or {}
+        self._report(news.metadata, news.message)
         yield news
+
+    def _report(self, metadata: dict[str, Any] | None, message: MessageUpdate | None = None) -> None:
+        for said in (metadata, message.metadata if message is not None else None):
+            if said:
+                self._reported = larger_usage(self._reported, usage_in(said))
 
     def _write(self, update: ArtifactUpdate) -> None:
         draft = self._drafts.get(update.artifact_id)
@@ -111,17 +132,17 @@ class Assembly:
 class _Draft:
     """An artifact in the making: adding to it costs nothing that grows with it."""
 
-    __slots__ = ("_first", "_metadata", "_parts")
+    __slots__ = ("_first", "_parts", "metadata")
 
     def __init__(self, first: ArtifactUpdate) -> None:
         self._first = first
         self._parts: list[Content] = []
-        self._metadata: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
 
     def add(self, update: ArtifactUpdate) -> None:
         self._parts += update.parts
         if update.metadata:
-            self._metadata |= update.metadata
+            self.metadata |= update.metadata
 
     def artifact(self) -> Artifact:
         first = self._first
@@ -130,7 +151,7 @@ class _Draft:
             parts=joined(self._parts),
             name=first.name,
             description=first.description,
-            metadata=self._metadata or None,
+            metadata=self.metadata or None,
             extensions=first.extensions,
         )
 

@@ -116,8 +116,11 @@ class Following:
                 if self.line is not None and task_id is not None and not self.known.state.terminal:
                     log.info("remote.called_off", extra={"remote_task": task_id})
                     self.called_off = False
-                    await self.line.cancel(task_id)
+                    canceled = await self.line.cancel(task_id)
                     self.called_off = True
+                    # It may say only now what it has used.
+                    for _ in self.known.take(canceled):
+                        pass
         if self._sending is not None:
             self._sending.cancel()
 

@@ -237,6 +237,11 @@ class RemoteStream:
         return self._following.known.task_id
 
     @property
+    def usage(self) -> dict[str, float]:
+        """What the remote says that it has used by now; normalised."""
+        return self._following.known.usage
+
+    @property
     def called_off(self) -> str:
         """What became of telling the remote to stop, as the end of a sentence; empty if there was nothing to tell."""
         told = self._following.called_off

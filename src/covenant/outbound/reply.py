@@ -81,7 +81,7 @@ def reply_of(heard: Assembly, remote: Remote | None) -> Reply:
         message=heard.message,
         artifacts=artifacts,
         history=heard.history,
-        usage=_usage(heard.metadata),
+        usage=_usage(heard.metadata) or heard.usage or None,
         metadata=heard.metadata,
         remote=remote,
     )

@@ -12,6 +12,8 @@ from covenant.model.step import Continued, Ended, Started
 from covenant.model.task import Task
 from covenant.model.update import MessageUpdate, StatusUpdate
 
+USAGE: Final = "covenant.usage"
+"""In metadata: what the work took."""
 AWAITING_REPAIR: Final = "worker lost, awaiting repair"
 
 News = Started | StatusUpdate | MessageUpdate | Continued | Ended
@@ -72,7 +74,9 @@ def newest(view: TaskView, length: int | None) -> tuple[int, tuple[MessageUpdate
 def bare(view: TaskView) -> MessageUpdate:
     """The reply that stands for itself, without a task."""
     assert view.result is not None
-    return MessageUpdate(parts=view.result.content, message_id=f"{view.task.id}-r")
+    usage = usage_of(view.result)
+    metadata = {USAGE: usage} if usage else None
+    return MessageUpdate(parts=view.result.content, message_id=f"{view.task.id}-r", metadata=metadata)
 
 
 def is_bare(view: TaskView) -> bool:
