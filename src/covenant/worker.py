@@ -189,9 +189,14 @@ class Worker:
         try:
             result = _result_of(job.task.id, await work)
         except asyncio.CancelledError:
-            if not renewing.done():
+            own = asyncio.current_task()
+            if own is not None and own.cancelling():
                 raise
-            return  # the lease is lost, and with it the work
+            if _is_lost(renewing):
+                return  # and with the lease the work
+            # Nobody asked it to stop: the handler waited for something of its own that was cancelled.
+            log.exception("worker.failed", extra={"task_id": job.task.id})
+            result = error_result(job.task.id, "the worker failed")
         except Refusal as refusal:
             if refusal.code in OVER:
                 return
@@ -225,6 +230,11 @@ class Worker:
                     work.cancel()
                     return
                 log.warning("worker.not_renewed", extra={"task_id": job.task.id, "code": refusal.code})
+
+
+def _is_lost(renewing: asyncio.Future[None]) -> bool:
+    """Whether the heartbeat has heard that the lease is lost: it returns for no other reason."""
+    return renewing.done() and not renewing.cancelled() and renewing.exception() is None
 
 
 def _result_of(task_id: TaskId, said: str | Content | Result | None) -> Result:

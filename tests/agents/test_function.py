@@ -1,8 +1,10 @@
 """Function agents: what an author's function says, and what becomes of its task."""
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -354,3 +356,62 @@ async def test_a_task_ends_even_if_what_its_agent_noted_cannot_be_kept(stage: St
     view = await stage.ask()
     assert (view.state, told(view)) == (TaskState.FAILED, "the agent failed")
     await stage.idle()
+
+
+def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inner(*args: Any) -> Any:
+        return function(*args)
+
+    return inner
+
+
+async def returns(turn: Turn) -> str:
+    return f"{turn.text} on {threading.current_thread().name}"
+
+
+async def yields(turn: Turn) -> AsyncIterator[str]:
+    yield f"{turn.text} on {threading.current_thread().name}"
+
+
+class Returns:
+    async def __call__(self, turn: Turn) -> str:
+        return await returns(turn)
+
+
+class Yields:
+    @decorated
+    async def __call__(self, turn: Turn) -> AsyncIterator[str]:
+        async for said in yields(turn):
+            yield said
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        decorated(returns),
+        decorated(yields),
+        decorated(decorated(returns)),
+        functools.partial(decorated(yields)),
+        Returns(),
+        Yields(),
+        functools.partial(Returns()),
+        Returns().__call__,
+    ],
+    ids=["function", "generator", "twice", "partial", "object", "object_generator", "partial_object", "method"],
+)
+async def test_an_async_function_behind_a_decorator_or_an_object_runs_on_the_loop(
+    stage: Stage, function: Callable[..., Any]
+) -> None:
+    stage.cast(function)
+    view = await stage.ask("hello")
+    assert (view.state, told(view)) == (TaskState.COMPLETED, f"hello on {threading.current_thread().name}")
+
+
+async def test_a_decorator_that_answers_by_itself_need_not_call_the_async_function(stage: Stage) -> None:
+    @functools.wraps(returns)
+    def cached(turn: Turn) -> str:
+        return "from the cache"
+
+    stage.cast(cached)
+    assert told(await stage.ask()) == "from the cache"

@@ -161,6 +161,27 @@ async def test_refusals_come_back_as_what_they_are(site: Site) -> None:
         assert refused.value.code == "canceled"
 
 
+async def test_a_handler_whose_own_task_was_cancelled_fails_its_task_and_the_worker_goes_on(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = site.worker()
+
+    @worker
+    async def wait_in_vain(job: Job) -> str:
+        if job.text == "bad":
+            inner = asyncio.create_task(asyncio.Event().wait())
+            inner.cancel()
+            await inner
+        return "fine"
+
+    async with site.working(worker):
+        failed = await asyncio.wait_for(site.send("bad"), BOUND_S)
+        done = await site.send("good")
+    assert (failed["status"]["state"], text_of(failed)) == ("TASK_STATE_FAILED", "the worker failed")
+    assert text_of(done) == "fine"
+    assert [record.message for record in caplog.records if record.name == "covenant.worker"] == ["worker.failed"]
+
+
 async def test_the_worker_in_plain_shell_does_its_tasks_and_ends(site: Site) -> None:
     environment = {"URL": site.daemon.url, "TOKEN": site.token, "TASKS": "2", "PATH": os.environ["PATH"]}
     shell = subprocess.Popen(["sh", str(EXAMPLES / "worker.sh")], env=environment, stdout=subprocess.PIPE)

@@ -271,8 +271,9 @@ class Agent:
     or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon. `default_project`: the simple
     door gives its tasks to the first agent that has one.
 
-    An `async def` runs on the daemon's loop, and must not block it. A plain function runs in a thread. `isolate`: each
-    turn runs in a process of its own, which imports the file of the agent; if it dies, only its task fails.
+    An `async def` runs on the daemon's loop, and must not block it; so does one behind a decorator that uses
+    `functools.wraps`, and an object whose `__call__` is one. A plain function runs in a thread. `isolate`: each turn
+    runs in a process of its own, which imports the file of the agent; if it dies, only its task fails.
     """
 
     @checks_arguments

@@ -1,6 +1,7 @@
 """Function agents: a body that calls the author's function, and says what it yields or returns.
 
-An async function runs on the loop. A plain one runs in a thread of its own (see `threads`).
+An async function runs on the loop. A plain one runs in a thread of its own (see `threads`). A function is async if it,
+what its decorator wraps (`functools.wraps`), or the `__call__` of an object is an `async def`.
 """
 
 from __future__ import annotations
@@ -64,20 +65,22 @@ class FunctionBody:
         if agent.function is None:
             raise TypeError(f"agent {agent.name!r} has no function: decorate one with it")
         self._function: Any = agent.function
-        self._yields = inspect.isasyncgenfunction(agent.function)
-        self._plain = not (self._yields or inspect.iscoroutinefunction(agent.function))
+        self._plain = not _is_async(agent.function)
 
     async def run(self, job: Job) -> None:
         has_past = job.leased.turn > 1 or job.task.origin == NATIVE
         await self.perform(job, Speech(job), await earlier(job) if has_past else ())
 
     async def perform(self, job: Turnable, speech: Voice, history: tuple[MessageUpdate, ...]) -> None:
-        if self._yields:
-            await self._listen(self._function(Turn(job, history)), job, speech)
-        elif self._plain:
+        if self._plain:
             await self._listen_to_thread(job, speech, history)
         else:
-            _say_returned(await self._function(Turn(job, history)), job, speech)
+            # A decorator may make something else of an async function: what counts is what was made.
+            made = self._function(Turn(job, history))
+            if inspect.isasyncgen(made):
+                await self._listen(made, job, speech)
+            else:
+                _say_returned(await made if inspect.isawaitable(made) else made, job, speech)
         if not job.ended:
             job.complete(*speech.close())
 
@@ -117,6 +120,16 @@ class FunctionBody:
         except Stopped:
             if not job.ended:
                 raise
+
+
+def _is_async(function: Any) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    return any(_is_async_def(inspect.unwrap(each, stop=_is_async_def)) for each in (function, type(function).__call__))
+
+
+def _is_async_def(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _tell_all(generator: Generator[Any, Any, Any], line: Line, hear: Callable[[Any], None]) -> None:
