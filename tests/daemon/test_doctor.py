@@ -155,18 +155,16 @@ def overwrite_page(home: Path) -> None:
     (home / "archive.db").write_bytes(data)
 
 
-def swap_index_page(home: Path) -> None:
-    """The root of an index is overwritten by the root of another one: each page is well formed."""
-    with closing(sqlite3.connect(home / "archive.db")) as db:
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_schema WHERE type = 'table' AND rootpage > 1"))
-        (index,) = db.execute(
-            "SELECT rootpage FROM sqlite_schema WHERE type = 'index' AND name NOT LIKE 'sqlite_%' LIMIT 1"
-        ).fetchone()
-    data = bytearray((home / "archive.db").read_bytes())
-    other = roots["meta"] - 1
-    data[(index - 1) * PAGE_BYTES : index * PAGE_BYTES] = data[other * PAGE_BYTES : (other + 1) * PAGE_BYTES]
-    (home / "archive.db").write_bytes(data)
+def overwrite_index(home: Path) -> None:
+    """Another index's root takes the place of this one's: each page is good, but index and table do not agree."""
+    path = home / "archive.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_schema WHERE type = 'index'"))
+    target, source = ((roots[name] - 1) * PAGE_BYTES for name in ("live", "children"))
+    data = bytearray(path.read_bytes())
+    data[target : target + PAGE_BYTES] = data[source : source + PAGE_BYTES]
+    path.write_bytes(data)
 
 
 def write_layout_of_the_future(home: Path) -> None:
@@ -226,7 +224,7 @@ def spoil_remotes(home: Path) -> None:
         (garble_settings, "docs/settings.md"),
         (spoil_archive, "--accept-loss"),
         (overwrite_page, "--accept-loss"),
-        (swap_index_page, "--accept-loss"),
+        (overwrite_index, "--accept-loss"),
         (lose_journal, "--accept-loss"),
         (write_layout_of_the_future, "run the version that wrote it"),
         (tear_snapshot, "backup"),
@@ -388,6 +386,38 @@ def test_a_record_that_was_set_aside_is_told_everywhere_and_can_be_tried_again(h
         assert daemon.json("a2a", "show", task_id)["task"]["intent_text"] == "again"
     finally:
         assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_an_archive_with_a_wrong_index_is_made_again(home: Path, *, flipped: bool) -> None:
+    overwrite_index(home)
+    if flipped:
+        damage(home, line_of(home, b"task 1"))
+    assert doctor(home).code == 1
+    ran = doctor(home, "--accept-loss", "--yes")
+    assert ran.code == 0, ran
+    assert "the archive (" in ran.err
+    assert doctor(home).code == 0
+    daemon = Daemon(home)
+    try:
+        assert len(daemon.json("a2a", "status")["tasks"]) == (2 if flipped else 3)
+        assert json.loads(get(daemon, "/readyz")[1]) == {"status": "ready", "reasons": []}
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_an_archive_that_cannot_be_mended_is_said_so_with_a_way_out(home: Path) -> None:
+    """It takes nothing, for a reason that no check looks for."""
+    set_record_aside(home)
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        db.execute("CREATE TRIGGER refuse BEFORE INSERT ON meta BEGIN SELECT raise(ABORT, 'taken over'); END")
+    ran = doctor(home, "--rebuild-archive")
+    assert (ran.code, "Traceback" in ran.err) == (1, False)
+    assert "taken over; move archive.db" in ran.err
+    for path in home.glob("archive.db*"):
+        path.unlink()
+    assert doctor(home, "--accept-loss", "--yes").code == 0
+    assert doctor(home).code == 0
 
 
 def test_a_torn_tail_is_no_fault(home: Path) -> None:

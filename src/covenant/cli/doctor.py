@@ -31,6 +31,7 @@ def command(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: 
     exactly which would be lost, asks, and mends the ledger; the damaged files are set aside. Where only the archive is
     at odds with the journal, --rebuild-archive mends it without a loss.
     """
+
     from covenant.daemon.checkup import check
     from covenant.daemon.environment import environment, find_home
 
@@ -58,8 +59,11 @@ def command(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: 
             kept = _rebuild(folder)
             told["set_aside"] = None if kept is None else str(kept)
             mended = True
-    except (CovenantError, OSError, sqlite3.Error) as error:
+    except (CovenantError, OSError) as error:
         raise Failure("not_mended", f"the home could not be mended: {error}; the same command goes on") from error
+    except sqlite3.Error as error:
+        way_out = "move archive.db and archive.db-wal out of the home, and give up their history: doctor --accept-loss"
+        raise Failure("not_mended", f"the archive could not be mended: {error}; {way_out}") from error
     if as_json:
         put_json(told)
     if not checkup.well and not mended:

@@ -91,10 +91,16 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
         return Checkup(tuple(findings), salvage)
     findings += _tell_journal(journal)
     findings += _check_keys(home, variables, journal.after)
+    odds: tuple[Finding, ...] = ()
+    if archive.archived_seq:
+        try:
+            odds = tuple(_odds(home / ARCHIVE_NAME, archive, journal, snapshot_seq))
+        except sqlite3.Error as error:  # where the check of the pages did not come to
+            archive = _lost(home / ARCHIVE_NAME, str(error))
+            findings += archive.findings
     if archive.lost:
         salvage = plan(home, archived_seq=0, limits=limits, archive_lost=archive.lost)
         return Checkup(tuple(findings), salvage)
-    odds = tuple(_odds(home / ARCHIVE_NAME, archive, journal, snapshot_seq)) if archive.archived_seq else ()
     return Checkup((*findings, *odds), rebuild=bool(odds or archive.rejects))
 
 
@@ -198,7 +204,10 @@ def _lost(path: Path, why: str) -> _Archive:
 
 
 def _check_pages(db: sqlite3.Connection) -> tuple[list[str], bool]:
-    """What SQLite finds wrong with the file, and whether it has looked at all of it."""
+    """What SQLite finds wrong with the file, and whether it has looked at all of it.
+
+    `quick_check` would not do: it does not compare indexes with their tables.
+    """
     until_s = monotonic() + PAGES_CHECKED_S
     db.set_progress_handler(lambda: monotonic() > until_s, STEPS_BETWEEN)
     try:

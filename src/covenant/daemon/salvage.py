@@ -27,16 +27,20 @@ from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.log import snapshot
 from covenant.ledger.log.archive import ARCHIVE_NAME, archived_seq_of, open_writer
 from covenant.ledger.log.opening import CANNOT_FOLLOW, records_in
+from covenant.ledger.log.projection import PLACES_IN_RECORD
 from covenant.ledger.log.reconciliation import Truth, reconcile
 from covenant.ledger.log.record import BadLine, Record, decode_line, encode_line
 from covenant.ledger.log.rejects import REJECTS_MAX, read_rejects
-from covenant.ledger.log.segments import create_segment, list_segments, segment_path, sync_dir
+from covenant.ledger.log.segments import Segment, create_segment, list_segments, segment_path, sync_dir
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.log.storage import SEEN
 from covenant.ledger.machine.events import AnyEvent, TaskEvent
 from covenant.ledger.machine.view import Limits
 
 HISTORY_ONLY: Final = "it is not there; what was live then is in the snapshot, so only history is lost"
+
+SEQ_MAX: Final = (1 << 62) // PLACES_IN_RECORD
+"""The archive's numbers end soon after this record. A segment that begins later is no part of a journal."""
 
 _raw_events: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _event: Final[Any] = msgspec.json.Decoder(AnyEvent).decode
@@ -211,8 +215,8 @@ def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
         if line.seq > snapshot_seq:
             loss = _keep_events(after, line, line.record, changed)
             losses += [loss] if loss is not None else []
-    # A bad line held a record, and a segment that begins at a number tells of the records before it.
-    begun = max((segment.first_seq for segment in list_segments(folder)), default=1) - 1 if folder.is_dir() else 0
+    # A segment is made only after all records before it were synced, also if it is empty.
+    begun = max((segment.first_seq - 1 for segment in _segments(folder)), default=0)
     known = max(last_seq, snapshot_seq, archived_seq, begun, *bad)
     losses += _missing(folder, last_seq + 1, known, bad, snapshot_seq)
     return _Folded(snapshot_seq, before, after, known, losses, changed)
@@ -231,14 +235,20 @@ def _missing(folder: Path, first: int, last: int, bad: dict[int, Loss], snapshot
         first = through + 1
 
 
+def _segments(folder: Path) -> list[Segment]:
+    segments = list_segments(folder) if folder.is_dir() else []
+    return [segment for segment in segments if segment.first_seq <= SEQ_MAX]
+
+
 def _lines(folder: Path, after_seq: int) -> Iterator[_Line]:
     """Every line behind a record, in order; of a bad one the record that should be there."""
     seq = after_seq
-    segments = list_segments(folder) if folder.is_dir() else []
-    for segment in segments:
+    for segment in _segments(folder):
         expected = segment.first_seq
         with segment.path.open("rb") as lines:
             for number, data in enumerate(lines, 1):
+                if not data.strip(b"\0"):
+                    continue  # room that was reserved and never used
                 where = f"{segment.path.name}, line {number}"
                 for line in _parts(data, expected, where):
                     expected = line.seq + 1
