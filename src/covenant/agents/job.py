@@ -129,8 +129,7 @@ class Job:
         self.stopping: str | None = None
         self.runner: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None
-        self.notes: dict[str, Any] = {}
-        """What goes into the result's metadata."""
+        self.notes: dict[str, Any] = {}  # what goes into the result's metadata
         self.unfinished: Callable[[], object] | None = None  # closes what is being said
         self._spending: Spending | None = None
         self._ledger = ledger
