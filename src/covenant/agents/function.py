@@ -76,7 +76,7 @@ class FunctionBody:
             await self._listen_to_thread(job, speech, history)
         else:
             # A decorator may make something else of an async function: what counts is what was made.
-            made = self._function(Turn(job, history))
+            made: Any = self._function(Turn(job, history))
             if inspect.isasyncgen(made):
                 await self._listen(made, job, speech)
             else:
@@ -84,7 +84,7 @@ class FunctionBody:
         if not job.ended:
             job.complete(*speech.close())
 
-    async def _listen(self, generator: AsyncGenerator[Any, None], job: Turnable, speech: Voice) -> None:
+    async def _listen(self, generator: AsyncGenerator[Any, Any], job: Turnable, speech: Voice) -> None:
         try:
             async for said in generator:
                 if type(said) is str:
