@@ -331,6 +331,73 @@ def test_a_second_signal_ends_the_grace_time(short_path: Path) -> None:
         assert daemon.stop() == 0
 
 
+STUBBORN = """
+import asyncio, time
+from covenant import Agent
+
+async def hold_on():
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+
+stubborn = Agent("stubborn")
+@stubborn
+async def work(turn):
+    yield turn.status("begun")
+    await hold_on()
+
+begun = []
+beside = Agent("beside")
+@beside
+async def begin(turn):
+    begun.append(asyncio.create_task(hold_on()))
+    return "begun"
+
+blocking = Agent("blocking")
+@blocking
+async def block(turn):
+    begun.append(asyncio.create_task(asyncio.to_thread(time.sleep, 600)))
+    return "begun"
+
+slow = Agent("slow", timeout_ms=1)
+@slow
+async def be_slow(turn):
+    await hold_on()
+"""
+
+
+@pytest.mark.parametrize(
+    ("agent", "named"),
+    [("stubborn", "stubborn@default"), ("slow", "slow@default"), ("beside", "unknown"), ("blocking", "unknown")],
+)
+def test_a_daemon_ends_although_its_agent_does_not(short_path: Path, agent: str, named: str) -> None:
+    file = short_path / "agents.py"
+    file.write_text(STUBBORN)
+    daemon = Daemon(short_path / "home", "--daemon-grace-ms", "100", str(file))
+    message = {"messageId": "1", "role": "ROLE_USER", "parts": [{"text": "go"}]}
+    params = {"message": message, "configuration": {"returnImmediately": agent == "stubborn"}}
+    address = urlsplit(daemon.url)
+    with closing(http.client.HTTPConnection(address.hostname or "", address.port, timeout=BOUND_S)) as connection:
+        connection.request(
+            "POST",
+            f"/v1/a2a/agents/{agent}",
+            json.dumps({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": params}),
+            {"Authorization": f"Bearer {operator_token(daemon)}", "Content-Type": "application/json"},
+        )
+        assert "result" in json.loads(connection.getresponse().read())
+    try:
+        assert daemon.stop() == 0
+    finally:
+        daemon.process.kill()
+    log = (short_path / "home.log").read_text()
+    lines = [line for line in log.splitlines() if "daemon.abandoned" in line]
+    assert len(lines) == 1
+    assert named in lines[0]
+    assert Daemon(daemon.home).stop() == 0
+
+
 def test_a_daemon_that_gives_no_grace_ends_at_once(short_path: Path) -> None:
     daemon = Daemon(short_path / "home", "--daemon-grace-ms", "0")
     assert daemon.stop() == 0

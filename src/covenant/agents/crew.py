@@ -126,6 +126,8 @@ class Crew:
         self._fewer = asyncio.Event()
         """While it stops: somebody is done."""
         self._others: set[asyncio.Task[None]] = set()
+        self._abandoned: dict[asyncio.Task[None], Job] = {}
+        """Jobs that have ended without their bodies, by the body's task, for as long as that goes on."""
         self.delegations: Delegations | None = None
         """By which jobs call other agents; it needs the crew itself, so it is set afterwards. None: they cannot."""
         ledger.on_lost(self._lost, self._told)
@@ -232,6 +234,12 @@ class Crew:
         return len(self._jobs)
 
     @property
+    def abandoned(self) -> tuple[str, ...]:
+        """The agents of async functions that go on although their turns are over."""
+        going_on = [job for runner, job in self._abandoned.items() if not runner.done()]
+        return tuple(sorted({job.holder.display for job in going_on}))
+
+    @property
     def threads_abandoned(self) -> int:
         """Threads of plain functions that go on although their turns are over."""
         return sum(employment.threads.abandoned for employment in self._employed.values())
@@ -286,8 +294,14 @@ class Crew:
     def _abandon(self, job: Job) -> None:
         if job not in self._jobs or job.finishing:
             return
-        log.warning("agent.abandoned", extra=job.fields(why=job.stopping))
+        self._note_abandoned(job)
         self._beside(self._end_without(job))
+
+    def _note_abandoned(self, job: Job) -> None:
+        log.warning("agent.abandoned", extra=job.fields(why=job.stopping))
+        if job.runner is not None:
+            self._abandoned[job.runner] = job
+            job.runner.add_done_callback(lambda runner: self._abandoned.pop(runner, None))
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
         doing = asyncio.create_task(work)
@@ -428,6 +442,9 @@ class Crew:
             await asyncio.wait(self._others, timeout=self._stop_s)
         stopped = [(job, at) for job, at in self._jobs.items() if job.stop()]
         runners = [job.runner for job in self._jobs if job.runner is not None]
+        for abandoned in self._abandoned:
+            abandoned.cancel()
+            runners.append(abandoned)
         if not runners:
             return
         await asyncio.wait(runners, timeout=self._stop_s)
@@ -435,7 +452,7 @@ class Crew:
         for job, employment in stopped:
             ended = job.runner is not None and job.runner.done()
             if not ended:
-                log.warning("agent.abandoned", extra=job.fields(why=job.stopping))
+                self._note_abandoned(job)
             # Work that goes on regardless must not be begun a second time beside it.
             release = employment.idempotent and ended
             leaving.append(job.leave(release=release, reason="the daemon was stopped"))

@@ -336,8 +336,7 @@ class Job:
         """What the agent said cannot be kept. That it ended must be: at last with nothing that is the agent's."""
         log.warning("agent.refused", extra=self.fields(code=refusal.code, reason=refusal.message))
         try:
-            result = error_result(self.task.id, f"{FAILED}: {refusal.message}")
-            await self._advance((), result, Ending.FAILED)
+            await self._advance((), error_result(self.task.id, f"{FAILED}: {refusal.message}"), Ending.FAILED)
         except (Invalid, OverLimit) as again:
             log.warning("agent.refused", extra=self.fields(code=again.code, reason=again.message))
             self.notes.clear()

@@ -4,6 +4,9 @@ Stopping, in this order: no more leases and no more waits; the daemon's own agen
 only follows work elsewhere; requests under way get the rest of the grace time; the doors close; the ledger is flushed
 and closed. Leases of workers outside stay as they are: a stop takes nothing away from anybody. A second signal ends the
 grace time.
+
+An async function that does not stop when it is cancelled would keep the process alive, with the home open to others.
+So the process of a daemon that has stopped ends within `END_S`, whatever of an agent still runs in it.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import ipaddress
+import logging
+import os
 import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,6 +58,8 @@ RESTART_S: Final = 1.0
 FILES_BESIDES: Final = 256
 CONNECTIONS_MIN: Final = 16
 """So many HTTP connections are served however few open files the system allows."""
+END_S: Final = 5.0
+"""From the last record to the end of the process, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,27 @@ def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loaded = loaded._replace(settings=_fit_open_files(settings, log))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_live(loaded, announce, log, found, demo=demo))
+        abandoned = runner.run(_live(loaded, announce, log, found, demo=demo))
+        _end_soon(abandoned, log)
+
+
+def _end_soon(abandoned: Sequence[str], log: Log) -> None:
+    """See to it that the process ends: at once if these agents go on, else within `END_S`.
+
+    What may hold it up are tasks and threads that agents have begun by themselves. By now all is written and closed.
+    """
+
+    def end(*agents: str) -> None:
+        log.warning("daemon.abandoned", agents=", ".join(agents) or "unknown: a task or thread that an agent began")
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+
+    if abandoned:
+        end(*abandoned)
+    ending = threading.Timer(END_S, end)
+    ending.daemon = True
+    ending.start()
 
 
 def _fit_open_files(settings: Settings, log: Log) -> Settings:
@@ -131,7 +159,8 @@ class Stops:
         (self.hurried if self.asked.is_set() else self.asked).set()
 
 
-async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Found], *, demo: bool) -> None:
+async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Found], *, demo: bool) -> tuple[str, ...]:
+    """Until it has stopped. Returns the agents that go on regardless."""
     settings, stops = loaded.settings, Stops()
     async with open_node(settings, log) as node:
         with bound(settings.http) as listener:
@@ -163,6 +192,7 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
                 await server.stop(0)
                 await node.ipc.stop(0)
     log.info("daemon.stopped")
+    return node.crew.abandoned
 
 
 async def _serve(
