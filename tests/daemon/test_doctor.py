@@ -198,6 +198,58 @@ def leave_stray_task(home: Path) -> None:
         db.commit()
 
 
+def change_archive(home: Path, sql: str) -> None:
+    with closing(sqlite3.connect(home / "archive.db")) as db:
+        db.executescript(sql)
+
+
+def drop_old_ids(home: Path) -> None:
+    change_archive(home, "DROP TABLE ids_old")
+
+
+def drop_handovers(home: Path) -> None:
+    change_archive(home, "DROP TABLE handovers")
+
+
+def drop_column(home: Path) -> None:
+    change_archive(home, "ALTER TABLE handovers DROP COLUMN reason")
+
+
+def drop_archived_seq(home: Path) -> None:
+    change_archive(home, "DELETE FROM meta WHERE key = 'archived_seq'")
+
+
+def garble_archived_seq(home: Path) -> None:
+    change_archive(home, "UPDATE meta SET value = 'many' WHERE key = 'archived_seq'")
+
+
+def negate_archived_seq(home: Path) -> None:
+    change_archive(home, "UPDATE meta SET value = -1 WHERE key = 'archived_seq'")
+
+
+def forget_layout(home: Path) -> None:
+    change_archive(home, "PRAGMA user_version = 0")
+
+
+ARCHIVE_SPOILS = [
+    drop_old_ids,
+    drop_handovers,
+    drop_column,
+    drop_archived_seq,
+    garble_archived_seq,
+    negate_archived_seq,
+    forget_layout,
+]
+
+
+def put_folder_for_url(home: Path) -> None:
+    (home / "http.url").mkdir()
+
+
+def put_folder_for_new_url(home: Path) -> None:
+    (home / "http.new").mkdir()
+
+
 def put_file_for_socket(home: Path) -> None:
     (home / "sock").unlink(missing_ok=True)
     (home / "sock").write_text("")
@@ -231,7 +283,10 @@ def spoil_remotes(home: Path) -> None:
         (write_snapshot_of_the_future, "run the newer program"),
         (set_record_aside, "--rebuild-archive"),
         (leave_stray_task, "--rebuild-archive"),
+        *((spoil, "--accept-loss") for spoil in ARCHIVE_SPOILS),
         (put_file_for_socket, "move it away"),
+        (put_folder_for_url, "move it away"),
+        (put_folder_for_new_url, "move it away"),
         (spoil_servers, "take the file away"),
         (spoil_remotes, "change it"),
     ],
@@ -269,7 +324,12 @@ def test_the_command_says_the_same_in_words_and_as_json(home: Path, spoil: Calla
         spoil_archive,
         tear_snapshot,
         write_layout_of_the_future,
+        drop_archived_seq,
+        garble_archived_seq,
+        negate_archived_seq,
+        forget_layout,
         put_file_for_socket,
+        put_folder_for_url,
     ],
 )
 def test_a_start_that_stumbles_names_the_doctor(home: Path, spoil: Callable[[Path], None]) -> None:
@@ -386,6 +446,28 @@ def test_a_record_that_was_set_aside_is_told_everywhere_and_can_be_tried_again(h
         assert daemon.json("a2a", "show", task_id)["task"]["intent_text"] == "again"
     finally:
         assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("spoil", ARCHIVE_SPOILS)
+def test_an_archive_that_lacks_a_part_is_made_again(home: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(home)
+    ran = doctor(home, "--accept-loss", "--yes")
+    assert ran.code == 0, ran
+    assert "the archive (" in ran.err
+    assert doctor(home).code == 0
+    daemon = Daemon(home)
+    try:
+        assert len(daemon.json("a2a", "status")["tasks"]) == 3
+        assert json.loads(get(daemon, "/readyz")[1]) == {"status": "ready", "reasons": []}
+    finally:
+        assert daemon.stop() == 0
+
+
+def test_an_archive_that_was_made_and_never_written_is_no_fault(home: Path) -> None:
+    for path in home.glob("archive.db*"):
+        path.unlink()
+    (home / "archive.db").touch(0o600)
+    assert doctor(home).code == 0
 
 
 @pytest.mark.parametrize("flipped", [False, True])

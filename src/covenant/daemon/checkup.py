@@ -24,6 +24,7 @@ from covenant.daemon.ledger_checkup import check_ledger
 from covenant.daemon.limits import ledger_limits
 from covenant.daemon.loading import load
 from covenant.daemon.settings import Settings
+from covenant.daemon.whereabouts import left_files
 from covenant.ledger.log.opening import lock_home
 from covenant.ledger.log.segments import list_segments
 from covenant.ledger.log.space import MIB, free_bytes
@@ -51,6 +52,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lambda: _other_files(home, variables),
         lambda: _agent_files(home),
         lambda: _socket(home),
+        lambda: _address(home),
         lambda: _room(home),
     ):
         findings += _guarded(home, part)
@@ -214,6 +216,14 @@ def _socket(home: Path) -> Iterator[Finding]:
         yield Finding(what, well=False, way_out="choose a shorter home with --home, or move this one")
     elif path.exists() and not path.is_socket():
         yield Finding(f"{path} is in the way of the socket", well=False, way_out=f"move it away: {path}")
+
+
+def _address(home: Path) -> Iterator[Finding]:
+    """Where a daemon leaves its URL. A file there is replaced; a folder cannot be."""
+    for path in left_files(home):
+        if path.is_dir() and not path.is_symlink():
+            what = f"{path} is a folder, in the way of the file with the daemon's URL"
+            yield Finding(what, well=False, way_out=f"move it away: {path}")
 
 
 def _room(home: Path) -> Iterator[Finding]:

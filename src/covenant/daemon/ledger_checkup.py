@@ -20,7 +20,7 @@ from covenant.daemon.operator import OPERATOR_DISPLAY
 from covenant.daemon.salvage import plan
 from covenant.exchange.registry import operator_agent
 from covenant.ledger.log import snapshot
-from covenant.ledger.log.archive import ARCHIVE_NAME, LAYOUTS, SCHEMA_VERSION, archived_seq_of
+from covenant.ledger.log.archive import ARCHIVE_NAME, LAYOUTS, SCHEMA_VERSION, archived_seq_of, missing_parts
 from covenant.ledger.log.codec import decode_events
 from covenant.ledger.log.opening import Examined, examine_journal
 from covenant.ledger.log.record import Record
@@ -170,6 +170,7 @@ def _check_archive(path: Path) -> _Archive:
                 way_out = "run the version that wrote it"
                 return _Archive((Finding(what, well=False, way_out=way_out),), usable=False)
             faults, finished = _check_pages(db)
+            faults = faults or _faults_of_layout(db, version)
             if faults:
                 return _lost(path, "; ".join(faults))
             archived_seq = archived_seq_of(db) if version else 0
@@ -219,6 +220,15 @@ def _check_pages(db: sqlite3.Connection) -> tuple[list[str], bool]:
     finally:
         db.set_progress_handler(None, 0)
     return [fault for fault in found if fault != "ok"], True
+
+
+def _faults_of_layout(db: sqlite3.Connection, version: int) -> list[str]:
+    """An earlier layout is brought up to date by the next start, which says what it lacks."""
+    if version == SCHEMA_VERSION:
+        return [f"{part} is missing" for part in missing_parts(db)[:FAULTS_SHOWN]]
+    if version == 0 and db.execute("SELECT 1 FROM sqlite_schema").fetchone() is not None:
+        return ["it has tables, but user_version, the number of its layout, is 0"]
+    return []
 
 
 def _has_rejects(db: sqlite3.Connection) -> bool:

@@ -25,9 +25,8 @@ import msgspec
 
 from covenant.daemon.home import JOURNAL_NAME
 from covenant.ledger.log import snapshot
-from covenant.ledger.log.archive import ARCHIVE_NAME, archived_seq_of, open_writer
+from covenant.ledger.log.archive import ARCHIVE_NAME, SEQ_MAX, archived_seq_of, open_writer
 from covenant.ledger.log.opening import CANNOT_FOLLOW, records_in
-from covenant.ledger.log.projection import PLACES_IN_RECORD
 from covenant.ledger.log.reconciliation import Truth, reconcile
 from covenant.ledger.log.record import BadLine, Record, decode_line, encode_line
 from covenant.ledger.log.rejects import REJECTS_MAX, read_rejects
@@ -38,9 +37,6 @@ from covenant.ledger.machine.events import AnyEvent, TaskEvent
 from covenant.ledger.machine.view import Limits
 
 HISTORY_ONLY: Final = "it is not there; what was live then is in the snapshot, so only history is lost"
-
-SEQ_MAX: Final = (1 << 62) // PLACES_IN_RECORD
-"""The archive's numbers end soon after this record. A segment that begins later is no part of a journal."""
 
 _raw_events: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _event: Final[Any] = msgspec.json.Decoder(AnyEvent).decode
@@ -236,6 +232,7 @@ def _missing(folder: Path, first: int, last: int, bad: dict[int, Loss], snapshot
 
 
 def _segments(folder: Path) -> list[Segment]:
+    """Those of a journal; one that begins with a number beyond all journals is a stray file."""
     segments = list_segments(folder) if folder.is_dir() else []
     return [segment for segment in segments if segment.first_seq <= SEQ_MAX]
 

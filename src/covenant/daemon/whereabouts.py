@@ -17,10 +17,15 @@ URL_NAME: Final = "http.url"
 LENGTH_MAX: Final = 300
 
 
+def left_files(home: Path) -> tuple[Path, Path]:
+    """The file with the URL, and the one that it is written to first."""
+    path = home / URL_NAME
+    return path, path.with_suffix(".new")
+
+
 @contextmanager
 def left_in(home: Path, url: str) -> Iterator[None]:
-    path = home / URL_NAME
-    aside = path.with_suffix(".new")
+    path, aside = left_files(home)
     try:
         aside.unlink(missing_ok=True)
         with open(aside, "x", encoding="ascii", opener=open_private) as file:

@@ -33,6 +33,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 from covenant.ledger.log.applying import Live
+from covenant.ledger.log.projection import PLACES_IN_RECORD
 from covenant.ledger.log.rejects import apply_or_reject, count_rejects
 from covenant.ledger.log.segments import Cursor, Lines, sync_dir
 from covenant.ledger.log.space import unusable
@@ -62,6 +63,8 @@ OF_THE_DISK: Final = {
 SQLITE_OLDEST: Final = (3, 34, 0)
 """Generated columns, UPDATE … FROM, iif, JSON."""
 
+SEQ_MAX: Final = (1 << 62) // PLACES_IN_RECORD
+"""The numbers of places end soon after this record. No journal comes so far."""
 BATCH_BYTES: Final = 1 << 20
 CACHE_KIB: Final = 32 << 10
 PAGE_BYTES: Final = 8_192
@@ -409,5 +412,32 @@ def cannot_open(path: Path, error: sqlite3.Error) -> CovenantError:
 
 
 def archived_seq_of(db: sqlite3.Connection) -> int:
-    (seq,) = db.execute("SELECT value FROM meta WHERE key = 'archived_seq'").fetchone()
-    return int(seq)
+    """Raises sqlite3.DatabaseError, as for any other damage, if the archive does not say where it stands."""
+    row = db.execute("SELECT value FROM meta WHERE key = 'archived_seq'").fetchone()
+    if row is None or not isinstance(row[0], int) or not 0 <= row[0] <= SEQ_MAX:
+        told = "is missing" if row is None else f"is no record's number: {row[0]!r}"
+        raise sqlite3.DatabaseError(f"archived_seq {told}")
+    return row[0]
+
+
+def missing_parts(db: sqlite3.Connection) -> list[str]:
+    """The tables, views, indexes and columns that an archive of this layout has, and that `db` lacks."""
+    with closing(sqlite3.connect(":memory:")) as whole:
+        whole.executescript("\n".join(map(statement, LAYOUTS[0])))
+        expected, found = _parts(whole), _parts(db)
+    return [part for part in expected if part not in found]
+
+
+def _parts(db: sqlite3.Connection) -> list[str]:
+    columns = """
+        SELECT s.type || ' ' || s.name AS part, c.name AS of_it
+        FROM sqlite_schema AS s LEFT JOIN pragma_table_xinfo(s.name) AS c ON s.type <> 'index'
+        WHERE s.type IN ('table', 'view', 'index')
+        ORDER BY s.type DESC, s.name, c.cid
+    """
+    parts = dict[str, None]()
+    for part, column in db.execute(columns):
+        parts[part] = None
+        if column is not None:
+            parts[f"column {column} of {part}"] = None
+    return list(parts)
