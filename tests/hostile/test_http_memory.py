@@ -121,6 +121,28 @@ def test_trailers_above_the_bound_are_refused(warm: Daemon) -> None:
         assert connection.read_to_end() == b""
 
 
+@pytest.mark.parametrize("line", [b"x: %b\r\n" % (b"a" * 890), b"a" * 890], ids=["many", "one long"])
+def test_trailers_are_counted_once_however_they_are_cut(warm: Daemon, line: bytes) -> None:
+    with RawConnection(warm.url) as connection:
+        head = CHUNKED % (b"/a2a/tasks", operator_token(warm.home).encode())
+        connection.send(head + b"2\r\n{}\r\n0\r\nx: ")
+        connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(8):  # 7.1 KB of 8 KiB
+            connection.send(line[:200])
+            connection.send(line[200:])
+        connection.send(b"\r\n\r\n")
+        assert connection.read_answer().status == 400, "an empty task is none"
+
+
+def test_trailers_that_come_with_data_count_too(warm: Daemon) -> None:
+    trailers = b"x: %b\r\n" % (b"a" * 890) * 5
+    with RawConnection(warm.url) as connection:
+        head = CHUNKED % (b"/a2a/tasks", operator_token(warm.home).encode())
+        connection.send(head + b"2\r\n{}\r\n0\r\n" + trailers)
+        connection.send(trailers + b"\r\n")
+        assert connection.read_answer().json["code"] == "trailers_too_large"
+
+
 def test_a_body_of_single_bytes_costs_no_more_than_its_bytes(warm: Daemon) -> None:
     with RawConnection(warm.url) as connection:
         connection.send(CHUNKED % (b"/a2a/tasks", operator_token(warm.home).encode()))

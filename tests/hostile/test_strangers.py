@@ -32,13 +32,22 @@ async def say(turn):
 """
 
 
-def begun(url: str, address: str, sent: int = 1) -> socket.socket:
-    """An envelope of which no more than its first bytes is sent, from an address of its own on loopback."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    connection = socket.create_connection((host, int(port)), timeout=20, source_address=(address, 0))
-    head = f"POST {RECEIVE} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {ENVELOPE}\r\n\r\n"
+def begun(url: str, address: str, sent: int, *, path: str = RECEIVE, size: int = ENVELOPE) -> socket.socket:
+    """A request of which only so many bytes are sent, from an address of its own on loopback."""
+    connection = socket.create_connection((_host(url), _port(url)), timeout=20, source_address=(address, 0))
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n"
     connection.sendall(head.encode() + b" " * sent)
     return connection
+
+
+def refused_as_busy(url: str, path: str, size: int) -> bool:
+    """Whether another message of this size is refused before all of it has arrived."""
+    with RawConnection(url) as one_more:
+        one_more.send(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n".encode())
+        with suppress(OSError):  # it may have answered and closed
+            one_more.send(b" " * (size - 1))
+        answer = one_more.read_answer()
+    return answer.status == 503 and b"busy" in answer.body
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -52,16 +61,11 @@ def test_slow_envelopes_hold_no_more_than_the_pool_and_not_for_long(start_daemon
     daemon = start_daemon(env={"COVENANT_PEERS_ENABLED": "1", "COVENANT_HTTP_STRANGER_BODY_MS": "2500"})
     before = resident_bytes(daemon.process.pid)
     with ExitStack() as open_:
-        # Each has said that 10 MiB are to come: six fill the pool of 64.
-        slow = [begun(daemon.url, f"127.0.1.{number}", sent=100_000) for number in range(1, 7)]
+        # Each has sent 10 MiB but for a byte: six fill the pool of 64.
+        slow = [begun(daemon.url, f"127.0.1.{number}", ENVELOPE - 1) for number in range(1, 7)]
         for each in slow:
             open_.callback(each.close)
-        with RawConnection(daemon.url) as one_more:
-            head = f"POST {RECEIVE} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {ENVELOPE}\r\n\r\n"
-            one_more.send(head.encode())
-            answer = one_more.read_answer()
-            assert (answer.status, answer.json["code"]) == (503, "busy")
-            assert one_more.read_to_end() == b"", "the connection is closed"
+        assert refused_as_busy(daemon.url, RECEIVE, ENVELOPE)
         assert request(daemon.url, "GET", "/a2a/queue", token=operator_token(daemon.home)).status == 200
         # A stranger with little to say is still heard.
         assert request(daemon.url, "POST", RECEIVE, body=b"nonsense").json["code"] == "refused"
@@ -71,12 +75,19 @@ def test_slow_envelopes_hold_no_more_than_the_pool_and_not_for_long(start_daemon
     assert resident_bytes(daemon.process.pid) - before < 96 * MIB
 
 
+def test_who_announces_much_and_sends_little_shuts_nobody_out(start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(env={"COVENANT_PEERS_ENABLED": "1", "COVENANT_HTTP_STRANGER_BODY_MS": "20000"})
+    with ExitStack() as open_:
+        for number in range(32):
+            open_.callback(begun(daemon.url, f"127.0.1.{number // 4 + 1}", 1).close)
+        answer = request(daemon.url, "POST", RECEIVE, body=b" " * ENVELOPE)
+        assert answer.json["code"] == "refused", "it was read"
+
+
 def test_one_address_cannot_have_the_whole_pool_and_chunks_are_counted_too(start_daemon: StartDaemon) -> None:
     daemon = start_daemon(env={"COVENANT_PEERS_ENABLED": "1", "COVENANT_HTTP_STRANGER_BODY_MS": "3000"})
-    with begun(daemon.url, "127.0.2.1"), RawConnection(daemon.url) as chunked:
-        again = begun(daemon.url, "127.0.2.1")
-        with again:
-            assert b"busy" in again.recv(65_536)
+    with begun(daemon.url, "127.0.0.1", ENVELOPE - 1), RawConnection(daemon.url, source="127.0.2.1") as chunked:
+        assert refused_as_busy(daemon.url, RECEIVE, ENVELOPE)
         chunked.send(f"POST {RECEIVE} HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         with suppress(OSError):  # it may have answered and closed
             for _ in range(200):
@@ -93,20 +104,13 @@ def test_callers_of_an_open_agent_hold_no_more_than_the_pool_either(
     agents.write_text(AGENT)
     settings = {"COVENANT_A2A_PUBLISH": "echo", "COVENANT_A2A_PUBLISH_ANONYMOUS": "anywhere"}
     daemon = start_daemon(str(agents), env={**settings, "COVENANT_HTTP_STRANGER_BODY_MS": "2500"})
-    size = 8 * MIB - 1
-    head = f"POST /v1/a2a/agents/echo{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n".encode()
+    path, size = f"/v1/a2a/agents/echo{path}", 8 * MIB
     with ExitStack() as open_:
-        # Each has said that 8 MiB are to come, two from an address: eight fill the pool of 64.
+        # Each has sent 8 MiB but for a byte, two from an address: eight fill the pool of 64.
         for number in range(8):
-            slow = socket.create_connection(
-                (_host(daemon.url), _port(daemon.url)), timeout=20, source_address=(f"127.0.3.{number // 2 + 1}", 0)
-            )
+            slow = begun(daemon.url, f"127.0.3.{number // 2 + 1}", size - 1, path=path, size=size)
             open_.callback(slow.close)
-            slow.sendall(head + b" " * 100_000)
-        with RawConnection(daemon.url) as one_more:
-            one_more.send(head)
-            answer = one_more.read_answer()
-        assert (answer.status, b"busy" in answer.body) == (503, True), answer
+        assert refused_as_busy(daemon.url, path, size)
         token = operator_token(daemon.home)
         assert request(daemon.url, "GET", "/a2a/queue", token=token).status == 200
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from covenant.doors.a2a.grpc import GrpcServer
 
 
-def open_grpc(settings: Settings, gate: Gate, office: Office, cards: Cards, pool: StrangerPool) -> GrpcServer | None:
+def open_grpc(settings: Settings, gate: Gate, office: Office, cards: Cards) -> GrpcServer | None:
     """Bound, and not started; None if it is switched off. From here on cards name its port."""
     chosen = settings.grpc
     if not chosen.enabled:
@@ -34,6 +34,8 @@ def open_grpc(settings: Settings, gate: Gate, office: Office, cards: Cards, pool
     # Who is on this machine is a matter of where this port listens, not of where HTTP does.
     publishing = publishing_of(settings)._replace(bind_addr=chosen.bind_addr)
     tenants = GrpcTenants(gate.tenants.tenancy, gate.tenants.limiter)
+    # A pool of its own: over gRPC nobody says how long a message is, so that each takes room for the longest.
+    pool = StrangerPool(bytes_max=settings.http.stranger_bytes_max, body_ms=settings.http.stranger_body_ms)
     calls = Calls(
         replace(gate, tenants=tenants, admits=publishing.admits),
         office,

@@ -106,7 +106,9 @@ class GrpcSettings:
     port: int = setting(8422, whole(0, 65_535), "Port that gRPC listens on; 0 lets the system choose one.")
     message_bytes_max: int = setting(8 * MIB, whole(1024, 1024 * MIB), "Largest request (RESOURCE_EXHAUSTED above it).")
     calls_max: int = setting(
-        4_096, whole(1, 1_000_000), "Calls under way at once, streams among them (RESOURCE_EXHAUSTED above)."
+        4_096,
+        whole(1, 1_000_000),
+        "Calls under way at once, streams among them (RESOURCE_EXHAUSTED above), and open connections.",
     )
 
 

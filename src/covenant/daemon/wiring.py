@@ -296,7 +296,7 @@ def _assemble(
         waits=waits,
         meter=meter,
         http=_http(settings, behind, doors, (PREFIX, make_door(settings, a2a_gate, a2a_office, pages))),
-        grpc=open_grpc(settings, a2a_gate, a2a_office, cards, pool),
+        grpc=open_grpc(settings, a2a_gate, a2a_office, cards),
         ipc=_ipc(settings, behind),
         mcp=mcp,
         **working,

@@ -232,13 +232,21 @@ class Calls:
 
 
 class GrpcServer:
-    """Bound when it is made, and on the running loop. `calls_max` is how many may be under way at once."""
+    """Bound when it is made, and on the running loop.
+
+    `calls_max`: calls under way at once, and connections.
+    """
 
     def __init__(self, calls: Calls, *, bind_addr: str, port: int, calls_max: int) -> None:
         """Raises OSError if the address cannot be listened on."""
         self._calls = calls
         self._server = grpc.aio.server(
-            options=(*_OPTIONS, ("grpc.max_receive_message_length", calls.message_bytes_max)),
+            options=(
+                *_OPTIONS,
+                ("grpc.max_receive_message_length", calls.message_bytes_max),
+                # Each costs an open file, of which the journal needs some.
+                ("grpc.max_allowed_incoming_connections", calls_max),
+            ),
             maximum_concurrent_rpcs=calls_max,
         )
         self._server.add_registered_method_handlers(SERVICE.full_name, calls.methods())

@@ -96,13 +96,13 @@ class StrangerPool:
             raise Invalid("too_slow", message) from None
 
     async def read(self, scope: Scope, receive: Receive, bytes_max: int, take: Take) -> bytes:
-        """The body of a stranger's request, which holds a lease."""
+        """The body of a stranger's request, which holds a lease.
+
+        Only bytes that have arrived are taken: who announces many and sends few shuts nobody out.
+        """
         announced = announced_length(scope)
-        if announced is None:
-            return await self.within(read_body(scope, _counted(receive, take), bytes_max))
-        # What is too large is refused by its length, and nothing of it is kept.
-        take(announced if announced <= bytes_max else 0)
-        return await self.within(read_body(scope, receive, bytes_max))
+        too_large = announced is not None and announced > bytes_max  # thrown away as it arrives
+        return await self.within(read_body(scope, receive if too_large else _counted(receive, take), bytes_max))
 
 
 def _busy() -> Unavailable:

@@ -30,11 +30,12 @@ class RequestReader:
     __slots__ = (
         "_bounds",
         "_connection",
-        "_data_seen",
         "_fed_bytes",
         "_head_bytes",
         "_headers",
         "_parser",
+        "_pending_bytes",
+        "_progress",
         "_sized",
         "_trailer_bytes",
         "_unsure_bytes",
@@ -72,8 +73,11 @@ class RequestReader:
         self._unsure_bytes = 0
         """Of the piece in which it began: how much of that is its own is not known."""
         self._trailer_bytes = 0
-        """Of its trailers, or of its body since the last data."""
-        self._data_seen = False
+        """Of its trailers that are complete."""
+        self._pending_bytes = 0
+        """Of pieces of its body that gave neither data nor a trailer: a long trailer, or a chunk's extension."""
+        self._progress = False
+        """The piece that is being read has given data or a trailer."""
 
     def close(self) -> None:
         """Nothing more is read. The parser and its callbacks hold each other, and the connection with them."""
@@ -106,11 +110,11 @@ class RequestReader:
             if self._head_bytes > self._bounds.head_bytes_max:
                 return refusals.head_too_large(self._bounds.head_bytes_max)
             return None
-        if self._data_seen:
-            self._data_seen, self._trailer_bytes = False, 0
+        if self._progress:
+            self._progress, self._pending_bytes = False, 0
             return None
-        self._trailer_bytes += self._fed_bytes
-        if self._trailer_bytes > self._bounds.trailer_bytes_max:
+        self._pending_bytes += self._fed_bytes
+        if self._trailer_bytes + self._pending_bytes > self._bounds.trailer_bytes_max:
             return refusals.trailers_too_large(self._bounds.trailer_bytes_max)
         return None
 
@@ -146,6 +150,7 @@ class RequestReader:
                 raise refusals.too_many_headers(self._bounds.headers_max)
             return
         # After the body: nobody reads those, and they are not what was asked.
+        self._progress = True
         self._trailer_bytes += len(name) + len(value) + 4
         if self._trailer_bytes > self._bounds.trailer_bytes_max:
             raise refusals.trailers_too_large(self._bounds.trailer_bytes_max)
@@ -168,7 +173,8 @@ class RequestReader:
             self._upgrades = True
             return
         self.in_head = False
-        self._trailer_bytes = 0
+        self._trailer_bytes = self._pending_bytes = 0
+        self._progress = True  # this piece holds the head too
         path, raw_path, query = connection.urls.read(self._url)
         scope: Scope = {
             "type": "http",
@@ -200,7 +206,7 @@ class RequestReader:
             raise refusals.head_too_large(self._bounds.head_bytes_max)
 
     def on_body(self, body: bytes) -> None:
-        self._data_seen = True
+        self._progress = True
         exchange = self.exchange
         assert exchange is not None
         if exchange.complete or exchange.disconnected:
