@@ -108,7 +108,7 @@ class GrpcSettings:
     calls_max: int = setting(
         4_096,
         whole(1, 1_000_000),
-        "Calls under way at once, streams among them (RESOURCE_EXHAUSTED above), and open connections.",
+        "Calls under way at once, streams among them (RESOURCE_EXHAUSTED above); connections too.",
     )
 
 
