@@ -10,6 +10,7 @@ Python functions during the third are recorded. A hop is a call from one module 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import signal
@@ -20,7 +21,6 @@ import time
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
-from urllib.request import Request, urlopen
 
 AGENT: Final = """
 from covenant import Agent
@@ -61,9 +61,10 @@ def _send(url: str, token: str, number: int) -> None:
     message = {"messageId": f"m-{number}", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
     body = {"jsonrpc": "2.0", "id": number, "method": "SendMessage", "params": {"message": message}}
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json", "a2a-version": "1.0"}
-    request = Request(f"{url}/v1/a2a/agents/echo", json.dumps(body).encode(), headers)
-    with urlopen(request, timeout=WAIT_S) as answer:
-        assert "TASK_STATE_COMPLETED" in answer.read().decode()
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=WAIT_S)
+    connection.request("POST", "/v1/a2a/agents/echo", json.dumps(body), headers)
+    assert b"TASK_STATE_COMPLETED" in connection.getresponse().read()
+    connection.close()
 
 
 def _drive(home: Path, recorder: Recorder) -> None:
