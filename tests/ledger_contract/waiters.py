@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from covenant.ledger.contract import Waiter
 from covenant.model.ids import AgentId, PublicKey
-from covenant.testing.desk import Desk
+from tests.ledger_contract.driver import LedgerDriver
 
 WAIT_MS: Final = 60_000
 BOUND_S: Final = 10.0
@@ -45,11 +45,11 @@ class Waiting:
             self.waiter.__exit__(None, None, None)
 
 
-class Line:
+class WaiterQueue:
     """Everybody who waits, in the order in which they began. All of them leave at the end."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._ledger = desk.ledger
+    def __init__(self, driver: LedgerDriver) -> None:
+        self._ledger = driver.ledger
         self._waiting: list[Waiting] = []
 
     async def wait_for_tasks(self, recipient: AgentId | None) -> Waiting:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.view import Limits
-from covenant.testing.clock import FakeClock
+from tests.ledger_contract.fake_clock import FakeClock
 
 
 class Engine(Protocol):

@@ -6,12 +6,12 @@ from covenant.ledger.machine.commands import Access, MakeGrant
 from covenant.model.grant import Grant, respond_actions, send_actions
 from covenant.model.ids import AgentId
 from covenant.model.task import Task
-from covenant.testing.cast import OPERATOR
-from covenant.testing.desk import Desk
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.samples import OPERATOR
 
 
-async def give(desk: Desk, grant: Grant) -> Grant:
-    return await desk.ledger.commit(MakeGrant(by=OPERATOR, grant=grant))
+async def give(driver: LedgerDriver, grant: Grant) -> Grant:
+    return await driver.ledger.commit(MakeGrant(by=OPERATOR, grant=grant))
 
 
 def sending(task: Task) -> Access:

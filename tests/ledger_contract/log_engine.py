@@ -19,7 +19,7 @@ from covenant.ledger.contract import Ledger
 from covenant.ledger.log.homes import memory_ledger, open_ledger
 from covenant.ledger.log.journal import SEGMENT_BYTES
 from covenant.ledger.machine.view import Limits
-from covenant.testing.clock import FakeClock
+from tests.ledger_contract.fake_clock import FakeClock
 
 NODE: Final = "here"
 ARCHIVE: Final = "archive.db"

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from covenant.testing.disk import Disk
+from tests.ledger_contract.synced_disk import Disk
 
 FAULT: Final = "COVENANT_FAULT"
 NOTES: Final = "COVENANT_FAULT_NOTES"

@@ -10,7 +10,7 @@ from covenant.model.grant import Grant, Identity, Scope
 from covenant.model.ids import AgentId, PublicKey, TaskId, base58
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import DuplicateSafety, Idempotency, Task
-from covenant.testing.clock import START_MS
+from tests.ledger_contract.fake_clock import START_MS
 
 
 def agent(display: str) -> AgentId:

@@ -1,4 +1,4 @@
-"""A desk at a ledger: the verbs as short calls, so that a test reads as what happens and not as how it is asked."""
+"""A driver of a ledger: its verbs as short calls, so that a test reads as what happens and not as how it is asked."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from covenant.model.repair import ForceError, Posture, RepairOutcome, Requeue, R
 from covenant.model.result import Result
 from covenant.model.task import Task, fingerprint
 from covenant.model.update import MessageUpdate, StatusUpdate, Update
-from covenant.testing.cast import ALICE, BOB, OPERATOR
-from covenant.testing.clock import FakeClock
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.samples import ALICE, BOB, OPERATOR
 
 UPDATES_MAX: Final = 1_000
 WAIT_MS: Final = 20_000
@@ -62,7 +62,7 @@ def refused(code: str, status: int | None = None) -> Iterator[None]:
         raise AssertionError(f"was not refused with {code}")
 
 
-class Desk:
+class LedgerDriver:
     def __init__(self, ledger: Ledger, clock: FakeClock) -> None:
         self.ledger = ledger
         self.clock = clock
@@ -260,9 +260,9 @@ class Desk:
         assert report.valid, report.failures
 
 
-async def check_generations(desk: Desk, which: TaskId) -> Shown:
+async def check_generations(driver: LedgerDriver, which: TaskId) -> Shown:
     """Generations begin at 1, have no gap and no repeat, and reach as far as the task says."""
-    shown = await desk.show(which)
+    shown = await driver.show(which)
     numbers = [update.generation for update in shown.updates]
     assert numbers == list(range(1, shown.generation + 1)), numbers
     return shown
