@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, Invocation, daemon_command
-from covenant.cli.output import Failure, age, brief, console, put, table
+from covenant.cli.terminal import Failure, age, brief, console, put, table
 from covenant.daemon.environment import now_ms
 
 KINDS: Final = ("worker", "model", "process", "remote", "peer")

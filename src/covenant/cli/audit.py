@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
-from covenant.cli.output import ExitCode, age, brief, console, put, say, table
+from covenant.cli.terminal import ExitCode, age, brief, console, put, say, table
 from covenant.daemon.environment import now_ms
 
 VERIFY_S: Final = 3_600.0

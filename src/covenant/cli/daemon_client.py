@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from covenant.cli.output import Failure, Unreachable
+from covenant.cli.terminal import Failure, Unreachable
 from covenant.daemon.environment import TOKEN_VARIABLE
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
-from covenant.cli.output import age, console, say, table
+from covenant.cli.terminal import age, console, say, table
 from covenant.daemon.environment import now_ms
 
 identities: Final = CommandGroup("identities", help="Identities: who holds a token.", no_args_is_help=True)

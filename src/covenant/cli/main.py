@@ -13,18 +13,18 @@ import click
 
 import covenant
 from covenant.cli.options import json_option
-from covenant.cli.output import json_shape, put, put_json
+from covenant.cli.terminal import json_shape, put, put_json
 
 PLACES: Final = {
     "serve": "serve.command",
     "a2a": "tasks.a2a",
-    "capabilities": "capabilities.capabilities",
+    "capabilities": "capability_grants.capabilities",
     "audit": "audit.audit",
     "identities": "identities.identities",
     "tenants": "tenants.tenants",
     "agents": "agents.agents",
-    "call": "remote_agents.call",
-    "card": "remote_agents.card",
+    "call": "call_agent.call",
+    "card": "call_agent.card",
     "peers": "peers.peers",
     "mcp": "mcp.command",
     "settings": "offline.settings",

@@ -11,7 +11,7 @@ import click
 import covenant
 from covenant.cli.daemon_client import read_token
 from covenant.cli.options import given_before, home_option, token_option
-from covenant.cli.output import Failure, Unreachable
+from covenant.cli.terminal import Failure, Unreachable
 from covenant.daemon.environment import environment, find_home
 from covenant.daemon.whereabouts import url_in
 

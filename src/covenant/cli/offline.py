@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, given_before, given_home, home_option, json_option
-from covenant.cli.output import ExitCode, Failure, console, json_shape, put, put_json, say, table
+from covenant.cli.terminal import ExitCode, Failure, console, json_shape, put, put_json, say, table
 from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment
 from covenant.model.errors import CovenantError
 

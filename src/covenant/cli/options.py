@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.daemon_client import ANSWER_S, Answer, DaemonClient, read_token
-from covenant.cli.output import UNITS_MS, json_shape, put, put_json, say
+from covenant.cli.terminal import UNITS_MS, json_shape, put, put_json, say
 from covenant.daemon.environment import environment, find_home
 
 Function = Callable[..., None]

@@ -11,7 +11,7 @@ import click
 
 from covenant.cli.daemon_client import Answer
 from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command, json_option
-from covenant.cli.output import ExitCode, Failure, age, brief, console, json_shape, put, put_json, say, table
+from covenant.cli.terminal import ExitCode, Failure, age, brief, console, json_shape, put, put_json, say, table
 from covenant.daemon.environment import now_ms
 
 ELSEWHERE: Final = "⇄"

@@ -8,7 +8,7 @@ import click
 
 from covenant.cli.daemon_client import Answer
 from covenant.cli.options import CommandGroup, Invocation, daemon_command
-from covenant.cli.output import age, brief, console, say, table
+from covenant.cli.terminal import age, brief, console, say, table
 from covenant.daemon.environment import now_ms
 
 COLUMNS: Final = ("task", "push", "agent", "host", "delivered", "state", "failed", "why")

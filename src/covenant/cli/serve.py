@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 import click
 
 from covenant.cli.options import given_before, near, program
-from covenant.cli.output import Failure, put
+from covenant.cli.terminal import Failure, put
 from covenant.daemon.environment import environment, find_home
 from covenant.daemon.home import UnsafeHome
 from covenant.daemon.loading import Entry, entries, load

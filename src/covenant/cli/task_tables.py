@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from covenant.cli.output import age, brief, clean, content_text, distance, table
+from covenant.cli.terminal import age, brief, clean, content_text, distance, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,9 +10,9 @@ import click
 
 from covenant.cli.daemon_client import Answer
 from covenant.cli.options import CommandGroup, Duration, Function, Invocation, daemon_command, limit_option, read_text
-from covenant.cli.output import ExitCode, Failure, age, brief, console, content_text, json_shape, put, say, table
 from covenant.cli.push import push
 from covenant.cli.task_tables import facts_table, lease_table, queue_tables, summary, tree_of, update_table
+from covenant.cli.terminal import ExitCode, Failure, age, brief, console, content_text, json_shape, put, say, table
 from covenant.daemon.environment import monotonic_ms, now_ms
 
 STATES: Final = ("queued", "in_flight", "in-flight")

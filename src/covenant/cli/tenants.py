@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command
-from covenant.cli.output import age, console, table
+from covenant.cli.terminal import age, console, table
 from covenant.daemon.environment import now_ms
 from covenant.model.tenant import TenantLimits
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
-from covenant.cli.output import Failure, age, brief, console, distance, put, say, table
+from covenant.cli.terminal import Failure, age, brief, console, distance, put, say, table
 from covenant.daemon.environment import now_ms
 
 PREFIXES: Final = ("a2a.send.", "a2a.recv.", "a2a.respond.")

@@ -20,7 +20,7 @@ from covenant.cli.options import (
     json_option,
     read_text,
 )
-from covenant.cli.output import ExitCode, Failure, Unreachable, brief, json_shape, put, put_json, say
+from covenant.cli.terminal import ExitCode, Failure, Unreachable, brief, json_shape, put, put_json, say
 from covenant.daemon.environment import environment
 
 if TYPE_CHECKING:
