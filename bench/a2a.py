@@ -21,7 +21,7 @@ from bench.children import COVENANT
 from bench.http import caught_up, port_of
 from bench.load import Loaded, Spec
 from bench.report import Level, Row, Table, at_least, at_most, fact
-from covenant.cli.calling import read_token
+from covenant.cli.daemon_client import read_token
 
 NAME: Final = "a2a"
 AGENTS: Final = children.ROOT / "bench" / "a2a_agents.py"

@@ -24,8 +24,7 @@ from bench.echo import PLAIN
 from bench.load import Loaded, Spec
 from bench.report import Level, Table, at_least, fact
 from bench.workload import PAYLOAD, PAYLOAD_BYTES
-from covenant.cli.calling import read_token
-from covenant.cli.connection import Connection
+from covenant.cli.daemon_client import DaemonClient, read_token
 
 NAME: Final = "http"
 RATIO: Final = 0.4
@@ -127,7 +126,7 @@ def _daemon(workspace: Path) -> Iterator[Target]:
     command = [children.COVENANT, "serve", "--home", str(home), "--http-port", "0"]
     with children.server(command, workspace / "daemon.log") as process:
         port = port_of(process)
-        with Connection(home, read_token(home, None, {})) as operator:
+        with DaemonClient(home, read_token(home, None, {})) as operator:
             recipients = [operator.ask("enroll_identity", display=display, actions=[]) for display in RECIPIENTS]
             actions = [f"a2a.send.{display}" for display in RECIPIENTS]
             sender = operator.ask("enroll_identity", display=SENDER, actions=actions)

@@ -19,8 +19,7 @@ from bench import children
 from bench.http import port_of
 from bench.report import Level, Table, at_most, fact
 from bench.sealed_calls import Called
-from covenant.cli.calling import read_token
-from covenant.cli.connection import Connection
+from covenant.cli.daemon_client import DaemonClient, read_token
 
 NAME: Final = "sealed"
 ADDED_MS: Final = 1.0
@@ -83,7 +82,7 @@ def _delegations(workspace: Path, count: int) -> float:
 
 class Daemon(NamedTuple):
     url: str
-    call: Connection
+    call: DaemonClient
 
 
 @contextmanager
@@ -94,7 +93,7 @@ def _daemon(workspace: Path, name: str, *files: str) -> Iterator[Daemon]:
     environment = {**os.environ, "COVENANT_PEERS_ENABLED": "1", **rates}
     with children.server(command, workspace / f"{name}.log", environment) as process:
         port = port_of(process)
-        with Connection(home, read_token(home, None, {})) as call:
+        with DaemonClient(home, read_token(home, None, {})) as call:
             yield Daemon(f"http://127.0.0.1:{port}", call)
 
 
@@ -106,7 +105,7 @@ def _verified(daemon: Daemon) -> None:
         time.sleep(0.05)
 
 
-def _delegated(call: Connection, number: int) -> float:
+def _delegated(call: DaemonClient, number: int) -> float:
     begun = time.perf_counter()
     task = call.ask("delegate", profile="worker", task=f"number {number}", peerId="p")["delegationId"]
     while True:

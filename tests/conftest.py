@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 # Before anything imports it, so that a failing suite explains itself.
-pytest.register_assert_rewrite("covenant.testing")
+pytest.register_assert_rewrite("tests.ledger_contract")
 
 from tests.places import short_folder  # noqa: E402
 

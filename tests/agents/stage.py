@@ -22,7 +22,7 @@ from covenant.model.ids import TaskId
 from covenant.model.step import Ended, Step
 from covenant.model.task import Task, fingerprint
 from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
-from covenant.testing.cast import ALICE, BOB
+from tests.ledger_contract.samples import ALICE, BOB
 
 BOUND_S: Final = 20.0
 

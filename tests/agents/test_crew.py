@@ -17,7 +17,6 @@ from covenant.model.folding import TaskState
 from covenant.model.ids import TaskId
 from covenant.model.repair import ForceError, Posture, Requeue
 from covenant.model.task import fingerprint
-from covenant.testing.cast import ALICE, BOB, CAROL, OPERATOR, make_task
 from tests.agents.stage import (
     BOUND_S,
     Stage,
@@ -29,6 +28,7 @@ from tests.agents.stage import (
     endings,
     told,
 )
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_task
 
 
 class Actor:

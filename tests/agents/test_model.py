@@ -26,10 +26,10 @@ from covenant.model.constitution import INDEX, read_constitution
 from covenant.model.content import Embedded, Resource
 from covenant.model.folding import TaskState
 from covenant.model.tenant import Tenant
-from covenant.testing.cast import OPERATOR
 from tests.agents.house import DEAD, House, a_house, function, said, values
 from tests.agents.stage import BOUND_S, chunks
 from tests.agents.test_mcp_tools import opened
+from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Request, http_server, reply
 from tests.outbound.remotes import card, hand_made, task
 

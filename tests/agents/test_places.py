@@ -13,9 +13,9 @@ from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant
 from covenant.model.errors import OverLimit
 from covenant.model.folding import TaskState
 from covenant.model.tenant import DEFAULT, Tenant, TenantLimits
-from covenant.testing.cast import OPERATOR
 from tests.agents.stage import told
 from tests.agents.test_calls import House, a_house
+from tests.ledger_contract.samples import OPERATOR
 
 BOUND_S = 20.0
 

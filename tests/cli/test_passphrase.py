@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from covenant.cli.output import shape
-from covenant.cli.passphrase import command
+from covenant.cli.offline import passphrase
+from covenant.cli.terminal import json_shape
 from covenant.daemon.home import KEY_NAME, make_home
 from covenant.daemon.keystore import PREKEYS_NAME, Keystore
 from covenant.ledger.log.opening import lock_home
@@ -71,7 +71,7 @@ def test_keys_are_locked_with_what_a_file_says(tmp_path: Path, new_file: Path, b
     ran = home.run("--new-file", str(new_file), "--json", env={"COVENANT_PASSPHRASE": before} if before else None)
     assert ran.code == 0, ran
     assert ran.json == {"kind": "passphrase", "home": str(home.folder), "change": change, "prekeys_kept": True}
-    assert command.epilog == shape("passphrase", *list(ran.json)[1:])
+    assert passphrase.epilog == json_shape("passphrase", *list(ran.json)[1:])
     assert all(is_locked(each) for each in home.files)
     assert home.opened(NEW) == (home.key, home.prekeys)
     assert home.names == {"local.key", "prekeys.json"}

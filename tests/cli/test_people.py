@@ -10,8 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.cli.ages import age, distance
-from covenant.cli.output import brief, clean
+from covenant.cli.terminal import age, brief, clean, distance
 from covenant.exchange.mailbox import MailboxLimits
 from tests.cli.daemons import BOUND_S, COVENANT, Daemon, environment
 

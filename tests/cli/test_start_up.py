@@ -54,7 +54,7 @@ def test_a_command_without_a_daemon_loads_little(words: list[str]) -> None:
 )
 def test_a_command_that_answers_a_script_loads_little(daemon: Daemon, words: list[str]) -> None:
     modules = loaded("--home", str(daemon.home), *words, "--json")
-    assert "covenant.cli.connection" in modules
+    assert "covenant.cli.daemon_client" in modules
     assert heavy(modules) == set()
     assert len(modules) < MODULES_MAX
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from covenant.ledger.log import bodies
-from covenant.testing.compacting import CompactingSuite
-from covenant.testing.contract import DurableLedgerContract
-from covenant.testing.expiring import ExpiringSuite
-from covenant.testing.leasing import LeasingSuite
-from covenant.testing.log import LogEngine
-from covenant.testing.repairing import RepairingSuite
-from covenant.testing.sending import SendingSuite
-from covenant.testing.sharing import SharingSuite
-from covenant.testing.surviving import SurvivingSuite
+from tests.ledger_contract.acceptance import AcceptanceSuite
+from tests.ledger_contract.compaction import CompactionSuite
+from tests.ledger_contract.contract import DurableLedgerContract
+from tests.ledger_contract.durability import DurabilitySuite
+from tests.ledger_contract.expiry import ExpirySuite
+from tests.ledger_contract.idempotency import IdempotencySuite
+from tests.ledger_contract.leases import LeaseSuite
+from tests.ledger_contract.log_engine import LogEngine
+from tests.ledger_contract.repair import RepairSuite
 
 
 class TestLogLedger(DurableLedgerContract):
@@ -26,7 +26,7 @@ class TestLogLedger(DurableLedgerContract):
 
 
 class TestLogLedgerWithBodiesOnDisk(
-    SurvivingSuite, CompactingSuite, SendingSuite, SharingSuite, LeasingSuite, RepairingSuite, ExpiringSuite
+    DurabilitySuite, CompactionSuite, AcceptanceSuite, IdempotencySuite, LeaseSuite, RepairSuite, ExpirySuite
 ):
     """Whatever is asked of live tasks is the same when no body stays in memory, however small it is."""
 

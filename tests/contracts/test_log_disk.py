@@ -17,9 +17,9 @@ from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.segments import list_segments
 from covenant.model.errors import Damaged, HomeLocked, HomeUnusable, Unavailable
 from covenant.model.ids import LeaseId, TaskId
-from covenant.testing.cast import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id
-from covenant.testing.desk import Desk, refused
-from covenant.testing.log import LogEngine, copy_home
+from tests.ledger_contract.driver import LedgerDriver, refused
+from tests.ledger_contract.log_engine import LogEngine, copy_home
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id
 
 
 @pytest.fixture
@@ -30,36 +30,36 @@ async def engine(tmp_path: Path) -> AsyncIterator[LogEngine]:
 
 
 @pytest.fixture
-async def desk(engine: LogEngine) -> Desk:
-    return Desk(await engine.open(), engine.clock)
+async def driver(engine: LogEngine) -> LedgerDriver:
+    return LedgerDriver(await engine.open(), engine.clock)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.parametrize("point", ["journal.write", "journal.sync", "journal.acknowledge"])
 async def test_a_write_that_fails_is_never_acknowledged_and_reads_go_on(
-    engine: LogEngine, desk: Desk, point: str, number: int
+    engine: LogEngine, driver: LedgerDriver, point: str, number: int
 ) -> None:
-    leased = await desk.taken(make_task(1))
-    await desk.send(make_task(2))
-    before = [await desk.entry(task_id(1)), await desk.entry(task_id(2))]
+    leased = await driver.taken(make_task(1))
+    await driver.send(make_task(2))
+    before = [await driver.entry(task_id(1)), await driver.entry(task_id(2))]
     with faults.armed(faults.Plan(point, faults.fail(number, written=20))):
         with refused("outcome_unknown", 503):
-            await desk.finish(leased, ok(task_id(1)))
+            await driver.finish(leased, ok(task_id(1)))
         with refused("storage_failed", 503):
-            await desk.send(make_task(3))
+            await driver.send(make_task(3))
         with refused("storage_failed", 503):
-            await desk.take()
-    assert [await desk.entry(task_id(1)), await desk.entry(task_id(2))] == before
-    assert [entry.state for entry in await desk.queue()] == ["in_flight", "queued"]
-    assert await desk.ledger.entry(task_id(3)) is None
-    counts = await desk.ledger.counts()
+            await driver.take()
+    assert [await driver.entry(task_id(1)), await driver.entry(task_id(2))] == before
+    assert [entry.state for entry in await driver.queue()] == ["in_flight", "queued"]
+    assert await driver.ledger.entry(task_id(3)) is None
+    counts = await driver.ledger.counts()
     assert (counts.leased, counts.queued, counts.settled) == (1, 1, 0)
     assert counts.failure is not None
-    await desk.check_audit()
-    desk = Desk(await engine.close_and_reopen(desk.ledger), engine.clock)
-    await desk.finish(leased, ok(task_id(1)))
-    assert await desk.drain(count=9) == (ok(task_id(1)),)
-    await desk.send(make_task(3))
+    await driver.check_audit()
+    driver = LedgerDriver(await engine.close_and_reopen(driver.ledger), engine.clock)
+    await driver.finish(leased, ok(task_id(1)))
+    assert await driver.drain(count=9) == (ok(task_id(1)),)
+    await driver.send(make_task(3))
 
 
 class FullDisk(faults.Plan):
@@ -76,17 +76,17 @@ class FullDisk(faults.Plan):
             raise OSError(self._number, os.strerror(self._number))
 
 
-async def populated(desk: Desk) -> None:
+async def populated(driver: LedgerDriver) -> None:
     """Tasks in every live state, and a result that waits."""
     for number in range(1, 7):
-        await desk.send(make_task(number, deadline_ms=desk.clock() + 1_000 * number))
-    await desk.send_all([same_work(10), same_work(11)])
-    first, second, third, *_ = await desk.take(count=5)
-    desk.clock.advance(50)
-    await desk.report(first, "half")
-    await desk.finish(second, ok(second.task.id))
-    await desk.park(third)
-    await desk.taken_here(make_task(20, recipient=CAROL))
+        await driver.send(make_task(number, deadline_ms=driver.clock() + 1_000 * number))
+    await driver.send_all([same_work(10), same_work(11)])
+    first, second, third, *_ = await driver.take(count=5)
+    driver.clock.advance(50)
+    await driver.report(first, "half")
+    await driver.finish(second, ok(second.task.id))
+    await driver.park(third)
+    await driver.taken_here(make_task(20, recipient=CAROL))
 
 
 QUERIES = (
@@ -100,9 +100,9 @@ QUERIES = (
 )
 
 
-async def live_reads(desk: Desk) -> list[object]:
+async def live_reads(driver: LedgerDriver) -> list[object]:
     """Everything that is told of what is live."""
-    ledger = desk.ledger
+    ledger = driver.ledger
     return [
         *[await ledger.queue(query) for query in QUERIES],
         *[await ledger.recent_tasks(viewer, 3) for viewer in (None, BOB.pubkey, ALICE.pubkey)],
@@ -121,60 +121,60 @@ def without_past(shown: Shown | None) -> Shown | None:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 async def test_what_is_live_is_told_while_the_archive_cannot_be_written(
-    engine: LogEngine, desk: Desk, number: int
+    engine: LogEngine, driver: LedgerDriver, number: int
 ) -> None:
-    await desk.send(make_task(30, recipient=DAVE))
-    await desk.queue()
+    await driver.send(make_task(30, recipient=DAVE))
+    await driver.queue()
     with faults.armed(FullDisk("archive.apply", number=number)):
-        await populated(desk)
-        await desk.queue()
-        assert (await desk.ledger.counts()).archive_failure is not None
-        during = await live_reads(desk)
-        shown = [without_past(await desk.ledger.show(task_id(n), None, 100)) for n in range(1, 31)]
-        assert len(await desk.ledger.steps(task_id(30), 0, 10)) == 1, "it has not moved since it was archived"
+        await populated(driver)
+        await driver.queue()
+        assert (await driver.ledger.counts()).archive_failure is not None
+        during = await live_reads(driver)
+        shown = [without_past(await driver.ledger.show(task_id(n), None, 100)) for n in range(1, 31)]
+        assert len(await driver.ledger.steps(task_id(30), 0, 10)) == 1, "it has not moved since it was archived"
         with refused("archive_lagging", 503):
-            await desk.ledger.steps(task_id(1), 0, 10)
-    await desk.ledger.of_tenant("acme", 1)  # waits until the archive has everything
-    assert during == await live_reads(desk)
-    assert shown == [without_past(await desk.ledger.show(task_id(n), None, 100)) for n in range(1, 31)]
+            await driver.ledger.steps(task_id(1), 0, 10)
+    await driver.ledger.of_tenant("acme", 1)  # waits until the archive has everything
+    assert during == await live_reads(driver)
+    assert shown == [without_past(await driver.ledger.show(task_id(n), None, 100)) for n in range(1, 31)]
     assert sum(each is not None for each in shown) == 10
 
 
-async def test_what_is_live_is_told_when_the_archive_cannot_be_read(engine: LogEngine, desk: Desk) -> None:
-    await populated(desk)
-    before = await live_reads(desk)
-    shown = without_past(await desk.ledger.show(task_id(1), None, 100))
+async def test_what_is_live_is_told_when_the_archive_cannot_be_read(engine: LogEngine, driver: LedgerDriver) -> None:
+    await populated(driver)
+    before = await live_reads(driver)
+    shown = without_past(await driver.ledger.show(task_id(1), None, 100))
     for name in ("archive.db", "archive.db-wal"):
         path = engine.home / name
         with path.open("r+b") as file:
             file.write(b"\xa5" * path.stat().st_size)
-    assert await live_reads(desk) == before
-    assert without_past(await desk.ledger.show(task_id(1), None, 100)) == shown
+    assert await live_reads(driver) == before
+    assert without_past(await driver.ledger.show(task_id(1), None, 100)) == shown
     with refused("archive_unreadable", 503):
-        await desk.ledger.show(task_id(404), None, 100)
-    await desk.send(make_task(40))
-    assert task_id(40) in await desk.queued_ids()
+        await driver.ledger.show(task_id(404), None, 100)
+    await driver.send(make_task(40))
+    assert task_id(40) in await driver.queued_ids()
 
 
-async def test_a_full_disk_stops_writing_and_what_is_live_can_be_read(engine: LogEngine, desk: Desk) -> None:
-    await populated(desk)
-    before = await live_reads(desk)
+async def test_a_full_disk_stops_writing_and_what_is_live_can_be_read(engine: LogEngine, driver: LedgerDriver) -> None:
+    await populated(driver)
+    before = await live_reads(driver)
     with faults.armed(FullDisk("journal.write", "archive.apply")):
         with refused("outcome_unknown", 503):
-            await desk.send(make_task(40))
-        reads = await live_reads(desk)
+            await driver.send(make_task(40))
+        reads = await live_reads(driver)
         assert reads[:-1] == before[:-1]
-        assert without_past(await desk.ledger.show(task_id(1), None, 100)) is not None
+        assert without_past(await driver.ledger.show(task_id(1), None, 100)) is not None
 
 
 @pytest.mark.parametrize(
     "point", ["opening.copy_tail", "opening.sync_tail", "opening.rename_tail", "opening.keep_torn"]
 )
 async def test_a_start_on_a_full_disk_names_the_file_the_room_and_the_way_out(
-    engine: LogEngine, desk: Desk, point: str
+    engine: LogEngine, driver: LedgerDriver, point: str
 ) -> None:
-    await desk.send(make_task(1))
-    await desk.ledger.close()
+    await driver.send(make_task(1))
+    await driver.ledger.close()
     tail = list_segments(engine.home / "journal")[-1].path
     with tail.open("ab") as file:
         file.write(b'{"seq":2,"ts_')
@@ -190,57 +190,57 @@ async def test_a_start_on_a_full_disk_names_the_file_the_room_and_the_way_out(
 
 
 async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
-    engine: LogEngine, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    engine: LogEngine, driver: LedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot is ahead of the archive, as a full disk leaves it: the archive must have caught up first."""
     monkeypatch.setattr(homes, "PATIENCE_S", 0.5)
     with faults.armed(FullDisk("archive.apply")):
-        await desk.send(make_task(1))
-        compacting = asyncio.ensure_future(desk.ledger.compact())
+        await driver.send(make_task(1))
+        compacting = asyncio.ensure_future(driver.ledger.compact())
         async with asyncio.timeout(20):
             while snapshot.newest(engine.home / "journal") is None:
                 await asyncio.wait((compacting,), timeout=0.01)
         compacting.cancel()
         await asyncio.wait((compacting,))
-        await desk.ledger.close()
+        await driver.ledger.close()
         with pytest.raises(HomeUnusable, match=r"archive\.db: .*No space left") as refusal:
             await engine.open()
     assert "covenant doctor" in str(refusal.value)
     assert (await (await engine.open()).counts()).queued == 1
 
 
-async def test_everybody_who_waits_for_a_failing_disk_is_told_that_the_outcome_is_unknown(desk: Desk) -> None:
+async def test_everybody_who_waits_for_a_failing_disk_is_told_that_the_outcome_is_unknown(driver: LedgerDriver) -> None:
     with faults.armed(faults.Plan("journal.sync", faults.fail(errno.EIO))):
-        answers = await asyncio.gather(*(desk.send(make_task(n)) for n in range(20)), return_exceptions=True)
+        answers = await asyncio.gather(*(driver.send(make_task(n)) for n in range(20)), return_exceptions=True)
     assert all(isinstance(answer, Unavailable) for answer in answers)
-    assert (await desk.ledger.counts()).queued == 0
+    assert (await driver.ledger.counts()).queued == 0
 
 
-async def test_a_refusal_whose_audit_row_cannot_be_written_is_not_told_as_that_refusal(desk: Desk) -> None:
+async def test_a_refusal_whose_audit_row_cannot_be_written_is_not_told_as_that_refusal(driver: LedgerDriver) -> None:
     with (
         faults.armed(faults.Plan("journal.sync", faults.fail(errno.EIO))),
         refused("outcome_unknown", 503),
     ):
-        await desk.settle(ok(task_id(404)))
+        await driver.settle(ok(task_id(404)))
 
 
-async def test_a_home_is_open_once_at_a_time(engine: LogEngine, desk: Desk) -> None:
+async def test_a_home_is_open_once_at_a_time(engine: LogEngine, driver: LedgerDriver) -> None:
     with pytest.raises(HomeLocked, match="already open"):
         await open_ledger(engine.home, clock=engine.clock)
-    await desk.ledger.close()
+    await driver.ledger.close()
     await (await open_ledger(engine.home, clock=engine.clock)).close()
 
 
-async def test_a_torn_tail_is_cut_and_a_changed_record_refuses_to_open(engine: LogEngine, desk: Desk) -> None:
+async def test_a_torn_tail_is_cut_and_a_changed_record_refuses_to_open(engine: LogEngine, driver: LedgerDriver) -> None:
     for number in range(5):
-        await desk.send(make_task(number))
-    await desk.ledger.close()
+        await driver.send(make_task(number))
+    await driver.ledger.close()
     tail = list_segments(engine.home / "journal")[-1].path
     with tail.open("ab") as file:
         file.write(b'{"seq":6,"ts_')
-    desk = Desk(await engine.open(), engine.clock)
-    assert (await desk.ledger.counts()).queued == 5
-    await desk.ledger.close()
+    driver = LedgerDriver(await engine.open(), engine.clock)
+    assert (await driver.ledger.counts()).queued == 5
+    await driver.ledger.close()
     tail.write_bytes(tail.read_bytes().replace(b"piece of work 1", b"piece of cake 1", 1))
     with pytest.raises(Damaged, match=r"line 2"):
         await engine.open()
@@ -255,28 +255,30 @@ TAMPERING = {
 
 
 @pytest.mark.parametrize("how", TAMPERING)
-async def test_an_audit_that_was_tampered_with_does_not_verify(engine: LogEngine, desk: Desk, how: str) -> None:
+async def test_an_audit_that_was_tampered_with_does_not_verify(
+    engine: LogEngine, driver: LedgerDriver, how: str
+) -> None:
     for number in range(5):
-        await desk.note(f"row {number}")
-    await desk.check_audit()
-    await desk.ledger.close()
+        await driver.note(f"row {number}")
+    await driver.check_audit()
+    await driver.ledger.close()
     with closing(sqlite3.connect(engine.home / "archive.db")) as db:
         assert db.execute(TAMPERING[how]).rowcount > 0
         db.commit()
-    desk = Desk(await engine.open(), engine.clock)
-    report = await desk.ledger.audit_verify()
+    driver = LedgerDriver(await engine.open(), engine.clock)
+    report = await driver.ledger.audit_verify()
     assert not report.valid
     assert report.failures
 
 
-async def test_callers_at_the_same_moment_share_syncs(desk: Desk) -> None:
-    before = (await desk.ledger.counts()).syncs
-    await asyncio.gather(*(desk.send(make_task(number)) for number in range(200)))
-    assert (await desk.ledger.counts()).syncs - before <= 20
+async def test_callers_at_the_same_moment_share_syncs(driver: LedgerDriver) -> None:
+    before = (await driver.ledger.counts()).syncs
+    await asyncio.gather(*(driver.send(make_task(number)) for number in range(200)))
+    assert (await driver.ledger.counts()).syncs - before <= 20
 
 
 async def test_a_crash_at_any_moment_under_load_keeps_what_was_acknowledged_by_then(
-    engine: LogEngine, desk: Desk, tmp_path: Path
+    engine: LogEngine, driver: LedgerDriver, tmp_path: Path
 ) -> None:
     """Files are copied while they are written to: each copy is what a kill at that moment would have left."""
     acknowledged: set[TaskId] = set()
@@ -284,11 +286,11 @@ async def test_a_crash_at_any_moment_under_load_keeps_what_was_acknowledged_by_t
 
     async def send(number: int) -> None:
         for step in range(40):
-            acknowledged.add((await desk.send(make_task(1_000 * number + step))).task_id)
+            acknowledged.add((await driver.send(make_task(1_000 * number + step))).task_id)
 
     async def take() -> None:
         for _ in range(40):
-            for leased in await desk.take(count=2):
+            for leased in await driver.take(count=2):
                 leases[leased.task.id] = leased.lease.lease_id
 
     callers = [asyncio.ensure_future(action) for action in (*map(send, range(8)), take(), take())]

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from covenant.testing.contract import LedgerContract
-from covenant.testing.log import MemoryEngine
+from tests.ledger_contract.contract import LedgerContract
+from tests.ledger_contract.log_engine import MemoryEngine
 
 
 class TestMemoryLedger(LedgerContract):

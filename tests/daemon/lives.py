@@ -29,13 +29,23 @@ from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId
 from covenant.model.push import move_of
 from covenant.model.task import Task
-from covenant.testing.cast import ALICE, BOB, CAROL, OPERATOR, make_grant, make_identity, make_task, ok, same_work
-from covenant.testing.cast import task_id as n
-from covenant.testing.clock import FakeClock
-from covenant.testing.desk import Desk
-from covenant.testing.grants import give, sending
-from covenant.testing.tenanting import add_tenant, put_agent
 from tests.faults import letters
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.grants import give, sending
+from tests.ledger_contract.samples import (
+    ALICE,
+    BOB,
+    CAROL,
+    OPERATOR,
+    make_grant,
+    make_identity,
+    make_task,
+    ok,
+    same_work,
+)
+from tests.ledger_contract.samples import task_id as n
+from tests.ledger_contract.tenants import add_tenant, put_agent
 
 SEGMENT_BYTES: Final = 4_000
 LIMITS: Final = Limits(cache_entries_max=1, delegations_kept_max=1)
@@ -57,111 +67,111 @@ class Life:
         shutil.copytree(self.home, target, ignore=shutil.ignore_patterns("lock"))
         return target
 
-    async def open(self, home: Path | None = None) -> Desk:
+    async def open(self, home: Path | None = None) -> LedgerDriver:
         ledger = await open_ledger(
             home or self.home, clock=self.clock, limits=LIMITS, segment_bytes=SEGMENT_BYTES, node="here", boot="boot"
         )
-        return Desk(ledger, self.clock)
+        return LedgerDriver(ledger, self.clock)
 
-    async def send(self, desk: Desk, *tasks: Task) -> None:
+    async def send(self, driver: LedgerDriver, *tasks: Task) -> None:
         for task in tasks:
             self.tasks[task.id] = task
-            await desk.send(task)
+            await driver.send(task)
 
 
 async def live(life: Life, *, compacted: bool) -> None:
     """All of it; `compacted`: the first part is in a snapshot, and its segments are gone."""
-    desk = await life.open()
-    await _tasks_of_every_state(life, desk, 0)
-    await _registers(desk, 1)
-    await _peers(desk, letters.FIRST)
-    await desk.ledger.queue(QueueQuery())
+    driver = await life.open()
+    await _tasks_of_every_state(life, driver, 0)
+    await _registers(driver, 1)
+    await _peers(driver, letters.FIRST)
+    await driver.ledger.queue(QueueQuery())
     if compacted:
-        await desk.ledger.compact()
-    await desk.ledger.close()
+        await driver.ledger.compact()
+    await driver.ledger.close()
     life.copy("early")
-    desk = await life.open()
-    await _moves_of_earlier_tasks(desk)
-    await _tasks_of_every_state(life, desk, 100)
-    await _registers(desk, 2)
-    await _peers(desk, (*letters.SECOND, *letters.THIRD))
-    await desk.ledger.close()
+    driver = await life.open()
+    await _moves_of_earlier_tasks(driver)
+    await _tasks_of_every_state(life, driver, 100)
+    await _registers(driver, 2)
+    await _peers(driver, (*letters.SECOND, *letters.THIRD))
+    await driver.ledger.close()
 
 
-async def _tasks_of_every_state(life: Life, desk: Desk, base: int) -> None:
+async def _tasks_of_every_state(life: Life, driver: LedgerDriver, base: int) -> None:
     def task(number: int, **fields: Any) -> Task:
         return make_task(base + number, **fields)
 
-    await life.send(desk, *(task(number) for number in range(1, 8)))
+    await life.send(driver, *(task(number) for number in range(1, 8)))
     tenants = {"tenant": "acme", "context_id": f"context {base}", "origin": "a2a"}
-    await life.send(desk, task(10, **tenants), task(11, **tenants), task(12, parent=n(base + 1)))
-    leased = {each.task.id: each for each in await desk.take(count=10)}
-    await desk.renew(leased[n(base + 1)])
-    await desk.report(leased[n(base + 1)], "one")
-    await desk.report(leased[n(base + 1)], "two")
-    await desk.release(leased[n(base + 2)])
-    await desk.interrupt(leased[n(base + 3)])
-    await desk.requeue(n(base + 3))
-    await desk.park(leased[n(base + 4)])
-    await desk.say(n(base + 4), "that one")
-    await desk.park(leased[n(base + 5)])
-    await desk.say(n(base + 6), "and another thing")
-    await desk.finish(leased[n(base + 6)], ok(n(base + 6)))
-    await desk.finish(leased[n(base + 7)], ok(n(base + 7)))
-    await desk.finish(leased[n(base + 10)], ok(n(base + 10)))
-    await desk.drain(count=1, request_id=f"given up {base}")
-    await desk.ledger.commit(Withdraw(by=ALICE, request_id=f"given up {base}"))
-    await desk.drain(count=1)
+    await life.send(driver, task(10, **tenants), task(11, **tenants), task(12, parent=n(base + 1)))
+    leased = {each.task.id: each for each in await driver.take(count=10)}
+    await driver.renew(leased[n(base + 1)])
+    await driver.report(leased[n(base + 1)], "one")
+    await driver.report(leased[n(base + 1)], "two")
+    await driver.release(leased[n(base + 2)])
+    await driver.interrupt(leased[n(base + 3)])
+    await driver.requeue(n(base + 3))
+    await driver.park(leased[n(base + 4)])
+    await driver.say(n(base + 4), "that one")
+    await driver.park(leased[n(base + 5)])
+    await driver.say(n(base + 6), "and another thing")
+    await driver.finish(leased[n(base + 6)], ok(n(base + 6)))
+    await driver.finish(leased[n(base + 7)], ok(n(base + 7)))
+    await driver.finish(leased[n(base + 10)], ok(n(base + 10)))
+    await driver.drain(count=1, request_id=f"given up {base}")
+    await driver.ledger.commit(Withdraw(by=ALICE, request_id=f"given up {base}"))
+    await driver.drain(count=1)
     for number, key in ((20, "a"), (21, "a"), (22, "a"), (23, "b")):
-        await life.send(desk, same_work(base + number, f"{key} {base}"))
-    shared = {each.task.id: each for each in await desk.take(count=MANY)}
-    await desk.cancel(n(base + 20))
-    await desk.finish(shared[n(base + 23)], ok(n(base + 23)))
-    (promoted,) = await desk.take(count=1)
-    await desk.finish(promoted, ok(promoted.task.id))
-    await desk.sweep()
-    pushed = await desk.ledger.commit(PutPush(task_id=n(base + 1), config=PushConfig(url="https://hooks.example/")))
-    await desk.ledger.commit(MovePushes(moves=(msgspec.structs.replace(move_of(pushed), delivered=2),)))
+        await life.send(driver, same_work(base + number, f"{key} {base}"))
+    shared = {each.task.id: each for each in await driver.take(count=MANY)}
+    await driver.cancel(n(base + 20))
+    await driver.finish(shared[n(base + 23)], ok(n(base + 23)))
+    (promoted,) = await driver.take(count=1)
+    await driver.finish(promoted, ok(promoted.task.id))
+    await driver.sweep()
+    pushed = await driver.ledger.commit(PutPush(task_id=n(base + 1), config=PushConfig(url="https://hooks.example/")))
+    await driver.ledger.commit(MovePushes(moves=(msgspec.structs.replace(move_of(pushed), delivered=2),)))
     gone = PushConfig(url="https://hooks.example/", id="gone")
-    await desk.ledger.commit(PutPush(task_id=n(base + 1), config=gone))
-    await desk.ledger.commit(DropPush(task_id=n(base + 1), id="gone"))
+    await driver.ledger.commit(PutPush(task_id=n(base + 1), config=gone))
+    await driver.ledger.commit(DropPush(task_id=n(base + 1), id="gone"))
 
 
-async def _moves_of_earlier_tasks(desk: Desk) -> None:
+async def _moves_of_earlier_tasks(driver: LedgerDriver) -> None:
     """What was live in the first part goes on in the second."""
-    for leased in await desk.take(count=3):
-        await desk.report(leased, "at last")
-        await desk.finish(leased, ok(leased.task.id))
-    await desk.drain(count=2)
+    for leased in await driver.take(count=3):
+        await driver.report(leased, "at last")
+        await driver.finish(leased, ok(leased.task.id))
+    await driver.drain(count=2)
 
 
-async def _registers(desk: Desk, number: int) -> None:
+async def _registers(driver: LedgerDriver, number: int) -> None:
     identity = make_identity(CAROL, number=number)
-    await desk.ledger.commit(Enroll(by=OPERATOR, identity=identity))
-    await desk.ledger.commit(RevokeIdentity(by=OPERATOR, token_sha256=identity.token_sha256))
+    await driver.ledger.commit(Enroll(by=OPERATOR, identity=identity))
+    await driver.ledger.commit(RevokeIdentity(by=OPERATOR, token_sha256=identity.token_sha256))
     grant = make_grant(ALICE, send_actions(BOB)[0], nonce=str(number), max_uses=2)
-    await give(desk, grant)
+    await give(driver, grant)
     task = make_task(90 + 100 * (number - 1))
-    await desk.send(task, access=sending(task))
-    await desk.ledger.commit(RevokeGrant(by=OPERATOR, signature_b58=grant.signature_b58))
-    desk.clock.advance(10)
-    await desk.ledger.commit(PurgeGrants(by=OPERATOR, before_ms=desk.clock()))
-    await desk.ledger.commit(PurgeIdentities(by=OPERATOR, before_ms=desk.clock()))
-    await add_tenant(desk, f"tenant-{number}")
-    await put_agent(desk, f"tenant-{number}", "writer")
-    await desk.ledger.commit(RemoveAgent(by=OPERATOR, tenant=f"tenant-{number}", agent_id="writer"))
-    found = await desk.ledger.audit_before(desk.clock())
+    await driver.send(task, access=sending(task))
+    await driver.ledger.commit(RevokeGrant(by=OPERATOR, signature_b58=grant.signature_b58))
+    driver.clock.advance(10)
+    await driver.ledger.commit(PurgeGrants(by=OPERATOR, before_ms=driver.clock()))
+    await driver.ledger.commit(PurgeIdentities(by=OPERATOR, before_ms=driver.clock()))
+    await add_tenant(driver, f"tenant-{number}")
+    await put_agent(driver, f"tenant-{number}", "writer")
+    await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant=f"tenant-{number}", agent_id="writer"))
+    found = await driver.ledger.audit_before(driver.clock())
     assert found is not None
     count, through, anchor_hash = found
-    await desk.ledger.commit(
-        PurgeAudit(by=OPERATOR, before_ms=desk.clock(), through=through, anchor_hash=anchor_hash, count=count)
+    await driver.ledger.commit(
+        PurgeAudit(by=OPERATOR, before_ms=driver.clock(), through=through, anchor_hash=anchor_hash, count=count)
     )
 
 
-async def _peers(desk: Desk, commands: Any) -> None:
+async def _peers(driver: LedgerDriver, commands: Any) -> None:
     for command in commands:
         try:
-            await desk.ledger.commit(command)
+            await driver.ledger.commit(command)
         except Refusal as refusal:
             if refusal.status >= 500:
                 raise
@@ -186,12 +196,12 @@ def begun_in(line: bytes) -> list[TaskId]:
     return [event["task_id"] for event in msgspec.json.decode(line)["events"] if event["type"] in begins]
 
 
-async def check_agreement(desk: Desk, tasks: Mapping[TaskId, Task]) -> dict[TaskId, str]:
+async def check_agreement(driver: LedgerDriver, tasks: Mapping[TaskId, Task]) -> dict[TaskId, str]:
     """Memory and archive say the same of every task; the states of those that are known."""
     states: dict[TaskId, str] = {}
     live: set[TaskId] = set()
     for which in tasks:
-        shown, entry = await desk.ledger.show(which, None, 1_000), await desk.ledger.entry(which)
+        shown, entry = await driver.ledger.show(which, None, 1_000), await driver.ledger.entry(which)
         if entry is not None and entry.state is not DRAINED:
             assert shown is not None, f"the archive does not know {which}"
             assert (shown.state, shown.generation, shown.turn, shown.attempt) == (
@@ -204,53 +214,53 @@ async def check_agreement(desk: Desk, tasks: Mapping[TaskId, Task]) -> dict[Task
             live.update([which] if not entry.finished else [])
         if shown is not None:
             states[which] = shown.state
-            steps = await desk.ledger.steps(which, 0, 1_000)
+            steps = await driver.ledger.steps(which, 0, 1_000)
             assert steps[0].generation == 1
             numbers = [step.generation for step in steps]
             assert numbers == sorted(set(numbers))
             assert numbers[-1] <= shown.generation
             assert entry is not None or shown.state == "resolved"
-    queue = await desk.ledger.queue(QueueQuery(limit=1_000))
+    queue = await driver.ledger.queue(QueueQuery(limit=1_000))
     assert {line.task.id for line in queue.tasks} & set(tasks) == live
     return states
 
 
 async def exercise(life: Life, home: Path) -> None:
     """Every verb, on everything that is there, and the same again after a restart."""
-    desk = await life.open(home)
+    driver = await life.open(home)
     try:
-        before = await check_agreement(desk, life.tasks)
+        before = await check_agreement(driver, life.tasks)
         for task in life.tasks.values():
-            await desk.send(task)
-        assert set(await check_agreement(desk, life.tasks)) == set(life.tasks)
+            await driver.send(task)
+        assert set(await check_agreement(driver, life.tasks)) == set(life.tasks)
         for which, state in before.items():
-            assert state != "resolved" or (await desk.show(which)).state == "resolved", "an ended task began again"
-        await _finish_everything(desk)
-        await check_agreement(desk, life.tasks)
-        await desk.ledger.compact()
-        await check_agreement(desk, life.tasks)
+            assert state != "resolved" or (await driver.show(which)).state == "resolved", "an ended task began again"
+        await _finish_everything(driver)
+        await check_agreement(driver, life.tasks)
+        await driver.ledger.compact()
+        await check_agreement(driver, life.tasks)
     finally:
-        await desk.ledger.close()
-    desk = await life.open(home)
+        await driver.ledger.close()
+    driver = await life.open(home)
     try:
-        await check_agreement(desk, life.tasks)
-        await desk.send(make_task(999))
-        await _finish_everything(desk)
-        assert (await desk.show(n(999))).state == "resolved"
-        counts = await desk.ledger.counts()
+        await check_agreement(driver, life.tasks)
+        await driver.send(make_task(999))
+        await _finish_everything(driver)
+        assert (await driver.show(n(999))).state == "resolved"
+        counts = await driver.ledger.counts()
         assert (counts.archive_rejected, counts.queued, counts.leased) == (0, 0, 0)
-        await desk.ledger.audit_verify()
+        await driver.ledger.audit_verify()
     finally:
-        await desk.ledger.close()
+        await driver.ledger.close()
 
 
-async def _finish_everything(desk: Desk) -> None:
-    for queued in await desk.queue(limit=1_000, state_filter="in_flight"):
-        await desk.requeue(queued.task.id)
-    for queued in await desk.queue(limit=1_000, state_filter="parked"):
-        await desk.say(queued.task.id, "go on")
-    while leased := await desk.take(everyone=True, count=MANY):
+async def _finish_everything(driver: LedgerDriver) -> None:
+    for queued in await driver.queue(limit=1_000, state_filter="in_flight"):
+        await driver.requeue(queued.task.id)
+    for queued in await driver.queue(limit=1_000, state_filter="parked"):
+        await driver.say(queued.task.id, "go on")
+    while leased := await driver.take(everyone=True, count=MANY):
         for each in leased:
-            await desk.finish(each, ok(each.task.id))
-    while await desk.drain(everyone=True, count=MANY):
+            await driver.finish(each, ok(each.task.id))
+    while await driver.drain(everyone=True, count=MANY):
         pass

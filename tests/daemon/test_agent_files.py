@@ -16,8 +16,8 @@ from covenant.ledger.machine.tenant_commands import AddTenant
 from covenant.model.errors import Invalid
 from covenant.model.tenant import DEFAULT, Tenant
 from covenant.seal.keys import new_private_key
-from covenant.testing.cast import OPERATOR
-from covenant.testing.clock import FakeClock
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.samples import OPERATOR
 
 
 class Place:

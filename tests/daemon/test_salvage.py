@@ -77,12 +77,12 @@ async def check_loss(life: Life, home: Path, spoil: Callable[[Path], Any]) -> No
     shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
     spoil(home)
     lost = accept(home)
-    desk = await life.open(home)
+    driver = await life.open(home)
     try:
         for which in begun_before(life, lost):
-            assert await desk.ledger.show(which, None, 10) is not None, f"{which} was acknowledged and not cut"
+            assert await driver.ledger.show(which, None, 10) is not None, f"{which} was acknowledged and not cut"
     finally:
-        await desk.ledger.close()
+        await driver.ledger.close()
     await exercise(life, home)
 
 
@@ -200,13 +200,13 @@ async def test_history_that_is_only_in_the_archive_outlives_the_journal(life: Li
     lose_journal(life, home)
     accept(home)
     assert ended(home) == before
-    desk = await life.open(home)
+    driver = await life.open(home)
     try:
         for which in before & set(life.tasks):
-            again = await desk.send(life.tasks[TaskId(which)])
+            again = await driver.send(life.tasks[TaskId(which)])
             assert again.duplicate, "an ended task began again"
     finally:
-        await desk.ledger.close()
+        await driver.ledger.close()
 
 
 @pytest.mark.parametrize("point", ["snapshot.write", "snapshot.rename", "snapshot.sync_dir", "journal.create_segment"])
@@ -241,9 +241,9 @@ async def test_an_archive_at_odds_with_its_journal_is_rebuilt_without_a_loss(
 ) -> None:
     home = tmp_path / "home"
     shutil.copytree(life.home, home, ignore=shutil.ignore_patterns("lock"))
-    desk = await life.open(home)
-    before = await check_agreement(desk, life.tasks)
-    await desk.ledger.close()
+    driver = await life.open(home)
+    before = await check_agreement(driver, life.tasks)
+    await driver.ledger.close()
     with closing(sqlite3.connect(home / "archive.db")) as db:
         assert db.execute(ODDS[odds]).rowcount > 0
         db.commit()
@@ -251,7 +251,7 @@ async def test_an_archive_at_odds_with_its_journal_is_rebuilt_without_a_loss(
     with lock_home(home):
         rebuild_archive(home, LIMITS, NOW_MS)
     assert not check_ledger(home, {}, LIMITS).rebuild
-    desk = await life.open(home)
-    assert await check_agreement(desk, life.tasks) == before
-    await desk.ledger.close()
+    driver = await life.open(home)
+    assert await check_agreement(driver, life.tasks) == before
+    await driver.ledger.close()
     await exercise(life, home)

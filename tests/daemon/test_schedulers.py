@@ -24,9 +24,9 @@ from covenant.model.ids import AgentId, TaskId
 from covenant.model.repair import RetryPolicy
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.seal.keys import new_private_key, new_token, public_key
-from covenant.testing.cast import make_task, task_id
-from covenant.testing.clock import FakeClock
-from covenant.testing.desk import Desk
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.samples import make_task, task_id
 
 BOB = AgentId("bob@host", public_key(new_private_key()))
 
@@ -223,12 +223,12 @@ async def test_what_the_archive_sets_aside_is_in_the_log_once(tmp_path: Path, ca
         db.execute("INSERT INTO ids_new VALUES (?, 1)", (task_id(1),))
         db.commit()
     ledger = await open_ledger(tmp_path, clock=clock)
-    desk, report = Desk(ledger, clock), ArchiveReport(ledger, log=Log(), interval_ms=1)
+    driver, report = LedgerDriver(ledger, clock), ArchiveReport(ledger, log=Log(), interval_ms=1)
     try:
         await report.step()
         assert caplog.records == []
-        await desk.send(make_task(1))
-        await desk.queue()
+        await driver.send(make_task(1))
+        await driver.queue()
         await report.step()
         await report.step()
         assert sum("archive.records_set_aside" in record.getMessage() for record in caplog.records) == 1

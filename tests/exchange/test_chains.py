@@ -20,7 +20,7 @@ from covenant.model.errors import Refusal
 from covenant.model.grant import send_actions
 from covenant.model.task import Task, fingerprint
 from covenant.seal.keys import new_private_key
-from covenant.testing.cast import ALICE, BOB, CAROL, OPERATOR, make_grant, make_task, task_id
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_grant, make_task, task_id
 
 KEY = new_private_key()
 

@@ -10,7 +10,7 @@ from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.commands import MakeGrant
 from covenant.model.errors import Invalid
 from covenant.model.grant import Scope, check_action, read_scope
-from covenant.testing.cast import ALICE, BOB, OPERATOR, make_grant
+from tests.ledger_contract.samples import ALICE, BOB, OPERATOR, make_grant
 
 
 async def test_an_old_grant_with_a_misspelt_pin_or_action_opens_again(tmp_path: Path) -> None:

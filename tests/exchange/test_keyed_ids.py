@@ -15,8 +15,8 @@ from covenant.model.content import Text
 from covenant.model.errors import Invalid
 from covenant.model.ids import AgentId
 from covenant.model.task import Task, fingerprint
-from covenant.testing.cast import CAROL
 from tests.exchange.test_conversation import place
+from tests.ledger_contract.samples import CAROL
 
 SENT = SendMessage(message=Message(message_id="m", parts=(Text("hello"),)))
 

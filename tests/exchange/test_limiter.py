@@ -7,7 +7,7 @@ from covenant.exchange.limiter import Limiter
 from covenant.exchange.tenancy import Caller
 from covenant.model.errors import OverLimit
 from covenant.model.tenant import Tenant, TenantLimits
-from covenant.testing.clock import FakeClock
+from tests.ledger_contract.fake_clock import FakeClock
 
 
 def caller(name: str = "acme", **limits: int) -> Caller:

@@ -11,7 +11,7 @@ from covenant.ledger.machine.commands import Accept
 from covenant.model.ids import AgentId
 from covenant.model.target import ELSEWHERE, PEERS, Target
 from covenant.model.task import DELEGATION, MAILBOX, NATIVE, SIMPLE, Task, fingerprint
-from covenant.testing.cast import BOB, make_task, task_id
+from tests.ledger_contract.samples import BOB, make_task, task_id
 
 OLD = {REMOTE: {"name": "weather", "url": "https://weather.example/", "timeout_ms": 5}}
 TARGET = Target(name="weather", url="https://weather.example/")

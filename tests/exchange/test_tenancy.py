@@ -19,8 +19,8 @@ from covenant.model.grant import Identity
 from covenant.model.ids import check_display
 from covenant.model.tenant import DEFAULT
 from covenant.seal.keys import derived_key, new_private_key, new_token, public_key, token_hash
-from covenant.testing.clock import FakeClock
-from covenant.testing.desk import refused
+from tests.ledger_contract.driver import refused
+from tests.ledger_contract.fake_clock import FakeClock
 
 KEY = new_private_key()
 

@@ -15,7 +15,7 @@ from covenant.model.errors import NotFound
 from covenant.model.ids import PublicKey
 from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.task import fingerprint
-from covenant.testing.cast import ALICE, BOB, CAROL, make_task
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, make_task
 
 
 async def test_a_foreign_task_is_refused_before_anything_of_it_is_read(

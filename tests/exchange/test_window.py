@@ -4,7 +4,7 @@ import pytest
 
 from covenant.exchange.window import KEYS_MAX, Window
 from covenant.model.errors import OverLimit
-from covenant.testing.clock import FakeClock
+from tests.ledger_contract.fake_clock import FakeClock
 
 
 def refused_for_ms(window: Window, key: str = "a") -> int | None:

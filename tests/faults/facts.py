@@ -13,8 +13,8 @@ import msgspec
 from covenant.ledger.contract import Shown
 from covenant.model.ids import TaskId
 from covenant.model.result import Result
-from covenant.testing.cast import ALICE
-from covenant.testing.desk import Desk, check_generations
+from tests.ledger_contract.driver import LedgerDriver, check_generations
+from tests.ledger_contract.samples import ALICE
 
 # Where a task is after the last thing that was acknowledged, if nothing else was tried since.
 STATE_AFTER = {
@@ -84,14 +84,14 @@ class Told:
         return verb, unanswered > 0
 
 
-async def check_reads(desk: Desk, told: Told) -> dict[TaskId, Shown]:
+async def check_reads(driver: LedgerDriver, told: Told) -> dict[TaskId, Shown]:
     """Everything acknowledged is there, and nothing twice, as far as looking can tell."""
     shown: dict[TaskId, Shown] = {}
     for which in told.tried():
-        found = await desk.ledger.show(which, None, 1_000)
+        found = await driver.ledger.show(which, None, 1_000)
         assert found is not None or which not in told.known(), f"acknowledged task {which} is lost"
         if found is not None:
-            shown[which] = await check_generations(desk, which)
+            shown[which] = await check_generations(driver, which)
             assert [update.kind for update in found.updates].count("settled") == (found.result is not None)
             live = [lease.lease_id for lease in found.leases if lease.outcome is None]
             assert len(live) == (found.state == "in_flight"), f"task {which} is {found.state} with leases {live}"
@@ -99,9 +99,9 @@ async def check_reads(desk: Desk, told: Told) -> dict[TaskId, Shown]:
         verb, open_ = told.last(which)
         assert open_ or shown[which].state == STATE_AFTER[verb], f"{which} is {shown[which].state} after {verb}"
     _check_details(told, shown)
-    await _check_registers(desk, told)
-    await _check_pushes(desk, told)
-    entries = (await desk.queue(limit=1_000)) if told.facts else ()
+    await _check_registers(driver, told)
+    await _check_pushes(driver, told)
+    entries = (await driver.queue(limit=1_000)) if told.facts else ()
     assert {entry.task.id for entry in entries} <= told.tried(), "a task that nobody sent"
     return shown
 
@@ -121,23 +121,23 @@ def _check_details(told: Told, shown: dict[TaskId, Shown]) -> None:
             assert shown[which].result == msgspec.structs.replace(wanted, task_id=which), "another result"
 
 
-async def _check_registers(desk: Desk, told: Told) -> None:
-    await desk.check_audit()
-    rows = await desk.audit_rows()
+async def _check_registers(driver: LedgerDriver, told: Told) -> None:
+    await driver.check_audit()
+    rows = await driver.audit_rows()
     noted = [row["kind"]["text"] for row in rows if row["kind"]["type"] == "noted"]
     for fact in told.of("noted"):
         assert noted.count(fact.said["text"]) == 1, f"audit row {fact.said['text']} is there {noted.count} times"
     types = [row["kind"]["type"] for row in rows]
     assert types.count("capability_check") >= len(told.of("denied")), "a refusal was told and is not on record"
     for fact in told.of("enrolled"):
-        assert desk.ledger.identity(fact.said["token"]) is not None, "an enrolled identity is lost"
-    granted = {grant.signature_b58 for grant in await desk.ledger.grants()}
+        assert driver.ledger.identity(fact.said["token"]) is not None, "an enrolled identity is lost"
+    granted = {grant.signature_b58 for grant in await driver.ledger.grants()}
     assert {fact.said["grant"] for fact in told.of("granted")} <= granted, "a grant is lost"
 
 
-async def _check_pushes(desk: Desk, told: Told) -> None:
+async def _check_pushes(driver: LedgerDriver, told: Told) -> None:
     """A cursor may be ahead of what was acknowledged, never behind it; what was deleted stays so."""
-    known = {push.id: push for push in await desk.ledger.outbox()}
+    known = {push.id: push for push in await driver.ledger.outbox()}
     deleting = {fact.said["push"] for fact in told.facts if fact.verb == "unpushed" and "push" in fact.said}
     for fact in [*told.of("pushed"), *told.of("delivered")]:
         name = fact.said["push"]
@@ -147,27 +147,27 @@ async def _check_pushes(desk: Desk, told: Told) -> None:
     assert not {fact.said["push"] for fact in told.of("unpushed")} & set(known), "a deleted configuration is back"
 
 
-async def check_all(desk: Desk, told: Told, tasks: dict[TaskId, Any]) -> None:
+async def check_all(driver: LedgerDriver, told: Told, tasks: dict[TaskId, Any]) -> None:
     """As above, and by doing: sends, receives and drains repeated give the same, and every result is drained once."""
-    shown = await check_reads(desk, told)
+    shown = await check_reads(driver, told)
     for which in told.known():
-        assert (await desk.send(tasks[which])).duplicate, f"{which} was sent again and was new"
+        assert (await driver.send(tasks[which])).duplicate, f"{which} was sent again and was new"
     for fact in told.of("leased"):
-        again = await desk.take(count=len(fact.tasks), request_id=fact.said["request"])
+        again = await driver.take(count=len(fact.tasks), request_id=fact.said["request"])
         live = {
             which: lease
             for which, lease in zip(fact.tasks, fact.said["leases"], strict=True)
-            if (entry := await desk.ledger.entry(which)) and entry.lease and entry.state == "in_flight"
+            if (entry := await driver.ledger.entry(which)) and entry.lease and entry.state == "in_flight"
             if entry.lease.lease_id == lease
         }
         assert {leased.task.id: leased.lease.lease_id for leased in again} == live, "a repeated receive differs"
     gone: set[TaskId] = set()
     for fact in told.of("drained"):
         if fact.said["request"] is not None:
-            again_results = await desk.drain(count=100, request_id=fact.said["request"])
+            again_results = await driver.drain(count=100, request_id=fact.said["request"])
             assert [result.task_id for result in again_results] == list(fact.tasks), "a repeated drain differs"
         gone |= set(fact.tasks)
-    drained = [result.task_id for result in await desk.drain(ALICE, 100)]
+    drained = [result.task_id for result in await driver.drain(ALICE, 100)]
     assert len(drained) == len(set(drained)), "a result was drained twice"
     assert not gone & set(drained), "a result was drained again"
     assert set(drained) == {which for which, task in shown.items() if task.state == "result_pending"}

@@ -35,9 +35,6 @@ from covenant.model.ids import TaskId
 from covenant.model.peer import KeyBundle, Trust
 from covenant.model.task import Task, fingerprint
 from covenant.seal.identity import Identity
-from covenant.testing.cast import CAROL, OPERATOR, make_task
-from covenant.testing.clock import START_MS, FakeClock
-from covenant.testing.desk import refused
 from tests.faults.facts import Told
 from tests.ledger.machine.peer_cast import (
     CHALLENGE,
@@ -55,6 +52,9 @@ from tests.ledger.machine.peer_cast import (
     undelivered,
     verifying,
 )
+from tests.ledger_contract.driver import refused
+from tests.ledger_contract.fake_clock import START_MS, FakeClock
+from tests.ledger_contract.samples import CAROL, OPERATOR, make_task
 
 PEERS: Final = (1, 2, 4)
 SIGNATURE: Final = "s" * 86

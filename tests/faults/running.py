@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple
 
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.segments import list_segments
-from covenant.testing.clock import FakeClock
-from covenant.testing.desk import Desk
-from covenant.testing.disk import Disk
-from covenant.testing.faults import DISK, FAULT, HOME, IMAGES, NOTES
 from tests.faults.facts import Fact, Told, check_all, read
 from tests.faults.letters import check_letters, picture
 from tests.faults.scenario import SEGMENT_BYTES, TASKS
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.fault_injection import DISK, FAULT, HOME, IMAGES, NOTES
+from tests.ledger_contract.synced_disk import Disk
 
 ROOT: Final = Path(__file__).parents[2]
 SITE: Final = Path(__file__).parent / "site"
@@ -48,7 +48,7 @@ def run(base: Path, folder: Path, fault: str | None = None, *, apart: bool = Fal
     notes.mkdir(parents=True)
     shutil.copytree(base, home)
     Disk(home, notes / DISK).adopt()
-    path = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(SITE), str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, NOTES: str(notes), HOME: str(home), "PYTHONPATH": path}
     if fault is not None:
         environment[FAULT] = fault
@@ -76,9 +76,9 @@ def make_base(folder: Path) -> Path:
 
     async def fill() -> None:
         ledger = await open_ledger(home, clock=FakeClock(), segment_bytes=SEGMENT_BYTES, node="here")
-        desk = Desk(ledger, FakeClock())
+        driver = LedgerDriver(ledger, FakeClock())
         for number in range(12):
-            await desk.note(f"long ago {number}")
+            await driver.note(f"long ago {number}")
         await ledger.close()
 
     asyncio.run(fill())
@@ -96,17 +96,17 @@ def judge(ran: Ran) -> None:
         for again in (False, True):
             clock = FakeClock()
             ledger = await open_ledger(home, clock=clock, segment_bytes=SEGMENT_BYTES, node="here")
-            desk = Desk(ledger, clock)
+            driver = LedgerDriver(ledger, clock)
             try:
                 if again:
-                    await desk.check_audit()
-                    assert await desk.drain(count=100) == ()
+                    await driver.check_audit()
+                    assert await driver.drain(count=100) == ()
                     assert picture(ledger) == peers
                 else:
                     peers = await check_letters(ledger, told)
-                    await check_all(desk, told, TASKS)
+                    await check_all(driver, told, TASKS)
                     await ledger.compact()
-                await desk.note(f"opened again {again}")
+                await driver.note(f"opened again {again}")
             finally:
                 await ledger.close()
 

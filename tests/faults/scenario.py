@@ -26,7 +26,12 @@ from covenant.model.ids import TaskId
 from covenant.model.push import Push, move_of
 from covenant.model.result import Result
 from covenant.model.task import Task
-from covenant.testing.cast import (
+from tests.faults import letters
+from tests.faults.facts import Fact, Told, check_reads, tell
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.grants import give, sending
+from tests.ledger_contract.samples import (
     ALICE,
     BOB,
     CAROL,
@@ -38,12 +43,7 @@ from covenant.testing.cast import (
     ok,
     same_work,
 )
-from covenant.testing.cast import task_id as n
-from covenant.testing.clock import FakeClock
-from covenant.testing.desk import Desk
-from covenant.testing.grants import give, sending
-from tests.faults import letters
-from tests.faults.facts import Fact, Told, check_reads, tell
+from tests.ledger_contract.samples import task_id as n
 
 T = TypeVar("T")
 
@@ -133,10 +133,10 @@ class Life:
 
     # The verbs, each with what it says when it is acknowledged.
 
-    async def send(self, desk: Desk, *numbers: int, verb: str = "sent") -> None:
-        await asyncio.gather(*(self.act(verb, (n(number),), desk.send(TASKS[n(number)])) for number in numbers))
+    async def send(self, driver: LedgerDriver, *numbers: int, verb: str = "sent") -> None:
+        await asyncio.gather(*(self.act(verb, (n(number),), driver.send(TASKS[n(number)])) for number in numbers))
 
-    async def take(self, desk: Desk, count: int, request: str) -> None:
+    async def take(self, driver: LedgerDriver, count: int, request: str) -> None:
         def said(taken: tuple[LeasedTask, ...]) -> dict[str, Any]:
             self.leases |= {leased.task.id: leased for leased in taken}
             return {
@@ -145,65 +145,65 @@ class Life:
                 "request": request,
             }
 
-        await self.act("leased", self.waiting(), desk.take(count=count, request_id=request), said)
+        await self.act("leased", self.waiting(), driver.take(count=count, request_id=request), said)
 
-    async def report(self, desk: Desk, number: int, text: str) -> None:
+    async def report(self, driver: LedgerDriver, number: int, text: str) -> None:
         if n(number) in self.leases:
             said = {"text": text}
-            report = desk.report(self.leases[n(number)], text)
+            report = driver.report(self.leases[n(number)], text)
             await self.act("updated", (n(number),), report, lambda r: {**said, "generation": r.generation})
 
-    async def park(self, desk: Desk, number: int) -> None:
+    async def park(self, driver: LedgerDriver, number: int) -> None:
         if n(number) in self.leases:
-            await self.act("parked", (n(number),), desk.park(self.leases[n(number)]))
+            await self.act("parked", (n(number),), driver.park(self.leases[n(number)]))
             if not self.failed:
-                await self.act("continued", (n(number),), desk.say(n(number), "that one"))
+                await self.act("continued", (n(number),), driver.say(n(number), "that one"))
 
-    async def settle(self, desk: Desk, number: int, result: Result, *followers: int) -> None:
+    async def settle(self, driver: LedgerDriver, number: int, result: Result, *followers: int) -> None:
         which = n(number)
         if which in self.leases:
             words = {"result": msgspec.to_builtins(result)}
             tasks = (which, *map(n, followers))
-            await self.act("settled", tasks, desk.finish(self.leases[which], result), lambda _: dict(words))
+            await self.act("settled", tasks, driver.finish(self.leases[which], result), lambda _: dict(words))
 
-    async def drain(self, desk: Desk, count: int, request: str | None) -> None:
+    async def drain(self, driver: LedgerDriver, count: int, request: str | None) -> None:
         await self.act(
             "drained",
             self.settled(),
-            desk.drain(count=count, request_id=request),
+            driver.drain(count=count, request_id=request),
             lambda results: {"tasks": tuple(result.task_id for result in results), "request": request},
         )
 
-    async def push(self, desk: Desk, number: int, name: str) -> None:
+    async def push(self, driver: LedgerDriver, number: int, name: str) -> None:
         config = PushConfig(url="https://hooks.example/", id=name)
         made = await self.act(
             "pushed",
             (),
-            desk.ledger.commit(PutPush(task_id=n(number), config=config)),
+            driver.ledger.commit(PutPush(task_id=n(number), config=config)),
             lambda push: {"push": name, "delivered": push.delivered},
         )
         if made is not None:
             self.pushes[name] = made
 
-    async def deliver(self, desk: Desk, name: str, delivered: int) -> None:
+    async def deliver(self, driver: LedgerDriver, name: str, delivered: int) -> None:
         if name in self.pushes:
             move = msgspec.structs.replace(move_of(self.pushes[name]), delivered=delivered)
-            moved = desk.ledger.commit(MovePushes(moves=(move,)))
+            moved = driver.ledger.commit(MovePushes(moves=(move,)))
             await self.act("delivered", (), moved, lambda _: {"push": name, "delivered": delivered})
 
-    async def unpush(self, desk: Desk, number: int, name: str) -> None:
+    async def unpush(self, driver: LedgerDriver, number: int, name: str) -> None:
         self.tell("tried", "unpushed", push=name)
-        dropped = desk.ledger.commit(DropPush(task_id=n(number), id=name))
+        dropped = driver.ledger.commit(DropPush(task_id=n(number), id=name))
         await self.act("unpushed", (), dropped, lambda _: {"push": name})
 
-    async def write(self, desk: Desk, numbers: range) -> None:
+    async def write(self, driver: LedgerDriver, numbers: range) -> None:
         """Letters, one after the other: what each comes to depends on those before it."""
         for number in numbers:
             tasks = letters.work_of(number)
             verb = "sent" if tasks else "written"
             self.tell("tried", verb, tasks, letter=number)
             try:
-                await desk.ledger.commit(letters.ALL[number])
+                await driver.ledger.commit(letters.ALL[number])
             except Unavailable as refusal:
                 self.failed = True
                 unknown = refusal.code == "outcome_unknown"
@@ -213,84 +213,84 @@ class Life:
             else:
                 self.tell("acknowledged", verb, tasks, letter=number)
 
-    async def denied(self, desk: Desk) -> None:
+    async def denied(self, driver: LedgerDriver) -> None:
         """A refusal is told only when its audit row is durable."""
         task = make_task(99, sender=CAROL)
         self.tell("tried", "denied")
         try:
-            await desk.send(task, access=sending(task))
+            await driver.send(task, access=sending(task))
         except Unavailable:
             self.tell("refused", "denied", unknown=True)
         except Forbidden:
             self.tell("acknowledged", "denied")
 
 
-async def first_half(life: Life, desk: Desk) -> None:
+async def first_half(life: Life, driver: LedgerDriver) -> None:
     identity = make_identity(ALICE)
     await life.act(
         "enrolled",
         (),
-        desk.ledger.commit(Enroll(by=OPERATOR, identity=identity)),
+        driver.ledger.commit(Enroll(by=OPERATOR, identity=identity)),
         lambda known: {"token": known.token_sha256},
     )
     grant = make_grant(ALICE, send_actions(BOB)[0])
-    await life.act("granted", (), give(desk, grant), lambda made: {"grant": made.signature_b58})
-    await life.send(desk, *range(1, 9))
-    await life.send(desk, 10)
-    await life.send(desk, 11, 12, verb="followed")
-    await life.take(desk, 6, "t1")
-    await life.take(desk, 3, "t2")
-    await life.push(desk, 1, "kept")
-    await life.push(desk, 8, "gone")
-    await life.report(desk, 1, "one")
-    await life.report(desk, 1, "two")
-    await life.deliver(desk, "kept", 3)
-    await life.unpush(desk, 8, "gone")
-    await life.park(desk, 2)
-    await life.denied(desk)
-    await life.settle(desk, 1, ok(n(1), "done"))
-    await life.settle(desk, 3, failed(n(3)))
-    await life.settle(desk, 10, ok(n(10), "for all"), 11, 12)
-    await life.act("requeued", (n(4),), desk.requeue(n(4)))
-    await life.act("canceled", (n(5),), desk.cancel(n(5)))
-    await life.act("forced", (n(6),), desk.force_error(n(6)))
-    await life.drain(desk, 2, "d1")
-    await life.write(desk, FIRST)
-    await life.act("noted", (), desk.note("before compaction"), lambda _: {"text": "before compaction"})
+    await life.act("granted", (), give(driver, grant), lambda made: {"grant": made.signature_b58})
+    await life.send(driver, *range(1, 9))
+    await life.send(driver, 10)
+    await life.send(driver, 11, 12, verb="followed")
+    await life.take(driver, 6, "t1")
+    await life.take(driver, 3, "t2")
+    await life.push(driver, 1, "kept")
+    await life.push(driver, 8, "gone")
+    await life.report(driver, 1, "one")
+    await life.report(driver, 1, "two")
+    await life.deliver(driver, "kept", 3)
+    await life.unpush(driver, 8, "gone")
+    await life.park(driver, 2)
+    await life.denied(driver)
+    await life.settle(driver, 1, ok(n(1), "done"))
+    await life.settle(driver, 3, failed(n(3)))
+    await life.settle(driver, 10, ok(n(10), "for all"), 11, 12)
+    await life.act("requeued", (n(4),), driver.requeue(n(4)))
+    await life.act("canceled", (n(5),), driver.cancel(n(5)))
+    await life.act("forced", (n(6),), driver.force_error(n(6)))
+    await life.drain(driver, 2, "d1")
+    await life.write(driver, FIRST)
+    await life.act("noted", (), driver.note("before compaction"), lambda _: {"text": "before compaction"})
 
 
-async def second_half(life: Life, desk: Desk) -> None:
-    await life.act("compacted", (), desk.ledger.compact())
-    await life.settle(desk, 4, ok(n(4), "late, and in time"))
-    await life.deliver(desk, "kept", 4)
-    await life.send(desk, 20, 21, 22, 23)
-    await life.take(desk, 3, "t3")
+async def second_half(life: Life, driver: LedgerDriver) -> None:
+    await life.act("compacted", (), driver.ledger.compact())
+    await life.settle(driver, 4, ok(n(4), "late, and in time"))
+    await life.deliver(driver, "kept", 4)
+    await life.send(driver, 20, 21, 22, 23)
+    await life.take(driver, 3, "t3")
     for number in (20, 21, 22):
-        await life.settle(desk, number, ok(n(number)))
-    await life.drain(desk, 3, "d2")
-    await life.drain(desk, 1, None)
-    await life.write(desk, SECOND)
-    await life.act("compacted", (), desk.ledger.compact())
-    await life.act("noted", (), desk.note("after compaction"), lambda _: {"text": "after compaction"})
-    await life.send(desk, 30, 31, 13)
+        await life.settle(driver, number, ok(n(number)))
+    await life.drain(driver, 3, "d2")
+    await life.drain(driver, 1, None)
+    await life.write(driver, SECOND)
+    await life.act("compacted", (), driver.ledger.compact())
+    await life.act("noted", (), driver.note("after compaction"), lambda _: {"text": "after compaction"})
+    await life.send(driver, 30, 31, 13)
 
 
 async def live(home: Path, fd: int, *, apart: bool) -> None:
     life = Life(home, fd, apart=apart)
     ledger = await life.open()
-    desk = Desk(ledger, life.clock)
-    await first_half(life, desk)
-    await second_half(life, desk)
-    await check_reads(desk, Told(life.facts))
+    driver = LedgerDriver(ledger, life.clock)
+    await first_half(life, driver)
+    await second_half(life, driver)
+    await check_reads(driver, Told(life.facts))
     await ledger.close()
     life.failed = False
     ledger = await life.open()
-    desk = Desk(ledger, life.clock)
-    await life.send(desk, 40, 41)
-    await life.take(desk, 2, "t4")
-    await life.write(desk, THIRD)
-    await life.act("compacted", (), desk.ledger.compact())
-    await check_reads(desk, Told(life.facts))
+    driver = LedgerDriver(ledger, life.clock)
+    await life.send(driver, 40, 41)
+    await life.take(driver, 2, "t4")
+    await life.write(driver, THIRD)
+    await life.act("compacted", (), driver.ledger.compact())
+    await check_reads(driver, Told(life.facts))
     await ledger.close()
     life.tell("ended", "lived")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from covenant.ledger.log.faults import POINTS
-from covenant.testing.faults import FAULTS, hits
 from tests.faults.running import Ran, judge, make_base, run
+from tests.ledger_contract.fault_injection import FAULTS, hits
 
 pytestmark = pytest.mark.faults
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from covenant.ledger.clock import PAUSE_MS, STEPS_KEPT, Clock
 from covenant.model.ages import STEADY, STEP_MS, Ages, ClockStep
-from covenant.testing.clock import FakeClock
+from tests.ledger_contract.fake_clock import FakeClock
 
 DAY_MS = 86_400_000
 MINUTE_MS = 60_000

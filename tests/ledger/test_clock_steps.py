@@ -16,10 +16,10 @@ from covenant.ledger.machine.commands import Access
 from covenant.ledger.machine.view import Limits
 from covenant.model.grant import REQUEUE_ACTION
 from covenant.model.repair import RetryPolicy, SkipReason
-from covenant.testing.cast import ALICE, BOB, OPERATOR, make_grant, make_task, ok, same_work, task_id
-from covenant.testing.clock import FakeClock
-from covenant.testing.desk import Desk, refused
-from covenant.testing.grants import give
+from tests.ledger_contract.driver import LedgerDriver, refused
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.grants import give
+from tests.ledger_contract.samples import ALICE, BOB, OPERATOR, make_grant, make_task, ok, same_work, task_id
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -31,10 +31,10 @@ SEND = Access(
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def driver() -> AsyncIterator[LedgerDriver]:
     clock = FakeClock()
     ledger = await memory_ledger(clock=clock, monotonic_ms=clock.monotonic_ms)
-    yield Desk(ledger, clock)
+    yield LedgerDriver(ledger, clock)
     await ledger.close()
 
 
@@ -42,119 +42,121 @@ async def reopened(home: Path, clock: FakeClock) -> LogLedger:
     return await open_ledger(home, clock=clock, monotonic_ms=clock.monotonic_ms)
 
 
-async def test_a_receive_after_a_step_forward_leases_what_waits_and_expires_nothing(desk: Desk) -> None:
-    await desk.send_all([make_task(number, deadline_ms=desk.clock() + 60 * MINUTE_MS) for number in (1, 2)])
-    desk.clock.step(DAY_MS)
-    assert [each.task.id for each in await desk.take(count=10)] == [task_id(1), task_id(2)]
+async def test_a_receive_after_a_step_forward_leases_what_waits_and_expires_nothing(driver: LedgerDriver) -> None:
+    await driver.send_all([make_task(number, deadline_ms=driver.clock() + 60 * MINUTE_MS) for number in (1, 2)])
+    driver.clock.step(DAY_MS)
+    assert [each.task.id for each in await driver.take(count=10)] == [task_id(1), task_id(2)]
 
 
 @BOTH_WAYS
-async def test_a_sweep_in_the_pause_settles_and_forgets_nothing(desk: Desk, step_ms: int) -> None:
-    await desk.send(make_task(1, deadline_ms=desk.clock() + MINUTE_MS))
-    desk.clock.step(step_ms)
-    swept = await desk.sweep()
+async def test_a_sweep_in_the_pause_settles_and_forgets_nothing(driver: LedgerDriver, step_ms: int) -> None:
+    await driver.send(make_task(1, deadline_ms=driver.clock() + MINUTE_MS))
+    driver.clock.step(step_ms)
+    swept = await driver.sweep()
     assert (swept.expired, swept.timed_out, swept.forgotten) == ((), (), 0)
-    assert (await desk.show(task_id(1))).state == "queued"
+    assert (await driver.show(task_id(1))).state == "queued"
 
 
-async def test_a_deadline_that_has_passed_by_a_clock_that_stays_set_expires_after_the_pause(desk: Desk) -> None:
-    await desk.send(make_task(1, deadline_ms=desk.clock() + 60 * MINUTE_MS))
-    desk.clock.step(DAY_MS)
-    assert (await desk.sweep()).expired == ()
-    desk.clock.advance(PAUSE_MS)
-    assert (await desk.sweep()).expired == (task_id(1),)
+async def test_a_deadline_that_has_passed_by_a_clock_that_stays_set_expires_after_the_pause(
+    driver: LedgerDriver,
+) -> None:
+    await driver.send(make_task(1, deadline_ms=driver.clock() + 60 * MINUTE_MS))
+    driver.clock.step(DAY_MS)
+    assert (await driver.sweep()).expired == ()
+    driver.clock.advance(PAUSE_MS)
+    assert (await driver.sweep()).expired == (task_id(1),)
 
 
-async def test_a_clock_that_is_set_right_within_the_pause_has_cost_nothing(desk: Desk) -> None:
-    await desk.send(make_task(1, deadline_ms=desk.clock() + 60 * MINUTE_MS))
+async def test_a_clock_that_is_set_right_within_the_pause_has_cost_nothing(driver: LedgerDriver) -> None:
+    await driver.send(make_task(1, deadline_ms=driver.clock() + 60 * MINUTE_MS))
     for step_ms in (DAY_MS, -DAY_MS):
-        desk.clock.step(step_ms)
-        assert (await desk.sweep()).expired == ()
-    desk.clock.advance(PAUSE_MS)
-    assert (await desk.sweep()).expired == ()
-    desk.clock.advance(60 * MINUTE_MS)
-    assert (await desk.sweep()).expired == (task_id(1),)
+        driver.clock.step(step_ms)
+        assert (await driver.sweep()).expired == ()
+    driver.clock.advance(PAUSE_MS)
+    assert (await driver.sweep()).expired == ()
+    driver.clock.advance(60 * MINUTE_MS)
+    assert (await driver.sweep()).expired == (task_id(1),)
 
 
-async def test_a_task_whose_deadline_only_the_step_has_passed_is_taken_in(desk: Desk) -> None:
-    deadline_ms = desk.clock() + 60 * MINUTE_MS
-    desk.clock.step(DAY_MS)
-    await desk.send(make_task(1, deadline_ms=deadline_ms))
-    desk.clock.advance(PAUSE_MS)
+async def test_a_task_whose_deadline_only_the_step_has_passed_is_taken_in(driver: LedgerDriver) -> None:
+    deadline_ms = driver.clock() + 60 * MINUTE_MS
+    driver.clock.step(DAY_MS)
+    await driver.send(make_task(1, deadline_ms=deadline_ms))
+    driver.clock.advance(PAUSE_MS)
     with refused("deadline_past"):
-        await desk.send(make_task(2, deadline_ms=deadline_ms))
+        await driver.send(make_task(2, deadline_ms=deadline_ms))
 
 
 @BOTH_WAYS
-async def test_the_retry_gate_names_the_step_and_then_counts_without_it(desk: Desk, step_ms: int) -> None:
-    await desk.taken(same_work(1))
-    desk.clock.step(step_ms)
-    assert await skipped(desk) == [SkipReason.CLOCK_STEPPED]
-    desk.clock.advance(PAUSE_MS)
-    assert await skipped(desk) == [SkipReason.LEASE_TOO_YOUNG]
-    desk.clock.advance(4 * MINUTE_MS)
-    report = await desk.retry(STALE)
+async def test_the_retry_gate_names_the_step_and_then_counts_without_it(driver: LedgerDriver, step_ms: int) -> None:
+    await driver.taken(same_work(1))
+    driver.clock.step(step_ms)
+    assert await skipped(driver) == [SkipReason.CLOCK_STEPPED]
+    driver.clock.advance(PAUSE_MS)
+    assert await skipped(driver) == [SkipReason.LEASE_TOO_YOUNG]
+    driver.clock.advance(4 * MINUTE_MS)
+    report = await driver.retry(STALE)
     assert [each.task_id for each in report.requeued] == [task_id(1)]
 
 
-async def skipped(desk: Desk) -> list[SkipReason]:
-    report = await desk.retry(STALE)
+async def skipped(driver: LedgerDriver) -> list[SkipReason]:
+    report = await driver.retry(STALE)
     assert not report.requeued
     return [each.reason for each in report.skipped]
 
 
-async def test_the_retry_gate_asked_by_hand_says_why_it_leaves_a_lease_alone(desk: Desk) -> None:
+async def test_the_retry_gate_asked_by_hand_says_why_it_leaves_a_lease_alone(driver: LedgerDriver) -> None:
     access = Access(caller=OPERATOR, actions=(REQUEUE_ACTION,), scope_id="a2a-auto-retry", what="retry")
-    await give(desk, make_grant(OPERATOR, REQUEUE_ACTION))
-    await desk.taken(same_work(1))
-    desk.clock.step(DAY_MS)
-    (skip,) = (await desk.retry(RetryPolicy(min_lease_age_ms=0, max_requeues=1), access=access)).skipped
+    await give(driver, make_grant(OPERATOR, REQUEUE_ACTION))
+    await driver.taken(same_work(1))
+    driver.clock.step(DAY_MS)
+    (skip,) = (await driver.retry(RetryPolicy(min_lease_age_ms=0, max_requeues=1), access=access)).skipped
     assert (skip.reason, skip.lease_age_ms) == (SkipReason.CLOCK_STEPPED, 0)
 
 
 @BOTH_WAYS
-async def test_a_lease_that_was_renewed_after_the_step_is_young(desk: Desk, step_ms: int) -> None:
-    leased = await desk.taken(same_work(1))
-    desk.clock.advance(10 * MINUTE_MS)
-    desk.clock.step(step_ms)
-    await desk.renew(leased)
-    desk.clock.advance(PAUSE_MS)
-    assert await skipped(desk) == [SkipReason.LEASE_TOO_YOUNG]
+async def test_a_lease_that_was_renewed_after_the_step_is_young(driver: LedgerDriver, step_ms: int) -> None:
+    leased = await driver.taken(same_work(1))
+    driver.clock.advance(10 * MINUTE_MS)
+    driver.clock.step(step_ms)
+    await driver.renew(leased)
+    driver.clock.advance(PAUSE_MS)
+    assert await skipped(driver) == [SkipReason.LEASE_TOO_YOUNG]
 
 
 @BOTH_WAYS
-async def test_a_timeout_counts_the_time_that_passed_and_not_the_step(desk: Desk, step_ms: int) -> None:
-    await desk.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
-    desk.clock.step(step_ms)
-    assert (await desk.sweep()).timed_out == ()
-    desk.clock.advance(10 * MINUTE_MS - 1)
-    assert (await desk.sweep()).timed_out == ()
-    desk.clock.advance(1)
-    assert (await desk.sweep()).timed_out == (task_id(1),)
+async def test_a_timeout_counts_the_time_that_passed_and_not_the_step(driver: LedgerDriver, step_ms: int) -> None:
+    await driver.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
+    driver.clock.step(step_ms)
+    assert (await driver.sweep()).timed_out == ()
+    driver.clock.advance(10 * MINUTE_MS - 1)
+    assert (await driver.sweep()).timed_out == ()
+    driver.clock.advance(1)
+    assert (await driver.sweep()).timed_out == (task_id(1),)
 
 
 @BOTH_WAYS
-async def test_a_turn_that_is_leased_again_after_the_step_keeps_its_time(desk: Desk, step_ms: int) -> None:
-    leased = await desk.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
-    desk.clock.step(step_ms)
-    desk.clock.advance(PAUSE_MS)
-    await desk.sweep()
-    await desk.release(leased)
-    await desk.take_one()
-    desk.clock.advance(9 * MINUTE_MS - 1)
-    assert (await desk.sweep()).timed_out == ()
-    desk.clock.advance(1)
-    assert (await desk.sweep()).timed_out == (task_id(1),)
+async def test_a_turn_that_is_leased_again_after_the_step_keeps_its_time(driver: LedgerDriver, step_ms: int) -> None:
+    leased = await driver.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
+    driver.clock.step(step_ms)
+    driver.clock.advance(PAUSE_MS)
+    await driver.sweep()
+    await driver.release(leased)
+    await driver.take_one()
+    driver.clock.advance(9 * MINUTE_MS - 1)
+    assert (await driver.sweep()).timed_out == ()
+    driver.clock.advance(1)
+    assert (await driver.sweep()).timed_out == (task_id(1),)
 
 
 @BOTH_WAYS
-async def test_work_that_begins_after_the_step_has_its_whole_time(desk: Desk, step_ms: int) -> None:
-    desk.clock.step(step_ms)
-    await desk.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
-    desk.clock.advance(10 * MINUTE_MS - 1)
-    assert (await desk.sweep()).timed_out == ()
-    desk.clock.advance(1)
-    assert (await desk.sweep()).timed_out == (task_id(1),)
+async def test_work_that_begins_after_the_step_has_its_whole_time(driver: LedgerDriver, step_ms: int) -> None:
+    driver.clock.step(step_ms)
+    await driver.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
+    driver.clock.advance(10 * MINUTE_MS - 1)
+    assert (await driver.sweep()).timed_out == ()
+    driver.clock.advance(1)
+    assert (await driver.sweep()).timed_out == (task_id(1),)
 
 
 @pytest.mark.parametrize("step_ms", [60 * DAY_MS, -60 * DAY_MS], ids=["forward", "back"])
@@ -162,46 +164,48 @@ async def test_no_result_is_forgotten_before_its_time_whatever_the_clock_says(st
     clock = FakeClock()
     limits = Limits(retention_ms=30 * DAY_MS)
     ledger = await memory_ledger(clock=clock, monotonic_ms=clock.monotonic_ms, limits=limits)
-    desk = Desk(ledger, clock)
-    leased = await desk.taken(make_task(1))
-    await desk.finish(leased, ok(task_id(1)))
+    driver = LedgerDriver(ledger, clock)
+    leased = await driver.taken(make_task(1))
+    await driver.finish(leased, ok(task_id(1)))
     clock.step(step_ms)
-    await desk.sweep()
+    await driver.sweep()
     clock.advance(30 * DAY_MS)
-    assert (await desk.sweep()).forgotten == 0
+    assert (await driver.sweep()).forgotten == 0
     clock.advance(1)
-    assert (await desk.sweep()).forgotten == 1
+    assert (await driver.sweep()).forgotten == 1
     await ledger.close()
 
 
-async def test_a_cached_result_answers_the_same_work_after_a_step(desk: Desk) -> None:
-    leased = await desk.taken(same_work(1))
-    await desk.finish(leased, ok(task_id(1)))
-    desk.clock.step(60 * DAY_MS)
-    desk.clock.advance(PAUSE_MS)
-    await desk.sweep()
-    assert (await desk.send(same_work(2))).replayed
+async def test_a_cached_result_answers_the_same_work_after_a_step(driver: LedgerDriver) -> None:
+    leased = await driver.taken(same_work(1))
+    await driver.finish(leased, ok(task_id(1)))
+    driver.clock.step(60 * DAY_MS)
+    driver.clock.advance(PAUSE_MS)
+    await driver.sweep()
+    assert (await driver.send(same_work(2))).replayed
 
 
-async def test_a_grant_that_has_expired_by_either_clock_is_refused_until_the_pause_is_over(desk: Desk) -> None:
+async def test_a_grant_that_has_expired_by_either_clock_is_refused_until_the_pause_is_over(
+    driver: LedgerDriver,
+) -> None:
     """Fail closed: a step forward ends it, and a step back does not bring it back for as long as nobody looked."""
-    await give(desk, make_grant(ALICE, "a2a.send.bob@here", expires_at=desk.clock() + 60 * MINUTE_MS))
-    await desk.send(make_task(1), access=SEND)
-    desk.clock.step(DAY_MS)
+    await give(driver, make_grant(ALICE, "a2a.send.bob@here", expires_at=driver.clock() + 60 * MINUTE_MS))
+    await driver.send(make_task(1), access=SEND)
+    driver.clock.step(DAY_MS)
     with refused("capability_missing"):
-        await desk.send(make_task(2), access=SEND)
-    desk.clock.step(-DAY_MS)
+        await driver.send(make_task(2), access=SEND)
+    driver.clock.step(-DAY_MS)
     with refused("capability_missing"):
-        await desk.send(make_task(2), access=SEND)
-    desk.clock.advance(PAUSE_MS)
-    await desk.send(make_task(2), access=SEND)
+        await driver.send(make_task(2), access=SEND)
+    driver.clock.advance(PAUSE_MS)
+    await driver.send(make_task(2), access=SEND)
 
 
-async def test_a_wait_ends_in_its_own_time_after_a_step_back(desk: Desk) -> None:
-    with desk.ledger.task_waiter(BOB.pubkey) as waiter:
+async def test_a_wait_ends_in_its_own_time_after_a_step_back(driver: LedgerDriver) -> None:
+    with driver.ledger.task_waiter(BOB.pubkey) as waiter:
         waiting = asyncio.ensure_future(waiter.wait(50))
         await asyncio.sleep(0)
-        desk.clock.step(-DAY_MS)
+        driver.clock.step(-DAY_MS)
         assert await asyncio.wait_for(waiting, 10) is False
 
 
@@ -209,23 +213,23 @@ async def test_a_home_from_the_future_neither_expires_nor_waits_for_the_future(t
     ahead, today = FakeClock(), FakeClock()
     ahead.advance(DAY_MS)
     ledger = await reopened(tmp_path, ahead)
-    desk = Desk(ledger, ahead)
-    await desk.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
-    await desk.taken(same_work(2))
-    await desk.send(make_task(3, deadline_ms=ahead() + MINUTE_MS))
+    driver = LedgerDriver(ledger, ahead)
+    await driver.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
+    await driver.taken(same_work(2))
+    await driver.send(make_task(3, deadline_ms=ahead() + MINUTE_MS))
     await ledger.close()
 
     ledger = await reopened(tmp_path, today)
-    desk = Desk(ledger, today)
+    driver = LedgerDriver(ledger, today)
     assert ledger.clock.is_paused()
     assert (await ledger.counts()).clock_steps == 1
-    assert await skipped(desk) == [SkipReason.CLOCK_STEPPED] * 2
+    assert await skipped(driver) == [SkipReason.CLOCK_STEPPED] * 2
     today.advance(PAUSE_MS)
-    swept = await desk.sweep()
+    swept = await driver.sweep()
     assert (swept.expired, swept.timed_out) == ((), ())
     today.advance(9 * MINUTE_MS)
-    assert (await desk.sweep()).timed_out == (task_id(1),)
-    assert [each.task_id for each in (await desk.retry(STALE)).requeued] == [task_id(2)]
+    assert (await driver.sweep()).timed_out == (task_id(1),)
+    assert [each.task_id for each in (await driver.retry(STALE)).requeued] == [task_id(2)]
     await ledger.close()
 
 
@@ -233,8 +237,8 @@ async def test_a_start_after_a_compaction_knows_a_home_from_the_future_too(tmp_p
     ahead, today = FakeClock(), FakeClock()
     ahead.advance(DAY_MS)
     ledger = await open_ledger(tmp_path, clock=ahead, monotonic_ms=ahead.monotonic_ms, segment_bytes=4_096)
-    desk = Desk(ledger, ahead)
-    await desk.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
+    driver = LedgerDriver(ledger, ahead)
+    await driver.taken(make_task(1, timeout_ms=10 * MINUTE_MS))
     await ledger.compact()
     await ledger.close()
     ledger = await reopened(tmp_path, today)
@@ -245,12 +249,12 @@ async def test_a_start_after_a_compaction_knows_a_home_from_the_future_too(tmp_p
 async def test_what_passed_while_the_machine_was_off_has_passed(tmp_path: Path) -> None:
     clock = FakeClock()
     ledger = await reopened(tmp_path, clock)
-    await Desk(ledger, clock).send(make_task(1, deadline_ms=clock() + 60 * MINUTE_MS))
+    await LedgerDriver(ledger, clock).send(make_task(1, deadline_ms=clock() + 60 * MINUTE_MS))
     await ledger.close()
     later = FakeClock(clock() + DAY_MS)
     ledger = await reopened(tmp_path, later)
-    desk = Desk(ledger, later)
+    driver = LedgerDriver(ledger, later)
     assert not ledger.clock.is_paused()
-    assert await desk.take() == ()
-    assert (await desk.show(task_id(1))).state == "result_pending"
+    assert await driver.take() == ()
+    assert (await driver.show(task_id(1))).state == "result_pending"
     await ledger.close()

@@ -25,8 +25,6 @@ LEVELS: Final = (
 )
 LEVEL: Final = {name: level for level, names in enumerate(LEVELS) for name in names}
 TOP: Final = "daemon"
-# Shipped for those who test an engine. May use anything below the command line; nothing uses it.
-TESTING: Final = "testing"
 
 PURE: Final = ("model", "wire", "ledger.machine")
 # An allow-list, since a list of what does IO would never be complete.
@@ -89,7 +87,7 @@ def violations(src: Path) -> list[Violation]:
     """Everything under `src/covenant` that breaks a rule, in reading order."""
     found: list[Violation] = []
     for source in sources(src):
-        if source.part and source.part not in LEVEL and source.part != TESTING:
+        if source.part and source.part not in LEVEL:
             found.append(Violation(file=source.file, line=1, rule="no level", detail=source.part))
             continue
         mentions = sorted(set(mentioned(source)))
@@ -169,15 +167,11 @@ def _upward(source: Source, mentions: list[tuple[int, str]]) -> Iterator[Violati
         if name is None:
             continue
         head = name.partition(".")[0]
-        there = head if head in LEVEL or head == TESTING else TOP
-        if here == there or (there != TESTING and _may_import(here, there)):
+        there = head if head in LEVEL else TOP
+        if here == there or LEVEL[there] < LEVEL[here]:
             continue
         detail = f"{here} imports {mention}"
         yield Violation(file=source.file, line=line, rule="upward import", detail=detail)
-
-
-def _may_import(here: str, there: str) -> bool:
-    return there != "cli" if here == TESTING else LEVEL[there] < LEVEL[here]
 
 
 def _impure(source: Source, mentions: list[tuple[int, str]]) -> Iterator[Violation]:

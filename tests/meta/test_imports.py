@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.meta.directions import LEVEL, PACKAGE, TESTING, violations
+from tests.meta.directions import LEVEL, PACKAGE, violations
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -15,7 +15,7 @@ def test_the_package_keeps_its_import_rules() -> None:
 
 def test_every_package_that_exists_has_a_level() -> None:
     packages = {path.parent.name for path in (SRC / PACKAGE).glob("*/__init__.py")}
-    assert packages <= {*LEVEL, TESTING}
+    assert packages <= set(LEVEL)
     assert {"model", "wire", "seal", "ledger", "exchange", "doors", "daemon", "cli"} <= packages
 
 
@@ -42,7 +42,6 @@ def test_a_tree_whose_imports_point_down_is_accepted(tmp_path: Path) -> None:
             "doors/http": "from covenant import exchange\nfrom covenant.model.task import Task\n",
             "daemon/settings": "import os\nHOME = os.environ['HOME']\nfrom covenant.doors import http\n",
             "cli/main": "import importlib\nserve = importlib.import_module('covenant.daemon.settings')\n",
-            "testing/suite": "from covenant import daemon\nfrom covenant.ledger.log import journal\n",
             "mailbox": "from covenant.daemon import settings\n",
         },
     )
@@ -63,9 +62,6 @@ def test_a_tree_whose_imports_point_down_is_accepted(tmp_path: Path) -> None:
         ("doors/http", "from covenant import Mailbox\n"),
         ("doors/http", "import covenant\n"),
         ("daemon/wiring", "from covenant.cli import main\n"),
-        ("daemon/wiring", "from covenant.testing import faults\n"),
-        ("cli/main", "from covenant.testing import faults\n"),
-        ("testing/faults", "from covenant.cli import main\n"),
         ("mailbox", "from covenant.cli import main\n"),
         ("exchange/accept", "from ..doors import http\n"),
         ("ledger/log/journal", "from ...exchange import accept\n"),
@@ -110,7 +106,7 @@ def test_the_machine_needs_nothing_of_the_engine_around_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("library", ["cryptography.fernet", "joserfc", "rfc8785", "biscuit_auth", "nacl.signing"])
-@pytest.mark.parametrize("module", ["exchange/accept", "daemon/wiring", "cli/main", "testing/faults"])
+@pytest.mark.parametrize("module", ["exchange/accept", "daemon/wiring", "cli/main"])
 def test_a_crypto_library_outside_seal_is_found(tmp_path: Path, module: str, library: str) -> None:
     assert rules_broken(tmp_path, {module: f"import {library}\n"}) == {"crypto outside seal"}
 

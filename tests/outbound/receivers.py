@@ -23,7 +23,7 @@ from covenant.outbound.pushing import PushLimits, PushRunner
 from covenant.outbound.webhook import Webhooks
 from covenant.seal.keys import new_private_key
 from covenant.seal.webhooks import WebhookSigner
-from covenant.testing.cast import ALICE, agent, task_id
+from tests.ledger_contract.samples import ALICE, agent, task_id
 from tests.outbound.http_servers import HERE, Request, Served, fetcher, http_server, reply
 
 BOUND_S: Final = 20.0

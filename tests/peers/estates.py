@@ -48,7 +48,7 @@ from covenant.peers.reception import Reception
 from covenant.peers.requesting import Requesting
 from covenant.peers.settings import PeerSettings
 from covenant.seal.identity import prekey_to_use
-from covenant.testing.cast import ALICE, OPERATOR
+from tests.ledger_contract.samples import ALICE, OPERATOR
 from tests.peers.houses import BOUND_S, Clock, Keys, delivering, listening, nobody
 
 DEPTH_MAX: Final = 3

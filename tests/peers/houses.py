@@ -42,9 +42,9 @@ from covenant.peers.reception import Reception
 from covenant.peers.settings import PeerSettings
 from covenant.seal.identity import PrivatePrekey, prekey_to_use
 from covenant.seal.keys import new_private_key
-from covenant.testing.cast import OPERATOR
 from covenant.wire import peers
 from covenant.wire.polling import Introduction
+from tests.ledger_contract.samples import OPERATOR
 
 BOUND_S: Final = 20.0
 NOTHING: Final = Offering((), 0, 0)

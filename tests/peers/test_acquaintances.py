@@ -25,8 +25,8 @@ from covenant.seal.envelope import open_
 from covenant.seal.identity import PREKEY_PERIOD_MS, Identity, sign_bundle, sign_change
 from covenant.seal.keys import new_private_key
 from covenant.seal.tokens import Narrowing, narrow, token_ids
-from covenant.testing.cast import OPERATOR
 from covenant.wire import peers as wire
+from tests.ledger_contract.samples import OPERATOR
 from tests.peers.houses import QUICK, Clock, House, Keys, house, listening, offer_id, refused
 
 CODER = Profile(name="coder", description="writes code", max_token_budget=50_000)

@@ -16,7 +16,7 @@ from covenant.model.peer import InstanceId, Trust
 from covenant.peers.settings import PeerSettings
 from covenant.seal.identity import Identity, sign_change
 from covenant.seal.receipts import receipt
-from covenant.testing.cast import OPERATOR
+from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Answer, Request, always, http_server, reply, silence
 from tests.peers.houses import (
     BOUND_S,

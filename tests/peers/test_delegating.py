@@ -26,7 +26,7 @@ from covenant.model.result import Result, ResultStatus
 from covenant.model.tenant import DEFAULT, TenantLimits
 from covenant.model.update import StatusUpdate
 from covenant.seal.evidence import verify_evidence
-from covenant.testing.cast import OPERATOR, make_grant
+from tests.ledger_contract.samples import OPERATOR, make_grant
 from tests.peers.estates import Estate, changed, estate, pair, said, worker
 
 

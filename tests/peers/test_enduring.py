@@ -31,7 +31,7 @@ from covenant.model.folding import TaskState
 from covenant.peers.attending import said as saying
 from covenant.peers.incoming import Incoming
 from covenant.seal.proofs import sign_proof
-from covenant.testing.cast import OPERATOR
+from tests.ledger_contract.samples import OPERATOR
 from tests.peers.estates import Estate, changed, estate, pair, said, worker
 from tests.peers.houses import Clock, Keys
 

@@ -9,8 +9,8 @@ from typing import Any
 from covenant.ledger.machine.peer_commands import AddPeer
 from covenant.model.acquaintance import Peer
 from covenant.model.peer import Trust
-from covenant.testing.cast import OPERATOR
 from tests.e2e.peers.gate import Gate, says
+from tests.ledger_contract.samples import OPERATOR
 from tests.peers.estates import Estate, changed, estate, worker
 
 ACCEPT, STATUS = "delegation_accept", "delegation_status"

@@ -20,7 +20,7 @@ from covenant.model.peer import Trust
 from covenant.peers.settings import PeerSettings
 from covenant.seal.documents import base64url, canonical
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
-from covenant.testing.cast import OPERATOR
+from tests.ledger_contract.samples import OPERATOR
 from tests.peers.houses import House, accept, cancel, house, offer, offer_id, refused, result
 
 NONCE = "n" * 24

@@ -19,7 +19,7 @@ from covenant.model.correspondence import Delegation, DelegationKey, Parcel, Par
 from covenant.model.delegating import ENDED, FAILED, LOST, TIMEOUT, Role, State
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import TaskId
-from covenant.testing.cast import OPERATOR
+from tests.ledger_contract.samples import OPERATOR
 from tests.peers.estates import QUICK, Estate, changed, estate, worker
 from tests.peers.houses import BOUND_S, Clock, Keys
 

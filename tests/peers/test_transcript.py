@@ -15,7 +15,7 @@ from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
 from covenant.peers.transcript import CHARS_MAX, Transcriber
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import line_salt, transcript_root
-from covenant.testing.cast import make_task, task_id
+from tests.ledger_contract.samples import make_task, task_id
 
 TASK = make_task(1)
 DONE = Ended(Ending.COMPLETED, Result.ok(task_id(1), "the end"))

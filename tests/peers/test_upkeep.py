@@ -10,7 +10,7 @@ from covenant.ledger.clock import PAUSE_MS
 from covenant.model.peer import Trust
 from covenant.peers.upkeep import Upkeep
 from covenant.seal.identity import PREKEY_PERIOD_MS
-from covenant.testing.cast import OPERATOR
+from tests.ledger_contract.samples import OPERATOR
 from tests.peers.houses import BOUND_S, Clock, House, Keys, house, listening
 
 

@@ -31,10 +31,10 @@ from covenant.model.repair import RetryPolicy
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate, StatusUpdate, Update
-from covenant.testing.cast import idempotent, make_task, task_id
-from covenant.testing.desk import Desk, check_generations
-from covenant.testing.log import LogEngine
-from covenant.testing.reporting import fold
+from tests.ledger_contract.driver import LedgerDriver, check_generations
+from tests.ledger_contract.log_engine import LogEngine
+from tests.ledger_contract.samples import idempotent, make_task, task_id
+from tests.ledger_contract.updates import fold
 from tests.properties.model import Model, No, Piece
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="covenant-property-"))
         self.runner = asyncio.Runner()
         self.engine = InProcess(self.folder, segment_bytes=1_500)
-        self.desk = Desk(self.run(self.engine.open()), self.engine.clock)
+        self.driver = LedgerDriver(self.run(self.engine.open()), self.engine.clock)
         self.model = Model()
         self.ever: set[str] = set()
         for number, (key, due) in enumerate(dues, 1):
@@ -127,7 +127,7 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def send(self, number: int, variant: int, key: str | None, due: str) -> None:
         task, piece = self.task(number, variant, key, due)
-        accepted, how = self.both(self.desk.send(task), lambda: self.model.send(piece, self.now_ms))
+        accepted, how = self.both(self.driver.send(task), lambda: self.model.send(piece, self.now_ms))
         if accepted is None:
             return
         known = self.model.pieces[task.id]
@@ -141,7 +141,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(target=leases, count=COUNTS, request=REQUESTS)
     def take(self, count: int, request: str | None) -> Any:
-        taken = self.run(self.desk.take(count=count, request_id=request))
+        taken = self.run(self.driver.take(count=count, request_id=request))
         given = [(leased.task.id, leased.lease.lease_id) for leased in taken]
         again = self.model.takes_again(request) if request else None
         if again is not None:
@@ -160,22 +160,22 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(leased=leases)
     def renew(self, leased: LeasedTask) -> None:
-        self.both(self.desk.renew(leased), lambda: self.model.renew(leased.task.id, leased.lease.lease_id))
+        self.both(self.driver.renew(leased), lambda: self.model.renew(leased.task.id, leased.lease.lease_id))
 
     @rule(leased=leases)
     def release(self, leased: LeasedTask) -> None:
-        self.both(self.desk.release(leased), lambda: self.model.release(leased.task.id, leased.lease.lease_id))
+        self.both(self.driver.release(leased), lambda: self.model.release(leased.task.id, leased.lease.lease_id))
 
     @rule(leased=leases)
     def interrupt(self, leased: LeasedTask) -> None:
-        self.both(self.desk.interrupt(leased), lambda: self.model.held(leased.task.id, leased.lease.lease_id))
+        self.both(self.driver.interrupt(leased), lambda: self.model.held(leased.task.id, leased.lease.lease_id))
 
     @rule(leased=leases, number=st.integers(0, 2), text=st.sampled_from("xyz"), name=st.sampled_from(["", "a", "b"]))
     def report(self, leased: LeasedTask, number: int, text: str, name: str) -> None:
         append = text != "x"
         update: Update = ArtifactUpdate(name, (Text(text),), append=append) if name else StatusUpdate(text)
         reported, wanted = self.both(
-            self.desk.report(leased, update, number),
+            self.driver.report(leased, update, number),
             lambda: self.model.report(
                 leased.task.id, leased.lease.lease_id, number, (name, text, append) if name else None
             ),
@@ -185,12 +185,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(leased=leases)
     def park(self, leased: LeasedTask) -> None:
-        self.both(self.desk.park(leased), lambda: self.model.park(leased.task.id, leased.lease.lease_id))
+        self.both(self.driver.park(leased), lambda: self.model.park(leased.task.id, leased.lease.lease_id))
 
     @rule(leased=leases, message=st.sampled_from(["m1", "m2", "m3"]))
     def say(self, leased: LeasedTask, message: str) -> None:
         said, wanted = self.both(
-            self.desk.say(leased.task.id, message), lambda: self.model.say(leased.task.id, message)
+            self.driver.say(leased.task.id, message), lambda: self.model.say(leased.task.id, message)
         )
         if said is not None:
             assert (said.generation, said.duplicate) == wanted
@@ -206,7 +206,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if lease_id in self.model.pieces[leased.task.id].turned_by:
             return
         settled, duplicate = self.both(
-            self.desk.settle(result_of(leased.task.id, status, text), lease_id=lease_id),
+            self.driver.settle(result_of(leased.task.id, status, text), lease_id=lease_id),
             lambda: self.model.answer(leased.task.id, lease_id, (status, text)),
         )
         if settled is not None:
@@ -214,23 +214,23 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(leased=leases)
     def requeue(self, leased: LeasedTask) -> None:
-        self.both(self.desk.requeue(leased.task.id), lambda: self.model.requeue(leased.task.id))
+        self.both(self.driver.requeue(leased.task.id), lambda: self.model.requeue(leased.task.id))
 
     @rule(leased=leases)
     def force_error(self, leased: LeasedTask) -> None:
-        self.both(self.desk.force_error(leased.task.id), lambda: self.model.force_error(leased.task.id))
+        self.both(self.driver.force_error(leased.task.id), lambda: self.model.force_error(leased.task.id))
 
     @rule(number=NUMBERS)
     def cancel(self, number: int) -> None:
         which = task_id(number)
         if which in self.model.pieces:
-            canceled, wanted = self.both(self.desk.cancel(which), lambda: self.model.cancel(which))
+            canceled, wanted = self.both(self.driver.cancel(which), lambda: self.model.cancel(which))
             assert canceled is not None
             assert canceled.canceled is wanted
 
     @rule(count=COUNTS, request=REQUESTS)
     def drain(self, count: int, request: str | None) -> None:
-        results = self.run(self.desk.drain(count=count, request_id=request))
+        results = self.run(self.driver.drain(count=count, request_id=request))
         assert [result.task_id for result in results] == self.model.drain(count, request)
         for result in results:
             known = self.model.pieces[result.task_id].result
@@ -240,7 +240,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(age_ms=st.sampled_from([0, 1_000]), requeues=st.integers(0, 2))
     def retry(self, age_ms: int, requeues: int) -> None:
         policy = RetryPolicy(enabled=True, min_lease_age_ms=age_ms, max_requeues=requeues, max_attempts=2)
-        report = self.run(self.desk.retry(policy))
+        report = self.run(self.driver.retry(policy))
         assert len(report.requeued) <= requeues
         for requeued in report.requeued:
             piece = self.model.pieces[requeued.task_id]
@@ -286,7 +286,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        swept = self.run(self.desk.sweep())
+        swept = self.run(self.driver.sweep())
         assert len(swept.expired) + len(swept.timed_out) == len({*swept.expired, *swept.timed_out})
         left = [*swept.timed_out, *swept.expired]
         while left:  # which of several comes first is the engine's to choose; that each is due in its turn is not
@@ -299,22 +299,22 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _order(self) -> list[TaskId]:
         """The order in which results arrived, as the sender sees it."""
-        results = self.run(self.desk.ledger.recent_results(None, 1_000))
+        results = self.run(self.driver.ledger.recent_results(None, 1_000))
         return [result.task_id for result in reversed(results)]
 
     @rule()
     def compact(self) -> None:
-        self.run(self.desk.ledger.compact())
+        self.run(self.driver.ledger.compact())
 
     @rule(how=st.sampled_from(["crash", "close"]))
     def restart(self, how: str) -> None:
         again = self.engine.crash_and_reopen if how == "crash" else self.engine.close_and_reopen
-        self.desk = Desk(self.run(again(self.desk.ledger)), self.engine.clock)
+        self.driver = LedgerDriver(self.run(again(self.driver.ledger)), self.engine.clock)
 
     @invariant()
     def every_task_is_where_the_model_has_it(self) -> None:
         for piece in self.model.pieces.values():
-            entry = self.run(self.desk.ledger.entry(TaskId(piece.id)))
+            entry = self.run(self.driver.ledger.entry(TaskId(piece.id)))
             if entry is None:
                 assert piece.state == "resolved"
                 continue
@@ -324,7 +324,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_counted_twice_or_forgotten(self) -> None:
-        counts = self.run(self.desk.ledger.counts())
+        counts = self.run(self.driver.ledger.counts())
         states = [piece.state for piece in self.model.pieces.values()]
         for name, state in (
             ("queued", "queued"),
@@ -337,7 +337,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def check_history(self) -> None:
         for piece in self.model.pieces.values():
-            shown = self.run(check_generations(self.desk, TaskId(piece.id)))
+            shown = self.run(check_generations(self.driver, TaskId(piece.id)))
             assert (shown.state, shown.generation) == (piece.state, piece.generation)
             assert [update.kind for update in shown.updates].count("settled") == piece.ended
             assert fold(shown.updates) == piece.artifacts
@@ -345,13 +345,13 @@ class LedgerMachine(RuleBasedStateMachine):
             assert live == ([piece.lease] if piece.state == "in_flight" else [])
             if piece.result is not None:
                 assert shown.result == result_of(piece.id, *piece.result)
-        self.run(self.desk.check_audit())
+        self.run(self.driver.check_audit())
 
     def check_order(self) -> None:
         """Who is next, whose result is next, whose lease is the oldest."""
-        assert self.run(self.desk.queued_ids()) == self.model.queue
+        assert self.run(self.driver.queued_ids()) == self.model.queue
         assert self._order() == self.model.results
-        report = self.run(self.desk.retry(RetryPolicy(min_lease_age_ms=1 << 60)))
+        report = self.run(self.driver.retry(RetryPolicy(min_lease_age_ms=1 << 60)))
         assert [skip.task_id for skip in report.skipped] == self.model.held_longest
 
     def cancel_all(self) -> None:
@@ -365,16 +365,16 @@ class LedgerMachine(RuleBasedStateMachine):
         return piece is not None and not piece.ended and piece.state != "following"
 
     def teardown(self) -> None:
-        if not hasattr(self, "desk"):
+        if not hasattr(self, "driver"):
             return
         try:
             self.check_history()
             self.check_order()
-            shown = [self.run(self.desk.show(TaskId(which))) for which in self.model.pieces]
-            self.run(self.desk.ledger.compact())
+            shown = [self.run(self.driver.show(TaskId(which))) for which in self.model.pieces]
+            self.run(self.driver.ledger.compact())
             self.restart("crash")
             self.every_task_is_where_the_model_has_it()
-            assert [self.run(self.desk.show(TaskId(which))) for which in self.model.pieces] == shown
+            assert [self.run(self.driver.show(TaskId(which))) for which in self.model.pieces] == shown
             self.check_order()
             self.cancel_all()
         finally:

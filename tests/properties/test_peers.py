@@ -33,8 +33,6 @@ from covenant.ledger.machine.view import Limits
 from covenant.model.correspondence import ParcelMove
 from covenant.model.delegating import Role
 from covenant.model.errors import Refusal
-from covenant.testing.cast import OPERATOR, task_id
-from covenant.testing.clock import START_MS
 from tests.ledger.machine.peer_cast import (
     CHALLENGE,
     add,
@@ -50,6 +48,8 @@ from tests.ledger.machine.peer_cast import (
     verifying,
 )
 from tests.ledger.machine.pure import Pure
+from tests.ledger_contract.fake_clock import START_MS
+from tests.ledger_contract.samples import OPERATOR, task_id
 
 LIMITS = Limits(delegations_kept_max=2, peers_max=3)
 # Mostly about the same few things: what is said of one delegation is what can go wrong.

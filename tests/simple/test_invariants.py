@@ -28,8 +28,8 @@ from covenant.simple import (
     handle_task_get,
     handle_task_send,
 )
-from covenant.testing.clock import FakeClock
 from tests.doors.simple.stage import BOUND_S, Patient, echo
+from tests.ledger_contract.fake_clock import FakeClock
 
 
 def program(*events: dict[str, Any], then: str = "") -> Constitution:

@@ -9,8 +9,8 @@ from covenant.model.content import Embedded, Image, Json, Resource, ResourceLink
 from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.step import Began, Continued, Ended, Happening, Started, Step
 from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
-from covenant.testing.cast import make_task, task_id
 from covenant.wire.native import Telling
+from tests.ledger_contract.samples import make_task, task_id
 
 TASK = make_task(1, tenant="acme", context_id="c")
 ID = task_id(1)

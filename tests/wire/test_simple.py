@@ -13,8 +13,8 @@ from covenant.model.folding import TaskState, fold
 from covenant.model.result import Ending, Result, error_result
 from covenant.model.step import Began, Continued, Ended, Happening, Started, Step
 from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
-from covenant.testing.cast import make_task, task_id
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest, decode_send, task_of
+from tests.ledger_contract.samples import make_task, task_id
 
 ID = task_id(1)
 TASK = make_task(1, intent_text="ask", context_id="c")

@@ -1,1 +1,1 @@
-"""The command line: one file a command, each loaded only when it is run."""
+"""The command line: a module for each noun, loaded when one of its commands is run."""

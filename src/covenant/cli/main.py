@@ -1,4 +1,4 @@
-"""The entry point `covenant`: which commands there are, and what becomes of an error.
+"""The entry point `covenant`: which commands there are, and where each is defined.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no daemon to talk to, 4 not checked. Data goes to stdout, talk
 to stderr. With `--json` stdout holds exactly one JSON object, also when the answer is a refusal.
@@ -6,30 +6,33 @@ to stderr. With `--json` stdout holds exactly one JSON object, also when the ans
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Final
 
 import click
 
 import covenant
-from covenant.cli.lazy import LazyGroup
+from covenant.cli.options import json_option
+from covenant.cli.terminal import json_shape, put, put_json
 
-MODULES: Final = {
-    "serve": "covenant.cli.serve",
-    "a2a": "covenant.cli.a2a",
-    "capabilities": "covenant.cli.capabilities",
-    "audit": "covenant.cli.audit",
-    "identities": "covenant.cli.identities",
-    "tenants": "covenant.cli.tenants",
-    "agents": "covenant.cli.agents",
-    "call": "covenant.cli.call",
-    "card": "covenant.cli.card",
-    "peers": "covenant.cli.peers",
-    "mcp": "covenant.cli.mcp",
-    "settings": "covenant.cli.settings",
-    "doctor": "covenant.cli.doctor",
-    "passphrase": "covenant.cli.passphrase",
-    "version": "covenant.cli.version",
+PLACES: Final = {
+    "serve": "serve.command",
+    "a2a": "tasks.a2a",
+    "capabilities": "capability_grants.capabilities",
+    "audit": "audit.audit",
+    "identities": "identities.identities",
+    "tenants": "tenants.tenants",
+    "agents": "agents.agents",
+    "call": "call_agent.call",
+    "card": "call_agent.card",
+    "peers": "peers.peers",
+    "mcp": "mcp.command",
+    "settings": "offline.settings",
+    "doctor": "offline.doctor",
+    "passphrase": "offline.passphrase",
+    "version": "main.version",
 }
+"""Where each command is defined: the module in this package, and its name there. Help lists them in this order."""
 
 MEANING: Final = """A durable agent-to-agent exchange.
 
@@ -38,13 +41,39 @@ over the socket in its home (--home, COVENANT_HOME, else ~/.covenant) with the o
 COVENANT_TOKEN, else operator.token in the home).
 """
 
-command: Final = LazyGroup("covenant", MODULES, MEANING)
-# Each command takes these too, where one looks for them; here they can be said once, before the command.
+
+class LazyGroup(click.Group):
+    """Imports the module of a command when the command is run: starting costs what that command needs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
+        return list(PLACES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  (as above)
+        if cmd_name not in PLACES:
+            return None
+        module, _, name = PLACES[cmd_name].partition(".")
+        command = getattr(import_module(f"covenant.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+command: Final = LazyGroup("covenant", help=MEANING, no_args_is_help=True)
+# Every command takes these two as well; here they can be given once, before the command.
 command.params += [
     click.Option(["--home"], metavar="FOLDER", help="The daemon's home."),
     click.Option(["--token-file"], metavar="FILE", help="Call as the holder of this token."),
 ]
 click.version_option(covenant.__version__, prog_name="covenant", message="%(prog)s %(version)s")(command)
+
+
+@click.command("version", epilog=json_shape("version", "version"))
+@json_option("One JSON object.")
+def version(*, as_json: bool) -> None:
+    """Print the version."""
+    if as_json:
+        put_json({"kind": "version", "version": covenant.__version__})
+    else:
+        put(f"covenant {covenant.__version__}")
 
 
 def main() -> None:

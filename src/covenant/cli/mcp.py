@@ -9,8 +9,9 @@ from typing import Final
 import click
 
 import covenant
-from covenant.cli.calling import read_token, said_before
-from covenant.cli.failures import Failure, Unreachable
+from covenant.cli.daemon_client import read_token
+from covenant.cli.options import given_before, home_option, token_option
+from covenant.cli.terminal import Failure, Unreachable
 from covenant.daemon.environment import environment, find_home
 from covenant.daemon.whereabouts import url_in
 
@@ -19,8 +20,8 @@ LOOK_S: Final = 10.0
 
 
 @click.command("mcp")
-@click.option("--home", metavar="FOLDER", help="The daemon's home. Default: COVENANT_HOME, else ~/.covenant.")
-@click.option("--token-file", metavar="FILE", help="Call as the holder of this token instead of as operator.")
+@home_option()
+@token_option
 @click.option("--url", metavar="URL", help="Where the daemon listens for HTTP. Default: as it left it in its home.")
 def command(*, home: str | None, token_file: str | None, url: str | None) -> None:
     """Serve a running daemon's tools to an MCP client over stdio.
@@ -29,8 +30,8 @@ def command(*, home: str | None, token_file: str | None, url: str | None) -> Non
     that speak HTTP can use the daemon's /mcp instead. Needs the extra `mcp`, here and at the daemon.
     """
     variables = environment()
-    folder, _ = find_home(said_before("home", home), variables)
-    token = read_token(folder, said_before("token_file", token_file), variables)
+    folder, _ = find_home(given_before("home", home), variables)
+    token = read_token(folder, given_before("token_file", token_file), variables)
     found = url or url_in(folder)
     if found is None:
         raise Unreachable(

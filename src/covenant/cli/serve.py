@@ -9,10 +9,8 @@ from typing import Final, NoReturn
 
 import click
 
-from covenant.cli.calling import said_before
-from covenant.cli.failures import Failure
-from covenant.cli.output import put
-from covenant.cli.program import near, program
+from covenant.cli.options import given_before, near, program
+from covenant.cli.terminal import Failure, put
 from covenant.daemon.environment import environment, find_home
 from covenant.daemon.home import UnsafeHome
 from covenant.daemon.loading import Entry, entries, load
@@ -42,7 +40,7 @@ def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: boo
     from covenant.daemon.lifecycle import Listening, run_daemon
 
     flags = {name.replace("__", "."): value for name, value in given.items()}
-    home = said_before("home", home)
+    home = given_before("home", home)
     if demo and home is None:
         home = str(make_demo_home(Path.cwd()))
 

@@ -9,7 +9,7 @@ Promises of every engine:
   passed on. With a request id it stands: the same request again returns the same.
 - After a failed write, `commit` raises `Unavailable` and reads go on.
 
-What `covenant.testing.contract` checks on every engine is this page in full.
+What `tests/ledger_contract` checks on every engine is this page in full.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from covenant.agents.roster import Roster
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.runs import INLINE, inline_of
 from covenant.model.task import NATIVE, SIMPLE
-from covenant.testing.cast import make_task
 from tests.doors.simple.stage import BOUND_S, TOKEN, Frame, Patient, Stage, echo, frames_of, stage
+from tests.ledger_contract.samples import make_task
 
 ORDER = ["request_received", "stream_start", "agent_start", "text", "stream_end", "done"]
 

@@ -39,7 +39,7 @@ from covenant.model.ids import TaskId
 from covenant.model.tenant import DEFAULT
 from covenant.model.tools import Tool
 from covenant.seal.keys import new_private_key, new_token
-from covenant.testing.clock import FakeClock
+from tests.ledger_contract.fake_clock import FakeClock
 
 BOUND_S: Final = 20.0
 KEY: Final = new_private_key()

@@ -2,6 +2,6 @@
 
 import os
 
-from covenant.testing.faults import arm
+from tests.ledger_contract.fault_injection import arm
 
 arm(os.environ)

@@ -17,9 +17,9 @@ from covenant.ledger.log.archiving import Apart
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.segments import Cursor, segment_path
 from covenant.model.errors import CovenantError, Unavailable
-from covenant.testing.clock import FakeClock
-from covenant.testing.desk import Desk
 from tests.ledger.log.recorded import Recorded, leased, sent, settled
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.fake_clock import FakeClock
 
 WAIT_S = 30.0
 
@@ -159,10 +159,10 @@ async def test_a_ledger_with_it_answers_from_history(tmp_path: Path) -> None:
     clock = FakeClock()
     for round_no in (1, 2):
         ledger = await open_ledger(tmp_path / "home", clock=clock, archive_apart=True)
-        desk = Desk(ledger, clock)
+        driver = LedgerDriver(ledger, clock)
         try:
-            await desk.note(f"opened {round_no}")
-            await desk.check_audit()
+            await driver.note(f"opened {round_no}")
+            await driver.check_audit()
             assert len(await ledger.audit_recent(None, 10, None)) == round_no
             await ledger.compact()
         finally:

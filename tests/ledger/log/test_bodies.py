@@ -19,9 +19,9 @@ from covenant.ledger.log.homes import open_ledger
 from covenant.model.content import Json
 from covenant.model.errors import Refusal
 from covenant.model.task import Task, cache_key, short_kind, weigh
-from covenant.testing.cast import ALICE, BOB, CAROL, idempotent, make_task, ok, task_id
-from covenant.testing.desk import Desk, refused
-from covenant.testing.log import ARCHIVE, LogEngine
+from tests.ledger_contract.driver import LedgerDriver, refused
+from tests.ledger_contract.log_engine import ARCHIVE, LogEngine
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, idempotent, make_task, ok, task_id
 
 LARGE = 70_000
 
@@ -46,130 +46,134 @@ async def engine(tmp_path: Path) -> AsyncIterator[LogEngine]:
 
 
 @pytest.fixture
-async def desk(engine: LogEngine) -> Desk:
-    return Desk(await engine.open(), engine.clock)
+async def driver(engine: LogEngine) -> LedgerDriver:
+    return LedgerDriver(await engine.open(), engine.clock)
 
 
-async def archived(desk: Desk) -> None:
+async def archived(driver: LedgerDriver) -> None:
     """The archive has everything that was decided by now."""
-    await desk.show(task_id(1))
+    await driver.show(task_id(1))
 
 
-async def test_a_large_body_leaves_memory_when_the_archive_has_it_and_is_leased_whole(desk: Desk) -> None:
-    await desk.send_all([large(1), make_task(2), large(3)])
-    await archived(desk)
-    assert in_memory(desk.ledger) < 1_000
-    assert [leased.task for leased in await desk.take(count=9)] == [large(1), make_task(2), large(3)]
-    assert (await desk.entry(task_id(3))).task == large(3)
+async def test_a_large_body_leaves_memory_when_the_archive_has_it_and_is_leased_whole(driver: LedgerDriver) -> None:
+    await driver.send_all([large(1), make_task(2), large(3)])
+    await archived(driver)
+    assert in_memory(driver.ledger) < 1_000
+    assert [leased.task for leased in await driver.take(count=9)] == [large(1), make_task(2), large(3)]
+    assert (await driver.entry(task_id(3))).task == large(3)
 
 
 @pytest.mark.parametrize("compacts", [False, True])
 @pytest.mark.parametrize("crashes", [False, True])
 async def test_a_restart_reads_no_large_body_into_memory_and_leases_are_given_theirs(
-    engine: LogEngine, desk: Desk, *, crashes: bool, compacts: bool
+    engine: LogEngine, driver: LedgerDriver, *, crashes: bool, compacts: bool
 ) -> None:
     wanted = [large(number, recipient=BOB if number % 2 else CAROL) for number in range(1, 9)]
-    await desk.send_all(wanted[:5])
-    leased = await desk.take_one(CAROL)
+    await driver.send_all(wanted[:5])
+    leased = await driver.take_one(CAROL)
     if compacts:
-        await desk.ledger.compact()
-        await desk.send_all(wanted[5:7])
-        await desk.ledger.compact()
+        await driver.ledger.compact()
+        await driver.send_all(wanted[5:7])
+        await driver.ledger.compact()
     else:
-        await desk.send_all(wanted[5:7])
-    await desk.send(wanted[7])
+        await driver.send_all(wanted[5:7])
+    await driver.send(wanted[7])
     reopen = engine.crash_and_reopen if crashes else engine.close_and_reopen
-    desk = Desk(await reopen(desk.ledger), engine.clock)
-    await archived(desk)
-    assert in_memory(desk.ledger) < 1_000
-    taken = [each.task for who in (BOB, CAROL) for each in await desk.take(who, count=100)]
+    driver = LedgerDriver(await reopen(driver.ledger), engine.clock)
+    await archived(driver)
+    assert in_memory(driver.ledger) < 1_000
+    taken = [each.task for who in (BOB, CAROL) for each in await driver.take(who, count=100)]
     assert taken == [wanted[n - 1] for n in (1, 3, 5, 7, 4, 6, 8)]
-    await desk.requeue(leased.task.id)
-    assert (await desk.take_one(CAROL)).task == leased.task == wanted[1]
+    await driver.requeue(leased.task.id)
+    assert (await driver.take_one(CAROL)).task == leased.task == wanted[1]
 
 
 async def test_bodies_that_wait_for_the_archive_are_bounded_in_memory(
-    engine: LogEngine, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    engine: LogEngine, driver: LedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "WAITING_BYTES_MAX", 3 * LARGE)
     with closing(sqlite3.connect(engine.home / ARCHIVE, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")  # the archive cannot be written to
-        await desk.send_all([large(number) for number in range(1, 11)])
-        assert in_memory(desk.ledger) < 3 * (LARGE + 200)
+        await driver.send_all([large(number) for number in range(1, 11)])
+        assert in_memory(driver.ledger) < 3 * (LARGE + 200)
         db.execute("ROLLBACK")
-    assert [each.task for each in await desk.take(count=10)] == [large(number) for number in range(1, 11)]
+    assert [each.task for each in await driver.take(count=10)] == [large(number) for number in range(1, 11)]
 
 
-async def test_a_body_that_cannot_be_read_is_not_leased_and_holds_up_nobody(engine: LogEngine, desk: Desk) -> None:
-    await desk.send_all([large(1), make_task(2)])
-    await archived(desk)
+async def test_a_body_that_cannot_be_read_is_not_leased_and_holds_up_nobody(
+    engine: LogEngine, driver: LedgerDriver
+) -> None:
+    await driver.send_all([large(1), make_task(2)])
+    await archived(driver)
     with closing(sqlite3.connect(engine.home / ARCHIVE, isolation_level=None)) as db:
         ((number, good),) = db.execute("SELECT task_no, task FROM requests ORDER BY task_no LIMIT 1").fetchall()
         db.execute("UPDATE requests SET task = substr(task, 1, 1000) WHERE task_no = ?", (number,))
-        assert [each.task.id for each in await desk.take(count=9)] == [task_id(2)]
+        assert [each.task.id for each in await driver.take(count=9)] == [task_id(2)]
         with refused("body_unreadable", 503):
-            await desk.take()
-        entry = desk.ledger._state.entries[task_id(1)]  # type: ignore[attr-defined]
+            await driver.take()
+        entry = driver.ledger._state.entries[task_id(1)]  # type: ignore[attr-defined]
         assert (entry.attempt, entry.lease) == (0, None)
         db.execute("UPDATE requests SET task = ? WHERE task_no = ?", (good, number))
-    assert (await desk.take_one()).task == large(1)
+    assert (await driver.take_one()).task == large(1)
 
 
 async def test_many_unreadable_bodies_cost_a_receive_few_reads(
-    engine: LogEngine, desk: Desk, caplog: pytest.LogCaptureFixture
+    engine: LogEngine, driver: LedgerDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await desk.send_all([large(number) for number in range(1, 21)])
-    await desk.send(make_task(21))
-    await archived(desk)
+    await driver.send_all([large(number) for number in range(1, 21)])
+    await driver.send(make_task(21))
+    await archived(driver)
     with closing(sqlite3.connect(engine.home / ARCHIVE, isolation_level=None)) as db:
         db.execute("UPDATE requests SET task = '{' WHERE length(task) > 1000")
-    assert (await desk.take_one()).task.id == task_id(21)
+    assert (await driver.take_one()).task.id == task_id(21)
     assert sum(record.message == "ledger.body_unreadable" for record in caplog.records) == bodies.UNREADABLE_MAX
 
 
-async def test_two_who_receive_at_once_get_different_tasks_whole(desk: Desk) -> None:
-    await desk.send_all([large(number) for number in range(1, 7)])
-    await archived(desk)
-    taken = [each.task for batch in await asyncio.gather(*(desk.take(count=2) for _ in range(3))) for each in batch]
+async def test_two_who_receive_at_once_get_different_tasks_whole(driver: LedgerDriver) -> None:
+    await driver.send_all([large(number) for number in range(1, 7)])
+    await archived(driver)
+    taken = [each.task for batch in await asyncio.gather(*(driver.take(count=2) for _ in range(3))) for each in batch]
     assert sorted(task.id for task in taken) == [task_id(number) for number in range(1, 7)]
     assert all(task == large(int(task.id[-2:], 16)) for task in taken)
 
 
-async def test_a_receive_repeated_under_its_request_id_is_given_the_same_body(desk: Desk) -> None:
-    await desk.send(large(1))
-    first = await desk.take(request_id="r1")
-    await archived(desk)
-    assert await desk.take(request_id="r1") == first
+async def test_a_receive_repeated_under_its_request_id_is_given_the_same_body(driver: LedgerDriver) -> None:
+    await driver.send(large(1))
+    first = await driver.take(request_id="r1")
+    await archived(driver)
+    assert await driver.take(request_id="r1") == first
 
 
-async def test_same_work_with_a_large_text_is_still_the_same_work(engine: LogEngine, desk: Desk) -> None:
+async def test_same_work_with_a_large_text_is_still_the_same_work(engine: LogEngine, driver: LedgerDriver) -> None:
     def work(number: int) -> Task:
         return make_task(number, intent_text="x" * LARGE, idempotency=idempotent())
 
-    await desk.send(work(1))
-    await archived(desk)
-    assert (await desk.send(work(2))).following == task_id(1)
-    desk = Desk(await engine.close_and_reopen(desk.ledger), engine.clock)
-    await archived(desk)
-    assert (await desk.send(work(3))).following == task_id(1)
-    await desk.finish(await desk.take_one(), ok(task_id(1)))
-    await desk.ledger.compact()
-    desk = Desk(await engine.close_and_reopen(desk.ledger), engine.clock)
-    assert (await desk.send(work(4))).replayed
+    await driver.send(work(1))
+    await archived(driver)
+    assert (await driver.send(work(2))).following == task_id(1)
+    driver = LedgerDriver(await engine.close_and_reopen(driver.ledger), engine.clock)
+    await archived(driver)
+    assert (await driver.send(work(3))).following == task_id(1)
+    await driver.finish(await driver.take_one(), ok(task_id(1)))
+    await driver.ledger.compact()
+    driver = LedgerDriver(await engine.close_and_reopen(driver.ledger), engine.clock)
+    assert (await driver.send(work(4))).replayed
 
 
-async def test_a_snapshot_that_was_written_before_entries_had_sizes_opens(engine: LogEngine, desk: Desk) -> None:
+async def test_a_snapshot_that_was_written_before_entries_had_sizes_opens(
+    engine: LogEngine, driver: LedgerDriver
+) -> None:
     text = "x" * LARGE
-    await desk.send_all([large(1), make_task(2, intent_text=text, idempotency=idempotent())])
-    await desk.finish(
-        await desk.taken(make_task(3, intent_text=text, recipient=CAROL, idempotency=idempotent())), ok(task_id(3))
+    await driver.send_all([large(1), make_task(2, intent_text=text, idempotency=idempotent())])
+    await driver.finish(
+        await driver.taken(make_task(3, intent_text=text, recipient=CAROL, idempotency=idempotent())), ok(task_id(3))
     )
-    await desk.ledger.compact()
-    await desk.ledger.close()
+    await driver.ledger.compact()
+    await driver.ledger.close()
     _write_as_before(engine.home / "journal", text)
     ledger = await open_ledger(engine.home, clock=engine.clock)
     try:
-        again = Desk(ledger, engine.clock)
+        again = LedgerDriver(ledger, engine.clock)
         assert in_memory(ledger) < 1_000
         assert ledger._state.account(f"@{ALICE.pubkey}").size == weigh(large(1)) + LARGE
         assert [each.task.id for each in await again.take(count=9)] == [task_id(1), task_id(2)]
@@ -206,10 +210,10 @@ def test_a_key_is_small_however_large_its_task_is() -> None:
     assert first.task_kind != second.task_kind
 
 
-async def test_an_entry_is_read_with_its_body_or_not_at_all(engine: LogEngine, desk: Desk) -> None:
-    await desk.send(large(1))
-    await archived(desk)
+async def test_an_entry_is_read_with_its_body_or_not_at_all(engine: LogEngine, driver: LedgerDriver) -> None:
+    await driver.send(large(1))
+    await archived(driver)
     with closing(sqlite3.connect(engine.home / ARCHIVE, isolation_level=None)) as db:
         db.execute("DELETE FROM requests")
     with pytest.raises(Refusal, match="cannot be read from the archive"):
-        await desk.entry(task_id(1))
+        await driver.entry(task_id(1))

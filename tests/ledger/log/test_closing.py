@@ -11,8 +11,8 @@ from covenant.ledger.log import faults
 from covenant.ledger.log.faults import Plan
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.segments import list_segments
-from covenant.testing.clock import FakeClock
 from tests.ledger.log.recorded import task
+from tests.ledger_contract.fake_clock import FakeClock
 
 WAIT_S = 20.0
 TASKS = 30

@@ -9,9 +9,9 @@ from covenant.ledger.machine.commands import Report
 from covenant.model.content import Json, Text
 from covenant.model.errors import WrongType
 from covenant.model.update import StatusUpdate
-from covenant.testing.cast import BOB, make_task, ok, task_id
-from covenant.testing.desk import Desk
-from covenant.testing.log import LogEngine
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.log_engine import LogEngine
+from tests.ledger_contract.samples import BOB, make_task, ok, task_id
 
 
 @pytest.mark.parametrize(
@@ -29,28 +29,30 @@ async def test_a_value_that_would_not_be_read_back_refuses_its_command_alone(
     tmp_path: Path, update: Any, field: str
 ) -> None:
     engine = LogEngine(tmp_path)
-    desk = Desk(await engine.open(), engine.clock)
-    leased = await desk.taken(make_task(1))
-    before = await desk.entry(task_id(1))
+    driver = LedgerDriver(await engine.open(), engine.clock)
+    leased = await driver.taken(make_task(1))
+    before = await driver.entry(task_id(1))
     with pytest.raises(WrongType) as refused:
-        await desk.ledger.commit(Report(task_id=task_id(1), holder=BOB, lease_id=leased.lease.lease_id, update=update))
+        await driver.ledger.commit(
+            Report(task_id=task_id(1), holder=BOB, lease_id=leased.lease.lease_id, update=update)
+        )
     assert (refused.value.field, refused.value.code) == (field, "invalid_value")
-    assert await desk.entry(task_id(1)) == before
-    await desk.report(leased, "on it")
-    desk = Desk(await engine.close_and_reopen(desk.ledger), engine.clock)
-    await desk.finish(leased, ok(task_id(1)))
+    assert await driver.entry(task_id(1)) == before
+    await driver.report(leased, "on it")
+    driver = LedgerDriver(await engine.close_and_reopen(driver.ledger), engine.clock)
+    await driver.finish(leased, ok(task_id(1)))
     await engine.close()
 
 
 async def test_what_a_caller_does_to_its_values_afterwards_reaches_nobody(tmp_path: Path) -> None:
     engine = LogEngine(tmp_path)
-    desk = Desk(await engine.open(), engine.clock)
+    driver = LedgerDriver(await engine.open(), engine.clock)
     value: dict[str, Any] = {"a": 1}
-    await desk.send(make_task(1, parts=(Json(value),)))
+    await driver.send(make_task(1, parts=(Json(value),)))
     value["b"] = object()
-    await desk.ledger.compact()
-    (leased,) = await desk.take()
+    await driver.ledger.compact()
+    (leased,) = await driver.take()
     assert leased.task.parts == (Json({"a": 1}),)
-    desk = Desk(await engine.close_and_reopen(desk.ledger), engine.clock)
-    assert (await desk.entry(task_id(1))).task.parts == (Json({"a": 1}),)
+    driver = LedgerDriver(await engine.close_and_reopen(driver.ledger), engine.clock)
+    assert (await driver.entry(task_id(1))).task.parts == (Json({"a": 1}),)
     await engine.close()

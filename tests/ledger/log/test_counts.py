@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from covenant.testing.cast import make_task, ok, task_id
-from covenant.testing.desk import Desk
-from covenant.testing.log import LogEngine
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.log_engine import LogEngine
+from tests.ledger_contract.samples import make_task, ok, task_id
 
 
 @pytest.fixture
@@ -17,31 +17,31 @@ async def engine(tmp_path: Path) -> AsyncIterator[LogEngine]:
     await engine.close()
 
 
-async def lost(desk: Desk) -> int:
+async def lost(driver: LedgerDriver) -> int:
     """The total; the same as a count of the queue."""
-    total = (await desk.ledger.counts()).holders_lost
-    assert total == sum(entry.holder_lost for entry in await desk.queue(limit=1_000))
+    total = (await driver.ledger.counts()).holders_lost
+    assert total == sum(entry.holder_lost for entry in await driver.queue(limit=1_000))
     return total
 
 
 async def test_lost_holders_are_counted_as_they_come_and_go(engine: LogEngine) -> None:
-    desk = Desk(await engine.open(), engine.clock)
-    held = [await desk.taken_here(make_task(number)) for number in range(1, 7)]
-    assert await lost(desk) == 0
-    await desk.interrupt(held[0])
-    assert await lost(desk) == 1
-    await desk.renew(held[0])
-    assert await lost(desk) == 0
-    desk = Desk(await engine.crash_and_reopen(desk.ledger), engine.clock)
-    assert await lost(desk) == 6
-    await desk.renew(held[0])
-    await desk.finish(held[1], ok(task_id(2)))
-    await desk.cancel(task_id(3))
-    await desk.requeue(task_id(4))
-    assert await lost(desk) == 3
-    await desk.take_one(node=desk.ledger.node, boot=desk.ledger.boot)
-    await desk.park(held[4])
-    assert await lost(desk) == 2
-    await desk.ledger.compact()
-    desk = Desk(await engine.close_and_reopen(desk.ledger), engine.clock)
-    assert await lost(desk) == 3
+    driver = LedgerDriver(await engine.open(), engine.clock)
+    held = [await driver.taken_here(make_task(number)) for number in range(1, 7)]
+    assert await lost(driver) == 0
+    await driver.interrupt(held[0])
+    assert await lost(driver) == 1
+    await driver.renew(held[0])
+    assert await lost(driver) == 0
+    driver = LedgerDriver(await engine.crash_and_reopen(driver.ledger), engine.clock)
+    assert await lost(driver) == 6
+    await driver.renew(held[0])
+    await driver.finish(held[1], ok(task_id(2)))
+    await driver.cancel(task_id(3))
+    await driver.requeue(task_id(4))
+    assert await lost(driver) == 3
+    await driver.take_one(node=driver.ledger.node, boot=driver.ledger.boot)
+    await driver.park(held[4])
+    assert await lost(driver) == 2
+    await driver.ledger.compact()
+    driver = LedgerDriver(await engine.close_and_reopen(driver.ledger), engine.clock)
+    assert await lost(driver) == 3

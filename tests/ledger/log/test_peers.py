@@ -16,9 +16,9 @@ from covenant.model.delegating import Role
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey
 from covenant.model.peer import InstanceId
-from covenant.testing.log import LogEngine
 from tests.ledger.machine.peer_cast import add, heard, held, id_of, offered, offering, peer_commands
 from tests.ledger.machine.pure import Pure
+from tests.ledger_contract.log_engine import LogEngine
 
 
 @pytest.fixture

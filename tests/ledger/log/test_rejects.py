@@ -20,11 +20,11 @@ from covenant.ledger.log.record import decode_line, encode_line
 from covenant.ledger.log.rejects import apply_or_reject, read_rejects
 from covenant.ledger.log.segments import Cursor, Lines
 from covenant.model.errors import CovenantError
-from covenant.testing.cast import make_task, ok, task_id
-from covenant.testing.clock import FakeClock
-from covenant.testing.desk import Desk
 from tests.ledger.log.recorded import encode, leased, sent
 from tests.ledger.log.recorded import task_id as recorded_id
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.samples import make_task, ok, task_id
 
 BAD_EVENTS = {
     "a task that moves and was never sent": encode([leased(404)]),
@@ -97,28 +97,28 @@ async def test_a_ledger_whose_archive_rejects_a_record_reads_compacts_and_restar
     """The archive holds a task that the journal does not know: as an accepted loss used to leave it."""
     clock = FakeClock()
 
-    async def opened() -> Desk:
-        return Desk(await open_ledger(tmp_path, clock=clock, archive_apart=apart), clock)
+    async def opened() -> LedgerDriver:
+        return LedgerDriver(await open_ledger(tmp_path, clock=clock, archive_apart=apart), clock)
 
-    desk = await opened()
-    await desk.send(make_task(1))
-    await desk.ledger.close()
+    driver = await opened()
+    await driver.send(make_task(1))
+    await driver.ledger.close()
     with closing(sqlite3.connect(tmp_path / "archive.db")) as db:
         db.execute("INSERT INTO ids_new VALUES (?, 1)", (task_id(2),))
         db.commit()
-    desk = await opened()
+    driver = await opened()
     async with asyncio.timeout(20):
         for number in (2, 3):
-            await desk.send(make_task(number))
-        assert {line.task.id for line in (await desk.ledger.queue(QueueQuery())).tasks} >= {task_id(1), task_id(3)}
-        assert (await desk.ledger.counts()).archive_rejected == 1
-        for taken in await desk.take(count=9):
-            await desk.finish(taken, ok(taken.task.id))
-        assert len(await desk.drain(count=9)) == 3
-        await desk.ledger.compact()
-    await desk.ledger.close()
-    desk = await opened()
+            await driver.send(make_task(number))
+        assert {line.task.id for line in (await driver.ledger.queue(QueueQuery())).tasks} >= {task_id(1), task_id(3)}
+        assert (await driver.ledger.counts()).archive_rejected == 1
+        for taken in await driver.take(count=9):
+            await driver.finish(taken, ok(taken.task.id))
+        assert len(await driver.drain(count=9)) == 3
+        await driver.ledger.compact()
+    await driver.ledger.close()
+    driver = await opened()
     async with asyncio.timeout(20):
-        assert (await desk.ledger.counts()).archive_rejected > 0
-        assert (await desk.show(task_id(3))).state == "resolved"
-    await desk.ledger.close()
+        assert (await driver.ledger.counts()).archive_rejected > 0
+        assert (await driver.show(task_id(3))).state == "resolved"
+    await driver.ledger.close()

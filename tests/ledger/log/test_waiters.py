@@ -18,29 +18,29 @@ from hypothesis import strategies as st
 from covenant.ledger.log.homes import memory_ledger
 from covenant.ledger.log.waiters import DEAD_MAX, Waiter, Waiters
 from covenant.model.ids import PublicKey
-from covenant.testing.cast import BOB, CAROL, make_task
-from covenant.testing.clock import FakeClock
-from covenant.testing.desk import Desk
-from covenant.testing.line import Line
+from tests.ledger_contract.driver import LedgerDriver
+from tests.ledger_contract.fake_clock import FakeClock
+from tests.ledger_contract.samples import BOB, CAROL, make_task
+from tests.ledger_contract.waiters import WaiterQueue
 
 MANY = 10_000
 WAIT_MS = 600_000
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def driver() -> AsyncIterator[LedgerDriver]:
     clock = FakeClock()
     ledger = await memory_ledger(clock=clock)
-    yield Desk(ledger, clock)
+    yield LedgerDriver(ledger, clock)
     await ledger.close()
 
 
 @asynccontextmanager
-async def crowd(desk: Desk, count: int) -> AsyncIterator[list[asyncio.Task[bool]]]:
+async def crowd(driver: LedgerDriver, count: int) -> AsyncIterator[list[asyncio.Task[bool]]]:
     """So many who wait for Bob's tasks, each in a task of its own."""
-    with desk.ledger.task_waiter(CAROL.pubkey):
+    with driver.ledger.task_waiter(CAROL.pubkey):
         async with AsyncExitStack() as stack:
-            waiters = [stack.enter_context(desk.ledger.task_waiter(BOB.pubkey)) for _ in range(count)]
+            waiters = [stack.enter_context(driver.ledger.task_waiter(BOB.pubkey)) for _ in range(count)]
             tasks = [asyncio.ensure_future(waiter.wait(WAIT_MS)) for waiter in waiters]
             await asyncio.sleep(0)
             yield tasks
@@ -67,61 +67,61 @@ async def calls_of(work: Callable[[], Awaitable[Any]]) -> int:
     return count
 
 
-async def test_one_who_takes_for_anybody_loses_no_wake_of_whom_it_was_woken_for(desk: Desk) -> None:
-    ledger = desk.ledger
+async def test_one_who_takes_for_anybody_loses_no_wake_of_whom_it_was_woken_for(driver: LedgerDriver) -> None:
+    ledger = driver.ledger
     bobs, anybodys, carols = (ledger.task_waiter(identity) for identity in (BOB.pubkey, None, CAROL.pubkey))
     with bobs, carols:
         with anybodys:
             waits = [asyncio.ensure_future(waiter.wait(WAIT_MS)) for waiter in (bobs, anybodys, carols)]
             await asyncio.sleep(0)
-            await desk.send(make_task(1, recipient=BOB))
-            await desk.send(make_task(2, recipient=CAROL))
+            await driver.send(make_task(1, recipient=BOB))
+            await driver.send(make_task(2, recipient=CAROL))
             await asyncio.sleep(0)
             assert [wait.done() for wait in waits] == [True, True, False], "anybody's was woken for Carol's task"
-            (taken,) = await desk.take(everyone=True)
+            (taken,) = await driver.take(everyone=True)
             assert taken.task.recipient == BOB, "and takes the oldest of all"
             anybodys.served()
         assert await asyncio.wait_for(waits[2], 5), "Carol's receiver hears of her task"
 
 
-async def test_a_send_wakes_one_of_ten_thousand_and_calls_as_little_as_with_ten(desk: Desk) -> None:
+async def test_a_send_wakes_one_of_ten_thousand_and_calls_as_little_as_with_ten(driver: LedgerDriver) -> None:
     calls = []
     for number, count in ((10, 10), (20, MANY)):
-        async with crowd(desk, count) as tasks:
+        async with crowd(driver, count) as tasks:
             # The first one sorts out what loads late.
-            await desk.send(make_task(number))
-            await desk.take_one()
-            calls.append(await calls_of(partial(desk.send, make_task(number + 1))))
+            await driver.send(make_task(number))
+            await driver.take_one()
+            calls.append(await calls_of(partial(driver.send, make_task(number + 1))))
             assert [task.done() for task in tasks] == [True, True, *([False] * (count - 2))]
-            await desk.take_one()
+            await driver.take_one()
     of_ten, of_many = calls
     # The loop's heap of timers compares a few more; waking all of them would call tens of thousands.
     assert of_many <= of_ten + 200
 
 
-async def test_a_send_to_ten_thousand_waiters_takes_about_as_long_as_to_none(desk: Desk) -> None:
+async def test_a_send_to_ten_thousand_waiters_takes_about_as_long_as_to_none(driver: LedgerDriver) -> None:
     """Far below what waking them all would cost, which was 60 times as long for 900. The bound is generous."""
     numbers = iter(range(1, 10_000))
 
     async def send() -> float:
         begun = perf_counter()
-        await desk.send(make_task(next(numbers)))
+        await driver.send(make_task(next(numbers)))
         elapsed = perf_counter() - begun
-        await desk.take_one()
+        await driver.take_one()
         return elapsed
 
     none = median([await send() for _ in range(200)])
-    async with crowd(desk, MANY):
+    async with crowd(driver, MANY):
         many = median([await send() for _ in range(200)])
     assert many < 3 * none
 
 
-async def test_those_who_wait_are_served_in_their_order(desk: Desk) -> None:
+async def test_those_who_wait_are_served_in_their_order(driver: LedgerDriver) -> None:
     served: list[int] = []
 
     async def receive(number: int) -> None:
-        with desk.ledger.task_waiter(BOB.pubkey) as waiter:
-            while not (leased := await desk.take()):
+        with driver.ledger.task_waiter(BOB.pubkey) as waiter:
+            while not (leased := await driver.take()):
                 assert await waiter.wait(WAIT_MS)
             waiter.served()
             served.append(number)
@@ -132,19 +132,19 @@ async def test_those_who_wait_are_served_in_their_order(desk: Desk) -> None:
         receivers.append(asyncio.ensure_future(receive(number)))
         await asyncio.sleep(0)
     for number in range(50):
-        await desk.send(make_task(number))
+        await driver.send(make_task(number))
     await asyncio.wait_for(asyncio.gather(*receivers), 20)
     assert served == list(range(50))
 
 
-async def test_receivers_that_are_cancelled_as_they_are_woken_strand_no_task(desk: Desk) -> None:
+async def test_receivers_that_are_cancelled_as_they_are_woken_strand_no_task(driver: LedgerDriver) -> None:
     """Each task that arrives wakes somebody who is cancelled in that moment: somebody else takes it."""
     tasks, leased_ids, all_leased = 30, set[str](), asyncio.Event()
     waiting: list[asyncio.Task[Any] | None] = []
 
     async def receive() -> None:
-        with desk.ledger.task_waiter(BOB.pubkey) as waiter:
-            while not (leased := await desk.take()):
+        with driver.ledger.task_waiter(BOB.pubkey) as waiter:
+            while not (leased := await driver.take()):
                 waiting.append(asyncio.current_task())
                 await waiter.wait(WAIT_MS)
                 waiting.remove(asyncio.current_task())
@@ -158,7 +158,7 @@ async def test_receivers_that_are_cancelled_as_they_are_woken_strand_no_task(des
         await asyncio.sleep(0)
     assert len(waiting) == len(receivers)
     for number in range(tasks):
-        sending = asyncio.create_task(desk.send(make_task(number)))
+        sending = asyncio.create_task(driver.send(make_task(number)))
         await asyncio.sleep(0)
         woken = waiting[0]
         assert woken is not None
@@ -189,19 +189,19 @@ async def test_waiters_that_come_and_go_leave_nothing_behind() -> None:
     assert not waiters.lines
 
 
-async def test_a_wake_and_the_end_of_the_time_in_one_turn_are_one_or_the_other(desk: Desk) -> None:
-    async with Line(desk) as line:
+async def test_a_wake_and_the_end_of_the_time_in_one_turn_are_one_or_the_other(driver: LedgerDriver) -> None:
+    async with WaiterQueue(driver) as line:
         for number in range(20):
-            with desk.ledger.task_waiter(BOB.pubkey) as short:
+            with driver.ledger.task_waiter(BOB.pubkey) as short:
                 ending = asyncio.ensure_future(short.wait(1))
                 await asyncio.sleep(0)
                 heir = await line.wait_for_tasks(BOB)
                 await asyncio.sleep(0.001)
-                await desk.send(make_task(number))
+                await driver.send(make_task(number))
                 woken = await ending
             if not woken:
                 assert await heir.woken()
-            assert len(await desk.take()) == 1
+            assert len(await driver.take()) == 1
             heir.cancel()
 
 

@@ -30,8 +30,8 @@ from covenant.model.ids import TaskId
 from covenant.model.peer import InstanceId, KeyBundle, Trust
 from covenant.model.task import fingerprint
 from covenant.seal.identity import Identity, new_prekey, sign_bundle
-from covenant.testing.cast import OPERATOR, make_task, task_id
-from covenant.testing.clock import START_MS
+from tests.ledger_contract.fake_clock import START_MS
+from tests.ledger_contract.samples import OPERATOR, make_task, task_id
 
 CHALLENGE: Final = Challenge("n" * 43, START_MS)
 OTHER_CHALLENGE: Final = Challenge("m" * 43, START_MS)

@@ -11,8 +11,8 @@ from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import Limits, View
 from covenant.model.ids import AgentId
 from covenant.model.task import Task, fingerprint
-from covenant.testing.cast import BOB
-from covenant.testing.clock import START_MS
+from tests.ledger_contract.fake_clock import START_MS
+from tests.ledger_contract.samples import BOB
 
 A = TypeVar("A")
 

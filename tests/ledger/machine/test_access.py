@@ -10,8 +10,8 @@ from covenant.ledger.machine.decision import Decide, Refused
 from covenant.ledger.machine.events import Audited, GrantUsed
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.grant import Scope, read_scope
-from covenant.testing.cast import ALICE, BOB, OPERATOR, make_grant
 from tests.ledger.machine.pure import Pure
+from tests.ledger_contract.samples import ALICE, BOB, OPERATOR, make_grant
 
 ACTION = "a2a.send.bob@here"
 ASKED = {"peer": BOB.pubkey, "task_id": "t1", "lease_id": "l1", "duplicate_risk": "idempotent"}

@@ -11,9 +11,9 @@ from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.grant import send_actions
 from covenant.model.repair import RetryPolicy
 from covenant.model.task import fingerprint
-from covenant.testing.cast import ALICE, BOB, CAROL, OPERATOR, agent, make_grant, make_task, ok, task_id
-from covenant.testing.grants import sending
 from tests.ledger.machine.pure import Pure
+from tests.ledger_contract.grants import sending
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, agent, make_grant, make_task, ok, task_id
 
 FEW, MANY = 150, 4_000  # few are more than any bound on one step
 

@@ -16,8 +16,8 @@ from covenant.model.repair import ForceError, Posture, Requeue
 from covenant.model.result import Ending
 from covenant.model.task import fingerprint
 from covenant.model.update import MessageUpdate, StatusUpdate
-from covenant.testing.cast import ALICE, BOB, CAROL, OPERATOR, ok, same_work, task_id
 from tests.ledger.machine.pure import Pure
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, ok, same_work, task_id
 
 ID = task_id(1)
 NO_LEASE = LeaseId("99999999-9999-4999-8999-999999999999")

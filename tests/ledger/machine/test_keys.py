@@ -33,7 +33,10 @@ from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
 from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint
 from covenant.model.tenant import Tenant, TenantLimits
 from covenant.model.update import MessageUpdate, StatusUpdate
-from covenant.testing.cast import (
+from tests.ledger.machine.peer_cast import peer_commands
+from tests.ledger.machine.pure import Pure
+from tests.ledger_contract.grants import responding, sending
+from tests.ledger_contract.samples import (
     ALICE,
     BOB,
     CAROL,
@@ -45,9 +48,6 @@ from covenant.testing.cast import (
     same_work,
     task_id,
 )
-from covenant.testing.grants import responding, sending
-from tests.ledger.machine.peer_cast import peer_commands
-from tests.ledger.machine.pure import Pure
 
 A = TypeVar("A")
 

@@ -25,8 +25,6 @@ from covenant.model.correspondence import Parcel
 from covenant.model.delegating import Role, State
 from covenant.model.errors import Refusal
 from covenant.model.peer import Trust
-from covenant.testing.cast import OPERATOR, task_id
-from covenant.testing.clock import START_MS
 from tests.ledger.machine.peer_cast import (
     CHALLENGE,
     OTHER_CHALLENGE,
@@ -49,6 +47,8 @@ from tests.ledger.machine.peer_cast import (
     verifying,
 )
 from tests.ledger.machine.pure import Pure
+from tests.ledger_contract.fake_clock import START_MS
+from tests.ledger_contract.samples import OPERATOR, task_id
 
 
 def known(*numbers: int, limits: Limits | None = None) -> Pure:

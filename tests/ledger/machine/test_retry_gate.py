@@ -14,9 +14,9 @@ from covenant.model.grant import REQUEUE_ACTION, Scope
 from covenant.model.ids import LeaseId
 from covenant.model.lease import Lease
 from covenant.model.repair import RetryPolicy, SkipReason
-from covenant.testing.cast import BOB, OPERATOR, idempotent, make_grant, make_task, same_work, task_id, unsafe
-from covenant.testing.clock import START_MS
 from tests.ledger.machine.pure import Pure
+from tests.ledger_contract.fake_clock import START_MS
+from tests.ledger_contract.samples import BOB, OPERATOR, idempotent, make_grant, make_task, same_work, task_id, unsafe
 
 POLICY = RetryPolicy(enabled=True, min_lease_age_ms=100, max_attempts=3)
 LEASE = Lease(lease_id=LeaseId("l1"), leased_to=BOB, leased_at_ms=0, attempt=1)

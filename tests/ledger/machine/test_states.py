@@ -46,7 +46,7 @@ from covenant.model.lease import Lease
 from covenant.model.repair import Posture
 from covenant.model.result import Ending
 from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
-from covenant.testing.cast import BOB, make_task, ok, task_id
+from tests.ledger_contract.samples import BOB, make_task, ok, task_id
 
 LEASE = Lease(lease_id=LeaseId("l1"), leased_to=BOB, leased_at_ms=10, attempt=1)
 ID = task_id(1)

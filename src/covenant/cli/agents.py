@@ -1,0 +1,118 @@
+"""`covenant agents`: the agents in each tenant's catalogue."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from covenant.cli.options import CommandGroup, Invocation, daemon_command
+from covenant.cli.terminal import Failure, age, brief, console, put, table
+from covenant.daemon.environment import now_ms
+
+KINDS: Final = ("worker", "model", "process", "remote", "peer")
+
+agents: Final = CommandGroup("agents", help="Agents: what each tenant's catalogue has.", no_args_is_help=True)
+
+tenant_option: Final = click.option(
+    "--tenant", metavar="NAME", default="default", show_default=True, help="Whose catalogue."
+)
+
+
+@daemon_command(agents, "add", "agent_added", "tenant", "agent")
+@click.argument("agent_id", metavar="[ID]", required=False)
+@tenant_option
+@click.option(
+    "--file", metavar="FILE", help="Its constitution, in JSON or TOML. The options below change what it says."
+)
+@click.option("--kind", type=click.Choice(KINDS), help="Who does its work. Default, without a file: worker.")
+@click.option("--name", metavar="TEXT", help="Its name for people.")
+@click.option("--description", metavar="TEXT", help="What it does.")
+@click.option("--skill", "skills", multiple=True, metavar="ID", help="What its card says it can do. May be repeated.")
+@click.option("--command", "program", metavar="WORDS", help="The program of a process agent, as in a shell.")
+@click.option("--replace", is_flag=True, help="In place of the stored agent with this id.")
+def add(call: Invocation, *, agent_id: str | None, tenant: str, file: str | None, replace: bool, **given: Any) -> None:
+    """Store an agent for a tenant: from a file, or by a few options.
+
+    \b
+        covenant agents add summarizer --tenant acme --description "Summarises a text"
+        covenant identities enroll summarizer@acme        # the token of its worker
+    """
+    definition = _definition(agent_id, file, given)
+    answer = call.ask("add_agent", tenant=tenant, agent_def=definition, replace=replace or None)
+    agent = answer["agent"]
+    who = f"{agent['id']}@{answer['tenant']}"
+    talk = []
+    if agent["kind"] == "worker" and not replace:
+        talk.append(f"its worker gets a token with: {call.again} identities enroll {who}")
+    call.show(answer, f"{'replaced' if replace else 'added'} {who} ({agent['kind']})", *talk)
+
+
+@daemon_command(agents, "list", "agent_list", "tenant", "count", "agents")
+@tenant_option
+def list_agents(call: Invocation, *, tenant: str) -> None:
+    """List a tenant's agents: index, those of code and files, then the stored ones, the oldest first."""
+    answer = call.ask("list_agents", tenant=tenant)
+    if call.answer(answer):
+        return
+    rows = table("", "agent", "kind", "from", "name", "what it does")
+    for agent in answer["agents"]:
+        made = agent["agent_def"]
+        purpose = brief(made["description"] or made["goal"] or made["role"])
+        rows.add_row(agent["id"], agent["kind"], agent["source"], brief(agent["name"]), purpose)
+    console().print(rows)
+
+
+@daemon_command(agents, "show", "agent", "tenant", "agent", "identity")
+@click.argument("agent_id", metavar="ID")
+@tenant_option
+def show(call: Invocation, *, agent_id: str, tenant: str) -> None:
+    """Show an agent: who it is in the ledger, where it is kept, and its whole constitution."""
+    answer = call.ask("show_agent", tenant=tenant, agent_id=agent_id)
+    if call.answer(answer):
+        return
+    agent, who = answer["agent"], answer["identity"]
+    put(f"{who['display']}  {who['pubkey']}")
+    changed = f", changed {age(now_ms() - agent['updated_at_ms'])} ago" if agent["updated_at_ms"] else ""
+    put(f"{agent['kind']}, {agent['source']}{changed}")
+    put(json.dumps(agent["agent_def"], ensure_ascii=False, indent=2))
+
+
+@daemon_command(agents, "remove", "agent_removed", "tenant", "agent_id")
+@click.argument("agent_id", metavar="ID")
+@tenant_option
+def remove(call: Invocation, *, agent_id: str, tenant: str) -> None:
+    """Remove a stored agent. Tasks for it stay in the ledger."""
+    answer = call.ask("remove_agent", tenant=tenant, agent_id=agent_id)
+    call.show(answer, f"removed {answer['agent_id']}@{answer['tenant']}")
+
+
+def _definition(agent_id: str | None, file: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The file's definition, changed by what the options say."""
+    if file is None and agent_id is not None and agent_id.endswith((".json", ".toml")):
+        raise click.UsageError(f"an id has no dot in it; to read a file: --file {shlex.quote(agent_id)}")
+    definition: dict[str, Any] = _read(file) if file is not None else {"kind": "worker"}
+    if agent_id is not None:
+        definition["id"] = agent_id
+    if "id" not in definition:
+        raise click.UsageError("say which: ID, or a file with an id")
+    definition |= {key: given[key] for key in ("kind", "name", "description") if given[key] is not None}
+    if given["skills"]:
+        definition["skills"] = list(given["skills"])
+    if given["program"] is not None:
+        definition["command"] = shlex.split(given["program"])
+        definition["kind"] = given["kind"] or "process"
+    return definition
+
+
+def _read(file: str) -> dict[str, Any]:
+    from covenant.daemon.agent_files import read_definition
+    from covenant.model.errors import Invalid
+
+    try:
+        return read_definition(Path(file).expanduser())
+    except Invalid as invalid:
+        raise Failure(invalid.code, f"{file}: {invalid.message}") from invalid

@@ -1,0 +1,71 @@
+"""`covenant audit`: the rows of the audit, and whether they are all there."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
+from covenant.cli.terminal import ExitCode, age, brief, console, put, say, table
+from covenant.daemon.environment import now_ms
+
+VERIFY_S: Final = 3_600.0
+
+audit: Final = CommandGroup(
+    "audit", help="The audit: who was let in, who was not, and what was repaired.", no_args_is_help=True
+)
+
+
+@daemon_command(audit, "recent", "audit_recent", "limit", "since_ms", "events")
+@limit_option(50)
+@click.option("--since-ms", type=click.IntRange(min=0), help="Only rows from this epoch millisecond on.")
+def recent(call: Invocation, *, limit: int, since_ms: int | None) -> None:
+    """List audit rows that the caller's doings left; to the operator, all."""
+    events = call.ask("recent_audit", limit=limit, since_ms=since_ms)["events"]
+    if call.answer({"limit": limit, "since_ms": since_ms, "events": events}):
+        return
+    if not events:
+        say("no audit rows")
+        return
+    now = now_ms()
+    rows = table("", "when", "who", "what", "details")
+    for event in events:
+        kind = event["kind"]
+        rows.add_row(
+            f"{age(now - event['timestamp_ms'])} ago",
+            event["issuer"]["display"],
+            kind["type"].replace("_", " "),
+            brief(_details(kind), 100),
+            style="red" if _refused(kind) else "",
+        )
+    console().print(rows)
+
+
+@daemon_command(audit, "verify", "audit_integrity", "report")
+def verify(call: Invocation) -> None:
+    """Check every audit row against the hash chain. Exits with 1 if one was changed, moved or is missing."""
+    report = call.ask("verify_audit_integrity", within_s=VERIFY_S)["report"]
+    if not call.answer({"report": report}):
+        put(f"{'valid' if report['valid'] else 'INVALID'}: {report['events']} row(s), root {report['root_hash_hex']}")
+        for failure in report["failures"]:
+            say(failure)
+    if not report["valid"]:
+        raise click.exceptions.Exit(ExitCode.REFUSED)
+
+
+purge_command(
+    audit,
+    "purge_audit",
+    "audit_purged",
+    "audit row(s)",
+    "Drop old audit rows. A marker row says how many, and where the chain is anchored now.",
+)
+
+
+def _details(kind: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in kind.items() if name != "type" and value not in (None, [], {}))
+
+
+def _refused(kind: dict[str, Any]) -> bool:
+    return kind.get("passed") is False or kind["type"].endswith(("_rejected", "_failed", "_mismatch", "_required"))

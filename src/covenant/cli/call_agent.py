@@ -1,0 +1,313 @@
+"""`covenant call` and `covenant card get`: other agents, called by name or URL."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from covenant.cli.options import (
+    CommandGroup,
+    Duration,
+    Function,
+    given_before,
+    given_home,
+    home_option,
+    json_option,
+    read_text,
+)
+from covenant.cli.terminal import ExitCode, Failure, Unreachable, brief, json_shape, put, put_json, say
+from covenant.daemon.environment import environment
+
+if TYPE_CHECKING:
+    from covenant.daemon.connecting import Options
+    from covenant.model.remote import Heard
+    from covenant.model.remote_card import RemoteCard
+    from covenant.outbound.remote import RemoteStream
+    from covenant.outbound.reply import Reply
+
+A = TypeVar("A")
+
+card: Final = CommandGroup("card", help="Agent cards, of whomever.", no_args_is_help=True)
+
+
+def remote_command(function: Function) -> Function:
+    """Give a command the `Options` to call with as its first argument, and the options that make them."""
+
+    @click.option("--token-env", metavar="NAME", help="The variable of the environment that has the agent's token.")
+    @click.option("--token-file", metavar="FILE", help="The file that has it.")
+    @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="Sent along, to this host alone.")
+    @home_option("Where a2a_agents.json is.")
+    @json_option()
+    @wraps(function)
+    def run(
+        *,
+        target: str,
+        token_env: str | None,
+        token_file: str | None,
+        headers: tuple[str, ...],
+        home: str | None,
+        **own: Any,
+    ) -> None:
+        from covenant.daemon.connecting import Options
+
+        folder = given_home(home)
+        options = Options(
+            token=_token(given_before("token_file", token_file)),
+            token_env=token_env,
+            headers=dict(_header(each) for each in headers),
+            allow_private=_allowed(target, folder),
+            home=folder,
+            meant=True,
+        )
+        function(options, target=target, **own)
+
+    return run
+
+
+@click.command(
+    "call", epilog=json_shape("remote_reply", "state", "text", "task_id", "context_id", "artifacts", "usage", "way")
+)
+@click.argument("target", metavar="NAME|URL")
+@click.argument("message")
+@click.option("--stream", "as_it_comes", is_flag=True, help="Write the answer as it comes.")
+@click.option("--poll", is_flag=True, help="Ask again and again, even if the agent has streams.")
+@click.option(
+    "--timeout", "timeout_ms", type=Duration(), metavar="5m", help="Longest wait. Default: 5m, or the entry's."
+)
+@click.option("--task", "task_id", metavar="ID", help="Answer what this task of the agent asks.")
+@click.option("--context", "context_id", metavar="ID", help="The context that it belongs to.")
+@click.option("--key", "idempotency_key", help="Idempotency key: names the work, so that it may be sent again.")
+@remote_command
+def call(
+    options: Options, *, target: str, message: str, as_json: bool, as_it_comes: bool, poll: bool, **given: Any
+) -> None:
+    """Send MESSAGE to an agent, and wait for its answer; `-` reads the message from standard input.
+
+    The agent is named by its URL, by the URL of its card, or by its name in a2a_agents.json. It gets the message, its
+    own token, and nothing else. Ctrl-C and a timeout cancel its task. Exits with 1 unless the task completed.
+    """
+    text = read_text(message)
+    timeout_ms = given.pop("timeout_ms")
+    given |= {"timeout_s": timeout_ms / 1000 if timeout_ms is not None else None, "stream": False if poll else None}
+    progress = Progress(live=as_it_comes and not as_json)
+
+    async def converse() -> tuple[Reply, str]:
+        from covenant.daemon.connecting import open_remote
+
+        async with await open_remote(target, options) as remote:
+            stream = progress.stream = remote.stream(text, **given, troubled=progress.troubled)
+            async for news in stream:
+                progress.show(news)
+            return stream.reply, f"{remote.way.binding} {remote.way.version}"
+
+    reply, way = _run(converse, target, options, canceled=lambda: f"canceled{progress.called_off}")
+    if as_json:
+        put_json(_reply_object(reply, way))
+    else:
+        progress.end(reply)
+    if not reply.ok:
+        raise click.exceptions.Exit(ExitCode.REFUSED)
+
+
+@card.command("get", epilog=json_shape("remote_card", "url", "card", "ways", "signed_by"))
+@click.argument("target", metavar="NAME|URL")
+@click.option("--verify", is_flag=True, help="Demand a signature by a key from the card's own host, and check it.")
+@remote_command
+def get(options: Options, *, target: str, as_json: bool, verify: bool) -> None:
+    """Fetch an agent's card and show it: who it is, what it can do, how it is called.
+
+    The agent is named by its URL, by the URL of its card, or by its name in a2a_agents.json.
+    """
+
+    async def fetch() -> RemoteCard:
+        from covenant.daemon.connecting import open_card
+
+        return await open_card(target, options, verify=verify)
+
+    found = _run(fetch, target, options)
+    if as_json:
+        put_json(_card_object(found))
+        return
+    for line in _card_lines(found):
+        put(line)
+
+
+class Progress:
+    """Progress for whoever watches a terminal, on stderr; and the answer as it comes, if that is wanted."""
+
+    def __init__(self, *, live: bool) -> None:
+        self._live = live
+        self._watched = sys.stderr.isatty()
+        self._wrote: list[str] = []
+        self._state: str | None = None
+        self.stream: RemoteStream | None = None
+
+    @property
+    def called_off(self) -> str:
+        return self.stream.called_off if self.stream is not None else ""
+
+    def show(self, news: Heard) -> None:
+        from covenant.model.remote import RemoteStatus, RemoteTask
+
+        if not isinstance(news, RemoteStatus | RemoteTask):
+            if self._live and news.text:
+                self._wrote.append(news.text)
+                put(news.text, nl=False)
+        elif self._watched and not news.state.terminal:
+            said = f"{news.state.value}: {brief(news.text)}" if news.text else news.state.value
+            if said != self._state:
+                self._state = said
+                say(f"· {said}")
+
+    def troubled(self, why: str) -> None:
+        if self._watched:
+            self._state = None
+            say(f"· {why}; asking again")
+
+    def end(self, reply: Reply) -> None:
+        from covenant.model.content import Json, Text
+
+        wrote = "".join(self._wrote)
+        if wrote and not wrote.endswith("\n"):
+            click.echo()
+        if reply.text and reply.text.strip() not in wrote:
+            put(reply.text)
+        if reply.waits:
+            say(f"covenant: it waits for you ({reply.state.value}); answer with --task {reply.task_id}")
+        elif not reply.ok:
+            say(f"covenant: the task was not completed: {reply.state.value}")
+        for artifact in reply.artifacts:
+            if not all(isinstance(part, Text | Json) for part in artifact.parts):
+                say(f"· made {artifact.name or artifact.artifact_id}; --json shows it")
+
+
+def _reply_object(reply: Reply, way: str) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "kind": "remote_reply",
+        "state": reply.state.value,
+        "text": reply.text,
+        "task_id": reply.task_id,
+        "context_id": reply.context_id,
+        "artifacts": msgspec.to_builtins(reply.artifacts),
+        "usage": reply.usage,
+        "way": way,
+    }
+
+
+def _card_object(found: RemoteCard) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "kind": "remote_card",
+        "url": found.url,
+        "card": found.fields,
+        "ways": msgspec.to_builtins(found.ways),
+        "signed_by": found.signed_by,
+    }
+
+
+def _card_lines(found: RemoteCard) -> Iterator[str]:
+    yield f"{found.name} {found.version}"
+    if found.description:
+        yield f"  {found.description}"
+    yield f"  card:      {found.url}"
+    for way in found.ways:
+        yield f"  called by: {way.binding} {way.version} at {way.url}"
+    yield f"  streams:   {'yes' if found.streaming else 'no' if found.streaming is False else 'not said'}"
+    wanted = ", ".join(each.header or each.scheme for each in found.credentials)
+    yield f"  wants:     {wanted or 'no credential'}"
+    if found.signed_by is not None:
+        yield f"  signed by: {found.signed_by}"
+    for skill in found.skills:
+        yield f"  - {skill.name}: {skill.description}" if skill.description else f"  - {skill.name}"
+
+
+def _run(
+    work: Callable[[], Coroutine[Any, Any, A]],
+    target: str,
+    options: Options,
+    *,
+    canceled: Callable[[], str] = lambda: "canceled",
+) -> A:
+    """Run it, and turn its failures into those of a command, with advice. `canceled`: what Ctrl-C leads to."""
+    import asyncio
+
+    from covenant.model.errors import CovenantError, Refusal
+    from covenant.outbound.failures import CallFailed
+    from covenant.outbound.following import not_sent
+    from covenant.outbound.remote_errors import RemoteError
+
+    try:
+        return asyncio.run(work())
+    except KeyboardInterrupt:
+        raise Failure("canceled", canceled()) from None
+    except CallFailed as error:
+        kind = Unreachable if not_sent(error) else Failure
+        detail = f" ({error.detail})" if error.detail != error.message else ""
+        raise kind(error.code, f"{error.message}{detail}") from error
+    except (Refusal, RemoteError) as error:
+        detail = getattr(error, "detail", error.message)
+        raise Failure(error.code, f"{detail}{_advice(error.code, target, options)}") from error
+    except CovenantError as error:
+        raise Failure("failed", str(error)) from error
+
+
+def _advice(code: str, target: str, options: Options) -> str:
+    """What to do about it, where that can be known."""
+    from covenant.daemon.connecting import find_entry
+    from covenant.daemon.whereabouts import url_in
+
+    folder = Path(options.home or "")
+    base = url_in(folder) if code == "unknown_remote" else None
+    if base is not None:
+        return f"; the daemon of this home has its own agents at {base}/v1/a2a/agents/NAME"
+    if code != "unauthenticated" or options.token is not None or options.token_env is not None:
+        return ""
+    if "://" in target:
+        return "; name its token with --token-file FILE or --token-env NAME"
+    missing = find_entry(target, folder).missing(environment())
+    if missing is not None:
+        return f"; the entry {target!r} has its token in the variable {missing}, which is not set"
+    return f"; the entry {target!r} needs an auth with a token or token_env"
+
+
+def _allowed(target: str, home: Path) -> tuple[str, ...]:
+    """What the home's settings allow besides the host that was typed. A target that cannot be called is wrong usage."""
+    from covenant.daemon.loading import load
+    from covenant.model.errors import SettingsError
+    from covenant.outbound.location import Unreadable, read_url
+
+    try:
+        allow = load({}, environment(), home=home).settings.outbound.allow
+    except SettingsError as error:
+        raise Failure("bad_settings", str(error)) from error
+    if "://" in target:
+        try:
+            read_url(target)
+        except Unreadable as error:
+            raise click.UsageError(f"{target!r} cannot be called: {error}") from error
+    return allow
+
+
+def _token(token_file: str | None) -> str | None:
+    if token_file is None:
+        return None
+    path = Path(token_file).expanduser()
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure("no_token", f"the token in {path} cannot be read: {error}") from error
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip():
+        raise click.UsageError(f"--header takes NAME:VALUE, not {text!r}")
+    return name.strip(), value.strip()

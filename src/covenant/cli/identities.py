@@ -1,0 +1,118 @@
+"""`covenant identities`: who holds a token."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
+from covenant.cli.terminal import age, console, say, table
+from covenant.daemon.environment import now_ms
+
+identities: Final = CommandGroup("identities", help="Identities: who holds a token.", no_args_is_help=True)
+
+
+@daemon_command(identities, "enroll", "identity_enrolled", "display", "pubkey_b58", "token_b58", "granted")
+@click.argument("display", metavar="NAME@HOST")
+@click.option("--grant", "actions", multiple=True, metavar="ACTION", help="Grant this to it as well. May be repeated.")
+@click.option("--pubkey", metavar="B58", help="Its Ed25519 public key. Default: a new one.")
+def enroll(call: Invocation, *, display: str, actions: tuple[str, ...], pubkey: str | None) -> None:
+    """Enrol an identity and print its token. The token is told once, and stored nowhere.
+
+    Put it where the agent finds it, for its owner alone:
+
+    \b
+        (umask 077; covenant identities enroll bob@host --grant a2a.respond.alice@host > bob.token)
+    """
+    answer = call.ask("enroll_identity", display=display, actions=list(actions), pubkey=pubkey)
+    granted = [grant["action"] if isinstance(grant, dict) else grant for grant in answer["granted"]]
+    call.show(
+        answer,
+        answer["token_b58"],
+        f"enrolled {answer['display']} with pubkey {answer['pubkey_b58']}",
+        *(f"granted {action}" for action in granted),
+    )
+
+
+@daemon_command(
+    identities,
+    "list",
+    "identity_list",
+    "limit",
+    "filter_pubkey_prefix",
+    "matched_count",
+    "identities",
+    "operator_pubkey_b58",
+    "truncated",
+)
+@limit_option(20)
+@click.option("--prefix", metavar="TEXT", help="Only those whose name, pubkey or token starts so.")
+@click.option("--live-only", is_flag=True, help="Only those that may call.")
+@click.option("--revoked-only", is_flag=True, help="Only those that may not any more.")
+def list_identities(call: Invocation, *, limit: int, prefix: str | None, live_only: bool, revoked_only: bool) -> None:
+    """List identities, newest first."""
+    if live_only and revoked_only:
+        raise click.UsageError("--live-only and --revoked-only exclude each other")
+    status = "live" if live_only else "revoked" if revoked_only else None
+    answer = call.ask("list_identities", limit=limit, prefix=prefix, status=status)
+    found, operator = answer["identities"], answer["operator_pubkey_b58"]
+    listed = {
+        "limit": limit,
+        "filter_pubkey_prefix": prefix,
+        "matched_count": len(found),
+        "identities": found,
+        "operator_pubkey_b58": operator,
+        "truncated": answer["truncated"],
+    }
+    if call.answer(listed):
+        return
+    if not found:
+        say("no matching identities")
+        return
+    now = now_ms()
+    rows = table("", "who", "pubkey", "token", "enrolled", "state")
+    for row in found:
+        who, revoked_at = row["agent_id"], row["revoked_at"]
+        rows.add_row(
+            who["display"] + (" (self)" if who["pubkey"] == operator else ""),
+            who["pubkey"],
+            f"{row['token_prefix']}…",
+            f"{age(now - row['registered_at'])} ago",
+            "live" if revoked_at is None else f"revoked {age(now - revoked_at)} ago",
+            style="" if revoked_at is None else "dim",
+        )
+    console().print(rows)
+    if answer["truncated"]:
+        say("there are more; raise --limit or narrow with --prefix")
+
+
+@daemon_command(identities, "revoke", "identity_revoked", "display", "pubkey_b58", "token_prefix", "revoked_at")
+@click.argument("which")
+@click.option("--force", is_flag=True, help="Also if it is the operator's own token. The next start makes a new one.")
+def revoke(call: Invocation, *, which: str, force: bool) -> None:
+    """Revoke the token of WHICH: name@host, a pubkey, or the start of a token. Ends its open connections."""
+    answer = call.ask("revoke_identity", identity=which, force=force)
+    call.show(answer, f"revoked {answer['display']} ({answer['token_prefix']}…)")
+
+
+@daemon_command(identities, "rotate", "identity_token_rotated", "display", "token_b58")
+@click.argument("which", required=False)
+def rotate(call: Invocation, *, which: str | None) -> None:
+    """Give WHICH a new token, and end the old one. Default: the operator's own, which is saved in the home."""
+    answer = call.ask("rotate_token", identity=which)
+    display, token = answer["display"], answer["token_b58"]
+    call.show(
+        {"display": display, "token_b58": token},
+        token,
+        f"this is the token of {display} now; the old one is refused from here on",
+    )
+
+
+purge_command(
+    identities,
+    "purge_identities",
+    "identities_purged",
+    "revoked token(s)",
+    "Forget identities whose token was revoked long ago.",
+)

@@ -1,0 +1,233 @@
+"""Commands on a home that need no daemon: `covenant settings show`, `covenant doctor`, `covenant passphrase`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from covenant.cli.options import CommandGroup, given_before, given_home, home_option, json_option
+from covenant.cli.terminal import ExitCode, Failure, console, json_shape, put, put_json, say, table
+from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment
+from covenant.model.errors import CovenantError
+
+if TYPE_CHECKING:
+    from covenant.daemon.finding import Checkup
+    from covenant.daemon.salvage import Salvage
+
+NEW_FILE: Final = "--new-file"
+
+settings: Final = CommandGroup(
+    "settings", help="Settings: what is in force, and where it came from.", no_args_is_help=True
+)
+
+
+@settings.command("show", epilog=json_shape("settings", "settings"))
+@home_option("The home whose settings.toml is read.", fallback=False)
+@json_option()
+def show_settings(*, home: str | None, as_json: bool) -> None:
+    """Show every setting: its value, where that came from, and what it means.
+
+    A value that is not allowed is an error here, as it is for `covenant serve`.
+    """
+    from covenant.daemon.loading import load, rows
+    from covenant.model.errors import SettingsError
+
+    try:
+        loaded = load({}, environment(), home=given_before("home", home))
+    except SettingsError as error:
+        raise Failure("bad_setting", str(error)) from error
+    if as_json:
+        put_json({"kind": "settings", "settings": [row._asdict() for row in rows(loaded)]})
+        return
+    made = table("", "setting", "value", "from", "meaning")
+    for row in rows(loaded):
+        value = ",".join(row.value) if isinstance(row.value, tuple) else str(row.value)
+        made.add_row(row.name, value, row.source, row.meaning, style="" if row.source == "default" else "bold")
+    console().print(made)
+
+
+@click.command("doctor", epilog=json_shape("doctor", "home", "well", "findings", "losses", "set_aside"))
+@home_option("The home to look at.")
+@click.option("--accept-loss", is_flag=True, help="Mend a damaged ledger by giving up the records that are lost.")
+@click.option("--rebuild-archive", is_flag=True, help="Make the archive agree with the journal again. Loses nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask before giving them up.")
+@json_option()
+def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: bool, as_json: bool) -> None:
+    """Check a home for everything that a start would stumble over. Changes nothing.
+
+    Exits with 1 if something is wrong, and says what to do. Where records are damaged or missing, --accept-loss says
+    exactly which would be lost, asks, and mends the ledger; the damaged files are set aside. Where only the archive is
+    at odds with the journal, --rebuild-archive mends it without a loss.
+    """
+    import sqlite3
+
+    from covenant.daemon.checkup import check
+
+    folder = given_home(home)
+    checkup = check(folder, environment())
+    told: dict[str, Any] = {
+        "kind": "doctor",
+        "home": str(folder),
+        "well": checkup.well,
+        "findings": [finding._asdict() for finding in checkup.findings],
+        "losses": [loss._asdict() for loss in checkup.salvage.losses] if checkup.salvage else [],
+        "set_aside": None,
+    }
+    if not as_json:
+        _show_checkup(checkup)
+    mended = False
+    try:
+        if accept_loss and checkup.salvage is not None:
+            _show_losses(checkup.salvage)
+            if not yes and not click.confirm("Give these up?", err=True):
+                raise Failure("not_confirmed", "nothing was changed")
+            told["set_aside"] = str(_accept(folder, checkup.salvage))
+            mended = True
+        elif rebuild_archive and checkup.rebuild:
+            kept = _rebuild(folder)
+            told["set_aside"] = None if kept is None else str(kept)
+            mended = True
+    except (CovenantError, OSError) as error:
+        raise Failure("not_mended", f"the home could not be mended: {error}; the same command goes on") from error
+    except sqlite3.Error as error:
+        way_out = "move archive.db and archive.db-wal out of the home, and give up their history: doctor --accept-loss"
+        raise Failure("not_mended", f"the archive could not be mended: {error}; {way_out}") from error
+    if as_json:
+        put_json(told)
+    if not checkup.well and not mended:
+        raise click.exceptions.Exit(ExitCode.REFUSED)
+
+
+def _accept(folder: Path, salvage: Salvage) -> Path:
+    from covenant.daemon.environment import now_ms
+    from covenant.daemon.salvage import carry_out
+    from covenant.ledger.log.opening import lock_home
+
+    with lock_home(folder):
+        aside = carry_out(folder, salvage, now_ms())
+    say(f"the ledger is mended; what was damaged is in {aside}")
+    return aside
+
+
+def _rebuild(folder: Path) -> Path | None:
+    from covenant.daemon.environment import now_ms
+    from covenant.daemon.limits import ledger_limits
+    from covenant.daemon.loading import load
+    from covenant.daemon.salvage import rebuild_archive
+    from covenant.ledger.log.opening import lock_home
+
+    limits = ledger_limits(load({}, environment(), home=folder).settings)
+    with lock_home(folder):
+        kept = rebuild_archive(folder, limits, now_ms())
+    say("the archive agrees with the journal again; the next start brings it up to date")
+    if kept is not None:
+        say(f"the records that it had set aside are in {kept}")
+    return kept
+
+
+def _show_checkup(checkup: Checkup) -> None:
+    for finding in checkup.findings:
+        put(f"{'ok   ' if finding.well else 'WRONG'}  {finding.what}")
+        if finding.way_out:
+            put(f"       → {finding.way_out}")
+
+
+def _show_losses(salvage: Salvage) -> None:
+    lost = sum(loss.records for loss in salvage.losses)
+    say(f"{salvage.last_seq - salvage.first_seq + 1 - lost} record(s) of the journal are kept. These would be lost:")
+    for loss in salvage.losses:
+        name = f"records {loss.seq} to {loss.through}" if loss.through > loss.seq else f"record {loss.seq}"
+        say(f"  {name} ({loss.where}): {loss.reason}")
+        for said in loss.said:
+            say(f"    {said}")
+    if salvage.archive_lost:
+        say(f"  the archive ({salvage.archive_lost}): the history that the journal no longer tells")
+    say("A task whose lease or result was in one of them is back where it was before, and its work may be done twice.")
+
+
+@click.command("passphrase", epilog=json_shape("passphrase", "home", "change", "prekeys_kept"))
+@home_option("The home with the keys.")
+@click.option(
+    NEW_FILE, metavar="FILE", help="Where the new one is, for its owner alone. Default: you are asked for it."
+)
+@click.option("--remove", is_flag=True, help="Keep the keys without a passphrase from now on.")
+@json_option()
+def passphrase(*, home: str | None, new_file: str | None, remove: bool, as_json: bool) -> None:
+    """Set, change or remove the passphrase that the keys in a home are locked with.
+
+    The daemon must not run: it saves its keys with the passphrase that it was started with. The one in force is taken
+    from COVENANT_PASSPHRASE or COVENANT_PASSPHRASE_FILE, as a start takes it; if neither is set, you are asked for it.
+    """
+    if remove and new_file is not None:
+        raise click.UsageError(f"--remove and {NEW_FILE} exclude each other")
+    from covenant.ledger.log.opening import lock_home
+    from covenant.model.errors import HomeLocked
+
+    folder = given_home(home)
+    if not (folder / "identity" / "local.key").exists():
+        raise Failure(
+            "no_key", f"there is no key in {folder}; the first start makes one, locked if {PASSPHRASE_VARIABLE} is set"
+        )
+    try:
+        with lock_home(folder):
+            change, kept = _change(folder, new_file, remove=remove)
+    except HomeLocked as running:
+        why = "a daemon saves its keys with the passphrase that it was started with"
+        raise Failure("daemon_runs", f"{running}; {why}") from None
+    except (CovenantError, OSError) as error:
+        raise Failure("cannot_change", f"{error}") from error
+    if as_json:
+        put_json({"kind": "passphrase", "home": str(folder), "change": change, "prekeys_kept": kept})
+    else:
+        _show_change(folder, change, kept=kept)
+
+
+def _change(folder: Path, new_file: str | None, *, remove: bool) -> tuple[str, bool]:
+    """What was done, and whether the prekeys are still there."""
+    from covenant.daemon.home import LockedHome
+    from covenant.daemon.keystore import Keystore, find_passphrase
+
+    said = find_passphrase(environment())
+    was_locked = Keystore(folder, None).locked
+    if remove and not was_locked:
+        raise Failure("not_locked", f"the keys in {folder} have no passphrase")
+    if was_locked and said is None:
+        said = _asked("Passphrase", f"set {PASSPHRASE_VARIABLE} or {PASSPHRASE_FILE_VARIABLE}")
+    keystore = Keystore(folder, said if was_locked else None)
+    try:
+        # Before anybody thinks of a new one for nothing.
+        keystore.read_key()
+        kept = keystore.relock(None if remove else _new(new_file))
+    except LockedHome as locked:
+        raise Failure("wrong_passphrase", str(locked)) from None
+    return "removed" if remove else "changed" if was_locked else "set", kept
+
+
+def _new(new_file: str | None) -> str:
+    from covenant.daemon.keystore import read_passphrase
+
+    if new_file is not None:
+        return read_passphrase(Path(new_file).expanduser(), NEW_FILE)
+    return _asked("New passphrase", f"name a file with {NEW_FILE}", twice=True)
+
+
+def _asked(what: str, otherwise: str, *, twice: bool = False) -> str:
+    """On the terminal, unseen."""
+    if not sys.stdin.isatty():
+        raise Failure("no_terminal", f"there is no terminal to ask for the passphrase on; {otherwise}")
+    answer: str = click.prompt(what, hide_input=True, confirmation_prompt=twice, err=True)
+    return answer
+
+
+def _show_change(folder: Path, change: str, *, kept: bool) -> None:
+    if change == "removed":
+        say(f"the keys in {folder} are not locked any more")
+        say(f"unset {PASSPHRASE_VARIABLE} and {PASSPHRASE_FILE_VARIABLE}: with either, the next start locks them again")
+    else:
+        say(f"the keys in {folder} are locked with the new passphrase")
+        say(f"the next start needs it in {PASSPHRASE_VARIABLE}, or in the file that {PASSPHRASE_FILE_VARIABLE} names")
+    if not kept:
+        say("identity/prekeys.json opens with neither passphrase; the next start makes new ones")

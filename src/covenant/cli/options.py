@@ -1,0 +1,180 @@
+"""What commands share: their options, what a command that asks the daemon is given, how this program was called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from covenant.cli.daemon_client import ANSWER_S, Answer, DaemonClient, read_token
+from covenant.cli.terminal import UNITS_MS, json_shape, put, put_json, say
+from covenant.daemon.environment import environment, find_home
+
+Function = Callable[..., None]
+
+_DURATION: Final = re.compile(r"(\d{1,12})(ms|s|m|h|d)")
+
+
+class CommandGroup(click.Group):
+    """A group whose help lists its commands in the order of their definition."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
+        return list(self.commands)
+
+
+class Invocation:
+    """One run of a command that asks the daemon: its connection, and how it was asked to answer."""
+
+    def __init__(
+        self, client: DaemonClient, kind: str, *, home: str | None, token_file: str | None, as_json: bool
+    ) -> None:
+        self._kind = kind
+        self._caller = (("--home", home), ("--token-file", token_file))
+        self.json = as_json
+        self.ask = client.ask
+
+    @property
+    def again(self) -> str:
+        """How to call this program as the same caller once more, up to the command."""
+        given = (f"{name} {shlex.quote(value)}" for name, value in self._caller if value is not None)
+        return " ".join([program(), *given])
+
+    def ask_waiting(self, kind: str, wait_ms: int | None, **fields: Any) -> Answer:
+        """Send a request that the daemon may take `wait_ms` to answer."""
+        return self.ask(kind, within_s=ANSWER_S + (wait_ms or 0) / 1000, wait_ms=wait_ms, **fields)
+
+    def answer(self, value: Mapping[str, Any], *, kind: str | None = None) -> bool:
+        """Write the JSON object if one was asked for; False if people are to be answered instead."""
+        if self.json:
+            put_json({"kind": kind or self._kind, **{name: each for name, each in value.items() if name != "kind"}})
+        return self.json
+
+    def show(self, value: Mapping[str, Any], data: str, *talk: str) -> None:
+        """Answer with the JSON object, or with a line of data on stdout and lines of talk on stderr."""
+        if self.answer(value):
+            return
+        put(data)
+        for line in talk:
+            say(line)
+
+
+def daemon_command(group: click.Group, name: str, kind: str, *fields: str, epilog: str = "") -> Callable[..., Function]:
+    """Make a function a command that asks the daemon. It gets an `Invocation` first, then its own arguments.
+
+    `kind` and `fields` say what the command answers with --json.
+    """
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def run(*, home: str | None, token_file: str | None, as_json: bool, **own: Any) -> None:
+            variables = environment()
+            home, token_file = given_before("home", home), given_before("token_file", token_file)
+            folder, _ = find_home(home, variables)
+            with DaemonClient(folder, read_token(folder, token_file, variables)) as client:
+                function(Invocation(client, kind, home=home, token_file=token_file, as_json=as_json), **own)
+
+        # The function's own options are already on `run`. These three stand after them in help, so they go first.
+        own_options = run.__dict__.pop("__click_params__", [])
+        for option in (json_option(), token_option, home_option()):
+            option(run)
+        run.__dict__.setdefault("__click_params__", []).extend(own_options)
+        group.command(name, epilog=json_shape(kind, *fields) + epilog)(run)
+        return run
+
+    return decorate
+
+
+def home_option(meaning: str = "The daemon's home.", *, fallback: bool = True) -> Callable[[Function], Function]:
+    where = " Default: COVENANT_HOME, else ~/.covenant." if fallback else ""
+    return click.option("--home", metavar="FOLDER", help=meaning + where)
+
+
+token_option: Final = click.option(
+    "--token-file", metavar="FILE", help="Call as the holder of this token instead of as operator."
+)
+
+
+def json_option(meaning: str = "Answer with one JSON object.") -> Callable[[Function], Function]:
+    return click.option("--json", "as_json", is_flag=True, help=meaning)
+
+
+def limit_option(default: int) -> Callable[[Function], Function]:
+    """Most rows of a list, with -n for short."""
+    return click.option(
+        "--limit", "-n", type=click.IntRange(min=1), default=default, show_default=True, help="Most rows."
+    )
+
+
+def given_before(name: str, value: str | None) -> str | None:
+    """The value of an option that may also stand right after `covenant`."""
+    if value is not None:
+        return value
+    first: str | None = click.get_current_context().find_root().params.get(name)
+    return first
+
+
+def given_home(home: str | None) -> Path:
+    """The home that the options or the environment name."""
+    return find_home(given_before("home", home), environment())[0]
+
+
+class Duration(click.ParamType[int]):
+    """A number with its unit, as milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _DURATION.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is no duration; write 500ms, 30s, 5m, 2h or 1d", param, ctx)
+        return int(match[1]) * UNITS_MS[match[2]]
+
+
+def read_text(given: str) -> str:
+    """A text argument as it stands; for `-`, all of standard input."""
+    if given != "-":
+        return given
+    return sys.stdin.buffer.read().decode("utf-8", "replace").removesuffix("\n")
+
+
+def purge_command(group: click.Group, ask: str, kind: str, what: str, meaning: str) -> None:
+    """Add a command `purge` that removes what is older than a moment or an age."""
+
+    @daemon_command(group, "purge", kind, "before_ms", "purged")
+    @click.option("--before-ms", type=click.IntRange(min=0), help="What is older than this epoch millisecond.")
+    @click.option("--older-than-ms", type=click.IntRange(min=0), help="What is older than this many milliseconds.")
+    def purge(call: Invocation, *, before_ms: int | None, older_than_ms: int | None) -> None:
+        from covenant.daemon.environment import now_ms
+
+        if (before_ms is None) == (older_than_ms is None):
+            raise click.UsageError("say how old: either --before-ms or --older-than-ms")
+        moment_ms = before_ms if before_ms is not None else max(0, now_ms() - (older_than_ms or 0))
+        answer = call.ask(ask, before_ms=moment_ms)
+        call.show({"before_ms": answer["before_ms"], "purged": answer["purged"]}, f"purged {answer['purged']} {what}")
+
+    group.commands["purge"].help = meaning
+
+
+def program() -> str:
+    """How to call this program again from here."""
+    called = Path(sys.argv[0])
+    found = shutil.which("covenant")
+    if found is not None and Path(found).resolve() == called.resolve():
+        return "covenant"
+    return shlex.quote(near(called.absolute()))
+
+
+def near(path: Path) -> str:
+    """A path as it is shortest from here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

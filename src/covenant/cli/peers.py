@@ -1,0 +1,477 @@
+"""`covenant peers`: other instances, and what is delegated to them and by them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import IO, Any, Final
+
+import click
+
+from covenant.cli.daemon_client import Answer
+from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command, json_option
+from covenant.cli.terminal import ExitCode, Failure, age, brief, console, json_shape, put, put_json, say, table
+from covenant.daemon.environment import now_ms
+
+ELSEWHERE: Final = "⇄"
+STYLES: Final = {
+    "completed": "green",
+    "failed": "red",
+    "rejected": "red",
+    "timeout": "red",
+    "lost": "bold red",
+    "cancelled": "dim",
+}
+STATUSES: Final = ("pending", "running", "completed", "failed", "cancelled", "timeout", "lost")
+ENDED: Final = frozenset({"completed", "failed", "cancelled", "timeout"})
+LOOK_S: Final = 0.3
+PROOF_BYTES_MAX: Final = 64 * 1024 * 1024
+PROVEN: Final = frozenset({"offer", "result"})
+"""A proof is about these. The conversation may stay with the provider, and the proof still says something."""
+
+peers: Final = CommandGroup(
+    "peers", help="Peers: other instances, what is delegated to them and by them.", no_args_is_help=True
+)
+
+peer_argument: Final = click.argument("peer")
+delegation_argument: Final = click.argument("delegation")
+
+
+def limit_option(default: int) -> Callable[[Function], Function]:
+    return click.option(
+        "--limit", type=click.IntRange(1, 100), default=default, show_default=True, help="At most this many."
+    )
+
+
+@daemon_command(peers, "list", "peers", "peers", "total", "id", "name")
+@click.option("--trust", type=click.Choice(["peer", "verified", "trusted"]), help="Only those trusted so far.")
+@limit_option(100)
+def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
+    """List the instances that this one knows, and how it is known itself."""
+    answer = call.ask("list_peers", trustLevel=trust, limit=limit)
+    if call.answer(answer):
+        return
+    say(f"this is {answer['name']}, {answer['id']}")
+    if not answer["peers"]:
+        say("no peers; add one with: covenant peers add https://HOST")
+        return
+    now = now_ms()
+    rows = table("", "name", "trust", "status", "heard", "where", "id", "")
+    for peer in answer["peers"]:
+        rows.add_row(
+            peer["name"],
+            peer["trustLevel"],
+            peer["status"],
+            _seen(peer["lastSeen"], now),
+            peer["url"] or "fetches by itself",
+            peer["id"],
+            _troubles(peer),
+            style="red" if peer["conflict"] else "dim" if peer["denied"] else "",
+        )
+    console().print(rows)
+
+
+@daemon_command(peers, "add", "peer", "peer", "note?")
+@click.argument("url", required=False)
+@click.option("--name", metavar="NAME", help="What to call it here. Default: what it calls itself.")
+@click.option("--id", "peer_id", metavar="ID", help="Its id, if you were told: what answers at the URL must prove it.")
+def add(call: Invocation, *, url: str | None, name: str | None, peer_id: str | None) -> None:
+    """Add another instance as a peer, by its URL; or by --id and --name, if it cannot be called and fetches.
+
+    It is asked for its keys and challenged to prove them. Both sides add each other before they can delegate.
+
+    \b
+        covenant peers add https://lab.example.com --name lab
+    """
+    answer = call.ask("add_peer", url=url, id=peer_id, name=name)
+    call.show(answer, _peer_line(answer["peer"]), *filter(None, [answer.get("note")]))
+
+
+@daemon_command(peers, "show", "peer", "peer")
+@peer_argument
+def show(call: Invocation, *, peer: str) -> None:
+    """Show a peer: by its name, its id, or the beginning of its id."""
+    answer = call.ask("show_peer", peerId=peer)
+    if call.answer(answer):
+        return
+    found, now = answer["peer"], now_ms()
+    put(_peer_line(found))
+    put(f"heard {_seen(found['lastSeen'], now)}, verified {_seen(found['verifiedAtMs'], now)}")
+    for profile in found["capabilities"]:
+        put(f"  {profile['name']}  {profile['maxTokenBudget']} tokens  {profile.get('description', '')}")
+    if troubles := _troubles(found):
+        put(troubles)
+
+
+@daemon_command(peers, "remove", "peer_removed", "id", "name")
+@peer_argument
+def remove(call: Invocation, *, peer: str) -> None:
+    """Remove a peer. Nothing is taken from it any more, and nothing that waits is sent to it."""
+    answer = call.ask("remove_peer", peerId=peer)
+    call.show(answer, f"removed {answer['name']}, {answer['id']}")
+
+
+@daemon_command(peers, "trust", "peer", "peer")
+@peer_argument
+@click.argument("level", type=click.Choice(["peer", "verified", "trusted"]), default="trusted")
+def trust(call: Invocation, *, peer: str, level: str) -> None:
+    """Say how far a peer is trusted.
+
+    A mere `peer` may ask what there is; one that is `verified` (it proved its key) may delegate within limits; one that
+    is `trusted` may do so ten times as often. Only an operator says `trusted`.
+    """
+    _show_peer(call, call.ask("trust_peer", peerId=peer, trustLevel=level))
+
+
+@daemon_command(peers, "verify", "peer", "peer")
+@peer_argument
+def verify(call: Invocation, *, peer: str) -> None:
+    """Challenge a peer to prove its key. It is `verified` when it has."""
+    _show_peer(call, call.ask("verify_peer", peerId=peer))
+
+
+@daemon_command(peers, "deny", "peer", "peer")
+@peer_argument
+def deny(call: Invocation, *, peer: str) -> None:
+    """Take nothing from a peer any more, and keep what is known of it."""
+    _show_peer(call, call.ask("change_peer", peerId=peer, denied=True))
+
+
+@daemon_command(peers, "allow", "peer", "peer")
+@peer_argument
+def allow(call: Invocation, *, peer: str) -> None:
+    """Take messages from a peer that was denied."""
+    _show_peer(call, call.ask("change_peer", peerId=peer, denied=False))
+
+
+@daemon_command(peers, "accept-identity", "peer", "peer")
+@peer_argument
+@click.argument("new_id")
+def accept_identity(call: Invocation, *, peer: str, new_id: str) -> None:
+    """Vouch that a peer goes by another id now, though its old key does not say so.
+
+    It keeps its name and its delegations, and is a mere peer until it is verified again. Compare the id with its
+    operator first, by another way than the network.
+    """
+    _show_peer(call, call.ask("succeed_peer", peerId=peer, newId=new_id))
+
+
+@daemon_command(peers, "revoke-tokens", "peer_tokens_revoked", "id", "revoked")
+@peer_argument
+def revoke_tokens(call: Invocation, *, peer: str) -> None:
+    """Revoke every token that a peer was given. What it has under way goes on."""
+    answer = call.ask("revoke_peer_tokens", peerId=peer)
+    call.show(answer, f"revoked {answer['revoked']} tokens of {answer['id']}")
+
+
+@daemon_command(peers, "discover", "peers_discovered", "discovered", "ways")
+@click.option("--wait-ms", type=click.IntRange(0, 30_000), default=5_000, show_default=True, help="How long to look.")
+def discover(call: Invocation, *, wait_ms: int) -> None:
+    """Look for other instances. What is found is a candidate: `covenant peers add` makes one a peer."""
+    answer = call.ask("discover_peers", timeoutMs=wait_ms, within_s=wait_ms / 1000 + 30)
+    if call.answer(answer):
+        return
+    for way in answer["ways"]:
+        for failure in way.get("failures") or ():
+            say(f"{way['source']}: {failure}")
+    if not any(way["on"] for way in answer["ways"]):
+        say("no way of finding is on; see static, mdns and dns_domains under [peers] in docs/settings.md")
+    if not answer["discovered"]:
+        say("nobody was found")
+        return
+    rows = table("", "found by", "name", "where", "id", "")
+    for each in answer["discovered"]:
+        wrong = each.get("conflict")
+        about = f"{wrong}: {each['detail']}" if wrong else each.get("note") or ""
+        rows.add_row(
+            each["source"],
+            brief(each["name"], 32),
+            brief(each["url"] or each["announcedAs"], 60),
+            each["instanceId"] or "unknown",
+            brief(about, 80),
+            style="red" if wrong else "",
+        )
+    console().print(rows)
+
+
+@daemon_command(peers, "capabilities", "peer_capabilities", "peer", "capabilities")
+@click.argument("peer", required=False)
+@click.option("--fresh", is_flag=True, help="Ask it now, whatever is known already.")
+def capabilities(call: Invocation, *, peer: str | None, fresh: bool) -> None:
+    """Show what a peer offers and how busy it is; without a peer, what this instance offers."""
+    answer = call.ask("peer_capabilities", peerId=peer, fresh=fresh or None)
+    if call.answer(answer):
+        return
+    found = answer["capabilities"]
+    rows = table("", "profile", "tokens", "description")
+    for profile in found["profiles"]:
+        about = brief(profile.get("description", ""), 80)
+        rows.add_row(brief(profile["name"], 64), str(profile["maxTokenBudget"]), about)
+    console().print(rows)
+    said = age(now_ms() - found["issuedAtMs"])
+    put(f"{found['activeDelegations']} at work, {found['freeSlots']} slots free; said {said} ago")
+    if peer:
+        put(f"we are {found['trustLevel']} to it")
+
+
+@daemon_command(peers, "delegate", "delegation", "delegation", "result?", "error?")
+@click.argument("profile")
+@click.argument("task")
+@click.option("--peer", metavar="PEER", help="Which peer does it. Default: here if there is such an agent, else any.")
+@click.option("--context", metavar="TEXT", help="What it needs to know besides.")
+@click.option("--budget", type=click.IntRange(1, 500_000), metavar="TOKENS", help="Most tokens it may use.")
+@click.option("--timeout-ms", type=click.IntRange(1, 600_000), help="Longest work on it.")
+@click.option("--no-wait", is_flag=True, help="Answer as soon as it is on its way.")
+def delegate(
+    call: Invocation,
+    *,
+    profile: str,
+    task: str,
+    peer: str | None,
+    context: str | None,
+    budget: int | None,
+    timeout_ms: int | None,
+    no_wait: bool,
+) -> None:
+    """Delegate a task to an agent of a peer, by the agent's name, and wait for what comes of it.
+
+    With --no-wait, and where an agent here does it, --json answers with the kind `delegated` and the task's id.
+
+    Ctrl-C stops the waiting, not the work: `covenant peers delegations` shows it, `covenant peers cancel` ends it.
+
+    \b
+        covenant peers delegate researcher "What changed in RFC 9180?" --peer lab
+    """
+    begun = call.ask(
+        "delegate", profile=profile, task=task, peerId=peer, context=context, maxTokenBudget=budget, timeout=timeout_ms
+    )
+    delegation_id = begun["delegationId"]
+    if no_wait or not begun["remote"]:
+        if not call.answer(begun, kind="delegated"):
+            put(delegation_id)
+            if not begun["remote"]:
+                say(f"an agent here does it; see: {call.again} a2a show {delegation_id}")
+        return
+    try:
+        answer = _ended(call, delegation_id)
+    except KeyboardInterrupt:
+        raise Failure("interrupted", f"it goes on; end it with: {call.again} peers cancel {delegation_id}") from None
+    _show_outcome(call, answer)
+
+
+@daemon_command(peers, "delegations", "delegations", "delegations", "total")
+@click.argument("delegation", required=False)
+@click.option("--peer", metavar="PEER", help="Only those with this peer.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only those that stand so.")
+@click.option("--role", type=click.Choice(["requester", "provider"]), help="Only those that we asked for, or work on.")
+@limit_option(20)
+def delegations(
+    call: Invocation, *, delegation: str | None, peer: str | None, status: str | None, role: str | None, limit: int
+) -> None:
+    """List delegations to and from peers, lost ones first; or show one, by the id of its task."""
+    if delegation is not None:
+        _show_delegation(call, delegation)
+        return
+    answer = call.ask("list_delegations", peerId=peer, status=status, role=role, limit=limit)
+    if call.answer(answer):
+        return
+    now = now_ms()
+    rows = table("", "state", "task", "with", "profile", "tokens", "moved", "")
+    for each in answer["delegations"]:
+        rows.add_row(
+            each["state"],
+            each["id"],
+            f"{ELSEWHERE} {each['peer']}" if each["role"] == "requester" else f"from {each['peer']}",
+            brief(each["profile"], 64),
+            _spent(each),
+            f"{age(now - each['movedAtMs'])} ago",
+            brief(each["reason"] or each["message"] or "", 60),
+            style=STYLES.get(each["state"], ""),
+        )
+    console().print(rows)
+    if any(each["state"] == "lost" for each in answer["delegations"]):
+        say(f"lost ones wait for you: {call.again} peers offer-again ID, or force-error ID --reason WHY")
+
+
+@daemon_command(peers, "cancel", "delegation", "delegation")
+@delegation_argument
+@click.option("--reason", default="", help="What its provider is told.")
+def cancel(call: Invocation, *, delegation: str, reason: str) -> None:
+    """Cancel a delegation. Its provider is told as soon as it can be, and stops."""
+    answer = call.ask("cancel_delegation", delegationId=delegation, reason=reason)
+    call.show(answer, _delegation_line(answer["delegation"]))
+
+
+@daemon_command(peers, "offer-again", "delegation", "delegation")
+@delegation_argument
+def offer_again(call: Invocation, *, delegation: str) -> None:
+    """Offer a lost delegation again, under the same id: a provider that has it does not begin it twice."""
+    answer = call.ask("offer_again", delegationId=delegation)
+    call.show(answer, _delegation_line(answer["delegation"]))
+
+
+@daemon_command(peers, "force-error", "delegation", "delegation")
+@delegation_argument
+@click.option("--reason", required=True, help="Why; it stays in the audit.")
+def force_error(call: Invocation, *, delegation: str, reason: str) -> None:
+    """Give a lost delegation up: its task fails with `provider_lost`. What its provider may still do is not used."""
+    answer = call.ask("force_delegation", delegationId=delegation, reason=reason)
+    call.show(answer, _delegation_line(answer["delegation"]))
+
+
+@daemon_command(peers, "proof", "delegation_proof", "offer", "result", "transcript", "proof")
+@delegation_argument
+def proof(call: Invocation, *, delegation: str) -> None:
+    """Write all that proves a delegation's result, for `covenant peers verify-proof` or for somebody else.
+
+    \b
+        covenant peers proof ID > proof.json
+    """
+    answer = call.ask("delegation_proof", delegationId=delegation)
+    call.show(answer, json.dumps(answer, ensure_ascii=False, indent=2))
+
+
+@peers.command("verify-proof", epilog=json_shape("proof_verified", "holds", "checks", "unchecked"))
+@click.argument("file", type=click.File("rb"))
+@click.option("--provider", metavar="ID", help="Who must have made it.")
+@click.option("--requester", metavar="ID", help="For whom it must have been made.")
+@click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="The most that it may have used.")
+@json_option()
+def verify_proof(*, file: IO[bytes], as_json: bool, **expected: Any) -> None:
+    """Check, offline, what a peer's result proves. FILE is what `covenant peers proof` wrote; - reads it from stdin.
+
+    One changed, missing or moved line of the conversation fails, and so does a changed offer, result or usage.
+
+    Exits with 0 if the offer and the result were there and everything holds, with 1 if something is broken, and with
+    4 if the offer or the result is missing from FILE: then nothing is known about what was asked or answered.
+    """
+    from covenant.seal.evidence import verify_evidence
+
+    data = file.read(PROOF_BYTES_MAX + 1)
+    if len(data) > PROOF_BYTES_MAX:
+        raise Failure("too_large", f"a proof has at most {PROOF_BYTES_MAX} bytes")
+    try:
+        report = verify_evidence(data, **expected)
+    except ValueError as wrong:
+        raise Failure("no_proof", f"this is no proof: {wrong}") from None
+    if as_json:
+        checks = [{"name": check.name, "holds": check.holds, "detail": check.detail} for check in report.checks]
+        found = {"holds": report.holds, "checks": checks, "unchecked": list(report.unchecked)}
+        put_json({"kind": "proof_verified", **found})
+    else:
+        for check in report.checks:
+            put(f"{'holds ' if check.holds else 'BROKEN'}  {check.name}  {check.detail}".rstrip())
+        for name in report.unchecked:
+            put(f"not checked  {name}")
+    if not report.holds:
+        raise click.exceptions.Exit(ExitCode.REFUSED)
+    if not PROVEN.isdisjoint(report.unchecked):
+        say("covenant: the offer or the result is not in this file, so nothing that was asked or answered is proven")
+        raise click.exceptions.Exit(ExitCode.UNCHECKED)
+
+
+@daemon_command(peers, "messages", "peer_messages", "messages", "total")
+@click.option("--peer", metavar="PEER", help="Only those to and from this peer.")
+@click.option("--type", "typ", metavar="TYPE", help="Only those of this type, such as delegation_offer.")
+@limit_option(20)
+def messages(call: Invocation, *, peer: str | None, typ: str | None, limit: int) -> None:
+    """List what went to and fro lately, the newest first. What it said is sealed, and not here."""
+    answer = call.ask("list_peer_messages", peerId=peer, type=typ, limit=limit)
+    if call.answer(answer):
+        return
+    now = now_ms()
+    rows = table("", "when", "", "type", "peer", "of")
+    for each in answer["messages"]:
+        when = f"{age(now - each['atMs'])} ago"
+        rows.add_row(when, each["direction"], each["type"], each["peer"], each.get("offerId", ""))
+    console().print(rows)
+
+
+@daemon_command(peers, "config", "peer_config", "id", "name", "config")
+def config(call: Invocation) -> None:
+    """Show the settings of peers in force, and who this instance is."""
+    answer = call.ask("peer_config")
+    if call.answer(answer):
+        return
+    put(f"{answer['name']}  {answer['id']}")
+    for name, value in answer["config"].items():
+        put(f"{name} = {value}")
+
+
+def _ended(call: Invocation, delegation_id: str) -> Answer:
+    """The delegation when it has ended, and said on the way how it stands."""
+    said = ""
+    while True:
+        answer = call.ask("show_delegation", delegationId=delegation_id)
+        found = answer["delegation"]
+        line = found["message"] or found["state"]
+        if line != said and not call.json:
+            say(line)
+            said = line
+        # The task here has the result a moment after the delegation has ended.
+        if found["status"] in ENDED and (answer.get("result") is not None or answer.get("error") is not None):
+            return answer
+        time.sleep(LOOK_S)
+
+
+def _show_outcome(call: Invocation, answer: Answer) -> None:
+    found = answer["delegation"]
+    if call.answer(answer):
+        if found["status"] != "completed":
+            raise click.exceptions.Exit(ExitCode.REFUSED)
+        return
+    if found["status"] != "completed" or answer.get("error"):
+        raise Failure(found["code"] or found["status"], answer.get("error") or found["reason"] or found["status"])
+    put(answer.get("result") or "")
+    say(_delegation_line(found))
+    if found["redacted"]:
+        say(f"{found['redacted']} secrets were found in what was sent; see: {call.again} a2a show {found['id']}")
+
+
+def _show_delegation(call: Invocation, delegation: str) -> None:
+    answer = call.ask("show_delegation", delegationId=delegation)
+    if call.answer(answer, kind="delegation"):
+        return
+    found = answer["delegation"]
+    put(_delegation_line(found))
+    put(f"{_spent(found)} tokens, {'proven' if found['proven'] else 'not proven'}")
+    for line in (found["reason"], answer.get("error"), answer.get("result")):
+        if line:
+            put(line)
+
+
+def _show_peer(call: Invocation, answer: Answer) -> None:
+    call.show(answer, _peer_line(answer["peer"]))
+
+
+def _peer_line(peer: dict[str, Any]) -> str:
+    where = peer["url"] or "no address; it fetches"
+    return f"{peer['name']}  {peer['id']}  {peer['trustLevel']}  {where}"
+
+
+def _troubles(peer: dict[str, Any]) -> str:
+    """What an operator should look at."""
+    found = ["denied"] if peer["denied"] else []
+    if peer["conflict"]:
+        found.append(peer["conflict"])
+    waiting = peer["waiting"]
+    if waiting.get("count"):
+        why = f" ({brief(waiting['failure'], 80)})" if waiting.get("failure") else ""
+        found.append(f"{waiting['count']} messages wait{why}")
+    return ", ".join(found)
+
+
+def _delegation_line(delegation: dict[str, Any]) -> str:
+    way = f"{ELSEWHERE} to" if delegation["role"] == "requester" else "from"
+    said = f"{delegation['state']} {delegation['id']} {way} {delegation['peer']}/{delegation['profile']}"
+    return f"{said} {delegation['code'] or ''}".rstrip()
+
+
+def _spent(delegation: dict[str, Any]) -> str:
+    used = delegation["tokenUsage"]["total"]
+    return f"{used} of {delegation['maxTokenBudget']}" + (" overspent" if delegation["overspent"] else "")
+
+
+def _seen(at_ms: int | None, now: int) -> str:
+    return f"{age(now - at_ms)} ago" if at_ms else "never"

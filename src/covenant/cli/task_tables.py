@@ -1,0 +1,233 @@
+"""Tasks, leases, updates and results as tables and trees for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from covenant.cli.terminal import age, brief, clean, content_text, distance, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COUNTS: Final = {
+    "queued": "queued",
+    "in_flight": "in flight",
+    "holders_lost": "lost",
+    "delegations_lost": "lost at peers (see covenant peers delegations)",
+    "parked": "parked",
+    "following": "following",
+    "result_pending": "undrained",
+    "cached": "results kept for the same work",
+}
+ELSEWHERE: Final = "⇄"
+"""Before the place of a task that is done elsewhere."""
+BY_ADDRESS: Final = "remote.url"
+BY_PEER: Final = "remote.peer"
+"""As whom agents are known that no catalogue has."""
+STATE_STYLES: Final = {"ok": "green", "completed": "green", "error": "red", "failed": "red"}
+
+
+def queue_tables(answer: dict[str, Any], now_ms: int) -> RenderableType:
+    """Tasks and waiting results, what needs the operator first and in colour; then the counts that are not zero."""
+    from rich.console import Group
+
+    tasks, results, counted = answer["tasks"], answer["results"], answer.get("counts") or {}
+    counts = ", ".join(f"{counted[name]} {words}" for name, words in COUNTS.items() if counted.get(name))
+    if not tasks and not results:
+        return f"nothing is queued, in flight or waiting to be drained{f'; {counts}' if counts else ''}"
+    parts: list[RenderableType] = []
+    if tasks:
+        parts.append(_task_table(tasks, now_ms))
+    if results:
+        parts.append(_result_table(results))
+    if counts:
+        parts.append(counts)
+    return Group(*parts)
+
+
+def _task_table(tasks: list[dict[str, Any]], now_ms: int) -> RenderableType:
+    from rich.text import Text
+
+    rows = table("tasks", "state", "task", "from", "to", "try", "held", "deadline", "intent")
+    for entry in tasks:
+        task = entry["task"]
+        deadline = task.get("deadline_ms")
+        rows.add_row(
+            _queue_state(entry),
+            task["id"],
+            task["sender"]["display"],
+            task["recipient"]["display"],
+            str(entry["attempt"]),
+            _held(entry, now_ms),
+            Text(distance(deadline - now_ms), "red" if deadline < now_ms else "") if deadline else "",
+            Text(brief(task["intent_text"])),
+        )
+    return rows
+
+
+def _queue_state(entry: dict[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    if entry.get("holder_lost"):
+        return Text("holder lost", "bold red")
+    return Text(entry["state"].replace("_", " "), "yellow" if entry["state"] == "in_flight" else "green")
+
+
+def _held(entry: dict[str, Any], now_ms: int) -> str:
+    leased_at_ms = entry.get("leased_at_ms")
+    if leased_at_ms is None:
+        return ""
+    touched_ms = max(leased_at_ms, entry.get("renewed_at_ms") or 0)
+    return f"{age(now_ms - touched_ms)} by {entry['leased_to']['display']}"
+
+
+def _result_table(results: list[dict[str, Any]]) -> RenderableType:
+    from rich.text import Text
+
+    rows = table("results waiting to be drained", "status", "task", "says")
+    for result in results:
+        style = "green" if result["status"] == "ok" else "red"
+        rows.add_row(Text(result["status"], style), result["task_id"], Text(brief(summary(result))))
+    return rows
+
+
+def summary(result: dict[str, Any]) -> str:
+    """A result in one line: its error, else its text."""
+    if result.get("error_message"):
+        return str(result["error_message"])
+    return content_text(result["content"])
+
+
+def facts_table(shown: dict[str, Any], now_ms: int) -> RenderableType:
+    from rich.text import Text
+
+    task, result = shown["task"], shown.get("result")
+    state = shown["state"].replace("_", " ")
+    facts = {
+        "task": task["id"],
+        "state": f"{state}, its holder is lost" if shown.get("holder_lost") else state,
+        "cause": shown.get("cause"),
+        "from": task["sender"]["display"],
+        "to": task["recipient"]["display"],
+        "kind": task.get("task_kind"),
+        "parent": task.get("parent"),
+        "key": (task.get("idempotency") or {}).get("key"),
+        "deadline": distance(task["deadline_ms"] - now_ms) if task.get("deadline_ms") else None,
+        "accepted": f"{age(now_ms - shown['created_at_ms'])} ago",
+        "attempts": str(shown["attempt"]),
+        "intent": task["intent_text"],
+        "result": f"{result['status']}: {summary(result)}" if result else None,
+    }
+    rows = table("", "what", "value")
+    rows.show_header = False
+    for name, value in facts.items():
+        if value is not None:
+            rows.add_row(Text(name, "bold"), Text(clean(str(value))))
+    return rows
+
+
+def lease_table(leases: list[dict[str, Any]], now_ms: int) -> RenderableType:
+    rows = table("leases", "try", "lease", "held by", "since", "ended", "outcome")
+    for lease in leases:
+        ended = lease.get("ended_at_ms")
+        rows.add_row(
+            str(lease["attempt"]),
+            lease["lease_id"],
+            lease["leased_to"]["display"],
+            f"{age(now_ms - lease['leased_at_ms'])} ago",
+            f"{age(now_ms - ended)} ago" if ended else "",
+            brief(" ".join(filter(None, (lease.get("outcome") or "live", lease.get("reason"))))),
+        )
+    return rows
+
+
+def update_table(updates: list[dict[str, Any]], now_ms: int) -> RenderableType:
+    rows = table("updates", "gen", "when", "kind", "says")
+    for update in updates:
+        when = f"{age(now_ms - update['ts_ms'])} ago"
+        rows.add_row(str(update["generation"]), when, update["kind"], brief(_body_text(update.get("body"))))
+    return rows
+
+
+def _body_text(body: Any) -> str:
+    match body:
+        case {"text": str(text)}:
+            return text
+        case {"parts": list(parts)}:
+            return content_text(parts)
+        case None:
+            return ""
+        case _:
+            return str(body)
+
+
+def tree_of(root: dict[str, Any], now_ms: int) -> RenderableType:
+    from rich.tree import Tree
+
+    top = Tree(_label(root, now_ms))
+    open_nodes = [(top, root)]
+    while open_nodes:  # not recursive: a chain of tasks may be longer than the stack
+        branch, node = open_nodes.pop()
+        open_nodes.extend((branch.add(_label(child, now_ms)), child) for child in node["children"])
+    return top
+
+
+def _label(node: dict[str, Any], now_ms: int) -> RenderableType:
+    from rich.text import Text
+
+    task, task_id = node["task"], node["task_id"]
+    if task is None:
+        return Text(f"{task_id} (not sent here)", "dim")
+    state = _node_state(node)
+    style = STATE_STYLES.get(state, "yellow")
+    facts = (_node_facts(node, now_ms), "dim")
+    return Text.assemble((state, style), " ", task_id, " ", *_agent(node), facts, " ", brief(task["intent_text"]))
+
+
+def _agent(node: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Its name; one elsewhere as the caller named it, and where it is."""
+    shown: str = node["task"]["recipient"]["display"]
+    if not node.get("remote"):
+        return ((shown, "bold"),)
+    if shown.startswith(f"{BY_ADDRESS}@"):
+        shown = (node["task"].get("target") or {}).get("name") or ""
+    elif shown.startswith(f"{BY_PEER}@"):
+        shown = brief(node.get("profile") or "", 64)
+    place = f"{ELSEWHERE} {node.get('url') or node.get('provider') or 'elsewhere'}"
+    return ((f"{shown} ", "bold"), (place, "cyan")) if shown else ((place, "cyan"),)
+
+
+def _node_state(node: dict[str, Any]) -> str:
+    if node.get("holder_lost"):
+        return "holder lost"
+    state: str = node["result_status"] or node["state"].replace("_", " ")
+    told = node.get("a2a_state")
+    # How it ended says more than that it did not succeed.
+    return told if told in ("canceled", "rejected", "input-required", "auth-required") else state
+
+
+def _node_facts(node: dict[str, Any], now_ms: int) -> str:
+    from covenant.model.usage import tokens_of
+
+    facts = []
+    if node["attempt"] > 1:
+        facts.append(f"attempt {node['attempt']}")
+    if node["created_at_ms"] is not None:
+        until_ms = node["updated_at_ms"] if node.get("result_status") else now_ms
+        took = _took(until_ms - node["created_at_ms"])
+        facts.append(took if node.get("result_status") else f"{took} so far")
+    tokens = tokens_of(node.get("usage_total") or {})
+    if tokens:
+        facts.append(f"{tokens:g} tokens")
+    return f" ({', '.join(facts)})" if facts else ""
+
+
+def _took(ms: int) -> str:
+    """As exactly as it matters: 8ms, 3.2s, 2m 05s, 3h 07m."""
+    ms = max(0, ms)
+    if ms < 1_000:
+        return f"{ms}ms"
+    if ms < 60_000:
+        return f"{ms / 1_000:.1f}s"
+    minutes, seconds = divmod(ms // 1_000, 60)
+    return f"{minutes}m {seconds:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"

@@ -1,0 +1,110 @@
+"""`covenant tenants`: whose agents and tasks are whose, and how much each tenant may ask for."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command
+from covenant.cli.terminal import age, console, table
+from covenant.daemon.environment import now_ms
+from covenant.model.tenant import TenantLimits
+
+LIMITS: Final = {
+    "concurrency": ("Turns worked on at once.", "at once"),
+    "rate_per_min": ("Requests a minute.", "a minute"),
+    "burst": ("Requests that may come at once.", "in a burst"),
+    "connections": ("Requests answered at once.", "connections"),
+    "streams": ("Open streams.", "streams"),
+    "live_tasks": ("Tasks that have not ended.", "live tasks"),
+    "queued_bytes": ("Size of these tasks.", "bytes queued"),
+}
+"""Each limit: what it means, and its unit in a list."""
+
+tenants: Final = CommandGroup("tenants", help="Tenants: whose agents and tasks are whose.", no_args_is_help=True)
+
+
+def limit_options(function: Function) -> Function:
+    """The limits of a tenant. What is not given is the daemon's own default."""
+    for name in reversed(TenantLimits.__struct_fields__):
+        count = click.IntRange(0, TenantLimits.most(name))
+        otherwise = "a minute's" if name == "burst" else "as the settings say"
+        meaning = f"{LIMITS[name][0]} 0: {otherwise}."
+        function = click.option(f"--{name.replace('_', '-')}", type=count, default=0, help=meaning)(function)
+    return function
+
+
+@daemon_command(tenants, "add", "tenant_added", "tenant", "token")
+@click.argument("name")
+@limit_options
+def add(call: Invocation, *, name: str, **limits: int) -> None:
+    """Add a tenant and print its token. The token is told once, and stored nowhere.
+
+    \b
+        (umask 077; covenant tenants add acme > acme.token)
+    """
+    answer = call.ask("add_tenant", name=name, limits=limits)
+    added = answer["tenant"]["name"]
+    call.show(answer, answer["token"], f"added the tenant {added}; its callers are client@{added}")
+
+
+@daemon_command(tenants, "list", "tenant_list", "tenants")
+def list_tenants(call: Invocation) -> None:
+    """List tenants, the oldest first."""
+    answer = call.ask("list_tenants")
+    if call.answer(answer):
+        return
+    now = now_ms()
+    rows = table("", "tenant", "token", "agents", "limits", "added", "state")
+    for row in answer["tenants"]:
+        rows.add_row(
+            row["name"],
+            f"{row['token_prefix']}…" if row["token_prefix"] else "none yet",
+            str(row["agents"]),
+            _limits(row),
+            f"{age(now - row['created_at_ms'])} ago",
+            f"disabled {age(now - row['disabled_at_ms'])} ago" if row["disabled"] else "live",
+            style="dim" if row["disabled"] else "",
+        )
+    console().print(rows)
+
+
+@daemon_command(tenants, "limit", "tenant_changed", "tenant")
+@click.argument("name")
+@limit_options
+def limit(call: Invocation, *, name: str, **limits: int) -> None:
+    """Change how much a tenant may ask for, all limits at once: what is not given is the daemon's default again."""
+    answer = call.ask("change_tenant", name=name, limits=limits)
+    call.show(answer, f"{answer['tenant']['name']}: {_limits(answer['tenant'])}")
+
+
+@daemon_command(tenants, "disable", "tenant_changed", "tenant")
+@click.argument("name")
+def disable(call: Invocation, *, name: str) -> None:
+    """Let nobody speak for a tenant any more. Ends its open streams at once; its tasks go on."""
+    answer = call.ask("change_tenant", name=name, disabled=True)
+    call.show(answer, f"disabled {answer['tenant']['name']}")
+
+
+@daemon_command(tenants, "enable", "tenant_changed", "tenant")
+@click.argument("name")
+def enable(call: Invocation, *, name: str) -> None:
+    """Let a disabled tenant call again, with the token it had."""
+    answer = call.ask("change_tenant", name=name, disabled=False)
+    call.show(answer, f"enabled {answer['tenant']['name']}")
+
+
+@daemon_command(tenants, "rotate", "tenant_rotated", "tenant", "token")
+@click.argument("name")
+def rotate(call: Invocation, *, name: str) -> None:
+    """Give a tenant a new token and print it. The old one is refused from then on, and its open streams end."""
+    answer = call.ask("rotate_tenant", name=name)
+    said = f"this is the token of {answer['tenant']['name']} now; the old one is refused from here on"
+    call.show(answer, answer["token"], said)
+
+
+def _limits(tenant: dict[str, Any]) -> str:
+    limits = tenant["limits"]
+    said = [f"{limits[name]} {unit}" for name, (_, unit) in LIMITS.items() if limits.get(name)]
+    return ", ".join(said) or "the daemon's"

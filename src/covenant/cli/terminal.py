@@ -1,0 +1,135 @@
+"""What a command writes: one JSON object for scripts, lines and tables for people; and how it fails.
+
+What agents wrote is shown to people without its control characters: a task must not be able to paint over the
+operator's terminal. Piped output and JSON keep every byte.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDTH_PIPED: Final = 200
+INTENT_LENGTH_SHOWN: Final = 60
+
+_LINES: Final = frozenset("\n\t")
+UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    REFUSED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    UNCHECKED = 4
+
+
+class Failure(click.ClickException):
+    """Why a command failed, with its exit code. Where JSON was asked for, stdout gets it as one object."""
+
+    exit_code = ExitCode.REFUSED
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        context = click.get_current_context(silent=True)  # gone by the time that `show` is called
+        self._as_json = context is not None and bool(context.params.get("as_json"))
+
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002  (click's signature)
+        if self._as_json:
+            put_json({"kind": "error", "code": self.code, "message": self.message})
+        say(f"covenant: {self.message}")
+
+
+class Unreachable(Failure):
+    """Nobody answers on the socket, or at the URL."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+def json_shape(kind: str, *fields: str) -> str:
+    """What `--json` answers with, for a command's help. A field that ends in `?` is left out when it says nothing."""
+    return "With --json: " + ", ".join((f'{{"kind": "{kind}"', *fields)) + "}"
+
+
+def put_json(value: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def put(text: str, *, nl: bool = True) -> None:
+    """Data, to stdout."""
+    # Told that colours are wanted, click leaves what is piped as it is.
+    click.echo(clean(text) if sys.stdout.isatty() else text, nl=nl, color=True)
+
+
+def say(text: str) -> None:
+    """Talk, to stderr."""
+    click.echo(clean(text), err=True)
+
+
+def clean(text: str) -> str:
+    """The text with its control characters replaced."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _LINES else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def brief(text: str, length: int = INTENT_LENGTH_SHOWN) -> str:
+    """One line of a longer text."""
+    line = clean(" ".join(text.split()))
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def age(ms: int) -> str:
+    """The largest whole unit: 59s, 5m, 3h, 12d. What lies in the future has the age 0s."""
+    ms = max(0, ms)
+    for unit in ("d", "h", "m"):
+        if ms >= UNITS_MS[unit]:
+            return f"{ms // UNITS_MS[unit]}{unit}"
+    return f"{ms // 1_000}s"
+
+
+def distance(ms: int) -> str:
+    """A time ahead ("in 5m") or behind ("5m ago")."""
+    return f"in {age(ms)}" if ms >= 0 else f"{age(-ms)} ago"
+
+
+def content_text(content: list[dict[str, Any]]) -> str:
+    """Blocks of content as text: text blocks as they are, others as JSON."""
+    said: list[str] = []
+    for block in content:
+        match block:
+            case {"type": "text", "text": str(text)}:
+                said.append(text)
+            case {"type": "json", "value": value}:
+                said.append(json.dumps(value, ensure_ascii=False))
+            case _:
+                said.append(json.dumps(block, ensure_ascii=False))
+    return "\n".join(said)
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    # A pipe has no width; rows are one line each there, so that they can be searched.
+    # What others wrote is no markup: brackets in it are brackets.
+    width = None if sys.stdout.isatty() else WIDTH_PIPED
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        made.add_column(name, no_wrap=name in ("task", "state"))
+    return made

@@ -1,1 +1,0 @@
-"""Shipped for engine authors: contract suites, a fake clock, a fault injector."""

@@ -1,0 +1,62 @@
+"""The contract of a ledger as a suite: what `covenant.ledger.contract` promises, one named test for each sentence.
+
+    class TestMyEngine(LedgerContract):                 # or DurableLedgerContract
+        @pytest.fixture
+        async def engine(self, tmp_path): ...           # yields an `Engine`, and closes what it opened
+
+Needs pytest-asyncio in its automatic mode. `tests/conftest.py` has pytest rewrite the assertions of these modules, so
+that failures explain themselves.
+"""
+
+from __future__ import annotations
+
+from tests.ledger_contract.acceptance import AcceptanceSuite
+from tests.ledger_contract.accounts import AccountDurabilitySuite, AccountSuite
+from tests.ledger_contract.capabilities import CapabilitySuite
+from tests.ledger_contract.compaction import CompactionSuite
+from tests.ledger_contract.delegations import DelegationDurabilitySuite, DelegationSuite
+from tests.ledger_contract.durability import DurabilitySuite
+from tests.ledger_contract.expiry import ExpirySuite
+from tests.ledger_contract.idempotency import IdempotencySuite
+from tests.ledger_contract.leases import LeaseSuite
+from tests.ledger_contract.push import PushDurabilitySuite, PushSuite
+from tests.ledger_contract.queries import QuerySuite
+from tests.ledger_contract.repair import RepairSuite
+from tests.ledger_contract.results import ResultSuite
+from tests.ledger_contract.tenants import TenantDurabilitySuite, TenantSuite
+from tests.ledger_contract.updates import UpdateSuite
+from tests.ledger_contract.watches import WatchSuite
+from tests.ledger_contract.withdrawal import WithdrawalDurabilitySuite, WithdrawalSuite
+
+
+class LedgerContract(
+    AcceptanceSuite,
+    IdempotencySuite,
+    LeaseSuite,
+    ResultSuite,
+    UpdateSuite,
+    RepairSuite,
+    CapabilitySuite,
+    TenantSuite,
+    AccountSuite,
+    ExpirySuite,
+    QuerySuite,
+    WatchSuite,
+    PushSuite,
+    DelegationSuite,
+    WithdrawalSuite,
+):
+    """What every engine promises, in memory too."""
+
+
+class DurableLedgerContract(
+    DurabilitySuite,
+    CompactionSuite,
+    TenantDurabilitySuite,
+    AccountDurabilitySuite,
+    PushDurabilitySuite,
+    DelegationDurabilitySuite,
+    WithdrawalDurabilitySuite,
+    LedgerContract,
+):
+    """What an engine promises besides when its facts outlive the process."""

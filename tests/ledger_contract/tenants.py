@@ -1,0 +1,205 @@
+"""Tenants and their stored agents: added once, changed on record, each tenant's apart from every other's."""
+
+from __future__ import annotations
+
+import asyncio
+
+from covenant.ledger.machine.commands import Enroll
+from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant, PutAgent, RemoveAgent, RotateTenant
+from covenant.ledger.machine.view import Limits
+from covenant.model.constitution import Advisor, CatalogueAgent, Constitution, Skill
+from covenant.model.tenant import Tenant, TenantLimits
+from tests.ledger_contract.driver import LedgerDriver, refused
+from tests.ledger_contract.durability import Restart, RestartSuite
+from tests.ledger_contract.engine import Engine
+from tests.ledger_contract.samples import OPERATOR, agent, make_identity
+from tests.ledger_contract.suite import Suite
+
+PREFIX = "atr_123456"
+LIMITS = TenantLimits(concurrency=2, rate_per_min=60, burst=5)
+
+
+async def add_tenant(driver: LedgerDriver, name: str, *, token: str | None = None) -> Tenant:
+    sha256 = token if token is not None else f"hash of {name}'s token"
+    tenant = Tenant(name=name, token_sha256=sha256, token_prefix=PREFIX, limits=LIMITS)
+    return await driver.ledger.commit(AddTenant(by=OPERATOR, tenant=tenant))
+
+
+async def rotate_tenant(driver: LedgerDriver, name: str, token: str) -> Tenant:
+    return await driver.ledger.commit(RotateTenant(by=OPERATOR, name=name, token_sha256=token, token_prefix=token))
+
+
+async def put_agent(
+    driver: LedgerDriver, tenant: str, constitution: Constitution | str, *, replace: bool = False
+) -> CatalogueAgent:
+    made = Constitution(id=constitution) if isinstance(constitution, str) else constitution
+    identity = agent(f"{made.id}@{tenant}")
+    return await driver.ledger.commit(
+        PutAgent(by=OPERATOR, tenant=tenant, constitution=made, identity=identity, replace=replace)
+    )
+
+
+async def rows(driver: LedgerDriver) -> list[str]:
+    """The types of the audit's rows, in order."""
+    return [row["kind"]["type"] for row in await driver.audit_rows()]
+
+
+class TenantSuite(Suite):
+    async def test_a_tenant_is_found_by_name_and_by_token_and_its_making_is_on_record(
+        self, driver: LedgerDriver
+    ) -> None:
+        acme = await add_tenant(driver, "acme")
+        assert acme.created_at_ms == driver.clock()
+        assert driver.ledger.tenant("acme") == driver.ledger.tenant_of(acme.token_sha256) == acme
+        assert driver.ledger.tenant("other") is None
+        assert driver.ledger.tenant_of("") is None
+        (row,) = await driver.audit_rows()
+        assert row["kind"] == {"type": "tenant_added", "tenant": "acme", "token_prefix": PREFIX}
+
+    async def test_a_tenant_without_a_token_is_nobodys_to_speak_for(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "default", token="")
+        assert driver.ledger.tenant("default") is not None
+        assert driver.ledger.tenant_of("") is None
+
+    async def test_a_name_is_given_once_also_to_two_at_a_time(self, driver: LedgerDriver) -> None:
+        both = await asyncio.gather(*(add_tenant(driver, "acme", token=t) for t in "12"), return_exceptions=True)
+        assert sum(isinstance(each, Tenant) for each in both) == 1
+        with refused("tenant_exists", 409):
+            await add_tenant(driver, "acme")
+        assert [tenant.name for tenant in await driver.ledger.tenants()] == ["acme"]
+        assert await rows(driver) == ["tenant_added"]
+
+    async def test_tenants_are_listed_oldest_first(self, driver: LedgerDriver) -> None:
+        for name in ("b", "c", "a"):
+            await add_tenant(driver, name)
+        await driver.ledger.commit(ChangeTenant(by=OPERATOR, name="b", disabled=True))
+        assert [tenant.name for tenant in await driver.ledger.tenants()] == ["b", "c", "a"]
+
+    async def test_disabling_and_enabling_are_on_record_and_repeating_them_is_not(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        for disabled in (True, True, False, False):
+            changed = await driver.ledger.commit(ChangeTenant(by=OPERATOR, name="acme", disabled=disabled))
+            assert (changed.disabled_at_ms is not None) == disabled
+            assert driver.ledger.tenant("acme") == changed
+        assert await rows(driver) == ["tenant_added", "tenant_changed", "tenant_changed"]
+
+    async def test_limits_change_and_leave_the_rest(self, driver: LedgerDriver) -> None:
+        acme = await add_tenant(driver, "acme")
+        changed = await driver.ledger.commit(ChangeTenant(by=OPERATOR, name="acme", limits=TenantLimits(burst=9)))
+        assert changed.limits == TenantLimits(burst=9)
+        assert changed.token_sha256 == acme.token_sha256
+
+    async def test_a_new_token_ends_the_old_one_in_the_same_step(self, driver: LedgerDriver) -> None:
+        acme = await add_tenant(driver, "acme")
+        await rotate_tenant(driver, "acme", "new")
+        assert driver.ledger.tenant_of(acme.token_sha256) is None
+        assert driver.ledger.tenant_of("new") == driver.ledger.tenant("acme")
+        kind = (await driver.audit_rows())[-1]["kind"]
+        assert (kind["old_token_prefix"], kind["new_token_prefix"]) == (PREFIX, "new")
+
+    async def test_a_tenant_that_is_not_there_is_unknown(self, driver: LedgerDriver) -> None:
+        with refused("unknown_tenant", 404):
+            await driver.ledger.commit(ChangeTenant(by=OPERATOR, name="acme", disabled=True))
+        with refused("unknown_tenant", 404):
+            await rotate_tenant(driver, "acme", "new")
+        with refused("unknown_tenant", 404):
+            await put_agent(driver, "acme", "writer")
+        assert await rows(driver) == []
+
+    async def test_an_agent_belongs_to_its_tenant_alone(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        await add_tenant(driver, "other")
+        stored = await put_agent(driver, "acme", Constitution(id="writer", goal="write"))
+        assert driver.ledger.agent("acme", "writer") == stored
+        assert driver.ledger.agent("other", "writer") is None
+        assert driver.ledger.agents("other") == ()
+        await put_agent(driver, "other", "writer")
+        with refused("unknown_agent", 404):
+            await put_agent(driver, "other", "reader", replace=True)
+        await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant="other", agent_id="writer"))
+        assert driver.ledger.agent("acme", "writer") == stored
+
+    async def test_a_replaced_agent_keeps_its_age_and_its_place(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        first = await put_agent(driver, "acme", "writer")
+        driver.clock.advance(1_000)
+        await put_agent(driver, "acme", "reader")
+        with refused("agent_exists", 409):
+            await put_agent(driver, "acme", Constitution(id="writer", goal="other"))
+        replaced = await put_agent(driver, "acme", Constitution(id="writer", goal="other"), replace=True)
+        assert replaced.constitution.goal == "other"
+        assert replaced.created_at_ms == first.created_at_ms
+        assert replaced.updated_at_ms == driver.clock()
+        assert [each.id for each in driver.ledger.agents("acme")] == ["writer", "reader"]
+        assert (await driver.audit_rows())[-1]["kind"] == {
+            "type": "agent_stored",
+            "tenant": "acme",
+            "agent": "writer",
+            "kind": "model",
+            "replaced": True,
+        }
+
+    async def test_a_removed_agent_is_unknown_and_may_come_again(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        await put_agent(driver, "acme", "writer")
+        await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant="acme", agent_id="writer"))
+        assert driver.ledger.agent("acme", "writer") is None
+        with refused("unknown_agent", 404):
+            await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant="acme", agent_id="writer"))
+        await put_agent(driver, "acme", "writer")
+        assert await rows(driver) == ["tenant_added", "agent_stored", "agent_removed", "agent_stored"]
+
+    async def test_an_agent_takes_nobodys_name(self, driver: LedgerDriver) -> None:
+        await add_tenant(driver, "acme")
+        stranger = agent("a stranger's key")
+        enrolled = make_identity(type(stranger)("writer@acme", stranger.pubkey))
+        await driver.ledger.commit(Enroll(by=OPERATOR, identity=enrolled))
+        with refused("display_taken", 409):
+            await put_agent(driver, "acme", "writer")
+
+    async def test_tenants_and_their_agents_are_bounded(self, engine: Engine) -> None:
+        driver = LedgerDriver(await engine.open(Limits(tenants_max=1, agents_per_tenant_max=1)), engine.clock)
+        await add_tenant(driver, "acme")
+        with refused("too_many_tenants", 429):
+            await add_tenant(driver, "other")
+        await put_agent(driver, "acme", "writer")
+        await put_agent(driver, "acme", "writer", replace=True)
+        with refused("too_many_agents", 429):
+            await put_agent(driver, "acme", "reader")
+
+
+class TenantDurabilitySuite(RestartSuite):
+    async def test_tenants_and_agents_survive_whole_and_in_order_compacted_or_not(
+        self, driver: LedgerDriver, restart: Restart
+    ) -> None:
+        for name in ("acme", "other"):
+            await add_tenant(driver, name)
+        await driver.ledger.commit(ChangeTenant(by=OPERATOR, name="other", disabled=True))
+        await rotate_tenant(driver, "acme", "new")
+        constitution = Constitution(
+            id="writer",
+            kind="process",
+            command=("write", "--all"),
+            advisor=Advisor(model="m", mode="gate"),
+            skills=(Skill(id="write", tags=("text",)),),
+            mcp_tool_permissions=(),
+            timeout_ms=1_000,
+        )
+        await put_agent(driver, "acme", constitution)
+        await put_agent(driver, "acme", "reader")
+        await put_agent(driver, "acme", "gone")
+        await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant="acme", agent_id="gone"))
+        await put_agent(driver, "acme", Constitution(id="writer", goal="write"), replace=True)
+        await put_agent(driver, "acme", constitution, replace=True)
+        tenants, agents = await driver.ledger.tenants(), driver.ledger.agents("acme")
+        for again in range(3):
+            if again:
+                await driver.ledger.compact()
+            driver = await restart(driver)
+            assert await driver.ledger.tenants() == tenants
+            assert driver.ledger.agents("acme") == agents
+            assert driver.ledger.tenant_of("new") == driver.ledger.tenant("acme")
+            assert driver.ledger.tenant_of("hash of acme's token") is None
+            assert driver.ledger.agent("acme", "gone") is None
+        assert [each.id for each in agents] == ["writer", "reader"]
+        assert (await driver.ledger.audit_verify()).valid
