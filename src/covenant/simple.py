@@ -59,8 +59,8 @@ from covenant.outbound.simple import (
     invoke_remote_agent,
 )
 from covenant.seal.keys import new_private_key
-from covenant.wire.card import CombinedCard as A2AAgentCard
-from covenant.wire.card import combined
+from covenant.wire.a2a.card_codec import CombinedCard as A2AAgentCard
+from covenant.wire.a2a.card_codec import combined_card
 from covenant.wire.simple import (
     A2AMessage,
     A2APart,
@@ -249,4 +249,4 @@ def build_agent_card_for_agent(
     base = (
         base_url or settings.http.public_base_url or f"http://{as_host(settings.http.bind_addr)}:{settings.http.port}"
     )
-    return combined(agent_card(agent, base.rstrip("/"), offer))
+    return combined_card(agent_card(agent, base.rstrip("/"), offer))

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from covenant.wire import a2a_errors
+from covenant.wire.a2a import error_codes as a2a_errors
 from tests.cli.daemons import BOUND_S, Daemon, environment
 
 ROOT = Path(__file__).parent.parent.parent
@@ -87,7 +87,7 @@ def test_the_table_of_errors_is_that_of_the_code() -> None:
     rows = re.findall(
         r"^\| `([A-Z_]+)` \|([^|]*)\|([^|]*)\| (\d+) \| `([A-Z_]+)` \|$", FORMAT.read_text(), re.MULTILINE
     )
-    faults = {each.reason: each for each in vars(a2a_errors).values() if isinstance(each, a2a_errors.Fault)}
+    faults = {each.reason: each for each in vars(a2a_errors).values() if isinstance(each, a2a_errors.ErrorCode)}
     # Nobody is told these over A2A: agents' nonsense is a task that failed, and no operation is for some alone.
     unsaid = {"INVALID_AGENT_RESPONSE", "PERMISSION_DENIED", "METHOD_NOT_ALLOWED"}
     assert {reason for reason, *_ in rows} == faults.keys() - unsaid

@@ -9,7 +9,7 @@ from covenant.model.delegating import Role, State
 from covenant.model.delegation import Profile, Proof, TokenUsage
 from covenant.model.ids import TaskId
 from covenant.model.peer import InstanceId, Trust
-from covenant.wire.peering import Waiting
+from covenant.wire.operator_requests import PendingMessages
 
 ID = InstanceId("frd1_" + "a" * 40)
 PROFILE = Profile(name="coder", description="writes", max_token_budget=9)
@@ -35,7 +35,7 @@ PEER = p.PeerShown.of(
         heard_at_ms=3,
         limits=PeerLimits(concurrent=2),
     ),
-    Waiting(1, "no answer", 7),
+    PendingMessages(1, "no answer", 7),
     now_ms=4,
 )
 DELEGATION = p.DelegationShown.of(

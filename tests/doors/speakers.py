@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 from covenant.doors.http.reply import speaks_plainly
 from covenant.doors.table import BY_KIND
-from covenant.wire.frames import squashed
+from covenant.wire.ipc_frames import canonical_kind
 from tests.doors.world import Actor, World
 
 WRAPPED = {
@@ -33,13 +33,13 @@ class Speaker(Protocol):
         """What is asked must not be refused."""
         told = await self.tell(actor, kind, **fields)
         assert told.answer["kind"] != "error", told
-        assert told.status in (None, BY_KIND[squashed(kind)].status)
+        assert told.status in (None, BY_KIND[canonical_kind(kind)].status)
         return told.answer
 
 
 class HttpSpeaker(Speaker):
     async def tell(self, actor: Actor, kind: str, **fields: Any) -> Told:
-        operation = BY_KIND[squashed(kind)]
+        operation = BY_KIND[canonical_kind(kind)]
         target = operation.path
         for name in re.findall(r"\{(\w+)\}", target):
             target = target.replace(f"{{{name}}}", quote(str(fields.pop(name)), safe=""))

@@ -16,7 +16,7 @@ from covenant.doors.http.hosts import Hosts, as_host
 from covenant.doors.http.origins import Origins
 from covenant.doors.operation import Office, Operation
 from covenant.exchange.principal import Principal
-from covenant.wire.mailbox import Nothing
+from covenant.wire.mailbox import EmptyRequest
 from tests.doors.clients import Http, HttpConnection, Reply
 from tests.doors.world import World, new_task, open_world
 
@@ -212,7 +212,7 @@ def test_a_page_is_foreign_unless_it_is_our_own_or_listed(origin: bytes | None, 
     assert Origins(["https://desk.example"]).foreign({"headers": headers}) is foreign
 
 
-async def fail(office: Office, caller: Principal, request: Nothing) -> Answer:
+async def fail(office: Office, caller: Principal, request: EmptyRequest) -> Answer:
     raise RuntimeError("secret detail of our own")
 
 
@@ -220,7 +220,7 @@ async def test_a_fault_of_ours_is_a_plain_500_and_a_line_in_the_log(
     short_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Operation(
-        kind="fail", method="GET", path="/fail", request=Nothing, answer=Pong, run=fail, summary="Fails"
+        kind="fail", method="GET", path="/fail", request=EmptyRequest, answer=Pong, run=fail, summary="Fails"
     )
 
     async def crash(_: Request) -> Response:

@@ -10,7 +10,7 @@ import pytest
 from covenant.doors.peers import OPERATIONS
 from covenant.doors.table import BY_KIND
 from covenant.model.delegation import Offer
-from covenant.wire.frames import squashed
+from covenant.wire.ipc_frames import canonical_kind
 from tests.doors.clients import Http, Ipc
 from tests.doors.speakers import HttpSpeaker, Told
 from tests.doors.world import Actor as Caller
@@ -36,7 +36,7 @@ class Door:
             async with Ipc(self.node.home / "sock") as connection:
                 await connection.authenticate(token)
                 return Told(await connection.ask(kind, **fields), None)
-        path = BY_KIND[squashed(kind)].path
+        path = BY_KIND[canonical_kind(kind)].path
         named = {OF_PATH[key] if f"{{{OF_PATH.get(key)}}}" in path else key: value for key, value in fields.items()}
         caller: Any = Caller(None, token, Http(self.node.port, token))  # type: ignore[arg-type]  # the token says who
         return await HttpSpeaker().tell(caller, kind, **named)
@@ -44,7 +44,7 @@ class Door:
     async def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         told = await self.tell(kind, **fields)
         assert told.answer["kind"] != "error", told
-        assert told.status in (None, BY_KIND[squashed(kind)].status)
+        assert told.status in (None, BY_KIND[canonical_kind(kind)].status)
         return told.answer
 
     async def refused(self, kind: str, **fields: Any) -> str:
@@ -148,7 +148,7 @@ async def test_what_is_unknown_is_refused(door: Door, kind: str) -> None:
     fields: dict[str, Any] = {"trust_peer": {"trustLevel": "peer"}, "succeed_peer": {"newId": NOBODY}}.get(kind, {})
     if kind == "force_delegation":
         fields = {"reason": "x"}
-    of_peer = "{peer_id}" in BY_KIND[squashed(kind)].path
+    of_peer = "{peer_id}" in BY_KIND[canonical_kind(kind)].path
     named = {"peerId": NOBODY} if of_peer else {"delegationId": str(uuid4())}
     assert await door.refused(kind, **named, **fields) in (
         ("unknown_peer",) if of_peer else ("unknown_delegation", "no_proof")

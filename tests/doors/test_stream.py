@@ -6,7 +6,7 @@ import json
 import pytest
 
 from covenant.doors.ipc.stream import READ_AHEAD_BYTES, FrameStream, FrameTooLargeError
-from covenant.wire.frames import framed
+from covenant.wire.ipc_frames import encode_frame
 
 
 class Wire(asyncio.Transport):
@@ -52,9 +52,9 @@ async def test_reading_stops_while_a_frame_waits_and_goes_on_when_it_is_served()
     stream, wire = connected()
     body = b"x" * 50_000
     for _ in range(2):
-        stream.data_received(framed(body))
+        stream.data_received(encode_frame(body))
     assert wire.is_reading()
-    stream.data_received(framed(body))
+    stream.data_received(encode_frame(body))
     assert not wire.is_reading()
     assert await stream.read() == body
     assert wire.is_reading()
@@ -64,7 +64,7 @@ async def test_reading_stops_while_a_frame_waits_and_goes_on_when_it_is_served()
 async def test_a_frame_of_the_full_size_is_still_read_whole() -> None:
     stream, wire = connected(frame_bytes_max=10 * READ_AHEAD_BYTES)
     body = b"x" * (10 * READ_AHEAD_BYTES)
-    data = framed(body)
+    data = encode_frame(body)
     for start in range(0, len(data), 100_000):
         assert wire.is_reading()
         stream.data_received(data[start : start + 100_000])
@@ -81,7 +81,7 @@ async def test_a_frame_that_is_too_long_is_not_waited_for() -> None:
 
 async def test_what_arrived_whole_is_served_after_the_end_and_the_rest_is_not() -> None:
     stream, _ = connected()
-    stream.data_received(framed(b"one") + framed(b"two")[:-1])
+    stream.data_received(encode_frame(b"one") + encode_frame(b"two")[:-1])
     assert stream.eof_received()
     assert [await stream.read(), await stream.read()] == [b"one", None]
     assert stream.ended.done()
@@ -89,7 +89,7 @@ async def test_what_arrived_whole_is_served_after_the_end_and_the_rest_is_not() 
 
 async def test_nothing_more_is_served_after_a_cut() -> None:
     stream, _ = connected()
-    stream.data_received(framed(b"one"))
+    stream.data_received(encode_frame(b"one"))
     stream.cut_off()
     assert await stream.read() is None
 
@@ -98,7 +98,7 @@ async def test_a_reader_is_woken_by_a_frame_and_by_the_end() -> None:
     stream, _ = connected()
     reading = asyncio.ensure_future(stream.read())
     await asyncio.sleep(0)
-    stream.data_received(framed(b"one"))
+    stream.data_received(encode_frame(b"one"))
     assert await reading == b"one"
     reading = asyncio.ensure_future(stream.read())
     await asyncio.sleep(0)
@@ -112,7 +112,7 @@ async def test_a_write_waits_until_the_other_side_takes_it() -> None:
     stream.pause_writing()
     writing = asyncio.ensure_future(stream.write(json.dumps({"kind": "pong"}).encode()))
     await asyncio.sleep(0)
-    assert wire.written == framed(b'{"kind": "pong"}')
+    assert wire.written == encode_frame(b'{"kind": "pong"}')
     assert not writing.done()
     stream.resume_writing()
     await writing

@@ -11,7 +11,7 @@ from covenant.doors.mailbox import drain_waiting, take_waiting
 from covenant.doors.waiting import CallerGoneError, Pause, Waits
 from covenant.exchange.principal import Principal
 from covenant.model.errors import OverLimit, Refusal, Unavailable
-from covenant.wire.mailbox import Next, NextResult
+from covenant.wire.mailbox import ReceiveRequest, DrainRequest
 from tests.doors.clients import HttpConnection
 from tests.doors.world import Actor, World, new_task
 
@@ -106,7 +106,7 @@ async def test_a_lease_taken_just_as_the_caller_left_is_given_back(world: World)
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     with pytest.raises(CallerGoneError):
-        await take_waiting(world.office, principal, Next(wait_ms=60_000), Pause(gone))
+        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), Pause(gone))
     assert (await bob.http.get("/a2a/tasks/next"))["lease"]["attempt"] == 2
 
 
@@ -121,7 +121,7 @@ async def test_a_result_drained_just_as_the_caller_left_can_be_drained_again(wor
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     with pytest.raises(CallerGoneError):
-        await drain_waiting(world.office, principal, NextResult(wait_ms=60_000), Pause(gone))
+        await drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), Pause(gone))
     assert (await alice.http.get("/a2a/results/next"))["result"]["task_id"] == task["id"]
 
 
@@ -134,7 +134,7 @@ async def test_a_caller_that_left_under_a_request_id_finds_the_same_when_it_asks
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     with pytest.raises(CallerGoneError):
-        await take_waiting(world.office, principal, Next(wait_ms=60_000, request_id="r-1"), Pause(gone))
+        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000, request_id="r-1"), Pause(gone))
     again = await bob.http.get("/a2a/tasks/next?request_id=r-1")
     assert again["lease"]["attempt"] == 1
     assert (await bob.http.get("/a2a/tasks/next"))["task"] is None
@@ -182,7 +182,7 @@ async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(world: World)
     gone: list[asyncio.Future[None]] = [loop.create_future(), loop.create_future()]
     waiting = []
     for each in gone:
-        waiting.append(asyncio.ensure_future(take_waiting(world.office, principal, Next(wait_ms=60_000), Pause(each))))
+        waiting.append(asyncio.ensure_future(take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), Pause(each))))
         await asyncio.sleep(0.05)
     task = new_task(bob)
     gone[0].set_result(None)
@@ -202,7 +202,7 @@ async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(world:
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     drains = []
     for _ in range(5):
-        wait = drain_waiting(world.office, principal, NextResult(wait_ms=60_000), Pause(gone))
+        wait = drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), Pause(gone))
         drains.append(asyncio.ensure_future(wait))
         await asyncio.sleep(0.02)
     await alice.http.post("/a2a/tasks", new_task(bob))

@@ -24,7 +24,7 @@ from covenant.model.tenant import Tenant, TenantLimits
 from covenant.model.tools import Tool, read_mcp_servers, tools_of
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key
-from covenant.wire.card import card_fields
+from covenant.wire.a2a.card_codec import card_fields
 
 BASE = "https://agents.example"
 TOOLS = (Tool("github", "corvid_github_list_prs"), Tool("web", "web_search", "Looks it up"), Tool("web", "fetch"))

@@ -13,7 +13,7 @@ from covenant.model.folding import TaskState
 from covenant.model.remote import RemoteArtifact
 from covenant.outbound.failures import AddressRefused, CallFailed
 from covenant.outbound.remote_errors import NoCard, OutcomeUnknown, RemoteRefused, RemoteTimedOut
-from covenant.wire.card_reading import BadCard
+from covenant.wire.a2a.card_codec import BadCard
 from tests.outbound.http_servers import HERE, Request, always, http_server, redirect, reply
 from tests.outbound.remotes import CONTEXT, TASK, Called, card, chunk, hand_made, status, task
 

@@ -21,7 +21,7 @@ from covenant.model.tenant import Tenant, TenantLimits
 from covenant.outbound.pushing import BURST_MAX, STEPS_AT_ONCE, PushLimits
 from covenant.seal.keys import public_key
 from covenant.seal.webhooks import verify_webhook
-from covenant.wire import a2a_v1
+from covenant.wire.a2a import v1 as a2a_v1
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import OPERATOR, agent, task_id
 from tests.outbound.http_servers import reply

@@ -43,7 +43,7 @@ from covenant.peers.settings import PeerSettings
 from covenant.seal.identity import PrivatePrekey, prekey_to_use
 from covenant.seal.keys import new_private_key
 from covenant.wire import peers
-from covenant.wire.polling import Introduction
+from covenant.wire.peers import Introduction
 from tests.ledger_contract.samples import OPERATOR
 
 BOUND_S: Final = 20.0

@@ -12,8 +12,8 @@ from covenant.model.correspondence import DelegationKey
 from covenant.model.delegating import Role
 from covenant.model.peer import KeyBundle, Trust
 from covenant.peers.settings import PeerSettings
-from covenant.wire import polling
-from covenant.wire.polling import Ack, Poll
+from covenant.wire import peers as polling
+from covenant.wire.peers import Ack, Poll
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import always, http_server, reply
 from tests.peers.houses import (

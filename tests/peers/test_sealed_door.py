@@ -16,7 +16,7 @@ from covenant.peers.settings import PeerSettings
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
 from covenant.seal.identity import bundle_holds
 from covenant.seal.receipts import receipt_holds
-from covenant.wire.polling import Introduction, Polled, Received, decode_introduction
+from covenant.wire.peers import Introduction, Polled, Received, decode_introduction
 from tests.peers.houses import BOUND_S, House, house, listening, offer, serving, stranger_pool
 
 

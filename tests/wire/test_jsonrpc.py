@@ -6,12 +6,12 @@ import pytest
 
 from covenant.model.errors import Invalid
 from covenant.wire import jsonrpc
-from covenant.wire.a2a_errors import Dialect, Error
-from tests.wire.a2a_samples import read
+from covenant.wire.a2a.error_codes import Dialect, ErrorObject
+from tests.wire.a2a.a2a_samples import read
 
 
 def test_method_and_params_are_read_apart() -> None:
-    call = jsonrpc.decode(b'{"jsonrpc":"2.0","id":7,"method":"GetTask","params":{"id":"x"},"more":1}')
+    call = jsonrpc.decode_call(b'{"jsonrpc":"2.0","id":7,"method":"GetTask","params":{"id":"x"},"more":1}')
     assert (call.id, call.method, bytes(call.params)) == (b"7", "GetTask", b'{"id":"x"}')
 
 
@@ -29,14 +29,14 @@ def test_method_and_params_are_read_apart() -> None:
     ],
 )
 def test_an_id_is_echoed_as_it_was_written(given: bytes, echoed: bytes) -> None:
-    call = jsonrpc.decode(b'{"jsonrpc":"2.0",%b"method":"m"}' % given)
+    call = jsonrpc.decode_call(b'{"jsonrpc":"2.0",%b"method":"m"}' % given)
     assert call.id == echoed
-    assert jsonrpc.result(call.id, b"{}") == b'{"jsonrpc":"2.0","id":%b,"result":{}}' % echoed
+    assert jsonrpc.encode_result(call.id, b"{}") == b'{"jsonrpc":"2.0","id":%b,"result":{}}' % echoed
 
 
 @pytest.mark.parametrize("params", [b"", b',"params":null', b',"params":{}'])
 def test_absent_params_are_an_empty_object(params: bytes) -> None:
-    assert bytes(jsonrpc.decode(b'{"jsonrpc":"2.0","method":"m"%b}' % params).params) == b"{}"
+    assert bytes(jsonrpc.decode_call(b'{"jsonrpc":"2.0","method":"m"%b}' % params).params) == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -66,29 +66,29 @@ def test_absent_params_are_an_empty_object(params: bytes) -> None:
     ],
 )
 def test_what_is_no_request_is_refused_with_the_id_where_one_can_be_read(body: bytes, code: int, echoed: Any) -> None:
-    with pytest.raises(jsonrpc.Unreadable) as refused:
-        jsonrpc.decode(body)
+    with pytest.raises(jsonrpc.UnreadableCall) as refused:
+        jsonrpc.decode_call(body)
     for dialect in Dialect:
-        told = read(jsonrpc.refused(refused.value.id, refused.value, dialect))
+        told = read(jsonrpc.encode_refusal(refused.value.id, refused.value, dialect))
         assert (told["jsonrpc"], told["id"], told["error"]["code"]) == ("2.0", echoed, code)
         assert told["error"]["message"]
 
 
 def test_an_unknown_method_is_named() -> None:
-    told = read(jsonrpc.refused(b"1", jsonrpc.unknown_method("tasks/fly"), Dialect.V1))
+    told = read(jsonrpc.encode_refusal(b"1", jsonrpc.unknown_method("tasks/fly"), Dialect.V1))
     assert (told["id"], told["error"]["code"], told["error"]["message"]) == (1, -32601, "unknown method: tasks/fly")
 
 
 def test_a_parse_error_found_in_the_params_has_no_id_either() -> None:
-    assert read(jsonrpc.refused(b"1", Invalid("invalid_json", "bad"), Dialect.V03))["id"] is None
+    assert read(jsonrpc.encode_refusal(b"1", Invalid("invalid_json", "bad"), Dialect.V03))["id"] is None
 
 
 def test_an_error_without_details_has_no_data() -> None:
-    assert jsonrpc.error(b"1", Error(-32603, "Internal error")) == (
+    assert jsonrpc.encode_error(b"1", ErrorObject(-32603, "Internal error")) == (
         b'{"jsonrpc":"2.0","id":1,"error":{"code":-32603,"message":"Internal error"}}'
     )
 
 
 def test_what_stands_around_results_of_a_stream_is_the_response() -> None:
-    before, after = jsonrpc.around(b'"x"')
-    assert before + b"{}" + after == jsonrpc.result(b'"x"', b"{}")
+    before, after = jsonrpc.result_frame(b'"x"')
+    assert before + b"{}" + after == jsonrpc.encode_result(b'"x"', b"{}")

@@ -11,7 +11,7 @@ from covenant.model.ids import AgentId, PublicKey, base58
 from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
 from covenant.model.result import ResultStatus
 from covenant.model.task import DuplicateSafety, Idempotency, Task
-from covenant.wire.mailbox import NO_KEY, PostResult, RepairTask, RetryStale, SendTask
+from covenant.wire.mailbox import NO_KEY, PostResult, RepairTask, RetryStaleRequest, SendTask
 
 TASK_ID = "123e4567-e89b-42d3-a456-426614174000"
 ALICE = AgentId("alice@here", PublicKey(base58(b"a" * 32)))
@@ -123,5 +123,5 @@ def test_repairs_take_both_spellings_of_a_posture() -> None:
 
 
 def test_a_policy_is_filled_up_with_its_defaults() -> None:
-    assert RetryStale().policy() == RetryPolicy()
-    assert RetryStale(enabled=True, max_attempts=0).policy() == RetryPolicy(enabled=True, max_attempts=0)
+    assert RetryStaleRequest().policy() == RetryPolicy()
+    assert RetryStaleRequest(enabled=True, max_attempts=0).policy() == RetryPolicy(enabled=True, max_attempts=0)

@@ -9,7 +9,7 @@ from covenant.model.content import Embedded, Image, Json, Resource, ResourceLink
 from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.step import Began, Continued, Ended, Happening, Started, Step
 from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
-from covenant.wire.native import Telling
+from covenant.wire.native import RequestEvents
 from tests.ledger_contract.samples import make_task, task_id
 
 TASK = make_task(1, tenant="acme", context_id="c")
@@ -18,7 +18,7 @@ ID = task_id(1)
 
 def all_told(what: Happening, generation: int = 7) -> list[tuple[str, dict[str, Any]]]:
     """The events of one step. Only the last one has its number."""
-    frames = Telling(TASK, 1_000).frame(Step(generation, 1_500, what)).decode().split("\n\n")
+    frames = RequestEvents(TASK, 1_000).frame(Step(generation, 1_500, what)).decode().split("\n\n")
     assert frames.pop() == ""
     assert [frame.startswith("id: ") for frame in frames] == [False] * (len(frames) - 1) + [True]
     events = []
@@ -134,5 +134,5 @@ def test_what_other_agents_answered_has_a_stream_of_its_own() -> None:
 
 
 def test_what_was_received_is_the_first_step() -> None:
-    telling = Telling(TASK, 1_500)
+    telling = RequestEvents(TASK, 1_500)
     assert telling.received() == telling.frames([Step(1, 1_500, Began(TASK))])

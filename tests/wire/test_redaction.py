@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.wire.redaction import Finding, blocked, redact
+from covenant.wire.redaction import SecretFinding, refuse_secrets, redact
 
 # Spelled in pieces, so that nothing here is taken for a leaked secret.
 RANDOM = "q7Zp2Lx9Vb4Kd8Rt3Wm6Yc1Hn5Js0Fg"
@@ -148,7 +148,7 @@ def test_ordinary_text_leaves_unchanged(text: str, mode: Any) -> None:
 
 def test_each_mode_does_what_it_says_and_all_say_what_was_found() -> None:
     text = f"use {RANDOM} please"
-    found = (Finding("/note", "high_entropy"),)
+    found = (SecretFinding("/note", "high_entropy"),)
     given_value = {"note": text}
     changed = redact(given_value, "redact")
     assert (changed.value, changed.findings, changed.blocked) == (
@@ -160,7 +160,7 @@ def test_each_mode_does_what_it_says_and_all_say_what_was_found() -> None:
     assert (warned.value, warned.findings, warned.blocked) == (given_value, found, False)
     stopped = redact(given_value, "block")
     assert (stopped.value, stopped.findings, stopped.blocked) == (None, found, True)
-    refusal = blocked(stopped)
+    refusal = refuse_secrets(stopped)
     assert (refusal.code, refusal.status) == ("secret_found", 403)
     assert refusal.message == "not sent, since it seems to hold secrets: high_entropy at /note"
 
@@ -168,14 +168,14 @@ def test_each_mode_does_what_it_says_and_all_say_what_was_found() -> None:
 def test_values_anywhere_are_looked_at_and_named_by_their_place() -> None:
     value = {"parts": [{"type": "text", "text": "hi"}, {"metadata": {"a/b": {"deep": [1, None, RANDOM]}}}], "n": 500}
     redaction = redact(value, "redact")
-    assert redaction.findings == (Finding("/parts/1/metadata/a~1b/deep/2", "high_entropy"),)
+    assert redaction.findings == (SecretFinding("/parts/1/metadata/a~1b/deep/2", "high_entropy"),)
     assert redaction.value["parts"][0] is value["parts"][0]  # type: ignore[index]  # a list
     assert redaction.value["parts"][1]["metadata"]["a/b"]["deep"] == [1, None, "[redacted:high_entropy]"]
 
 
 def test_a_value_is_judged_by_its_name_too() -> None:
     assert redact({"password": "hunter2!"}, "redact").value == {"password": "[redacted:named_secret]"}
-    assert redact({"apiKey": "abc123def456"}, "warn").findings == (Finding("/apiKey", "named_secret"),)
+    assert redact({"apiKey": "abc123def456"}, "warn").findings == (SecretFinding("/apiKey", "named_secret"),)
     for harmless in (
         {"max_tokens": "500"},
         {"keyboard": "qwerty123"},
@@ -211,7 +211,7 @@ def test_images_marked_as_such_are_left_alone_and_files_of_text_are_read() -> No
 def test_what_was_found_is_never_in_the_report() -> None:
     secrets = {f"k{n}": text for n, (_, text) in enumerate(SECRETS)}
     redaction = redact(secrets, "warn")
-    report = repr(redaction.findings) + blocked(redaction).message
+    report = repr(redaction.findings) + refuse_secrets(redaction).message
     assert RANDOM not in report
     assert "letmein" not in report
 
@@ -220,7 +220,7 @@ def test_many_secrets_are_all_taken_out_and_reported_up_to_a_bound() -> None:
     redaction = redact([RANDOM] * 500, "redact")
     assert set(redaction.value) == {"[redacted:high_entropy]"}
     assert len(redaction.findings) == 100
-    assert redact(f"{RANDOM} {RANDOM}", "warn").findings == (Finding("", "high_entropy", 2),)
+    assert redact(f"{RANDOM} {RANDOM}", "warn").findings == (SecretFinding("", "high_entropy", 2),)
 
 
 VALUES = st.recursive(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covenant.wire.credentials import secrets_in
+from covenant.wire.redaction import find_secrets
 from covenant.wire.redaction import redact
 from tests.wire.test_redaction import ORDINARY, RANDOM, SECRETS
 from tests.wire.test_redaction_linear import JOINTS, UNITS
@@ -99,7 +99,7 @@ def test_a_known_secret_leaves_in_no_surroundings(before: str, after: str, secre
 @settings(max_examples=200)
 @given(st.text(max_size=500))
 def test_any_text_is_searched_and_spans_are_in_order(text: str) -> None:
-    spans = secrets_in(text)
+    spans = find_secrets(text)
     assert all(0 <= span.start < span.end <= len(text) for span in spans)
     assert all(one.end <= other.start for one, other in itertools.pairwise(spans))
     check(text)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from covenant.wire.credentials import OVERLAP_CHARS, WINDOW_CHARS, Span, secrets_in
+from covenant.wire.redaction import OVERLAP_CHARS, WINDOW_CHARS, SecretSpan, find_secrets
 from covenant.wire.redaction import redact
-from covenant.wire.secret_shapes import SHAPES, naming_of
+from covenant.wire.redaction_patterns import PATTERNS, name_hint
 from tests.wire.redaction_reference import reference_secrets_in
 from tests.wire.test_redaction import JWT, ORDINARY, PEM_BODY, RANDOM, SECRETS, pem
 
@@ -68,7 +68,7 @@ def repeated(unit: str) -> Callable[[int], str]:
 
 def hostile_units() -> Iterator[str]:
     """Of each pattern: its prefix, and its secrets cut off at several places, joined in several ways."""
-    needles = {needle for shape in SHAPES for needle in shape.needles}
+    needles = {needle for shape in PATTERNS for needle in shape.needles}
     cuts = {text[: len(text) * part // 8] for _, text in SECRETS for part in (2, 4, 6, 7, 8)}
     seen: set[str] = set()
     for unit, joint in itertools.product([*CLASSES, *PREFIXES, *sorted(needles | cuts)], JOINTS):
@@ -145,7 +145,7 @@ def test_every_repetition_takes_time_that_grows_with_it_and_no_faster(part: int)
 
 
 def test_every_pattern_has_a_secret_among_the_examples() -> None:
-    assert {shape.kind for shape in SHAPES} <= {kind for kind, _ in SECRETS}
+    assert {shape.kind for shape in PATTERNS} <= {kind for kind, _ in SECRETS}
 
 
 # A window's border, and a thread beside others
@@ -224,7 +224,7 @@ def texts(draw: st.DrawFn) -> str:
     return draw(st.sampled_from(JOINTS)).join(cut)
 
 
-def covered(spans: list[Span] | list[Any]) -> set[int]:
+def covered(spans: list[SecretSpan] | list[Any]) -> set[int]:
     return {at for span in spans for at in range(span.start, span.end)}
 
 
@@ -233,7 +233,7 @@ def covered(spans: list[Span] | list[Any]) -> set[int]:
 @example("eyJaaaaaaaaa.eyJbbbbbbbbb-eyJccccccccc.eyJddddddddd.e", "")
 @example("SG.aaaaaaaaaaaaaaaaaaaaa-SG.aaaaaaaaaaaaaaaaaaaaa.aaaaaaaaaaaaaaaaaaaaaaa", "")
 def test_whatever_the_simplest_search_finds_is_found(text: str, name: str) -> None:
-    missed = covered(reference_secrets_in(text, name)) - covered(secrets_in(text, naming_of(name)))
+    missed = covered(reference_secrets_in(text, name)) - covered(find_secrets(text, name_hint(name)))
     assert not missed, "".join(text[at] for at in sorted(missed))
 
 
@@ -242,5 +242,5 @@ def test_whatever_the_simplest_search_finds_is_found(text: str, name: str) -> No
 def test_nothing_is_found_that_the_simplest_search_does_not_find(text: str) -> None:
     """But what is joined to a secret, and a JWT whose end was cut off."""
     expected = covered(reference_secrets_in(text))
-    more = [span for span in secrets_in(text) if not covered([span]) & expected and span.kind != "jwt"]
+    more = [span for span in find_secrets(text) if not covered([span]) & expected and span.kind != "jwt"]
     assert not more, [text[span.start : span.end] for span in more]

@@ -3,21 +3,21 @@
 import pytest
 
 from covenant.wire import jsonrpc, sse
-from covenant.wire.a2a_errors import InvalidParams
+from covenant.wire.a2a.error_codes import InvalidParams
 
 
 def test_a_frame_has_its_generation_and_its_payload() -> None:
-    assert sse.Framing().frame(7, b'{"a":1}') == b'id: 7\ndata: {"a":1}\n\n'
-    assert sse.Framing(named=True).frame(7, b"{}") == b"id: 7\nevent: message\ndata: {}\n\n"
+    assert sse.SseFormat().frame(7, b'{"a":1}') == b'id: 7\ndata: {"a":1}\n\n'
+    assert sse.SseFormat(named=True).frame(7, b"{}") == b"id: 7\nevent: message\ndata: {}\n\n"
 
 
 def test_a_frame_of_a_call_is_its_response() -> None:
-    framing = sse.Framing(*jsonrpc.around(b'"100%d"'))
+    framing = sse.SseFormat(*jsonrpc.result_frame(b'"100%d"'))
     assert framing.frame(3, b"{}") == b'id: 3\ndata: {"jsonrpc":"2.0","id":"100%d","result":{}}\n\n'
 
 
 def test_several_frames_are_one_write() -> None:
-    framing = sse.Framing()
+    framing = sse.SseFormat()
     assert framing.frames([(1, b"a"), (2, b"b")]) == framing.frame(1, b"a") + framing.frame(2, b"b")
     assert framing.frames([]) == b""
 

@@ -20,7 +20,7 @@ from covenant.model.errors import WrongType
 from covenant.model.ids import AgentId
 from covenant.model.task import NATIVE
 from covenant.model.update import MessageUpdate, StatusUpdate
-from covenant.wire.decoding import TOLD_NESTING_MAX
+from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
 
 SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) and the other words of a turn"

@@ -28,7 +28,7 @@ from covenant.model.metadata import unreserved_parts, without_reserved
 from covenant.model.target import Target
 from covenant.model.task import Task
 from covenant.model.update import ArtifactUpdate, StatusUpdate
-from covenant.wire.redaction import Finding
+from covenant.wire.redaction import SecretFinding
 
 PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Between attempts to ask a peer that cannot be reached, and has to be asked before anything can be offered."""
@@ -58,7 +58,7 @@ class Desk(Protocol):
         budget: int | None = None,
         timeout_ms: int | None = None,
         context: str | None = None,
-        told: Callable[[tuple[Finding, ...]], None] | None = None,
+        told: Callable[[tuple[SecretFinding, ...]], None] | None = None,
     ) -> Delegation: ...
     def follow(self, offer_id: str) -> AsyncIterator[Delegation]: ...
     def take(self, offer_id: str) -> None: ...
@@ -238,7 +238,7 @@ def _fail(job: Job, code: str | None, message: str) -> None:
     job.fail(said.removesuffix(": "))
 
 
-def _tell_findings(job: Job, findings: tuple[Finding, ...]) -> None:
+def _tell_findings(job: Job, findings: tuple[SecretFinding, ...]) -> None:
     """The sender hears what was found in what it sent, and never what it was."""
     places = ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
     found = [{"path": each.path, "kind": each.kind, "count": each.count} for each in findings]

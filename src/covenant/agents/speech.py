@@ -18,7 +18,7 @@ from covenant.agents.job import Job
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
 from covenant.model.update import ArtifactUpdate, StatusUpdate
-from covenant.wire.decoding import TOLD_NESTING_MAX
+from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
 
 RESPONSE: Final = "response"

@@ -7,10 +7,10 @@ from covenant.agents.job import JobLimits
 from covenant.daemon.cards import base_url_of, publishing_of
 from covenant.daemon.pushing import check_push
 from covenant.daemon.settings import Settings
-from covenant.doors.a2a.calling import Gate
+from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, extended_cards
 from covenant.doors.a2a.door import A2ADoor
-from covenant.doors.a2a.operations import Office, Pushes
+from covenant.doors.a2a.operations import A2AServices, PushService
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
@@ -46,13 +46,13 @@ def make_conversations(
     return Conversations(ledger, catalogue, crew, Uuids(), limits, check_push=check, tracer=tracer)
 
 
-def make_office(conversations: Conversations, cards: Cards, pushes: Pushes | None = None) -> Office:
-    return Office(conversations, extended_cards(cards), pushes)
+def make_office(conversations: Conversations, cards: Cards, pushes: PushService | None = None) -> A2AServices:
+    return A2AServices(conversations, extended_cards(cards), pushes)
 
 
-def make_gate(settings: Settings, catalogue: Catalogue, tenants: TenantGate, meter: Meter, pool: StrangerPool) -> Gate:
-    return Gate(tenants, catalogue, meter, base_url_of(settings).of, publishing_of(settings).admits, pool)
+def make_gate(settings: Settings, catalogue: Catalogue, tenants: TenantGate, meter: Meter, pool: StrangerPool) -> Admission:
+    return Admission(tenants, catalogue, meter, base_url_of(settings).of, publishing_of(settings).admits, pool)
 
 
-def make_door(settings: Settings, gate: Gate, office: Office, pages: CardPages) -> A2ADoor:
+def make_door(settings: Settings, gate: Admission, office: A2AServices, pages: CardPages) -> A2ADoor:
     return A2ADoor(gate, office, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)

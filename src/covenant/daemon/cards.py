@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from covenant.daemon.settings import Settings
-from covenant.doors.a2a.cards import CardPages, Publishing
+from covenant.doors.a2a.cards import CardPages, PublishedAgent
 from covenant.doors.http.origins import Origins
 from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.tenant import TenantGate
@@ -59,9 +59,9 @@ def base_url_of(settings: Settings) -> BaseUrl:
     return BaseUrl(settings.http.public_base_url, settings.http.trusted_proxies)
 
 
-def publishing_of(settings: Settings) -> Publishing:
+def publishing_of(settings: Settings) -> PublishedAgent:
     a2a, http = settings.a2a, settings.http
-    return Publishing(a2a.publish, a2a.publish_anonymous, http.bind_addr, Origins(http.origins))
+    return PublishedAgent(a2a.publish, a2a.publish_anonymous, http.bind_addr, Origins(http.origins))
 
 
 def card_pages(

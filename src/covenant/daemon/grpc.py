@@ -10,8 +10,8 @@ import msgspec
 from covenant.daemon.cards import publishing_of
 from covenant.daemon.listening import CannotListen
 from covenant.daemon.settings import Settings
-from covenant.doors.a2a.calling import Gate
-from covenant.doors.a2a.operations import Office
+from covenant.doors.a2a.admission import Admission
+from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.exchange.cards import Cards
 from covenant.model.errors import SettingsError
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from covenant.doors.a2a.grpc import GrpcServer
 
 
-def open_grpc(settings: Settings, gate: Gate, office: Office, cards: Cards) -> GrpcServer | None:
+def open_grpc(settings: Settings, gate: Admission, office: A2AServices, cards: Cards) -> GrpcServer | None:
     """Bound, and not started; None if it is switched off. From here on cards name its port."""
     chosen = settings.grpc
     if not chosen.enabled:
         return None
     try:
-        from covenant.doors.a2a.grpc import Calls, GrpcServer, GrpcTenants  # noqa: PLC0415  an extra
+        from covenant.doors.a2a.grpc import GrpcCalls, GrpcServer, GrpcTenants  # noqa: PLC0415  an extra
     except ModuleNotFoundError as missing:
         raise SettingsError(
             f"grpc.enabled needs the package {missing.name}, which is not installed: pip install 'covenant[grpc]'"
@@ -36,7 +36,7 @@ def open_grpc(settings: Settings, gate: Gate, office: Office, cards: Cards) -> G
     tenants = GrpcTenants(gate.tenants.tenancy, gate.tenants.limiter)
     # A pool of its own: over gRPC nobody says how long a message is, so that each takes room for the longest.
     pool = StrangerPool(bytes_max=settings.http.stranger_bytes_max, body_ms=settings.http.stranger_body_ms)
-    calls = Calls(
+    calls = GrpcCalls(
         replace(gate, tenants=tenants, admits=publishing.admits),
         office,
         pool,

@@ -46,7 +46,7 @@ from covenant.peers.requesting import Requesting
 from covenant.peers.settings import PeerSettings
 from covenant.peers.upkeep import Upkeep
 from covenant.seal.identity import fingerprint
-from covenant.wire.polling import Introduction
+from covenant.wire.peers import Introduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,10 +47,10 @@ from covenant.daemon.settings import HttpSettings, Settings
 from covenant.daemon.telemetry import open_tracer
 from covenant.daemon.tenant_doors import DESCRIBED as TENANT_DESCRIBED
 from covenant.daemon.tenant_doors import Built, tenant_routes
-from covenant.doors.a2a.calling import Gate
+from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
 from covenant.doors.a2a.door import PREFIX
-from covenant.doors.a2a.operations import Office
+from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http.app import DoorUnder, HttpDoor, build_http
 from covenant.doors.http.hosts import as_host
 from covenant.doors.http.stranger_pool import StrangerPool
@@ -105,8 +105,8 @@ class Node:
     cast: Cast
     reach: Reach
     conversations: Conversations
-    a2a_gate: Gate
-    a2a_office: Office
+    a2a_gate: Admission
+    a2a_office: A2AServices
     push_runner: PushRunner | None
     """None: push notifications are off."""
     peering: Peering | None

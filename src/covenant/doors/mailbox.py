@@ -34,24 +34,24 @@ from covenant.ledger.contract import QueueQuery
 from covenant.ledger.machine.commands import Drained, Leased
 from covenant.model.errors import Invalid
 from covenant.model.ids import parse_lease_id, parse_task_id
-from covenant.wire.frames import WrappedPolicy, WrappedRepair, WrappedResult, WrappedTask
+from covenant.wire.ipc_frames import WrappedPolicy, WrappedRepair, WrappedResult, WrappedTask
 from covenant.wire.mailbox import (
-    CancelTask,
+    CancelTaskRequest,
     LeaseRequest,
-    Next,
-    NextResult,
-    Nothing,
+    ReceiveRequest,
+    DrainRequest,
+    EmptyRequest,
     PostResult,
     QueueRequest,
-    Recent,
+    RecentRequest,
     ReleaseLease,
     RepairTask,
-    RetryStale,
+    RetryStaleRequest,
     SendTask,
     TaskRequest,
     UpdateTask,
     WithdrawRequest,
-    optional,
+    parse_optional,
 )
 
 LIMIT: Final = 10
@@ -67,11 +67,11 @@ async def send(office: Office, caller: Principal, request: SendTask) -> TaskQueu
     )
 
 
-async def take(office: Office, caller: Principal, request: Next) -> TaskOpt:
+async def take(office: Office, caller: Principal, request: ReceiveRequest) -> TaskOpt:
     return _task_opt(await _take(office, caller, request))
 
 
-async def take_waiting(office: Office, caller: Principal, request: Next, pause: Pause) -> TaskOpt:
+async def take_waiting(office: Office, caller: Principal, request: ReceiveRequest, pause: Pause) -> TaskOpt:
     recipient = None if request.everyone else caller.agent.pubkey
     clock, give_up_ms = office.ledger.clock, _give_up_ms(office, request)
     with office.ledger.task_waiter(recipient) as waiter:
@@ -85,7 +85,7 @@ async def take_waiting(office: Office, caller: Principal, request: Next, pause: 
                 return _task_opt(leased)
 
 
-async def _take(office: Office, caller: Principal, request: Next) -> Leased:
+async def _take(office: Office, caller: Principal, request: ReceiveRequest) -> Leased:
     return await office.exchange.take(
         caller,
         everyone=request.everyone,
@@ -94,7 +94,7 @@ async def _take(office: Office, caller: Principal, request: Next) -> Leased:
     )
 
 
-async def _check_caller(office: Office, request: Next, answer: Leased | Drained, pause: Pause) -> None:
+async def _check_caller(office: Office, request: ReceiveRequest, answer: Leased | Drained, pause: Pause) -> None:
     """Nobody else can ask for what a caller without a request id was given: if it has left, that goes back.
 
     One with a request id may be asking again by now, over another connection, and must be told the same.
@@ -112,7 +112,7 @@ def _task_opt(leased: Leased) -> TaskOpt:
     return TaskOpt(task=shown[0].task, lease=shown[0].lease, tasks=shown)
 
 
-def _give_up_ms(office: Office, request: Next) -> int:
+def _give_up_ms(office: Office, request: ReceiveRequest) -> int:
     """When the wait is over, by a clock that nobody sets."""
     wait_ms, wait_ms_max = request.wait_ms or 0, office.exchange.limits.wait_ms_max
     if wait_ms > wait_ms_max:
@@ -121,19 +121,19 @@ def _give_up_ms(office: Office, request: Next) -> int:
 
 
 async def post(office: Office, caller: Principal, request: PostResult) -> ResultPosted:
-    lease_id = optional(parse_lease_id, request.lease_id)
+    lease_id = parse_optional(parse_lease_id, request.lease_id)
     settled = await office.exchange.settle(caller, request.result(), lease_id)
     return ResultPosted(task_id=settled.task_id, duplicate=settled.duplicate, goes_on=settled.goes_on)
 
 
-async def drain(office: Office, caller: Principal, request: NextResult) -> ResultOpt:
+async def drain(office: Office, caller: Principal, request: DrainRequest) -> ResultOpt:
     return _result_opt(await _drain(office, caller, request))
 
 
-async def drain_waiting(office: Office, caller: Principal, request: NextResult, pause: Pause) -> ResultOpt:
+async def drain_waiting(office: Office, caller: Principal, request: DrainRequest, pause: Pause) -> ResultOpt:
     sender = None if request.everyone else caller.agent.pubkey
     ledger, give_up_ms = office.ledger, _give_up_ms(office, request)
-    task_id = optional(parse_task_id, request.task_id)
+    task_id = parse_optional(parse_task_id, request.task_id)
     with ledger.result_waiter(sender) as waiter:
         while True:
             drained = await _drain(office, caller, request)
@@ -147,13 +147,13 @@ async def drain_waiting(office: Office, caller: Principal, request: NextResult, 
                 return _result_opt(drained)
 
 
-async def _drain(office: Office, caller: Principal, request: NextResult) -> Drained:
+async def _drain(office: Office, caller: Principal, request: DrainRequest) -> Drained:
     return await office.exchange.drain(
         caller,
         everyone=request.everyone,
         count=1 if request.count is None else request.count,
         request_id=request.request_id,
-        task_id=optional(parse_task_id, request.task_id),
+        task_id=parse_optional(parse_task_id, request.task_id),
     )
 
 
@@ -162,13 +162,13 @@ def _result_opt(drained: Drained) -> ResultOpt:
     return ResultOpt(result=results[0] if results else None, results=results)
 
 
-async def recent_tasks(office: Office, caller: Principal, request: Recent) -> Tasks:
+async def recent_tasks(office: Office, caller: Principal, request: RecentRequest) -> Tasks:
     found = await office.exchange.recent_tasks(caller, LIMIT if request.limit is None else request.limit)
     tasks = fit(found)
     return Tasks(tasks=tasks, truncated=len(tasks) < len(found))
 
 
-async def recent_results(office: Office, caller: Principal, request: Recent) -> Results:
+async def recent_results(office: Office, caller: Principal, request: RecentRequest) -> Results:
     found = await office.exchange.recent_results(caller, LIMIT if request.limit is None else request.limit)
     results = fit(found)
     return Results(results=results, truncated=len(results) < len(found))
@@ -226,7 +226,7 @@ async def update(office: Office, caller: Principal, request: UpdateTask) -> Task
     return TaskUpdated(task_id=task_id, generation=reported.generation, duplicate=reported.duplicate)
 
 
-async def cancel(office: Office, caller: Principal, request: CancelTask) -> TaskCanceled:
+async def cancel(office: Office, caller: Principal, request: CancelTaskRequest) -> TaskCanceled:
     canceled = await office.exchange.cancel(caller, request.parsed_task_id(), request.reason)
     return TaskCanceled(
         task_id=canceled.task_id, canceled=canceled.canceled, ending=canceled.ending, result=canceled.result
@@ -263,11 +263,11 @@ async def repair(office: Office, caller: Principal, request: RepairTask) -> Repa
     return Repaired(outcome=await office.exchange.repair(caller, task_id, command, request.reason))
 
 
-async def retry_stale(office: Office, caller: Principal, request: RetryStale) -> AutoRetried:
+async def retry_stale(office: Office, caller: Principal, request: RetryStaleRequest) -> AutoRetried:
     return AutoRetried(report=await office.exchange.retry_stale(caller, request.policy()))
 
 
-async def compact(office: Office, caller: Principal, _: Nothing) -> Compacted:
+async def compact(office: Office, caller: Principal, _: EmptyRequest) -> Compacted:
     return Compacted(dropped=await office.exchange.compact(caller))
 
 
@@ -286,7 +286,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="try_recv_a2a_task",
         method="GET",
         path="/a2a/tasks/next",
-        request=Next,
+        request=ReceiveRequest,
         answer=TaskOpt,
         run=take,
         wait=take_waiting,
@@ -306,7 +306,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="try_recv_a2a_result",
         method="GET",
         path="/a2a/results/next",
-        request=NextResult,
+        request=DrainRequest,
         answer=ResultOpt,
         run=drain,
         wait=drain_waiting,
@@ -316,7 +316,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="recent_a2a_tasks",
         method="GET",
         path="/a2a/tasks/recent",
-        request=Recent,
+        request=RecentRequest,
         answer=Tasks,
         run=recent_tasks,
         summary="Look at queued tasks without taking them",
@@ -325,7 +325,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="recent_a2a_results",
         method="GET",
         path="/a2a/results/recent",
-        request=Recent,
+        request=RecentRequest,
         answer=Results,
         run=recent_results,
         summary="Look at undrained results without taking them",
@@ -379,7 +379,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="cancel_a2a_task",
         method="POST",
         path="/a2a/tasks/{task_id}/cancel",
-        request=CancelTask,
+        request=CancelTaskRequest,
         answer=TaskCanceled,
         run=cancel,
         summary="Cancel a task you sent",
@@ -416,7 +416,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="retry_a2a_stale",
         method="POST",
         path="/a2a/retry-stale",
-        request=RetryStale,
+        request=RetryStaleRequest,
         answer=AutoRetried,
         run=retry_stale,
         frame=WrappedPolicy,
@@ -426,7 +426,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="compact_a2a",
         method="POST",
         path="/a2a/compact",
-        request=Nothing,
+        request=EmptyRequest,
         answer=Compacted,
         run=compact,
         summary="Merge resolved history into a snapshot",

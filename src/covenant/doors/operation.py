@@ -18,7 +18,7 @@ from covenant.exchange.principal import Principal
 from covenant.exchange.registry import Registry
 from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
-from covenant.wire.frames import Wrapped
+from covenant.wire.ipc_frames import Wrapped
 from covenant.wire.mailbox import Request
 
 if TYPE_CHECKING:

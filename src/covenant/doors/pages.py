@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from covenant.wire.frames import FRAME_BYTES_MAX
+from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from covenant.model.acquaintance import Peer
 from covenant.model.correspondence import Delegation, LoggedMessage
 from covenant.model.delegation import Profile, Proof, Status, TokenUsage
 from covenant.model.peer import InstanceId, Trust
-from covenant.wire.peering import Waiting, WirePeerLimits
+from covenant.wire.operator_requests import PendingMessages, PeerLimitsInput
 
 ONLINE_MS = 90_000
 """Who was heard of since is there."""
@@ -46,11 +46,11 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     verified_at_ms: int | None
     conflict: str | None
     capabilities: tuple[Profile, ...]
-    limits: WirePeerLimits
-    waiting: Waiting
+    limits: PeerLimitsInput
+    waiting: PendingMessages
 
     @classmethod
-    def of(cls, peer: Peer, waiting: Waiting, now_ms: int) -> PeerShown:
+    def of(cls, peer: Peer, waiting: PendingMessages, now_ms: int) -> PeerShown:
         return cls(
             id=peer.id,
             name=peer.name,
@@ -65,12 +65,12 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             verified_at_ms=peer.verified_at_ms,
             conflict=peer.conflict,
             capabilities=peer.capabilities.profiles if peer.capabilities is not None else (),
-            limits=WirePeerLimits(**msgspec.structs.asdict(peer.limits)),
+            limits=PeerLimitsInput(**msgspec.structs.asdict(peer.limits)),
             waiting=waiting,
         )
 
 
-def _presence(peer: Peer, waiting: Waiting, now_ms: int) -> Presence:
+def _presence(peer: Peer, waiting: PendingMessages, now_ms: int) -> Presence:
     if waiting.failure is not None:
         return "offline"
     heard_ms = max(peer.heard_at_ms, peer.capabilities.issued_at_ms if peer.capabilities is not None else 0)

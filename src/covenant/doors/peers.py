@@ -36,7 +36,7 @@ from covenant.model.correspondence import Delegation, LoggedMessage
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.ids import AgentId
 from covenant.model.peer import InstanceId, Trust
-from covenant.wire import peering as asked
+from covenant.wire import operator_requests as asked
 
 PEERS: Final = "/api/v1/a2a/peers"
 PEER: Final = "/api/v1/a2a/peers/{peer_id}"
@@ -59,7 +59,7 @@ class PeerDesk(Protocol):
     def config(self) -> dict[str, Any]: ...
 
     async def peers(self) -> Sequence[Peer]: ...
-    def waiting(self, peer: InstanceId) -> asked.Waiting: ...
+    def waiting(self, peer: InstanceId) -> asked.PendingMessages: ...
     def find(self, named: str) -> Peer: ...
     async def add(
         self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None
@@ -85,7 +85,7 @@ class PeerDesk(Protocol):
         """Candidates, and the ways they are found by."""
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, Capabilities]: ...
-    async def delegate(self, by: AgentId, request: asked.Delegate) -> asked.Begun: ...
+    async def delegate(self, by: AgentId, request: asked.DelegateRequest) -> asked.DelegationBegun: ...
     async def delegations(self) -> Sequence[Delegation]: ...
     async def standing(self, named: str) -> Delegation: ...
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
@@ -94,7 +94,7 @@ class PeerDesk(Protocol):
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation: ...
     async def offer_again(self, by: AgentId, named: str) -> Delegation: ...
     async def force_error(self, by: AgentId, named: str, reason: str) -> Delegation: ...
-    async def evidence(self, named: str) -> asked.Evidence: ...
+    async def evidence(self, named: str) -> asked.DelegationEvidence: ...
     async def tree(self, named: str) -> TreeNode: ...
     async def messages(self) -> Sequence[LoggedMessage]: ...
 
@@ -118,7 +118,7 @@ def _delegation(office: Office, delegation: Delegation) -> DelegationShown:
     return DelegationShown.of(delegation, peer.name if peer is not None else delegation.peer)
 
 
-async def list_peers(office: Office, caller: Principal, request: asked.ListPeers) -> PeerList:
+async def list_peers(office: Office, caller: Principal, request: asked.ListPeersRequest) -> PeerList:
     desk = await _desk(office, caller, "listing peers")
     shown = [_shown(office, desk, peer) for peer in await desk.peers()]
     found = [
@@ -130,7 +130,7 @@ async def list_peers(office: Office, caller: Principal, request: asked.ListPeers
     return PeerList(peers=fit(page), total=len(found), id=desk.id, name=desk.name)
 
 
-async def add_peer(office: Office, caller: Principal, request: asked.AddPeer) -> PeerAnswer:
+async def add_peer(office: Office, caller: Principal, request: asked.AddPeerRequest) -> PeerAnswer:
     desk = await _desk(office, caller, "adding a peer")
     if request.url is None and (request.id is None or request.name is None):
         raise Invalid("invalid_request", "give url; or, for a peer that cannot be called, its id and a name")
@@ -138,24 +138,24 @@ async def add_peer(office: Office, caller: Principal, request: asked.AddPeer) ->
     return PeerAnswer(peer=_shown(office, desk, peer), note=note)
 
 
-async def show_peer(office: Office, caller: Principal, request: asked.ShowPeer) -> PeerAnswer:
+async def show_peer(office: Office, caller: Principal, request: asked.ShowPeerRequest) -> PeerAnswer:
     desk = await _desk(office, caller, "showing a peer")
     return PeerAnswer(peer=_shown(office, desk, desk.find(request.peer_id)))
 
 
-async def remove_peer(office: Office, caller: Principal, request: asked.RemovePeer) -> PeerRemoved:
+async def remove_peer(office: Office, caller: Principal, request: asked.RemovePeerRequest) -> PeerRemoved:
     desk = await _desk(office, caller, "removing a peer")
     removed = await desk.remove(caller.agent, request.peer_id)
     return PeerRemoved(id=removed.id, name=removed.name)
 
 
-async def trust_peer(office: Office, caller: Principal, request: asked.TrustPeer) -> PeerAnswer:
+async def trust_peer(office: Office, caller: Principal, request: asked.TrustPeerRequest) -> PeerAnswer:
     desk = await _desk(office, caller, "trusting a peer")
     changed = await desk.change(caller.agent, request.peer_id, trust=request.trust_level)
     return PeerAnswer(peer=_shown(office, desk, changed))
 
 
-async def change_peer(office: Office, caller: Principal, request: asked.ChangePeer) -> PeerAnswer:
+async def change_peer(office: Office, caller: Principal, request: asked.ChangePeerRequest) -> PeerAnswer:
     desk = await _desk(office, caller, "changing a peer")
     limits = PeerLimits(**msgspec.structs.asdict(request.limits)) if request.limits is not None else None
     changed = await desk.change(
@@ -164,37 +164,37 @@ async def change_peer(office: Office, caller: Principal, request: asked.ChangePe
     return PeerAnswer(peer=_shown(office, desk, changed))
 
 
-async def verify_peer(office: Office, caller: Principal, request: asked.VerifyPeer) -> PeerAnswer:
+async def verify_peer(office: Office, caller: Principal, request: asked.VerifyPeerRequest) -> PeerAnswer:
     desk = await _desk(office, caller, "verifying a peer")
     return PeerAnswer(peer=_shown(office, desk, await desk.verify(request.peer_id)))
 
 
-async def succeed_peer(office: Office, caller: Principal, request: asked.SucceedPeer) -> PeerAnswer:
+async def succeed_peer(office: Office, caller: Principal, request: asked.SucceedPeerRequest) -> PeerAnswer:
     desk = await _desk(office, caller, "vouching for a peer's new identity")
     peer = await desk.succeed(caller.agent, request.peer_id, request.new_id)
     return PeerAnswer(peer=_shown(office, desk, peer))
 
 
-async def revoke_peer_tokens(office: Office, caller: Principal, request: asked.RevokePeer) -> TokensRevoked:
+async def revoke_peer_tokens(office: Office, caller: Principal, request: asked.RevokePeerRequest) -> TokensRevoked:
     desk = await _desk(office, caller, "revoking a peer's tokens")
     peer = desk.find(request.peer_id)
     return TokensRevoked(id=peer.id, revoked=await desk.revoke_tokens(caller.agent, peer.id))
 
 
-async def discover_peers(office: Office, caller: Principal, request: asked.DiscoverPeers) -> Discovered:
+async def discover_peers(office: Office, caller: Principal, request: asked.DiscoverPeersRequest) -> Discovered:
     desk = await _desk(office, caller, "discovering peers")
     found, ways = await desk.discover(request.timeout_ms / 1000)
     return Discovered(discovered=fit(found), ways=tuple(ways))
 
 
-async def peer_capabilities(office: Office, caller: Principal, request: asked.ShowCapabilities) -> CapabilitiesAnswer:
+async def peer_capabilities(office: Office, caller: Principal, request: asked.ShowCapabilitiesRequest) -> CapabilitiesAnswer:
     desk = await _desk(office, caller, "showing capabilities")
     name, found = await desk.capabilities(request.peer_id, fresh=request.fresh)
     shown = {field: getattr(found, field) for field in CapabilitiesShown.__struct_fields__}
     return CapabilitiesAnswer(peer=name, capabilities=CapabilitiesShown(**shown))
 
 
-async def delegate(office: Office, caller: Principal, request: asked.Delegate) -> Delegated:
+async def delegate(office: Office, caller: Principal, request: asked.DelegateRequest) -> Delegated:
     desk = await _desk(office, caller, "delegating")
     if request.profile is None and request.peer_id is None:
         raise Invalid("invalid_request", "give profile, peerId, or both")
@@ -209,7 +209,7 @@ async def delegate(office: Office, caller: Principal, request: asked.Delegate) -
     )
 
 
-async def list_delegations(office: Office, caller: Principal, request: asked.ListDelegations) -> DelegationList:
+async def list_delegations(office: Office, caller: Principal, request: asked.ListDelegationsRequest) -> DelegationList:
     desk = await _desk(office, caller, "listing delegations")
     peer = desk.find(request.peer_id).id if request.peer_id is not None else None
     found = [
@@ -224,25 +224,25 @@ async def list_delegations(office: Office, caller: Principal, request: asked.Lis
     return DelegationList(delegations=fit(page), total=len(found))
 
 
-async def show_delegation(office: Office, caller: Principal, request: asked.ShowDelegation) -> DelegationAnswer:
+async def show_delegation(office: Office, caller: Principal, request: asked.ShowDelegationRequest) -> DelegationAnswer:
     desk = await _desk(office, caller, "showing a delegation")
     delegation = await desk.standing(request.delegation_id)
     result, error = await desk.outcome(delegation)
     return DelegationAnswer(delegation=_delegation(office, delegation), result=result, error=error)
 
 
-async def cancel_delegation(office: Office, caller: Principal, request: asked.CancelDelegation) -> DelegationAnswer:
+async def cancel_delegation(office: Office, caller: Principal, request: asked.CancelDelegationRequest) -> DelegationAnswer:
     desk = await _desk(office, caller, "canceling a delegation")
     moved = await desk.cancel(caller.agent, request.delegation_id, request.reason)
     return DelegationAnswer(delegation=_delegation(office, moved))
 
 
-async def offer_again(office: Office, caller: Principal, request: asked.OfferAgain) -> DelegationAnswer:
+async def offer_again(office: Office, caller: Principal, request: asked.OfferAgainRequest) -> DelegationAnswer:
     desk = await _desk(office, caller, "offering a delegation again")
     return DelegationAnswer(delegation=_delegation(office, await desk.offer_again(caller.agent, request.delegation_id)))
 
 
-async def force_delegation(office: Office, caller: Principal, request: asked.ForceDelegation) -> DelegationAnswer:
+async def force_delegation(office: Office, caller: Principal, request: asked.ForceDelegationRequest) -> DelegationAnswer:
     desk = await _desk(office, caller, "giving a delegation up")
     if not request.reason.strip():
         raise Invalid("invalid_request", "give a reason: it stays in the audit")
@@ -250,18 +250,18 @@ async def force_delegation(office: Office, caller: Principal, request: asked.For
     return DelegationAnswer(delegation=_delegation(office, moved))
 
 
-async def delegation_proof(office: Office, caller: Principal, request: asked.ShowProof) -> ProofAnswer:
+async def delegation_proof(office: Office, caller: Principal, request: asked.ShowProofRequest) -> ProofAnswer:
     desk = await _desk(office, caller, "showing a proof")
     evidence = await desk.evidence(request.delegation_id)
     return ProofAnswer(**evidence._asdict())
 
 
-async def delegation_tree(office: Office, caller: Principal, request: asked.DelegationTree) -> DelegationTreeAnswer:
+async def delegation_tree(office: Office, caller: Principal, request: asked.DelegationTreeRequest) -> DelegationTreeAnswer:
     desk = await _desk(office, caller, "showing a tree")
     return DelegationTreeAnswer(tree=await desk.tree(request.delegation_id))
 
 
-async def list_peer_messages(office: Office, caller: Principal, request: asked.ListPeerMessages) -> PeerMessageList:
+async def list_peer_messages(office: Office, caller: Principal, request: asked.ListPeerMessagesRequest) -> PeerMessageList:
     desk = await _desk(office, caller, "listing messages")
     peer = desk.find(request.peer_id).id if request.peer_id is not None else None
     found = [each for each in await desk.messages() if peer in (None, each.peer) and request.type in (None, each.typ)]
@@ -269,7 +269,7 @@ async def list_peer_messages(office: Office, caller: Principal, request: asked.L
     return PeerMessageList(messages=tuple(map(MessageShown.of, page)), total=len(found))
 
 
-async def peer_config(office: Office, caller: Principal, request: asked.ShowConfig) -> ConfigAnswer:  # noqa: ARG001
+async def peer_config(office: Office, caller: Principal, request: asked.ShowConfigRequest) -> ConfigAnswer:  # noqa: ARG001
     desk = await _desk(office, caller, "showing the settings of peers")
     return ConfigAnswer(id=desk.id, name=desk.name, config=desk.config())
 

@@ -25,7 +25,7 @@ from covenant.doors.metrics import Meter
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import Refusal, TooLarge
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
-from covenant.wire.polling import Introduction, OutOfOrder, Polled, Received, Refused
+from covenant.wire.peers import Introduction, OutOfOrder, Polled, Received, EnvelopeRefused
 
 TRANSPORT: Final = "sealed"
 IDENTITY: Final = "/api/v1/a2a/identity"
@@ -123,7 +123,7 @@ class SealedCall:
     async def _refuse(self, send: Send, refusal: Refusal, headers: tuple[Header, ...]) -> None:
         self._meter.refused(TRANSPORT, refusal.code)
         expected = refusal.expected if isinstance(refusal, OutOfOrder) else None
-        refused = Refused(error=refusal.message, code=refusal.code, expected=expected)
+        refused = EnvelopeRefused(error=refusal.message, code=refusal.code, expected=expected)
         told = (_NO_STORE, *refusal_headers(refusal), *headers)
         await _reply(send, refusal.status, msgspec.json.encode(refused), told)
 
@@ -170,7 +170,7 @@ DESCRIBED: Final = (
         request=SealedEnvelope,
         answer=Received,
         token=False,
-        refusal=Refused,
+        refusal=EnvelopeRefused,
     ),
     Described(
         path=POLL,
@@ -180,7 +180,7 @@ DESCRIBED: Final = (
         request=SealedEnvelope,
         answer=Polled,
         token=False,
-        refusal=Refused,
+        refusal=EnvelopeRefused,
     ),
 )
 

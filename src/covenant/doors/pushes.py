@@ -13,13 +13,13 @@ from covenant.exchange.principal import Principal
 from covenant.model.errors import Invalid
 from covenant.model.ids import parse_task_id
 from covenant.model.push import Push
-from covenant.wire.pushes import ListPushes, RetryPush
+from covenant.wire.operator_requests import ListPushesRequest, RetryPushRequest
 
 LIMIT: Final = 20
 LIMIT_MAX: Final = 1_000
 
 
-async def list_pushes(office: Office, caller: Principal, request: ListPushes) -> PushList:
+async def list_pushes(office: Office, caller: Principal, request: ListPushesRequest) -> PushList:
     limit = LIMIT if request.limit is None else request.limit
     if not 1 <= limit <= LIMIT_MAX:
         raise Invalid("invalid_limit", f"limit must be between 1 and {LIMIT_MAX}")
@@ -28,7 +28,7 @@ async def list_pushes(office: Office, caller: Principal, request: ListPushes) ->
     return PushList(count=len(found), dead=dead, pushes=fit([_shown(push) for push in found[:limit]]))
 
 
-async def retry_push(office: Office, caller: Principal, request: RetryPush) -> PushRetried:
+async def retry_push(office: Office, caller: Principal, request: RetryPushRequest) -> PushRetried:
     retried = await pushes.retry(office.ledger, caller, parse_task_id(request.task_id), request.push_id)
     return PushRetried(push=_shown(retried))
 
@@ -56,7 +56,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="a2a_pushes",
         method="GET",
         path="/a2a/pushes",
-        request=ListPushes,
+        request=ListPushesRequest,
         answer=PushList,
         run=list_pushes,
         summary="Push configurations and how their deliveries stand; those given up first",
@@ -65,7 +65,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="retry_a2a_push",
         method="POST",
         path="/a2a/pushes/retry",
-        request=RetryPush,
+        request=RetryPushRequest,
         answer=PushRetried,
         run=retry_push,
         summary="Try the deliveries of a push configuration again, at once",

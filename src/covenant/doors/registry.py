@@ -29,16 +29,16 @@ from covenant.doors.pages import fit
 from covenant.exchange.principal import Principal
 from covenant.model.errors import Invalid
 from covenant.model.grant import Grant, Identity
-from covenant.wire.mailbox import Nothing, Recent
-from covenant.wire.registry import (
-    EnrollIdentity,
-    GrantCapability,
-    ListIdentities,
-    Purge,
-    RecentAudit,
-    RevokeCapability,
-    RevokeIdentity,
-    RotateToken,
+from covenant.wire.mailbox import EmptyRequest, RecentRequest
+from covenant.wire.operator_requests import (
+    EnrollIdentityRequest,
+    GrantCapabilityRequest,
+    ListIdentitiesRequest,
+    PurgeRequest,
+    RecentAuditRequest,
+    RevokeCapabilityRequest,
+    RevokeIdentityRequest,
+    RotateTokenRequest,
 )
 
 CAPABILITIES_LIMIT: Final = 10
@@ -47,7 +47,7 @@ AUDIT_LIMIT: Final = 20
 IDENTITIES_LIMIT_MAX: Final = 1_000
 
 
-async def enroll(office: Office, caller: Principal, request: EnrollIdentity) -> IdentityEnrolled:
+async def enroll(office: Office, caller: Principal, request: EnrollIdentityRequest) -> IdentityEnrolled:
     enrolled = await office.registry.enroll(
         caller, request.display, pubkey=request.pubkey, actions=request.actions or ()
     )
@@ -60,7 +60,7 @@ async def enroll(office: Office, caller: Principal, request: EnrollIdentity) -> 
     )
 
 
-async def identities(office: Office, caller: Principal, request: ListIdentities) -> IdentityList:
+async def identities(office: Office, caller: Principal, request: ListIdentitiesRequest) -> IdentityList:
     limit = IDENTITIES_LIMIT if request.limit is None else request.limit
     if not 1 <= limit <= IDENTITIES_LIMIT_MAX:
         raise Invalid("invalid_limit", f"limit must be between 1 and {IDENTITIES_LIMIT_MAX}")
@@ -74,7 +74,7 @@ async def identities(office: Office, caller: Principal, request: ListIdentities)
     )
 
 
-def _asked_for(identity: Identity, request: ListIdentities) -> bool:
+def _asked_for(identity: Identity, request: ListIdentitiesRequest) -> bool:
     if request.status is not None and (request.status == "revoked") != (identity.revoked_at_ms is not None):
         return False
     names = (identity.agent.display, identity.agent.pubkey, identity.token_prefix)
@@ -91,7 +91,7 @@ def _identity(identity: Identity) -> IdentityShown:
     )
 
 
-async def revoke_identity(office: Office, caller: Principal, request: RevokeIdentity) -> IdentityRevoked:
+async def revoke_identity(office: Office, caller: Principal, request: RevokeIdentityRequest) -> IdentityRevoked:
     revoked = await office.registry.revoke(caller, request.identity, force=bool(request.force))
     return IdentityRevoked(
         display=revoked.agent.display,
@@ -101,17 +101,17 @@ async def revoke_identity(office: Office, caller: Principal, request: RevokeIden
     )
 
 
-async def rotate_token(office: Office, caller: Principal, request: RotateToken) -> TokenRotated:
+async def rotate_token(office: Office, caller: Principal, request: RotateTokenRequest) -> TokenRotated:
     rotated = await office.registry.rotate(caller, request.identity)
     return TokenRotated(display=rotated.identity.agent.display, token_b58=rotated.token)
 
 
-async def purge_identities(office: Office, caller: Principal, request: Purge) -> IdentitiesPurged:
+async def purge_identities(office: Office, caller: Principal, request: PurgeRequest) -> IdentitiesPurged:
     purged = await office.registry.purge_identities(caller, request.before_ms)
     return IdentitiesPurged(before_ms=request.before_ms, purged=purged)
 
 
-async def grant(office: Office, caller: Principal, request: GrantCapability) -> CapabilityGranted:
+async def grant(office: Office, caller: Principal, request: GrantCapabilityRequest) -> CapabilityGranted:
     made = await office.registry.grant(
         caller, request.action, to=request.to, scope=request.scope, expires_at=request.expires_at
     )
@@ -124,7 +124,7 @@ async def grant(office: Office, caller: Principal, request: GrantCapability) -> 
     )
 
 
-async def capabilities(office: Office, caller: Principal, request: Recent) -> CapabilityList:
+async def capabilities(office: Office, caller: Principal, request: RecentRequest) -> CapabilityList:
     limit = CAPABILITIES_LIMIT if request.limit is None else request.limit
     now_ms = office.ledger.now_ms()
     grants = await office.registry.grants(caller, limit)
@@ -157,17 +157,17 @@ def _effective(grant: Grant, now_ms: int) -> str:
     return "expired" if grant.expires_at is not None and now_ms > grant.expires_at else "spent"
 
 
-async def revoke_capability(office: Office, caller: Principal, request: RevokeCapability) -> CapabilityRevoked:
+async def revoke_capability(office: Office, caller: Principal, request: RevokeCapabilityRequest) -> CapabilityRevoked:
     removed = await office.registry.revoke_grant(caller, request.signature_b58)
     return CapabilityRevoked(signature_b58=request.signature_b58, removed=removed)
 
 
-async def purge_capabilities(office: Office, caller: Principal, request: Purge) -> CapabilitiesPurged:
+async def purge_capabilities(office: Office, caller: Principal, request: PurgeRequest) -> CapabilitiesPurged:
     purged = await office.registry.purge_grants(caller, request.before_ms)
     return CapabilitiesPurged(before_ms=request.before_ms, purged=purged)
 
 
-async def audit_recent(office: Office, caller: Principal, request: RecentAudit) -> AuditRecent:
+async def audit_recent(office: Office, caller: Principal, request: RecentAuditRequest) -> AuditRecent:
     limit = AUDIT_LIMIT if request.limit is None else request.limit
     found = [
         msgspec.Raw(record.row.encode())
@@ -177,11 +177,11 @@ async def audit_recent(office: Office, caller: Principal, request: RecentAudit) 
     return AuditRecent(limit=limit, since_ms=request.since_ms, events=events, truncated=len(events) < len(found))
 
 
-async def audit_verify(office: Office, caller: Principal, _: Nothing) -> AuditIntegrity:
+async def audit_verify(office: Office, caller: Principal, _: EmptyRequest) -> AuditIntegrity:
     return AuditIntegrity(report=await office.registry.audit_verify(caller))
 
 
-async def audit_purge(office: Office, caller: Principal, request: Purge) -> AuditPurged:
+async def audit_purge(office: Office, caller: Principal, request: PurgeRequest) -> AuditPurged:
     purged = await office.registry.audit_purge(caller, request.before_ms)
     return AuditPurged(before_ms=request.before_ms, purged=purged)
 
@@ -191,7 +191,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="enroll_identity",
         method="POST",
         path="/identities/enroll",
-        request=EnrollIdentity,
+        request=EnrollIdentityRequest,
         answer=IdentityEnrolled,
         run=enroll,
         summary="Mint a token for an identity",
@@ -200,7 +200,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="list_identities",
         method="GET",
         path="/identities/list",
-        request=ListIdentities,
+        request=ListIdentitiesRequest,
         answer=IdentityList,
         run=identities,
         summary="Who holds a token, the newest first",
@@ -209,7 +209,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="revoke_identity",
         method="POST",
         path="/identities/revoke",
-        request=RevokeIdentity,
+        request=RevokeIdentityRequest,
         answer=IdentityRevoked,
         run=revoke_identity,
         summary="Revoke a token and end its live connections",
@@ -218,7 +218,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="rotate_token",
         method="POST",
         path="/identities/rotate",
-        request=RotateToken,
+        request=RotateTokenRequest,
         answer=TokenRotated,
         run=rotate_token,
         summary="Replace a token; the old one ends at once",
@@ -227,7 +227,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="purge_identities",
         method="POST",
         path="/identities/purge",
-        request=Purge,
+        request=PurgeRequest,
         answer=IdentitiesPurged,
         run=purge_identities,
         summary="Forget tokens revoked before a time",
@@ -236,7 +236,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="recent_capabilities",
         method="GET",
         path="/capabilities/recent",
-        request=Recent,
+        request=RecentRequest,
         answer=CapabilityList,
         run=capabilities,
         summary="The newest grants that concern you",
@@ -245,7 +245,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="grant_capability",
         method="POST",
         path="/capabilities/grant",
-        request=GrantCapability,
+        request=GrantCapabilityRequest,
         answer=CapabilityGranted,
         run=grant,
         summary="Grant an action to an identity",
@@ -254,7 +254,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="revoke_capability",
         method="POST",
         path="/capabilities/revoke",
-        request=RevokeCapability,
+        request=RevokeCapabilityRequest,
         answer=CapabilityRevoked,
         run=revoke_capability,
         summary="Revoke a grant by its signature",
@@ -263,7 +263,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="purge_capabilities",
         method="POST",
         path="/capabilities/purge",
-        request=Purge,
+        request=PurgeRequest,
         answer=CapabilitiesPurged,
         run=purge_capabilities,
         summary="Forget grants revoked before a time",
@@ -272,7 +272,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="recent_audit",
         method="GET",
         path="/audit/recent",
-        request=RecentAudit,
+        request=RecentAuditRequest,
         answer=AuditRecent,
         run=audit_recent,
         summary="The newest audit rows that you caused; all of them, to the operator",
@@ -281,7 +281,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="verify_audit_integrity",
         method="GET",
         path="/audit/verify",
-        request=Nothing,
+        request=EmptyRequest,
         answer=AuditIntegrity,
         run=audit_verify,
         summary="Verify the whole hash chain",
@@ -290,7 +290,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="purge_audit",
         method="POST",
         path="/audit/purge",
-        request=Purge,
+        request=PurgeRequest,
         answer=AuditPurged,
         run=audit_purge,
         summary="Drop audit rows from before a time, leaving a marker",

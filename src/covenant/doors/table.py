@@ -6,7 +6,7 @@ from typing import Final
 
 from covenant.doors import mailbox, peers, pushes, registry, tenants
 from covenant.doors.operation import AnyOperation
-from covenant.wire.frames import squashed
+from covenant.wire.ipc_frames import canonical_kind
 
 OPERATIONS: Final[tuple[AnyOperation, ...]] = (
     *mailbox.OPERATIONS,
@@ -15,4 +15,4 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
     *pushes.OPERATIONS,
     *peers.OPERATIONS,
 )
-BY_KIND: Final = {squashed(operation.kind): operation for operation in OPERATIONS}
+BY_KIND: Final = {canonical_kind(operation.kind): operation for operation in OPERATIONS}

@@ -24,16 +24,16 @@ from covenant.exchange.principal import Principal
 from covenant.model.constitution import read_constitution
 from covenant.model.errors import Invalid
 from covenant.model.tenant import Tenant, TenantLimits
-from covenant.wire.tenants import (
-    AddAgent,
-    AddTenant,
-    ChangeTenant,
-    ListAgents,
-    ListTenants,
-    RemoveAgent,
-    RotateTenant,
-    ShowAgent,
-    WireLimits,
+from covenant.wire.operator_requests import (
+    AddAgentRequest,
+    AddTenantRequest,
+    ChangeTenantRequest,
+    ListAgentsRequest,
+    ListTenantsRequest,
+    RemoveAgentRequest,
+    RotateTenantRequest,
+    ShowAgentRequest,
+    TenantLimitsInput,
 )
 
 TENANTS: Final = "/v1/admin/tenants"
@@ -52,21 +52,21 @@ def _shown(office: Office, tenant: Tenant) -> TenantShown:
     )
 
 
-def _limits(given: WireLimits | None) -> TenantLimits | None:
+def _limits(given: TenantLimitsInput | None) -> TenantLimits | None:
     return TenantLimits(**msgspec.structs.asdict(given)) if given is not None else None
 
 
-async def add_tenant(office: Office, caller: Principal, request: AddTenant) -> TenantAdded:
+async def add_tenant(office: Office, caller: Principal, request: AddTenantRequest) -> TenantAdded:
     minted = await office.tenancy.add(caller, request.name, _limits(request.limits))
     return TenantAdded(tenant=_shown(office, minted.tenant), token=minted.token)
 
 
-async def list_tenants(office: Office, caller: Principal, _: ListTenants) -> TenantList:
+async def list_tenants(office: Office, caller: Principal, _: ListTenantsRequest) -> TenantList:
     found = await office.tenancy.list(caller)
     return TenantList(tenants=fit([_shown(office, tenant) for tenant in found]))
 
 
-async def change_tenant(office: Office, caller: Principal, request: ChangeTenant) -> TenantChanged:
+async def change_tenant(office: Office, caller: Principal, request: ChangeTenantRequest) -> TenantChanged:
     if request.disabled is None and request.limits is None:
         raise Invalid("invalid_request", "give disabled, limits, or both")
     changed = await office.tenancy.change(
@@ -75,32 +75,32 @@ async def change_tenant(office: Office, caller: Principal, request: ChangeTenant
     return TenantChanged(tenant=_shown(office, changed))
 
 
-async def rotate_tenant(office: Office, caller: Principal, request: RotateTenant) -> TenantRotated:
+async def rotate_tenant(office: Office, caller: Principal, request: RotateTenantRequest) -> TenantRotated:
     minted = await office.tenancy.rotate(caller, request.name)
     return TenantRotated(tenant=_shown(office, minted.tenant), token=minted.token)
 
 
-async def add_agent(office: Office, caller: Principal, request: AddAgent) -> AgentAdded:
+async def add_agent(office: Office, caller: Principal, request: AddAgentRequest) -> AgentAdded:
     acting = await office.tenancy.acting(caller, request.tenant)
     constitution = read_constitution(request.agent_def)
     put = office.catalogue.replace if request.replace else office.catalogue.store
     return AgentAdded(tenant=request.tenant, agent=AgentShown.of(await put(acting, constitution)))
 
 
-async def list_agents(office: Office, caller: Principal, request: ListAgents) -> AgentList:
+async def list_agents(office: Office, caller: Principal, request: ListAgentsRequest) -> AgentList:
     acting = await office.tenancy.acting(caller, request.tenant)
     found = await office.catalogue.list(acting.tenant.name)
     return AgentList(tenant=request.tenant, count=len(found), agents=fit([AgentShown.of(agent) for agent in found]))
 
 
-async def show_agent(office: Office, caller: Principal, request: ShowAgent) -> AgentAnswer:
+async def show_agent(office: Office, caller: Principal, request: ShowAgentRequest) -> AgentAnswer:
     acting = await office.tenancy.acting(caller, request.tenant)
     agent = await office.catalogue.show(acting.tenant.name, request.agent_id)
     identity = office.catalogue.identity(request.tenant, agent.id)
     return AgentAnswer(tenant=request.tenant, agent=AgentShown.of(agent), identity=identity)
 
 
-async def remove_agent(office: Office, caller: Principal, request: RemoveAgent) -> AgentRemoved:
+async def remove_agent(office: Office, caller: Principal, request: RemoveAgentRequest) -> AgentRemoved:
     acting = await office.tenancy.acting(caller, request.tenant)
     removed = await office.catalogue.remove(acting, request.agent_id)
     return AgentRemoved(tenant=request.tenant, agent_id=removed.id)
@@ -111,7 +111,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="add_tenant",
         method="POST",
         path=TENANTS,
-        request=AddTenant,
+        request=AddTenantRequest,
         answer=TenantAdded,
         run=add_tenant,
         summary="Add a tenant and mint its token",
@@ -121,7 +121,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="list_tenants",
         method="GET",
         path=TENANTS,
-        request=ListTenants,
+        request=ListTenantsRequest,
         answer=TenantList,
         run=list_tenants,
         summary="All tenants, the oldest first",
@@ -130,7 +130,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="change_tenant",
         method="PATCH",
         path=f"{TENANTS}/{{name}}",
-        request=ChangeTenant,
+        request=ChangeTenantRequest,
         answer=TenantChanged,
         run=change_tenant,
         summary="Disable or enable a tenant, or change its limits",
@@ -139,7 +139,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="rotate_tenant",
         method="POST",
         path=f"{TENANTS}/{{name}}/rotate-token",
-        request=RotateTenant,
+        request=RotateTenantRequest,
         answer=TenantRotated,
         run=rotate_tenant,
         summary="Replace a tenant's token; the old one ends at once",
@@ -148,7 +148,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="add_agent",
         method="POST",
         path=AGENTS,
-        request=AddAgent,
+        request=AddAgentRequest,
         answer=AgentAdded,
         run=add_agent,
         summary="Store an agent for a tenant",
@@ -158,7 +158,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="list_agents",
         method="GET",
         path=AGENTS,
-        request=ListAgents,
+        request=ListAgentsRequest,
         answer=AgentList,
         run=list_agents,
         summary="A tenant's agents: index, those of code and files, then the stored ones, the oldest first",
@@ -167,7 +167,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="show_agent",
         method="GET",
         path=f"{AGENTS}/{{agent_id}}",
-        request=ShowAgent,
+        request=ShowAgentRequest,
         answer=AgentAnswer,
         run=show_agent,
         summary="One agent of a tenant",
@@ -176,7 +176,7 @@ OPERATIONS: Final[tuple[AnyOperation, ...]] = (
         kind="remove_agent",
         method="DELETE",
         path=f"{AGENTS}/{{agent_id}}",
-        request=RemoveAgent,
+        request=RemoveAgentRequest,
         answer=AgentRemoved,
         run=remove_agent,
         summary="Remove a stored agent; its tasks stay",

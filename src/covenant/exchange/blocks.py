@@ -12,7 +12,7 @@ from covenant.model.content import Audio, Content, Image, Resource
 from covenant.model.errors import Invalid
 from covenant.model.file_names import is_segment, name_of, segment
 from covenant.model.update import ArtifactUpdate, MessageUpdate, Update
-from covenant.wire.decoding import TOLD_NESTING_MAX, deeper_than
+from covenant.wire.json_input import TOLD_NESTING_MAX, deeper_than
 
 ID_LENGTH_MAX: Final = 256
 

@@ -36,7 +36,7 @@ from covenant.model.constitution import INDEX, CatalogueAgent, Constitution
 from covenant.model.tenant import DEFAULT
 from covenant.model.tools import Tool, tools_for
 from covenant.seal.cards import CardSigner
-from covenant.wire.card import card_fields
+from covenant.wire.a2a.card_codec import card_fields
 
 AGENTS_PATH: Final = "/v1/a2a/agents"
 A2A_PATH: Final = "/v1/a2a"

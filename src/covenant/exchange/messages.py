@@ -20,7 +20,7 @@ from covenant.model.ids import AgentId, TaskId
 from covenant.model.metadata import unreserved_parts, without_reserved
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.model.update import MessageUpdate
-from covenant.wire.hops import MEMBERS
+from covenant.wire.call_headers import MEMBERS
 
 ORIGIN: Final = "a2a"
 KEY_LENGTH_MAX: Final = 256

@@ -22,7 +22,7 @@ from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetched, Fetcher
 from covenant.outbound.location import Location, Unreadable, read_url
 from covenant.outbound.remote_errors import NoCard, RefusalCode, RemoteRefused
-from covenant.wire.card_reading import BadCard, newer_form, read_card
+from covenant.wire.a2a.card_codec import BadCard, v1_fields, read_card
 
 WELL_KNOWN: Final = "/.well-known/agent-card.json"
 BESIDE: Final = "/agent-card.json"
@@ -110,7 +110,7 @@ async def verified(fetcher: Fetcher, card: RemoteCard) -> RemoteCard:
 
     if not card.signatures:
         raise NoCard(f"the card at {card.url} has no signature")
-    forms: list[dict[str, Any]] = [card.fields, newer_form(card.fields)]
+    forms: list[dict[str, Any]] = [card.fields, v1_fields(card.fields)]
     sets: dict[str, dict[str, Any]] = {}
     for signature in card.signatures[:SIGNATURES_MAX]:
         place = header_of(signature).get("jku")

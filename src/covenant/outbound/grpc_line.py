@@ -30,8 +30,8 @@ from covenant.outbound.failures import AddressRefused, CallFailed
 from covenant.outbound.guard import AddressGuard, Target
 from covenant.outbound.line import EVENT_BYTES_MAX, STREAM_BYTES_MAX, Numbered
 from covenant.outbound.remote_errors import RefusalCode, RemoteRefused
-from covenant.wire.a2a_v1 import calls
-from covenant.wire.jsonrpc_calls import Unanswerable, words
+from covenant.wire.a2a.v1 import calls
+from covenant.wire.jsonrpc import BadResponse, one_line
 
 SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
 CALL_S: Final = 30.0
@@ -173,19 +173,19 @@ def _json(message: Message) -> bytes:
 def _heard(data: bytes) -> Heard:
     try:
         return calls.hear(data)
-    except (Invalid, Unanswerable) as error:
+    except (Invalid, BadResponse) as error:
         raise RemoteRefused("bad_answer", f"the answer cannot be read: {error}") from error
 
 
 def _heard_task(data: bytes) -> RemoteTask:
     try:
         return calls.hear_task(data)
-    except (Invalid, Unanswerable) as error:
+    except (Invalid, BadResponse) as error:
         raise RemoteRefused("bad_answer", f"the answer cannot be read: {error}") from error
 
 
 def _trouble(error: grpc.aio.AioRpcError) -> RemoteRefused | CallFailed:
-    name, said = error.code().name, words(error.details() or "")
+    name, said = error.code().name, one_line(error.details() or "")
     if name == "UNAVAILABLE":
         connected = "connect" not in said.lower()
         code: Any = "connection_lost" if connected else "connect_failed"

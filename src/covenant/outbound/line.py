@@ -23,10 +23,10 @@ from covenant.outbound.failures import CallFailed
 from covenant.outbound.fetching import Fetcher, Streamed
 from covenant.outbound.refusing import refused_by_rpc, refused_by_status
 from covenant.outbound.remote_errors import RemoteRefused
-from covenant.wire import jsonrpc_calls
-from covenant.wire.a2a_v03 import calls as v03
-from covenant.wire.a2a_v1 import calls as v1
-from covenant.wire.sse_reading import EventReader, EventTooLarge
+from covenant.wire import jsonrpc as jsonrpc_calls
+from covenant.wire.a2a.v03 import calls as v03
+from covenant.wire.a2a.v1 import calls as v1
+from covenant.wire.sse import EventReader, EventTooLarge
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
 STREAM_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -106,7 +106,7 @@ class HttpLine:
 
     def _request(self, operation: str, params: bytes) -> _Request:
         if not self._rest:
-            return _Request("POST", self.way.url, jsonrpc_calls.request(1, operation, params))
+            return _Request("POST", self.way.url, jsonrpc_calls.encode_request(1, operation, params))
         return _Request("POST", self._place("message:send" if operation == v1.SEND else "message:stream"), params)
 
     def _place(self, path: str) -> str:
@@ -167,13 +167,13 @@ class HttpLine:
     def _rpc_result(self, status: int, headers: Mapping[str, str], body: bytes) -> bytes:
         fine = 200 <= status < 300
         try:
-            result = jsonrpc_calls.result(body)
+            result = jsonrpc_calls.decode_result(body)
         except jsonrpc_calls.RpcError as error:
             # A status that says whose turn it is says more than the code beside it.
             if status in (401, 403, 429, 503):
                 raise self._told(refused_by_status(status, headers, body)) from error
             raise refused_by_rpc(error) from error
-        except jsonrpc_calls.Unanswerable as error:
+        except jsonrpc_calls.BadResponse as error:
             if fine:
                 raise _unreadable(str(error), status) from error
             raise self._told(refused_by_status(status, headers, body)) from error
@@ -195,14 +195,14 @@ class HttpLine:
     def _hear(self, data: bytes) -> Heard:
         try:
             heard: Heard = self._wire.hear(data)
-        except (Invalid, jsonrpc_calls.Unanswerable) as error:
+        except (Invalid, jsonrpc_calls.BadResponse) as error:
             raise _unreadable(str(error)) from error
         return heard
 
     def _hear_task(self, data: bytes) -> RemoteTask:
         try:
             heard: RemoteTask = self._wire.hear_task(data)
-        except (Invalid, jsonrpc_calls.Unanswerable) as error:
+        except (Invalid, jsonrpc_calls.BadResponse) as error:
             raise _unreadable(str(error)) from error
         return heard
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.outbound.remote_errors import RefusalCode, RemoteRefused
-from covenant.wire.jsonrpc_calls import RpcError, reason_in, words
+from covenant.wire.jsonrpc import RpcError, reason_in, one_line
 
 RETRY_AFTER_S_MAX: Final = 3_600.0
 
@@ -50,7 +50,7 @@ def refused_by_status(status: int, headers: Mapping[str, str], body: bytes) -> R
     """`google.rpc.Status`, or any JSON that has a message, or the status alone."""
     error = _error_in(body)
     code = _BY_REASON.get(reason_in(error.get("details")) or "") or _BY_STATUS.get(status)
-    said = words(error.get("message"))
+    said = one_line(error.get("message"))
     return RemoteRefused(
         code or ("unavailable" if status >= 500 else "refused"),
         f"the remote refused: {said} (HTTP {status})" if said else f"the remote answered HTTP {status}",

@@ -24,7 +24,7 @@ from covenant.model.constitution import explained
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.tenant import DEFAULT
 from covenant.outbound.location import Unreadable, host_text, read_url
-from covenant.wire.decoding import decode
+from covenant.wire.json_input import decode
 
 FILE: Final = "a2a_agents.json"
 FILE_BYTES_MAX: Final = 1024 * 1024

@@ -34,7 +34,7 @@ from covenant.outbound.following import Errand, Following, Patience
 from covenant.outbound.line import HttpLine, Line
 from covenant.outbound.remote_errors import RemoteError, RemoteTimedOut
 from covenant.outbound.reply import Reply, Sendable, parts_of, reply_of
-from covenant.wire.hops import hop_headers, hop_metadata
+from covenant.wire.call_headers import call_context_headers, call_context_metadata
 
 TIMEOUT_S: Final = 300.0
 KEY_HEADER: Final = "idempotency-key"
@@ -125,7 +125,7 @@ class Remote:
         go on all the same. `troubled` hears why the agent did not answer, each time that it is asked again. Leaving the
         stream early leaves the agent at work; `call_off` does not.
         """
-        said = hop_metadata(hop) if hop is not None else {}
+        said = call_context_metadata(hop) if hop is not None else {}
         ask = SendMessage(
             message=Message(
                 message_id=message_id or str(uuid.uuid4()),
@@ -136,7 +136,7 @@ class Remote:
             ),
             output_modes=tuple(output_modes),
         )
-        headers = hop_headers(hop) if hop is not None else {}
+        headers = call_context_headers(hop) if hop is not None else {}
         if idempotency_key is not None:
             headers[KEY_HEADER] = idempotency_key
         wanted = self._manners.stream if stream is None else stream

@@ -29,9 +29,9 @@ from covenant.outbound.fetching import Fetched, Fetcher, FetchLimits
 from covenant.outbound.guard import AddressGuard
 from covenant.outbound.refusing import retry_after
 from covenant.outbound.resolving import SystemResolver
-from covenant.wire.card_reading import BadCard, read_card
-from covenant.wire.hops import hop_headers
-from covenant.wire.jsonrpc_calls import words
+from covenant.wire.a2a.card_codec import BadCard, read_card
+from covenant.wire.call_headers import call_context_headers
+from covenant.wire.jsonrpc import one_line
 
 CARD_PATH: Final = "/.well-known/agent-card.json"
 CARD_MS: Final = 10_000
@@ -153,7 +153,7 @@ async def invoke_remote_agent(
         body["sourceAgent"] = source_agent
     names = chain or ((source_agent,) if source_agent is not None else ())
     hop = Hop(depth=depth + 1, chain=tuple(names)[-CHAIN_MAX:])
-    headers = {"content-type": "application/json", "accept": "application/json", **hop_headers(hop)}
+    headers = {"content-type": "application/json", "accept": "application/json", **call_context_headers(hop)}
     headers |= Credentials(base, token=token).headers(base)
     task_id: str | None = None
     async with _opened(fetcher, allow_private) as opened:
@@ -239,7 +239,7 @@ def last_agent_text(messages: Sequence[_Message]) -> str | None:
 
 
 def _said(answer: Fetched) -> str:
-    body = words(answer.body[:2_000].decode("utf-8", errors="replace"))
+    body = one_line(answer.body[:2_000].decode("utf-8", errors="replace"))
     return f"HTTP {answer.status} — {body}" if body else f"HTTP {answer.status}"
 
 

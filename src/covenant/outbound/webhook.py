@@ -19,7 +19,7 @@ from covenant.model.task import Task
 from covenant.outbound.failures import AddressRefused, CallFailed
 from covenant.outbound.fetching import Fetched, Fetcher
 from covenant.seal.webhooks import WebhookSigner
-from covenant.wire import a2a_v1
+from covenant.wire.a2a import v1 as a2a_v1
 
 MEDIA_TYPE: Final = "application/a2a+json"
 GONE: Final = 410

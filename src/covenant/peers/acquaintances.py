@@ -40,7 +40,7 @@ from covenant.peers.naming import apart, as_agent, check_name, name_from, read_p
 from covenant.peers.settings import PeerSettings
 from covenant.seal.identity import bundle_holds, prekey_to_use
 from covenant.wire.peers import encode, type_of
-from covenant.wire.polling import Introduction, decode_introduction, decode_refused
+from covenant.wire.peers import Introduction, decode_introduction, decode_refused
 
 __all__ = ["Acquaintances", "Offering", "as_agent", "as_refusal"]
 

@@ -31,7 +31,7 @@ from covenant.peers.line import RECEIVE, LineFailed, Lines, Response, address
 from covenant.seal.assertions import capabilities_hold, new_challenge
 from covenant.seal.envelope import EnvelopeRefused, Opened, open_, remember_until_ms
 from covenant.wire.peers import decode, encode, type_of
-from covenant.wire.polling import decode_received
+from covenant.wire.peers import decode_received
 
 TIMEOUT_S: Final = 15.0
 FAILURE_MS: Final = 5_000

@@ -41,7 +41,7 @@ from covenant.seal.documents import Uncanonical
 from covenant.seal.envelope import BODY_BYTES_MAX
 from covenant.seal.proofs import sign_proof
 from covenant.wire import peers as wire
-from covenant.wire.redaction import Finding
+from covenant.wire.redaction import SecretFinding
 
 INPUT_REQUIRED: Final = "input_required"
 LEFT_OUT: Final = "result_too_large"
@@ -75,7 +75,7 @@ class Work(NamedTuple):
 class Conclusion(NamedTuple):
     result: DelegationResult
     body: bytes
-    findings: tuple[Finding, ...]
+    findings: tuple[SecretFinding, ...]
 
 
 def conclude(work: Work, private_key: bytes, settings: PeerSettings, now_ms: int) -> Conclusion:

@@ -33,7 +33,7 @@ from covenant.peers.pace import backoff_ms
 from covenant.peers.polling import Poller, Taking, Trouble
 from covenant.peers.settings import PeerSettings
 from covenant.seal.receipts import receipt_holds
-from covenant.wire.polling import decode_received
+from covenant.wire.peers import decode_received
 
 log = logging.getLogger(__name__)
 

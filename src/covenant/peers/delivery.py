@@ -17,7 +17,7 @@ from covenant.model.peer import Prekey
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import LineFailed, Lines, Response, address
 from covenant.seal.envelope import Code
-from covenant.wire.polling import Refused, decode_refused
+from covenant.wire.peers import EnvelopeRefused, decode_refused
 
 TRIES: Final = 2
 ASIDE_BYTES: Final = 64 * 1024
@@ -122,7 +122,7 @@ def _failed(response: Response) -> Failed:
     try:
         refused = decode_refused(response.body)
     except Invalid:
-        refused = Refused()
+        refused = EnvelopeRefused()
     status = response.status
     code = refused.code or f"http_{status}"
     whole = status not in OF_ONE or not refused.code or code in OF_ALL

@@ -37,7 +37,7 @@ from covenant.peers.line import LineFailed
 from covenant.peers.providing import Providing
 from covenant.peers.requesting import Requesting
 from covenant.peers.settings import PeerSettings
-from covenant.wire.peering import Begun, Delegate, Evidence, Waiting
+from covenant.wire.operator_requests import DelegationBegun, DelegateRequest, DelegationEvidence, PendingMessages
 
 STEPS_MAX: Final = 1_000
 _STATES: Final[dict[TaskState, State]] = {
@@ -89,11 +89,11 @@ class Desk:
         await self._ledger.durable()
         return self._ledger.peers()
 
-    def waiting(self, peer: InstanceId) -> Waiting:
+    def waiting(self, peer: InstanceId) -> PendingMessages:
         troubles = [each for each in self._courier.troubles() if each.peer == peer]
         first = min(troubles, key=lambda each: each.next_ms, default=None)
         count = len(self._ledger.parcels(peer))
-        return Waiting(count, first.failure, first.next_ms) if first is not None else Waiting(count)
+        return PendingMessages(count, first.failure, first.next_ms) if first is not None else PendingMessages(count)
 
     def find(self, named: str) -> Peer:
         return self._acquaintances.find(named)
@@ -171,7 +171,7 @@ class Desk:
 
     # Delegations
 
-    async def delegate(self, by: AgentId, request: Delegate) -> Begun:
+    async def delegate(self, by: AgentId, request: DelegateRequest) -> DelegationBegun:
         """Here, if there is such an agent and no peer was named; otherwise by a peer."""
         task_id = parse_task_id(request.id) if request.id is not None else TaskId(self._new_id())
         target: Target | None = None
@@ -197,9 +197,9 @@ class Desk:
             target=target,
         )
         accepted = await self._beginnings.accept(task, fingerprint(task)[0])
-        return Begun(task_id, peer_id, profile, accepted.duplicate)
+        return DelegationBegun(task_id, peer_id, profile, accepted.duplicate)
 
-    async def _target(self, request: Delegate) -> tuple[Peer, str]:
+    async def _target(self, request: DelegateRequest) -> tuple[Peer, str]:
         if request.peer_id is None:
             assert request.profile is not None
             found = self._requesting.provider(request.profile)
@@ -285,7 +285,7 @@ class Desk:
             raise Conflict("not_ours", "a peer asked for this one; cancel it instead")
         return delegation
 
-    async def evidence(self, named: str) -> Evidence:
+    async def evidence(self, named: str) -> DelegationEvidence:
         task_id = self._task_id(named)
         steps = await self._ledger.steps(task_id, 0, STEPS_MAX)
         while steps:
@@ -294,7 +294,7 @@ class Desk:
                 proof = (what.metadata or {}).get(PROOF) if isinstance(what, StatusUpdate) else None
                 if isinstance(proof, dict):
                     signed = msgspec.convert(proof["proof"], Proof) if proof.get("proof") else None
-                    return Evidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
+                    return DelegationEvidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
             steps = await self._ledger.steps(task_id, steps[-1].generation, STEPS_MAX)
         raise NotFound("no_proof", "nothing is proven here: it has not ended, was done here, or came without a proof")
 
@@ -316,7 +316,7 @@ class Desk:
         return self._ledger.message_log()
 
 
-def _target(peer_id: InstanceId, profile: str, request: Delegate) -> Target:
+def _target(peer_id: InstanceId, profile: str, request: DelegateRequest) -> Target:
     return Target(peer=peer_id, profile=profile, budget=request.max_token_budget, context=request.context)
 
 

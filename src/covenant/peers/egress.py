@@ -31,7 +31,7 @@ from covenant.model.delegation import (
 from covenant.model.errors import TooLarge
 from covenant.peers.settings import Redaction
 from covenant.wire import redaction
-from covenant.wire.redaction import Finding
+from covenant.wire.redaction import SecretFinding
 
 HELD_BACK: Final = "secret_found"
 MESSAGE_CHARS_MAX: Final = 4_000
@@ -51,7 +51,7 @@ class Cleared(NamedTuple, Generic[M]):
     """`message` may leave. `findings`: what was in it before, or (mode `warn`) still is."""
 
     message: M
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[SecretFinding, ...] = ()
 
     @property
     def found(self) -> int:
@@ -59,12 +59,12 @@ class Cleared(NamedTuple, Generic[M]):
         return sum(each.count for each in self.findings)
 
 
-def told(findings: tuple[Finding, ...]) -> str:
+def told(findings: tuple[SecretFinding, ...]) -> str:
     """For people: what was found and where."""
     return ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
 
 
-def note(key: DelegationKey, findings: tuple[Finding, ...]) -> None:
+def note(key: DelegationKey, findings: tuple[SecretFinding, ...]) -> None:
     """In the log, for whoever runs this instance."""
     if findings:
         log.warning("peer.secrets_found", extra={"peer": key.peer, "offer_id": key.offer_id, "found": told(findings)})
@@ -86,7 +86,7 @@ def clear_offer(offer: Offer, mode: Redaction) -> Cleared[Offer]:
     words = {"task": offer.task, "context": offer.context, "parts": msgspec.to_builtins(offer.parts)}
     found = redaction.redact(words, mode)
     if found.blocked:
-        raise redaction.blocked(found)
+        raise redaction.refuse_secrets(found)
     if found.value is words:
         return Cleared(offer, found.findings)
     clean = found.value

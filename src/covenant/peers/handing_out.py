@@ -25,7 +25,7 @@ from covenant.peers.answering import worth_learning
 from covenant.peers.keyring import Keyring
 from covenant.seal.identity import bundle_holds, prekey_to_use
 from covenant.wire import peers
-from covenant.wire.polling import Poll, Polled
+from covenant.wire.peers import Poll, Polled
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of all envelopes in an answer, unless the first alone has more."""

@@ -39,9 +39,9 @@ from covenant.peers.line import LineFailed
 from covenant.peers.settings import PeerSettings
 from covenant.seal.assertions import assert_offer
 from covenant.seal.tokens import Narrowing, narrow
-from covenant.wire.redaction import Finding
+from covenant.wire.redaction import SecretFinding
 
-Told = Callable[[tuple[Finding, ...]], None]
+Told = Callable[[tuple[SecretFinding, ...]], None]
 
 TOKEN_MS: Final = 7 * 24 * 3_600_000
 """How long an offer's token may be used: it waits for a peer that is not there. What it was made from ends sooner."""

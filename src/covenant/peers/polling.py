@@ -22,7 +22,7 @@ from covenant.peers.line import POLL, RECEIVE
 from covenant.peers.pace import backoff_ms
 from covenant.peers.reception import Taken
 from covenant.peers.settings import PeerSettings
-from covenant.wire import polling
+from covenant.wire import peers as polling
 
 log = logging.getLogger(__name__)
 

@@ -44,7 +44,8 @@ from covenant.seal.envelope import (
     told,
 )
 from covenant.seal.receipts import receipt
-from covenant.wire import peers, polling
+from covenant.wire import peers
+from covenant.wire import peers as polling
 
 LARGE_BYTES: Final = 64 * 1024
 """From here on the loop would feel it."""

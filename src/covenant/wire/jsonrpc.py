@@ -1,18 +1,19 @@
-"""The JSON-RPC envelope: the method is read first, `params` later and once, by the type that the method asks for.
+"""JSON-RPC 2.0: calls read and answered by a server, requests written and answers read by a client.
 
-`id` may be a string, a number, null or missing; it is echoed as it was written, and a missing one as null. Whatever
-cannot be read as one request (malformed JSON, a batch, another version of JSON-RPC) is refused as `Unreadable`, which
-carries the id wherever there was one to be read.
+The method of a call is read first, `params` later and once, by the type that the method asks for. `id` may be a string,
+a number, null or missing; it is echoed as it was written, and a missing one as null. Whatever cannot be read as one
+request (malformed JSON, a batch, another version of JSON-RPC) is refused as `UnreadableCall`, which carries the id
+wherever there was one to be read. An answer that is no JSON-RPC response is a `BadResponse`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from covenant.model.errors import Invalid
-from covenant.wire.a2a_errors import PARSE_ERROR, Dialect, Error, rpc_error
+from covenant.model.errors import CovenantError, Invalid
+from covenant.wire.a2a.error_codes import PARSE_ERROR, Dialect, ErrorObject, rpc_error
 
 NULL: Final = b"null"
 ID_BYTES_MAX: Final = 1024
@@ -22,7 +23,7 @@ _NO_PARAMS: Final = b"{}"
 _ID_BEGINS: Final = frozenset(b'"-0123456789')
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
+class RpcCall(msgspec.Struct, frozen=True, gc=False):
     """`id` and `params` are JSON, as they came."""
 
     id: bytes
@@ -30,7 +31,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     params: bytes
 
 
-class Unreadable(Invalid):
+class UnreadableCall(Invalid):
     """No call could be made of it. `id` is what to echo."""
 
     def __init__(self, code: str, message: str, call_id: bytes = NULL) -> None:
@@ -57,7 +58,7 @@ _strict = msgspec.json.Decoder(_Envelope).decode
 _loose = msgspec.json.Decoder(_Loose).decode
 
 
-def decode(body: bytes) -> Call:
+def decode_call(body: bytes) -> RpcCall:
     try:
         # What is kept raw is not looked into by the decoder: without this, an id could be anything but text.
         if not body.isascii():
@@ -69,40 +70,40 @@ def decode(body: bytes) -> Call:
         raise _unreadable(wrong) from None
     call_id = _echo(envelope.id)
     if envelope.jsonrpc != "2.0":
-        raise Unreadable("invalid_envelope", 'jsonrpc must be the string "2.0"', call_id)
+        raise UnreadableCall("invalid_envelope", 'jsonrpc must be the string "2.0"', call_id)
     params = bytes(envelope.params)
-    return Call(call_id, envelope.method, params if params != NULL else _NO_PARAMS)
+    return RpcCall(call_id, envelope.method, params if params != NULL else _NO_PARAMS)
 
 
-def _unreadable(wrong: ValueError | RecursionError) -> Unreadable:
+def _unreadable(wrong: ValueError | RecursionError) -> UnreadableCall:
     if isinstance(wrong, RecursionError):
-        return Unreadable("invalid_json", "the request is nested too deeply")
-    return Unreadable("invalid_json", f"the request is not JSON: {wrong}")
+        return UnreadableCall("invalid_json", "the request is nested too deeply")
+    return UnreadableCall("invalid_json", f"the request is not JSON: {wrong}")
 
 
-def _misfit(body: bytes) -> Unreadable:
+def _misfit(body: bytes) -> UnreadableCall:
     try:
         loose = _loose(body)
     except msgspec.ValidationError:
-        return Unreadable("invalid_envelope", "the request must be one JSON object; batches are not taken")
+        return UnreadableCall("invalid_envelope", "the request must be one JSON object; batches are not taken")
     except (ValueError, RecursionError) as wrong:
         # What is wrong with its shape was seen before the rest was read.
         return _unreadable(wrong)
     try:
         call_id = _echo(loose.id)
-    except Unreadable as wrong:
+    except UnreadableCall as wrong:
         return wrong
     if bytes(loose.jsonrpc) != b'"2.0"':
-        return Unreadable("invalid_envelope", 'jsonrpc must be the string "2.0"', call_id)
-    return Unreadable("invalid_envelope", "method must be a string", call_id)
+        return UnreadableCall("invalid_envelope", 'jsonrpc must be the string "2.0"', call_id)
+    return UnreadableCall("invalid_envelope", "method must be a string", call_id)
 
 
 def _echo(given: msgspec.Raw) -> bytes:
     call_id = bytes(given)
     if call_id[0] not in _ID_BEGINS and call_id != NULL:
-        raise Unreadable("invalid_envelope", "id must be a string, a number or null")
+        raise UnreadableCall("invalid_envelope", "id must be a string, a number or null")
     if len(call_id) > ID_BYTES_MAX:
-        raise Unreadable("invalid_envelope", f"id may be at most {ID_BYTES_MAX} bytes long")
+        raise UnreadableCall("invalid_envelope", f"id may be at most {ID_BYTES_MAX} bytes long")
     return call_id
 
 
@@ -110,12 +111,12 @@ def unknown_method(method: str) -> Invalid:
     return Invalid("unknown_method", f"unknown method: {method[:100]}")
 
 
-def result(call_id: bytes, encoded: bytes) -> bytes:
+def encode_result(call_id: bytes, encoded: bytes) -> bytes:
     """A response around a result that is JSON already."""
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (call_id, encoded)
 
 
-def around(call_id: bytes) -> tuple[bytes, bytes]:
+def result_frame(call_id: bytes) -> tuple[bytes, bytes]:
     """What stands before and after each result of a stream."""
     return b'{"jsonrpc":"2.0","id":%b,"result":' % call_id, b"}"
 
@@ -123,11 +124,76 @@ def around(call_id: bytes) -> tuple[bytes, bytes]:
 _encode = msgspec.json.Encoder().encode
 
 
-def error(call_id: bytes, error: Error) -> bytes:
+def encode_error(call_id: bytes, error: ErrorObject) -> bytes:
     """A request that could not be parsed has no id, whatever was guessed of it."""
     known = NULL if error.code == PARSE_ERROR else call_id
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (known, _encode(error))
 
 
-def refused(call_id: bytes, refusal: BaseException, dialect: Dialect) -> bytes:
-    return error(call_id, rpc_error(refusal, dialect))
+def encode_refusal(call_id: bytes, refusal: BaseException, dialect: Dialect) -> bytes:
+    return encode_error(call_id, rpc_error(refusal, dialect))
+
+
+_TEXT_MAX: Final = 500
+
+
+class RpcError(CovenantError):
+    """The other side refused, by the error object of its response."""
+
+    def __init__(self, code: int, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+        """The machine's word in its details, where there is one."""
+
+
+class BadResponse(CovenantError):
+    """What came back is not what was asked for."""
+
+
+class _Error(msgspec.Struct, frozen=True):
+    code: int | float = 0
+    message: Any = ""
+    data: Any = None
+
+
+class _Response(msgspec.Struct, frozen=True):
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: _Error | None = None
+
+
+_response = msgspec.json.Decoder(_Response).decode
+
+
+def encode_request(call_id: int, method: str, params: bytes) -> bytes:
+    """`params` are JSON already; `method` is one of ours."""
+    return b'{"jsonrpc":"2.0","id":%d,"method":"%b","params":%b}' % (call_id, method.encode(), params)
+
+
+def decode_result(body: bytes) -> bytes:
+    """The result of a response, as JSON. Raises RpcError and BadResponse."""
+    try:
+        read = _response(body)
+    except (ValueError, RecursionError) as error:
+        raise BadResponse("the answer is no JSON-RPC response") from error
+    if read.error is not None:
+        raise RpcError(int(read.error.code), one_line(read.error.message), reason_in(read.error.data))
+    if isinstance(read.result, msgspec.UnsetType):
+        raise BadResponse("the answer has neither result nor error")
+    return bytes(read.result)
+
+
+def one_line(said: Any) -> str:
+    """What a stranger wrote, in one line of a bounded length."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in said) if isinstance(said, str) else ""
+    kept = " ".join(shown.split())
+    return kept if len(kept) <= _TEXT_MAX else f"{kept[:_TEXT_MAX]}…"
+
+
+def reason_in(details: Any) -> str | None:
+    """`reason` of the first detail that has one (`google.rpc.ErrorInfo`)."""
+    if not isinstance(details, list):
+        return None
+    found = (each["reason"] for each in details if isinstance(each, dict) and isinstance(each.get("reason"), str))
+    return next(found, None)

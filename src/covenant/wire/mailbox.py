@@ -49,13 +49,13 @@ class Request(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Whether a field that it does not have is refused: where one that is misspelt would allow more than was meant."""
 
 
-class Strict(Request, frozen=True, kw_only=True):
+class StrictRequest(Request, frozen=True, kw_only=True):
     """The root of what changes who may do what."""
 
     strict: ClassVar[bool] = True
 
 
-class Nothing(Request, frozen=True, kw_only=True):
+class EmptyRequest(Request, frozen=True, kw_only=True):
     """A request that needs no fields."""
 
 
@@ -129,7 +129,7 @@ def _recipient(given: WireAgent, enrolled: Enrolled) -> AgentId:
     return agent
 
 
-class Next(Request, frozen=True, kw_only=True):
+class ReceiveRequest(Request, frozen=True, kw_only=True):
     """Take the next tasks. `scope=all` is the operator's: everybody's, oldest first."""
 
     count: Whole | None = msgspec.field(name="max", default=None)
@@ -142,13 +142,13 @@ class Next(Request, frozen=True, kw_only=True):
         return self.scope == "all"
 
 
-class NextResult(Next, frozen=True, kw_only=True):
+class DrainRequest(ReceiveRequest, frozen=True, kw_only=True):
     """Drain the next results, or the result of one task."""
 
     task_id: str | None = None
 
 
-class Recent(Request, frozen=True, kw_only=True):
+class RecentRequest(Request, frozen=True, kw_only=True):
     limit: Whole | None = None
 
 
@@ -202,7 +202,7 @@ class UpdateTask(LeaseRequest, frozen=True, kw_only=True):
         return unreserved_update(self.update)
 
 
-class CancelTask(TaskRequest, frozen=True, kw_only=True):
+class CancelTaskRequest(TaskRequest, frozen=True, kw_only=True):
     reason: str
 
 
@@ -224,13 +224,13 @@ class RepairTask(TaskRequest, frozen=True, kw_only=True):
 
     def parsed_command(self) -> RepairCommand:
         command = self.command
-        lease_id = optional(parse_lease_id, command.lease_id)
+        lease_id = parse_optional(parse_lease_id, command.lease_id)
         if isinstance(command, RequeueCommand):
             return Requeue(Posture(command.duplicate_risk.replace("-", "_")), lease_id)
         return ForceError(command.message, lease_id)
 
 
-class RetryStale(Request, frozen=True, kw_only=True):
+class RetryStaleRequest(Request, frozen=True, kw_only=True):
     strict: ClassVar[bool] = True
     enabled: bool | None = None
     min_lease_age_ms: Whole | None = None
@@ -243,5 +243,5 @@ class RetryStale(Request, frozen=True, kw_only=True):
         return RetryPolicy(**{name: value for name, value in given.items() if value is not None})
 
 
-def optional(parse: Callable[[str], T], value: str | None) -> T | None:
+def parse_optional(parse: Callable[[str], T], value: str | None) -> T | None:
     return None if value is None else parse(value)

@@ -15,19 +15,24 @@ again. `stream_id` is 0 for what the agent itself says, and counts up for the ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, Literal, assert_never
+import base64
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final, Literal, assert_never
 
 import msgspec
 
-from covenant.model.content import Content, Json, Resource, ResourceLink, Text
+from covenant.model.constitution import INDEX
+from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
+from covenant.model.errors import Invalid
+from covenant.model.file_names import segment
 from covenant.model.folding import TaskState, TaskView, final_message
 from covenant.model.result import Ending, Result
 from covenant.model.step import Began, Continued, Ended, Started, Step
 from covenant.model.task import NATIVE, Task
 from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
 from covenant.model.usage import usage_in
-from covenant.wire.telling import agent_of, usage_of
+from covenant.wire.a2a.task_fields import agent_of, usage_of
+from covenant.wire.json_input import TOLD_NESTING_MAX, decode, deeper_than
 
 CONVERSATION: Final = "conversation:"
 """What the context of a conversation's requests begins with; its id comes after it."""
@@ -101,7 +106,7 @@ def conversation_of(origin: str, context_id: str | None) -> str | None:
     return context_id.removeprefix(CONVERSATION)
 
 
-def shown(view: TaskView) -> RequestShown:
+def show_request(view: TaskView) -> RequestShown:
     task, over = view.task, view.state.terminal
     error = view.result.error_message if view.result is not None else None
     return RequestShown(
@@ -110,7 +115,7 @@ def shown(view: TaskView) -> RequestShown:
         agent_id=agent_of(task),
         conversation_id=conversation_of(task.origin, task.context_id),
         origin=task.origin,
-        state=running_or(view.state),
+        state=request_state(view.state),
         a2a_state=view.state.value,
         started_at_ms=view.created_at_ms,
         updated_at_ms=view.updated_at_ms,
@@ -120,11 +125,11 @@ def shown(view: TaskView) -> RequestShown:
     )
 
 
-def running_or(state: str) -> RequestState:
+def request_state(state: str) -> RequestState:
     return _ENDED.get(state, "running")
 
 
-class Telling:
+class RequestEvents:
     """The events of one request: from its steps to frames of server-sent events."""
 
     def __init__(self, task: Task, began_at_ms: int) -> None:
@@ -264,3 +269,110 @@ def _string(value: object) -> str | None:
 
 def _text(parts: tuple[Content, ...]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+PARTS_MAX: Final = 1_000
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+
+class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", kw_only=True, forbid_unknown_fields=True):
+    text: str
+
+
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image", kw_only=True, forbid_unknown_fields=True):
+    """By its bytes, in base64, or by where it is."""
+
+    data: str | None = None
+    url: str | None = None
+    mime_type: Name = "image/png"
+
+
+class FilePart(msgspec.Struct, frozen=True, tag_field="type", tag="file", kw_only=True, forbid_unknown_fields=True):
+    """By its bytes, in base64, or by where it is."""
+
+    name: Name
+    data: str | None = None
+    url: str | None = None
+    mime_type: Name | None = None
+
+
+class DataPart(msgspec.Struct, frozen=True, tag_field="type", tag="data", kw_only=True, forbid_unknown_fields=True):
+    value: Any
+
+
+NativePart = TextPart | ImagePart | FilePart | DataPart
+MessageInput = str | Annotated[tuple[NativePart, ...], msgspec.Meta(min_length=1, max_length=PARTS_MAX)]
+"""A text, or parts."""
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`agent_def` is an agent for this request alone, in place of one of the catalogue."""
+
+    message: MessageInput
+    agent: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = INDEX
+    agent_def: dict[str, Any] | None = None
+    original_query: str | None = None
+    channel: Literal["text", "voice"] | None = None
+
+
+class NewConversation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    agent: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = INDEX
+    title: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    message: MessageInput
+
+
+_run: Final = msgspec.json.Decoder(RunRequest)
+_conversation: Final = msgspec.json.Decoder(NewConversation)
+_message: Final = msgspec.json.Decoder(NewMessage)
+
+
+def decode_run(body: bytes) -> RunRequest:
+    return decode(_run, body)
+
+
+def decode_conversation(body: bytes) -> NewConversation:
+    """Nothing at all is a conversation with the master."""
+    return decode(_conversation, body or b"{}")
+
+
+def decode_message(body: bytes) -> NewMessage:
+    return decode(_message, body)
+
+
+def message_content(message: MessageInput) -> tuple[Content, ...]:
+    if isinstance(message, str):
+        if not message.strip():
+            raise Invalid("invalid_request", "message: must not be empty")
+        return (Text(message),)
+    return tuple(_contents(message))
+
+
+def _contents(parts: tuple[NativePart, ...]) -> Iterator[Content]:
+    for place, part in enumerate(parts):
+        match part:
+            case TextPart(text=text):
+                yield Text(text)
+            case DataPart(value=value):
+                if deeper_than((value,), TOLD_NESTING_MAX):
+                    raise Invalid("invalid_request", f"message[{place}].value: nested too deeply")
+                yield Json(value)
+            case ImagePart():
+                yield _file(place, part, "")
+            case FilePart():
+                yield _file(place, part, part.name)
+
+
+def _file(place: int, part: ImagePart | FilePart, name: str) -> Content:
+    if (part.data is None) == (part.url is None):
+        raise Invalid("invalid_request", f"message[{place}]: give either data or url")
+    if part.url is not None:
+        return ResourceLink(uri=part.url, name=segment(name) if name else "", mimeType=part.mime_type)
+    try:
+        base64.b64decode(part.data or "", validate=True)
+    except ValueError:
+        raise Invalid("invalid_request", f"message[{place}].data: must be base64") from None
+    kind = part.mime_type or "application/octet-stream"
+    return Resource(Embedded(uri="", mimeType=kind, blob=part.data), filename=segment(name) if name else None)

@@ -1,16 +1,20 @@
-"""What is inside envelopes between instances: bytes to messages and back.
+"""Messages between peer instances, inside envelopes: bytes to messages and back.
 
 The type stands in the envelope's header and is signed there; the body is the message alone. What does not fit is a
 refusal that says where. A tree of delegations is bounded as a whole, and no number is beyond what can be signed.
+
+Besides the eight delegation messages there are the introduction (our name and keys, to anybody) and the poll. A poll is
+sealed like any message, under the type `poll`. Its answer is a list of envelopes, each sealed to the one who asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from covenant.model.delegating import Role
 from covenant.model.delegation import (
     TREE_DEPTH_MAX,
     TREE_NODES_MAX,
@@ -24,10 +28,11 @@ from covenant.model.delegation import (
     Reject,
     StatusReport,
     SubDelegation,
+    Uuid,
 )
-from covenant.model.errors import Invalid
-from covenant.model.peer import WHOLE_MAX
-from covenant.wire.decoding import decode as decode_json
+from covenant.model.errors import Conflict, Invalid
+from covenant.model.peer import WHOLE_MAX, KeyBundle
+from covenant.wire.json_input import decode as decode_json
 
 TYPES: Final[dict[str, type[Message]]] = {
     "delegation_offer": Offer,
@@ -53,7 +58,7 @@ def type_of(message: Message) -> str:
     return _TYPE_OF[type(message)]
 
 
-def encode(message: Message) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     return _ENCODER.encode(message)
 
 
@@ -98,3 +103,100 @@ def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) else ()
+
+
+POLL: Final = "poll"
+WAIT_MS_MAX: Final = 30_000
+ENVELOPES_MAX: Final = 50
+ACKS_MAX: Final = 1_000
+
+
+class Introduction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Who we are, to anybody who asks."""
+
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    keys: KeyBundle
+
+
+class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
+    """All that was said of this offer through this number has been taken in. `role` is that of who said it."""
+
+    role: Role
+    offer_id: Uuid
+    seq: Annotated[int, msgspec.Meta(ge=1, le=2**53 - 1)]
+
+
+class Poll(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    keys: KeyBundle
+    """Of the one who asks: what there is for it is sealed to these."""
+    acks: Annotated[tuple[Ack, ...], msgspec.Meta(max_length=ACKS_MAX)] = ()
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 0
+    max: Annotated[int, msgspec.Meta(ge=1, le=ENVELOPES_MAX)] = ENVELOPES_MAX
+
+
+class Polled(msgspec.Struct, frozen=True, kw_only=True):
+    """The envelopes as they are, in the order in which they are to be taken in."""
+
+    envelopes: tuple[msgspec.Raw, ...]
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """An envelope was taken in. `envelope`: the answer to a question, sealed, where it is given at once.
+
+    `status` has no default: somebody else's `{}` must not be taken for it.
+    """
+
+    status: Literal["accepted"]
+    duplicate: bool = False
+    receipt: str = ""
+    """Under the recipient's signature, over the envelope as it came."""
+    envelope: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class EnvelopeRefused(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """An envelope was not taken in. `expected`: the number that is missing before it, if it came out of order."""
+
+    error: str = ""
+    code: str = ""
+    expected: int | None = None
+    retry_after_seconds: int | None = None
+
+
+class OutOfOrder(Conflict):
+    """What was said before this has not come here. Sent again in its order, it is taken in."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__("out_of_order", f"number {expected} is missing; send what was said in its order")
+        self.expected = expected
+
+
+_POLL: Final = msgspec.json.Decoder(Poll)
+_POLLED: Final = msgspec.json.Decoder(Polled)
+_RECEIVED: Final = msgspec.json.Decoder(Received)
+_REFUSED: Final = msgspec.json.Decoder(EnvelopeRefused)
+_INTRODUCTION: Final = msgspec.json.Decoder(Introduction)
+
+
+def decode_poll(body: bytes) -> Poll:
+    poll: Poll = decode_json(_POLL, body)
+    return poll
+
+
+def decode_polled(body: bytes) -> Polled:
+    polled: Polled = decode_json(_POLLED, body)
+    return polled
+
+
+def decode_received(body: bytes) -> Received:
+    received: Received = decode_json(_RECEIVED, body)
+    return received
+
+
+def decode_refused(body: bytes) -> EnvelopeRefused:
+    refused: EnvelopeRefused = decode_json(_REFUSED, body)
+    return refused
+
+
+def decode_introduction(body: bytes) -> Introduction:
+    introduction: Introduction = decode_json(_INTRODUCTION, body)
+    return introduction

@@ -14,8 +14,8 @@ import msgspec
 from covenant.model.content import Content, Json, ResourceLink, Text
 from covenant.model.folding import TaskState, TaskView
 from covenant.model.update import MessageUpdate
-from covenant.wire.decoding import decode
-from covenant.wire.moments import written
+from covenant.wire.json_input import decode
+from covenant.wire.timestamps import format_ms
 
 A2ATaskState = Literal["submitted", "working", "completed", "failed"]
 
@@ -113,8 +113,8 @@ def task_of(view: TaskView) -> A2ATask:
         state=_STATES[view.state],
         messages=tuple(_messages(view)),
         session_id=view.task.context_id,
-        created_at=written(view.created_at_ms),
-        updated_at=written(view.updated_at_ms),
+        created_at=format_ms(view.created_at_ms),
+        updated_at=format_ms(view.updated_at_ms),
         ignored=tuple(ignored) if ignored else (),
     )
 

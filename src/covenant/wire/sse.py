@@ -1,20 +1,24 @@
-"""Server-sent events: one frame a generation, whose number is its id, so that a client can go on where it broke off.
+"""Server-sent events, written and read.
 
-Payloads are JSON as the encoders write it, in one line.
+A frame we write is one generation of a task, whose number is the frame's id: a client goes on where it broke off.
+Payloads are JSON in one line. `EventReader` reads as the HTML standard has it: lines end in CR, LF or both; comments
+are dropped; an event without data is none. A line or an event beyond the bound is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
-from covenant.wire.a2a_errors import InvalidParams
+from covenant.model.errors import CovenantError
+from covenant.wire.a2a.error_codes import InvalidParams
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 _DIGITS_MAX: Final = 18
 
 
-class Framing:
+class SseFormat:
     """How the frames of one stream look: `before` and `after` stand around each payload."""
 
     __slots__ = ("_template",)
@@ -46,3 +50,63 @@ def last_event_id(header: str | None) -> int | None:
     if not (said.isascii() and said.isdigit() and len(said) <= _DIGITS_MAX):
         raise InvalidParams("Last-Event-ID", "must be the number of the last frame that was seen")
     return int(said)
+
+
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+
+
+class EventTooLarge(CovenantError):
+    """One event has more bytes than the reader would keep."""
+
+
+class ServerSentEvent(NamedTuple):
+    data: bytes
+    id: str | None
+    """The number that the stream stands at: that of this event, or of the last one that had one."""
+
+
+class EventReader:
+    def __init__(self, event_bytes_max: int) -> None:
+        self._bytes_max = event_bytes_max
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._size = 0
+        self._id: str | None = None
+        self._began = False
+
+    def feed(self, piece: bytes) -> Iterator[ServerSentEvent]:
+        """The events that this piece completes."""
+        held = self._rest + piece
+        if not self._began and held:
+            held, self._began = held.removeprefix(b"\xef\xbb\xbf"), True
+        lines = _LINE_END.split(held)
+        # A CR at the very end may be half of a line's end.
+        if held.endswith(b"\r"):
+            lines = _LINE_END.split(held[:-1])
+            self._rest = lines.pop() + b"\r"
+        else:
+            self._rest = lines.pop()
+        for line in lines:
+            event = self._line(line)
+            if event is not None:
+                yield event
+        if len(self._rest) + self._size > self._bytes_max:
+            raise EventTooLarge(f"an event has more than {self._bytes_max} bytes")
+
+    def _line(self, line: bytes) -> ServerSentEvent | None:
+        if not line:
+            return self._end()
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+            self._size += len(value) + 1
+            if self._size > self._bytes_max:
+                raise EventTooLarge(f"an event has more than {self._bytes_max} bytes")
+        elif name == b"id" and b"\0" not in value:
+            self._id = value.decode("utf-8", errors="replace") or None
+        return None
+
+    def _end(self) -> ServerSentEvent | None:
+        data, self._data, self._size = self._data, [], 0
+        return ServerSentEvent(b"\n".join(data), self._id) if data else None

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from covenant.model.errors import WrongType
-from covenant.wire.decoding import NESTING_MAX, deeper_than
+from covenant.wire.json_input import NESTING_MAX, deeper_than
 
 T = TypeVar("T")
 

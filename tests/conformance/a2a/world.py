@@ -16,7 +16,7 @@ from uuid import uuid4
 import grpc  # type: ignore[import-untyped]
 
 from covenant.agents.job import JobLimits
-from covenant.doors.a2a.grpc import Calls, GrpcServer
+from covenant.doors.a2a.grpc import GrpcCalls, GrpcServer
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.exchange.cards import Offer
 from covenant.ledger.contract import ListQuery
@@ -112,7 +112,7 @@ async def a_world(home: Path, *, push_notifications: bool = False) -> AsyncItera
 async def calling(opened: Stage, scenery: Scenery) -> AsyncIterator[Any]:
     """The same agents over gRPC, beside HTTP."""
     pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
-    calls = Calls(opened.gate, opened.office, pool, message_bytes_max=1 << 20, published=scenery.open_agent)
+    calls = GrpcCalls(opened.gate, opened.office, pool, message_bytes_max=1 << 20, published=scenery.open_agent)
     server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, calls_max=1_000)
     opened.cards.offer = Offer(grpc_port=server.port, push_notifications=scenery.push_notifications)
     await server.start(("127.0.0.1", opened.port))

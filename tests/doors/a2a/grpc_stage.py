@@ -21,11 +21,11 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from covenant.agents.authoring import Agent
 from covenant.daemon.environment import now_ms
-from covenant.doors.a2a.calling import Gate
-from covenant.doors.a2a.cards import Publishing, extended_cards
-from covenant.doors.a2a.grpc import Calls, GrpcServer, GrpcTenants
-from covenant.doors.a2a.grpc_status import DETAILS
-from covenant.doors.a2a.operations import Office, Pushes
+from covenant.doors.a2a.admission import Admission
+from covenant.doors.a2a.cards import PublishedAgent, extended_cards
+from covenant.doors.a2a.grpc import GrpcCalls, GrpcServer, GrpcTenants
+from covenant.doors.a2a.grpc import DETAILS
+from covenant.doors.a2a.operations import A2AServices, PushService
 from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
@@ -36,7 +36,7 @@ from covenant.exchange.pushes import Pushes as KeptPushes
 from covenant.exchange.pushes import check_config
 from covenant.ledger.log.uuids import Uuids
 from covenant.model.tenant import DEFAULT, TenantLimits
-from covenant.wire.card import encode_card
+from covenant.wire.a2a.card_codec import encode_card
 from tests.doors.a2a.stage import BOUND_S, Stage, stage
 
 SESSION: Final = "session"
@@ -85,7 +85,7 @@ class GrpcStage:
     server: GrpcServer
     channel: grpc.aio.Channel
     cards: Cards
-    calls: Calls
+    calls: GrpcCalls
 
     @property
     def stub(self) -> Any:
@@ -157,25 +157,25 @@ def generation_of(event: Any) -> int:
 async def grpc_stage(
     home: Path,
     *agents: Agent,
-    publishing: Publishing | None = None,
+    publishing: PublishedAgent | None = None,
     limits: TenantLimits | None = None,
     push: bool = False,
-    pushes: Pushes | None = None,
+    pushes: PushService | None = None,
     message_bytes_max: int = 1 << 20,
     calls_max: int = 100,
 ) -> AsyncIterator[GrpcStage]:
-    publishing = publishing or Publishing()
+    publishing = publishing or PublishedAgent()
     async with stage(home, *agents) as http:
         conversations = Conversations(http.ledger, http.catalogue, http.crew, Uuids(), ConversationLimits())
         tenants = GrpcTenants(http.tenancy, Limiter(now_ms, limits))
         pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
-        gate = Gate(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)
+        gate = Admission(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)
         if push:
             pushes = KeptPushes(http.ledger, conversations.scope, lambda config: check_config(config, lambda _: None))
         cards = Cards(Offer())
-        calls = Calls(
+        calls = GrpcCalls(
             gate,
-            Office(conversations, extended_cards(cards), pushes),
+            A2AServices(conversations, extended_cards(cards), pushes),
             pool,
             message_bytes_max=message_bytes_max,
             published=publishing.agent_id,

@@ -24,10 +24,10 @@ from covenant.agents.job import JobLimits
 from covenant.daemon.environment import now_ms
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.pushing import check_push
-from covenant.doors.a2a.calling import Gate
-from covenant.doors.a2a.cards import CardPages, Publishing, extended_cards
+from covenant.doors.a2a.admission import Admission
+from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
 from covenant.doors.a2a.door import PREFIX, A2ADoor
-from covenant.doors.a2a.operations import Office
+from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate
@@ -66,8 +66,8 @@ class Stage:
     http: httpx2.AsyncClient
     tokens: dict[str, str]
     """Of the tenants besides the first."""
-    gate: Gate
-    office: Office
+    gate: Admission
+    office: A2AServices
     cards: Cards
 
     def url(self, agent: str) -> str:
@@ -192,14 +192,14 @@ async def stage(
         tracer=scenery.tracer,
     )
     pushes = Pushes(ledger, conversations.scope, check_push) if scenery.push_notifications else None
-    base_url, publishing = BaseUrl(), Publishing(scenery.open_agent, "loopback" if scenery.open_agent else "never")
+    base_url, publishing = BaseUrl(), PublishedAgent(scenery.open_agent, "loopback" if scenery.open_agent else "never")
     pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
-    gate = Gate(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
+    gate = Admission(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
     cards = Cards(Offer(), CardSigner(key))
     pages = CardPages(
         cards, catalogue, gate.tenants, meter, base_url=base_url, publishing=publishing, started_ms=now_ms()
     )
-    office = Office(conversations, extended_cards(cards), pushes)
+    office = A2AServices(conversations, extended_cards(cards), pushes)
     door = A2ADoor(gate, office, pages.agent_page(), body_bytes_max=1 << 20)
     front = Front(door, Router(pages.routes(), redirect_slashes=False))
     config = uvicorn.Config(front, port=scenery.port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)

@@ -21,7 +21,7 @@ from jwt.api_jwk import PyJWK
 from starlette.routing import Router
 
 from covenant.daemon.operator import admit_operator
-from covenant.doors.a2a.cards import DESCRIBED, CardPages, Publishing, extended_cards
+from covenant.doors.a2a.cards import DESCRIBED, CardPages, PublishedAgent, extended_cards
 from covenant.doors.http.openapi import document
 from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.server.asgi import AsgiDoor
@@ -42,7 +42,7 @@ from covenant.model.tenant import TenantLimits
 from covenant.model.tools import Tool
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token, token_hash
-from covenant.wire.a2a_errors import Dialect
+from covenant.wire.a2a.error_codes import Dialect
 from tests.doors.clients import Http, Reply
 from tests.doors.world import _listening
 
@@ -89,7 +89,7 @@ async def opened(
     folder: Path,
     *,
     base_url: BaseUrl | None = None,
-    publishing: Publishing | None = None,
+    publishing: PublishedAgent | None = None,
     offer: Offer | None = None,
     started_ms: int = 1_000,
 ) -> AsyncIterator[Cardworld]:
@@ -108,7 +108,7 @@ async def opened(
             TenantGate(tenancy, Limiter(now_ms)),
             Meter(),
             base_url=base_url or BaseUrl(),
-            publishing=publishing or Publishing(),
+            publishing=publishing or PublishedAgent(),
             started_ms=started_ms,
         )
         principal = Principal(operator, True, token_hash(token))
@@ -361,7 +361,7 @@ async def test_a_name_that_is_none_does_not_get_into_a_card(tmp_path: Path, host
 
 
 async def test_the_published_agent_is_shown_to_everybody_in_clean_form(tmp_path: Path) -> None:
-    async with opened(tmp_path, publishing=Publishing("summarizer")) as world:
+    async with opened(tmp_path, publishing=PublishedAgent("summarizer")) as world:
         reply = await world.nobody.ask("GET", WELL_KNOWN)
         assert (reply.status, reply.json["code"]) == (404, "unknown_agent")
         caller = world.tenancy.recognise(world.operator.token or "")
@@ -374,13 +374,13 @@ async def test_the_published_agent_is_shown_to_everybody_in_clean_form(tmp_path:
 
 
 async def test_a_published_agent_of_another_tenant_is_not_shown(tmp_path: Path) -> None:
-    async with opened(tmp_path, publishing=Publishing("summarizer")) as world:
+    async with opened(tmp_path, publishing=PublishedAgent("summarizer")) as world:
         await world.add(world.mine)
         assert (await world.nobody.ask("GET", WELL_KNOWN)).status == 404
 
 
 async def test_a_published_agent_that_is_open_says_that_no_token_is_needed(tmp_path: Path) -> None:
-    async with opened(tmp_path, publishing=Publishing("index", "loopback")) as world:
+    async with opened(tmp_path, publishing=PublishedAgent("index", "loopback")) as world:
         reply = await world.nobody.ask("GET", WELL_KNOWN)
         assert "securityRequirements" not in reply.json
         assert reply.headers["cache-control"] == "private, max-age=300"
@@ -389,7 +389,7 @@ async def test_a_published_agent_that_is_open_says_that_no_token_is_needed(tmp_p
 
 
 async def test_the_own_card_of_an_open_agent_needs_no_token_either_and_those_of_others_do(tmp_path: Path) -> None:
-    async with opened(tmp_path, publishing=Publishing("index", "loopback")) as world:
+    async with opened(tmp_path, publishing=PublishedAgent("index", "loopback")) as world:
         card = await world.nobody.get("/v1/a2a/agents/index/agent-card.json")
         assert "securityRequirements" not in card
         assert "securityRequirements" in await world.mine.http.get("/v1/a2a/agents/index/agent-card.json")

@@ -12,7 +12,7 @@ from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
 
 from covenant.agents.authoring import Agent, Turn
-from covenant.doors.a2a.cards import Publishing
+from covenant.doors.a2a.cards import PublishedAgent
 from covenant.doors.a2a.grpc import SERVICE, peer_of
 from covenant.doors.a2a.operations import OPERATIONS
 from covenant.ledger.machine.tenant_commands import ChangeTenant
@@ -382,7 +382,7 @@ async def test_another_tenant_finds_neither_agent_nor_task(tmp_path: Path) -> No
 
 
 async def test_the_published_agent_is_meant_where_none_is_named(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo(), publishing=Publishing("echo")) as s:
+    async with grpc_stage(tmp_path, echo(), publishing=PublishedAgent("echo")) as s:
         assert (await s.call("SendMessage", asks("x"))).task.status.state == pb.TASK_STATE_COMPLETED
         assert (await s.refused("SendMessage", asks("x"), "")).code == "UNAUTHENTICATED"
         other = (await s.http.tenancy.add(s.http.operator, "other")).token
@@ -391,7 +391,7 @@ async def test_the_published_agent_is_meant_where_none_is_named(tmp_path: Path) 
 
 
 async def test_strangers_may_use_an_open_agent_and_no_other(tmp_path: Path) -> None:
-    publishing = Publishing("echo", "loopback")
+    publishing = PublishedAgent("echo", "loopback")
     other = Agent("other")
 
     @other

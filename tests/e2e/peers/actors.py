@@ -41,7 +41,7 @@ from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import sign_proof
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire import peers as wire
-from covenant.wire.polling import Introduction, decode_introduction, decode_received
+from covenant.wire.peers import Introduction, decode_introduction, decode_received
 from tests.cli.daemons import BOUND_S
 from tests.e2e.peers.daemons import API, Answer, Node, call
 

@@ -13,8 +13,8 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.a2a.calling import TRANSPORT, Headers
-from covenant.doors.a2a.replies import reply_json
+from covenant.doors.a2a.admission import TRANSPORT, Headers
+from covenant.doors.a2a.admission import reply_json
 from covenant.doors.http.body import read_body
 from covenant.doors.http.documents import Document, reply_document
 from covenant.doors.http.openapi import Described
@@ -33,8 +33,8 @@ from covenant.model.constitution import CatalogueAgent
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.tenant import DEFAULT
 from covenant.wire import jsonrpc
-from covenant.wire.a2a_errors import Dialect
-from covenant.wire.card import CombinedCard, encode_card, encode_combined, wants_clean
+from covenant.wire.a2a.error_codes import Dialect
+from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_combined, wants_clean
 
 WELL_KNOWN_PATH: Final = "/.well-known/agent-card.json"
 CARD_NAME: Final = "agent-card.json"
@@ -97,7 +97,7 @@ DESCRIBED: Final = (
 )
 
 
-class Publishing(NamedTuple):
+class PublishedAgent(NamedTuple):
     """Which agent everybody may see, and who may call it without a token. `bind_addr` is where HTTP listens.
 
     `origins` are the web pages that may call us.
@@ -134,7 +134,7 @@ class CardPages:
         meter: Meter,
         *,
         base_url: BaseUrl,
-        publishing: Publishing,
+        publishing: PublishedAgent,
         started_ms: int,
     ) -> None:
         self._cards = cards
@@ -195,8 +195,8 @@ class CardPages:
         """JSON-RPC at the URL of the card that names no agent: whoever is let in is told where agents are called."""
         try:
             await self._gate.enter(scope)
-            call_id = jsonrpc.decode(await read_body(scope, receive, CALL_BYTES_MAX)).id
-        except jsonrpc.Unreadable as unreadable:
+            call_id = jsonrpc.decode_call(await read_body(scope, receive, CALL_BYTES_MAX)).id
+        except jsonrpc.UnreadableCall as unreadable:
             told: Refusal = unreadable
             call_id = unreadable.id
         except Refusal as refusal:
@@ -209,7 +209,7 @@ class CardPages:
             where = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
             told = Conflict("unsupported_operation", f"nobody is called at this URL; an agent is called at {where}")
         self._meter.refused(TRANSPORT, told.code)
-        await reply_json(send, jsonrpc.refused(call_id, told, Dialect.V1))
+        await reply_json(send, jsonrpc.encode_refusal(call_id, told, Dialect.V1))
 
     def _document(
         self, card: AgentCard, modified_ms: int, *, clean: bool, public: bool, varies: tuple[str, ...]

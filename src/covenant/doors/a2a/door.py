@@ -7,13 +7,13 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.a2a.calling import Gate
-from covenant.doors.a2a.operations import Office
-from covenant.doors.a2a.rest import Rest
-from covenant.doors.a2a.rpc import Rpc
+from covenant.doors.a2a.admission import Admission
+from covenant.doors.a2a.operations import A2AServices
+from covenant.doors.a2a.rest_binding import Rest
+from covenant.doors.a2a.jsonrpc_binding import Rpc
 from covenant.doors.http.reply import JSON, Header, refusal_form, refusal_headers, reply_not_allowed
 from covenant.model.errors import Refusal
-from covenant.wire.a2a_errors import rest_error
+from covenant.wire.a2a.error_codes import rest_error
 
 PREFIX: Final = "/v1/a2a/agents/"
 CARD: Final = "agent-card.json"
@@ -22,7 +22,7 @@ CARD: Final = "agent-card.json"
 class A2ADoor:
     """`cards` answers for the card of an agent, which is a document and no operation."""
 
-    def __init__(self, gate: Gate, office: Office, cards: ASGIApp, *, body_bytes_max: int) -> None:
+    def __init__(self, gate: Admission, office: A2AServices, cards: ASGIApp, *, body_bytes_max: int) -> None:
         self._rpc = Rpc(gate, office, body_bytes_max=body_bytes_max)
         self._rest = Rest(gate, office, body_bytes_max=body_bytes_max)
         self._cards = cards

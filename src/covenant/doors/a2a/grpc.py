@@ -18,17 +18,18 @@ from urllib.parse import unquote
 
 import grpc  # type: ignore[import-untyped]
 from a2a.types import a2a_pb2
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from starlette.types import Scope
 
-from covenant.doors.a2a.calling import Gate, Headers
-from covenant.doors.a2a.departure import answered
-from covenant.doors.a2a.grpc_pouring import Pouring, stopping
-from covenant.doors.a2a.grpc_status import refuse
-from covenant.doors.a2a.noticing import NOTICE_S
-from covenant.doors.a2a.operations import BY_NAME, Asked, Office, Operation
-from covenant.doors.a2a.protobuf import Asking, Telling
+from covenant.doors.a2a.admission import Admission, Headers
+from covenant.doors.a2a.disconnect import run_while_connected
+from covenant.doors.a2a.grpc_stream import GrpcStream, stopping
+from covenant.doors.a2a.late_timer import NOTICE_S
+from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices
+from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
 from covenant.doors.http.hosts import as_host
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate, address, bearer
@@ -37,8 +38,8 @@ from covenant.exchange.streams import Stream
 from covenant.exchange.tenancy import Caller
 from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.model.tenant import DEFAULT
-from covenant.wire import a2a_v1
-from covenant.wire.a2a_errors import Dialect
+from covenant.wire.a2a import v1 as a2a_v1
+from covenant.wire.a2a.error_codes import Dialect, details, error_code_of, message_of
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +73,9 @@ _OPTIONS: Final = (
 class _Row:
     """A method: its operation, and its messages in protocol buffers."""
 
-    operation: Operation
-    asking: Asking
-    telling: Telling[Message]
+    operation: A2AOperation
+    asking: RequestReader
+    telling: ResponseWriter[Message]
     timer: Timer
 
 
@@ -85,11 +86,11 @@ class GrpcTenants(TenantGate):
         return await self.tenancy.authenticate(bearer(scope), transport=TRANSPORT, address=address(scope))
 
 
-class Calls:
+class GrpcCalls:
     """Every method of the service. `published` is the agent that is meant where none is named."""
 
     def __init__(
-        self, gate: Gate, office: Office, pool: StrangerPool, *, message_bytes_max: int, published: str = ""
+        self, gate: Admission, office: A2AServices, pool: StrangerPool, *, message_bytes_max: int, published: str = ""
     ) -> None:
         """`pool`: what all strangers may make us hold. `message_bytes_max`: of one message."""
         self.http_at: tuple[str, int] | None = None
@@ -99,7 +100,7 @@ class Calls:
         self._pool = pool
         self.message_bytes_max = message_bytes_max
         self._published = published
-        self._open: set[Pouring] = set()
+        self._open: set[GrpcStream] = set()
         self._left: set[asyncio.Future[Any]] = set()
         self._stopping = False
 
@@ -109,8 +110,8 @@ class Calls:
             operation = BY_NAME[method.name]
             row = _Row(
                 operation,
-                Asking(GetMessageClass(method.input_type)),
-                Telling(GetMessageClass(method.output_type)),
+                RequestReader(GetMessageClass(method.input_type)),
+                ResponseWriter(GetMessageClass(method.output_type)),
                 self._gate.meter.timer(TRANSPORT, operation.name),
             )
             # As if requests were streams: on the wire it is the same, and the message is read when we ask for it.
@@ -136,9 +137,9 @@ class Calls:
             with self._gate.connected(caller), self._gate.streaming(caller, row.operation):
                 if row.operation.streams:
                     answer = await self._unbroken(row.operation.run(self._office, asked))
-                    await self._run(Pouring(answer, asked, context))
+                    await self._run(GrpcStream(answer, asked, context))
                     return None
-                work = answered(row.operation, self._office, asked, _never, self._gate.tenants.tenancy)
+                work = run_while_connected(row.operation, self._office, asked, _never, self._gate.tenants.tenancy)
                 answer, _ = await self._unbroken(work)
             told = row.operation.encode(a2a_v1, answer, asked.request)
             return row.telling.message(told).SerializeToString()
@@ -148,7 +149,7 @@ class Calls:
             row.timer.observe(perf_counter() - started_s)
         return await self._refuse(row, wrong, context)
 
-    async def _run(self, pouring: Pouring) -> None:
+    async def _run(self, pouring: GrpcStream) -> None:
         self._open.add(pouring)
         if self._stopping:
             pouring.end(stopping())
@@ -157,7 +158,7 @@ class Calls:
         finally:
             self._open.discard(pouring)
 
-    async def _asked(self, row: _Row, context: Any) -> Asked:
+    async def _asked(self, row: _Row, context: Any) -> A2ACall:
         """Who calls comes before what it says: nothing of a stranger's message is kept that nobody may send."""
         scope = self._scope(context)
         headers = Headers(scope)
@@ -171,7 +172,7 @@ class Calls:
             await self._pool.take_when_free(take, min(self.message_bytes_max, self._pool.share))
             return await self._read(row, scope, headers, await self._pool.within(context.read()))
 
-    async def _read(self, row: _Row, scope: Scope, headers: Headers, request: Any) -> Asked:
+    async def _read(self, row: _Row, scope: Scope, headers: Headers, request: Any) -> A2ACall:
         try:
             if request is grpc.aio.EOF:
                 raise Invalid("invalid_request", "the call ended before its message")
@@ -237,7 +238,7 @@ class GrpcServer:
     `calls_max`: calls under way at once, and connections.
     """
 
-    def __init__(self, calls: Calls, *, bind_addr: str, port: int, calls_max: int) -> None:
+    def __init__(self, calls: GrpcCalls, *, bind_addr: str, port: int, calls_max: int) -> None:
         """Raises OSError if the address cannot be listened on."""
         self._calls = calls
         self._server = grpc.aio.server(
@@ -279,3 +280,23 @@ def peer_of(peer: str) -> tuple[str, int] | None:
     if kind not in ("ipv4", "ipv6") or not port.isdigit():
         return None
     return host.strip("[]"), int(port)
+
+
+DETAILS: Final = "grpc-status-details-bin"
+KNOWN: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
+"""What details are made of. Whoever reads `Any` finds its kind only if that was imported."""
+
+
+def status_of(error: BaseException) -> bytes:
+    """`google.rpc.Status`, as the other bindings tell it. A fault of ours tells nothing."""
+    code: int = grpc.StatusCode[error_code_of(error).grpc].value[0]
+    told = {"code": code, "message": message_of(error), "details": details(error)}
+    status: bytes = ParseDict(told, status_pb2.Status()).SerializeToString()
+    return status
+
+
+async def refuse(context: Any, error: BaseException) -> NoReturn:
+    """End the call. Trailers that were set already stay."""
+    trailers = (*(context.trailing_metadata() or ()), (DETAILS, status_of(error)))
+    await context.abort(grpc.StatusCode[error_code_of(error).grpc], message_of(error), trailers)
+    raise AssertionError("ending a call raises")

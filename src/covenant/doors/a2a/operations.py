@@ -5,6 +5,7 @@ Bindings only differ in where they find the request and how they put the answer;
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,22 +15,57 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 from starlette.types import Scope
 
-from covenant.doors.a2a.encoded import Encoded, Told
-from covenant.doors.a2a.noticing import Noticing
+from covenant.doors.a2a.late_timer import LateTimer
 from covenant.exchange.conversation import Ask, Conversations
 from covenant.exchange.streams import Stream
 from covenant.exchange.tenancy import unauthenticated
 from covenant.model.asking import TaskPage
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.folding import TaskView
-from covenant.wire import a2a_v03, a2a_v1
-from covenant.wire.a2a_errors import Dialect
+from covenant.wire.a2a import v03 as a2a_v03
+from covenant.wire.a2a import v1 as a2a_v1
+from covenant.wire.a2a.error_codes import Dialect
 
-Cards = Callable[[Ask, Dialect, str], bytes]
+KEPT_MAX: Final = 256
+
+
+class TaskCache:
+    """The last few finished tasks, whole, in each dialect."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str], tuple[TaskView, bytes]] = OrderedDict()
+
+    def task(self, wire: ModuleType, view: TaskView, history_length: int | None) -> bytes:
+        if history_length is not None:
+            told: bytes = wire.encode_task(view, history_length)
+            return told
+        key = (view.task.id, wire.__name__)
+        kept = self._kept.get(key)
+        # Not what is equal but what is the same: comparing would cost as much as encoding.
+        if kept is not None and kept[0] is view:
+            self._kept.move_to_end(key)
+            return kept[1]
+        encoded: bytes = wire.encode_task(view, None)
+        if not view.state.terminal:
+            return encoded
+        self._kept[key] = (view, encoded)
+        if len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
+        return encoded
+
+
+class CachedTask(msgspec.Struct, frozen=True):
+    """A task to be told, and where it may have been told before."""
+
+    view: TaskView
+    encoded: TaskCache
+
+
+ExtendedCard = Callable[[Ask, Dialect, str], bytes]
 """The extended card of an agent, as JSON: who asks, in which dialect, and the base of our own address."""
 
 
-class Pushes(Protocol):
+class PushService(Protocol):
     """Push notifications, where they are switched on."""
 
     async def ask(self, ask: Ask, request: Any) -> Any:
@@ -37,17 +73,17 @@ class Pushes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
+class A2AServices:
     """What is behind the A2A door."""
 
     conversations: Conversations
-    extended_card: Cards | None = None
-    pushes: Pushes | None = None
-    encoded: Encoded = field(default_factory=Encoded)
-    noticing: Noticing = field(default_factory=Noticing)
+    extended_card: ExtendedCard | None = None
+    pushes: PushService | None = None
+    encoded: TaskCache = field(default_factory=TaskCache)
+    noticing: LateTimer = field(default_factory=LateTimer)
 
 
-class Asked(msgspec.Struct, frozen=True):
+class A2ACall(msgspec.Struct, frozen=True):
     """One request, as its binding read it."""
 
     ask: Ask
@@ -61,62 +97,62 @@ class Asked(msgspec.Struct, frozen=True):
         return self.reached(self.scope)
 
 
-Wire = ModuleType
+DialectModule = ModuleType
 """`wire.a2a_v1` or `wire.a2a_v03`: the same names, in two dialects."""
 
 V1, V03 = Dialect.V1, Dialect.V03
-WIRES: Final[dict[Dialect, Wire]] = {V1: a2a_v1, V03: a2a_v03}
+WIRES: Final[dict[Dialect, DialectModule]] = {V1: a2a_v1, V03: a2a_v03}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class A2AOperation:
     name: str
     """Its method in A2A 1.0, which is also its name on gRPC."""
     slash: str
     """Its method in 0.3."""
-    run: Callable[[Office, Asked], Awaitable[Any]]
-    decode: Callable[[Wire, bytes | msgspec.Raw, int | None], Any]
+    run: Callable[[A2AServices, A2ACall], Awaitable[Any]]
+    decode: Callable[[DialectModule, bytes | msgspec.Raw, int | None], Any]
     """From the params and the cursor to the request."""
-    encode: Callable[[Wire, Any, Any], bytes]
+    encode: Callable[[DialectModule, Any, Any], bytes]
     """From the answer and the request to JSON. What streams encodes its frames."""
     streams: bool = False
     works: bool = False
     """Whether it starts work, and so may take long."""
 
 
-def _send(office: Office, asked: Asked) -> Awaitable[TaskView]:
+def _send(office: A2AServices, asked: A2ACall) -> Awaitable[TaskView]:
     return office.conversations.send(asked.ask, asked.request)
 
 
-def _stream(office: Office, asked: Asked) -> Awaitable[Stream]:
+def _stream(office: A2AServices, asked: A2ACall) -> Awaitable[Stream]:
     return office.conversations.stream(asked.ask, asked.request)
 
 
-async def _get(office: Office, asked: Asked) -> Told:
-    return Told(await office.conversations.get(asked.ask, asked.request), office.encoded)
+async def _get(office: A2AServices, asked: A2ACall) -> CachedTask:
+    return CachedTask(await office.conversations.get(asked.ask, asked.request), office.encoded)
 
 
-def _list(office: Office, asked: Asked) -> Awaitable[TaskPage]:
+def _list(office: A2AServices, asked: A2ACall) -> Awaitable[TaskPage]:
     return office.conversations.list_tasks(asked.ask, asked.request)
 
 
-def _cancel(office: Office, asked: Asked) -> Awaitable[TaskView]:
+def _cancel(office: A2AServices, asked: A2ACall) -> Awaitable[TaskView]:
     return office.conversations.cancel(asked.ask, asked.request)
 
 
-def _subscribe(office: Office, asked: Asked) -> Awaitable[Stream]:
+def _subscribe(office: A2AServices, asked: A2ACall) -> Awaitable[Stream]:
     # A client of 0.3 follows a task from its beginning, also one that has ended; one of 1.0 from where it is.
     old = asked.dialect is V03
     return office.conversations.subscribe(asked.ask, asked.request, from_start=old, finished=old)
 
 
-async def _push(office: Office, asked: Asked) -> Any:
+async def _push(office: A2AServices, asked: A2ACall) -> Any:
     if office.pushes is None:
         raise Conflict("push_not_supported", "push notifications are switched off here")
     return await office.pushes.ask(asked.ask, asked.request)
 
 
-async def _extended_card(office: Office, asked: Asked) -> bytes:
+async def _extended_card(office: A2AServices, asked: A2ACall) -> bytes:
     if office.extended_card is None:
         raise Conflict("extended_card_not_configured", "there is no extended card")
     if asked.ask.caller.anonymous:
@@ -125,12 +161,12 @@ async def _extended_card(office: Office, asked: Asked) -> bytes:
     return office.extended_card(asked.ask, asked.dialect, asked.base_url())
 
 
-def _no_frames(_: Wire, __: object, ___: object) -> bytes:
+def _no_frames(_: DialectModule, __: object, ___: object) -> bytes:
     raise AssertionError("a stream has frames, and no single answer")
 
 
 OPERATIONS: Final = (
-    Operation(
+    A2AOperation(
         name="SendMessage",
         slash="message/send",
         run=_send,
@@ -138,7 +174,7 @@ OPERATIONS: Final = (
         encode=lambda wire, view, asked: wire.encode_sent(view, asked.history_length),
         works=True,
     ),
-    Operation(
+    A2AOperation(
         name="SendStreamingMessage",
         slash="message/stream",
         run=_stream,
@@ -147,28 +183,28 @@ OPERATIONS: Final = (
         streams=True,
         works=True,
     ),
-    Operation(
+    A2AOperation(
         name="GetTask",
         slash="tasks/get",
         run=_get,
         decode=lambda wire, params, _: wire.decode_get_task(params),
         encode=lambda wire, told, asked: told.encoded.task(wire, told.view, asked.history_length),
     ),
-    Operation(
+    A2AOperation(
         name="ListTasks",
         slash="tasks/list",
         run=_list,
         decode=lambda wire, params, _: wire.decode_list_tasks(params),
         encode=lambda wire, page, asked: wire.encode_page(page, asked),
     ),
-    Operation(
+    A2AOperation(
         name="CancelTask",
         slash="tasks/cancel",
         run=_cancel,
         decode=lambda wire, params, _: wire.decode_cancel(params),
         encode=lambda wire, view, _: wire.encode_task(view),
     ),
-    Operation(
+    A2AOperation(
         name="SubscribeToTask",
         slash="tasks/resubscribe",
         run=_subscribe,
@@ -176,35 +212,35 @@ OPERATIONS: Final = (
         encode=_no_frames,
         streams=True,
     ),
-    Operation(
+    A2AOperation(
         name="CreateTaskPushNotificationConfig",
         slash="tasks/pushNotificationConfig/set",
         run=_push,
         decode=lambda wire, params, _: wire.decode_create_push(params),
         encode=lambda wire, config, asked: wire.encode_push(asked.task_id, config),
     ),
-    Operation(
+    A2AOperation(
         name="GetTaskPushNotificationConfig",
         slash="tasks/pushNotificationConfig/get",
         run=_push,
         decode=lambda wire, params, _: wire.decode_get_push(params),
         encode=lambda wire, config, asked: wire.encode_push(asked.task_id, config),
     ),
-    Operation(
+    A2AOperation(
         name="ListTaskPushNotificationConfigs",
         slash="tasks/pushNotificationConfig/list",
         run=_push,
         decode=lambda wire, params, _: wire.decode_list_push(params),
         encode=lambda wire, page, asked: wire.encode_pushes(asked.task_id, page.configs, page.next_page_token),
     ),
-    Operation(
+    A2AOperation(
         name="DeleteTaskPushNotificationConfig",
         slash="tasks/pushNotificationConfig/delete",
         run=_push,
         decode=lambda wire, params, _: wire.decode_delete_push(params),
         encode=lambda wire, _, __: wire.DELETED,
     ),
-    Operation(
+    A2AOperation(
         name="GetExtendedAgentCard",
         slash="agent/getAuthenticatedExtendedCard",
         run=_extended_card,
@@ -216,20 +252,20 @@ OPERATIONS: Final = (
 BY_NAME: Final = {operation.name: operation for operation in OPERATIONS}
 
 
-class Method(NamedTuple):
+class RpcMethod(NamedTuple):
     """An operation as JSON-RPC names it, in one dialect."""
 
-    operation: Operation
+    operation: A2AOperation
     dialect: Dialect
-    wire: Wire
+    wire: DialectModule
     decode: Callable[[bytes, int | None], Any]
 
 
-def _method(operation: Operation, dialect: Dialect) -> Method:
-    return Method(operation, dialect, WIRES[dialect], partial(operation.decode, WIRES[dialect]))
+def _method(operation: A2AOperation, dialect: Dialect) -> RpcMethod:
+    return RpcMethod(operation, dialect, WIRES[dialect], partial(operation.decode, WIRES[dialect]))
 
 
-METHODS: Final[dict[str, Method]] = {
+METHODS: Final[dict[str, RpcMethod]] = {
     **{operation.name: _method(operation, V1) for operation in OPERATIONS},
     **{operation.slash: _method(operation, V03) for operation in OPERATIONS},
 }

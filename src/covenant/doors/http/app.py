@@ -45,7 +45,7 @@ from covenant.exchange.registry import Registry
 from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.model.errors import Forbidden, Refusal
-from covenant.wire.frames import FRAME_BYTES_MAX
+from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 
 BODY_BYTES_MAX: Final = FRAME_BYTES_MAX
 MCP: Final = "/mcp"

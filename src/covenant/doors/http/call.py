@@ -24,7 +24,7 @@ from covenant.doors.waiting import CallerGoneError, Waits
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.principal import Principal
 from covenant.model.errors import Refusal
-from covenant.wire.decoding import check_fields, decode, decode_query
+from covenant.wire.json_input import check_fields, decode, decode_query
 from covenant.wire.mailbox import Request
 
 R = TypeVar("R", bound=Request)

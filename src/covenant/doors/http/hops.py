@@ -7,7 +7,7 @@ from typing import Final
 from starlette.types import Scope
 
 from covenant.model.hop import Hop
-from covenant.wire.hops import CHAIN_HEADER, DEADLINE_HEADER, DEPTH_HEADER, TRACEPARENT, TRACESTATE, read_hop
+from covenant.wire.call_headers import CHAIN_HEADER, DEADLINE_HEADER, DEPTH_HEADER, TRACEPARENT, TRACESTATE, read_call_context
 
 _NAMES: Final = {name.encode(): name for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)}
 
@@ -15,4 +15,4 @@ _NAMES: Final = {name.encode(): name for name in (DEPTH_HEADER, CHAIN_HEADER, DE
 def hop_in(scope: Scope) -> Hop | None:
     """None if nothing is said."""
     said = {_NAMES[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _NAMES}
-    return read_hop(None, said) if said else None
+    return read_call_context(None, said) if said else None

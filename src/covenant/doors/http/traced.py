@@ -13,7 +13,7 @@ from starlette.types import Scope
 from covenant.doors.http.server.exchange import Door, Exchange
 from covenant.model.hop import Hop
 from covenant.model.tracing import Tracer, trace_of
-from covenant.wire.hops import TRACEPARENT, TRACESTATE, read_hop
+from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_context
 
 _NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): TRACESTATE}
 
@@ -33,4 +33,4 @@ class Traced:
 
 
 def _said(scope: Scope) -> Hop:
-    return read_hop(None, {_NAMES[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _NAMES})
+    return read_call_context(None, {_NAMES[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _NAMES})

@@ -34,19 +34,19 @@ from covenant.doors.waiting import CallerGoneError, Waits
 from covenant.exchange.doorkeeper import Doorkeeper
 from covenant.exchange.principal import Principal
 from covenant.model.errors import Invalid, Refusal
-from covenant.wire.decoding import check_fields, decode
-from covenant.wire.frames import Heading, squashed
+from covenant.wire.json_input import check_fields, decode
+from covenant.wire.ipc_frames import FrameHeader, canonical_kind
 
 TRANSPORT: Final = "ipc"
 HANDSHAKE_S: Final = 10.0
 # Nobody needs more to say who they are, and whoever has not said so shall not fill our memory.
 HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 
-_HEADING: Final = msgspec.json.Decoder(Heading)
+_HEADING: Final = msgspec.json.Decoder(FrameHeader)
 _FRAMES: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     operation.kind: msgspec.json.Decoder(operation.frame or operation.request) for operation in OPERATIONS
 }
-_HEADING_FIELDS: Final = Heading.__struct_fields__
+_HEADING_FIELDS: Final = FrameHeader.__struct_fields__
 _MALFORMED: Final = Error(code="invalid_json", message="malformed frame")
 _TOO_LARGE: Final = Error(code="frame_too_large", message="frame too large")
 
@@ -109,8 +109,8 @@ class Dialogue:
                 if refusal.code == "invalid_json":
                     await self._say(_MALFORMED)
                     return None
-                heading = Heading("")
-            kind = squashed(heading.kind)
+                heading = FrameHeader("")
+            kind = canonical_kind(heading.kind)
             if kind == "authenticate":
                 return await self._authenticate(heading.token_b58)
             if kind not in _BEFORE:
@@ -153,7 +153,7 @@ class Dialogue:
                         return
                     await self._say(error_of(refusal))
                     continue
-                await stream.write(await self._answer(caller, squashed(heading.kind), frame))
+                await stream.write(await self._answer(caller, canonical_kind(heading.kind), frame))
 
     async def _answer(self, caller: Principal, kind: str, frame: bytes) -> bytes:
         talk, operation = self._talk, BY_KIND.get(kind)

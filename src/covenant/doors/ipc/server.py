@@ -25,7 +25,7 @@ from covenant.exchange.registry import Registry
 from covenant.exchange.tenancy import Tenancy
 from covenant.ledger.contract import Ledger
 from covenant.model.errors import SettingsError
-from covenant.wire.frames import FRAME_BYTES_MAX
+from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 
 CONNECTIONS_MAX: Final = 1_024
 BACKLOG: Final = 1_024

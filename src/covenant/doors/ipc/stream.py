@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import Final, cast
 
-from covenant.wire.frames import HEADER_BYTES, frame_length, framed
+from covenant.wire.ipc_frames import HEADER_BYTES, frame_length, encode_frame
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 WRITE_STALL_S: Final = 30.0
@@ -114,7 +114,7 @@ class FrameStream(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        transport.write(framed(body))
+        transport.write(encode_frame(body))
         if not self._writable.is_set():
             try:
                 await asyncio.wait_for(self._writable.wait(), self._write_stall_s)

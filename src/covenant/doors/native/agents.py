@@ -19,7 +19,7 @@ from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.constitution import CatalogueAgent, Constitution, read_constitution
 from covenant.model.errors import Conflict, Invalid
-from covenant.wire.decoding import decode
+from covenant.wire.json_input import decode
 
 AGENTS: Final = "/v1/agents"
 AGENT: Final = "/v1/agents/{agent_id}"

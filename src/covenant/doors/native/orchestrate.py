@@ -16,7 +16,7 @@ import msgspec
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.a2a.pouring import flow
+from covenant.doors.a2a.sse_stream import run_stream
 from covenant.doors.http.bearer import TRANSPORT
 from covenant.doors.http.body import BODY_TOO_LARGE, read_body
 from covenant.doors.http.hops import hop_in
@@ -38,13 +38,13 @@ from covenant.model.errors import Refusal
 from covenant.model.folding import TaskView
 from covenant.model.hop import Hop
 from covenant.model.ids import TaskId
-from covenant.wire.decoding import decode_query
+from covenant.wire.json_input import decode_query
 from covenant.wire.native import RequestEvent
-from covenant.wire.native_requests import (
+from covenant.wire.native import (
     NewConversation,
     NewMessage,
     RunRequest,
-    content_of,
+    message_content,
     decode_conversation,
     decode_message,
     decode_run,
@@ -121,7 +121,7 @@ class NativeDoor:
         asked = decode_run(said.body)
         about = {"original_query": asked.original_query, "channel": asked.channel}
         run = Run(
-            parts=content_of(asked.message),
+            parts=message_content(asked.message),
             agent=asked.agent,
             definition=asked.agent_def,
             about={name: said for name, said in about.items() if said is not None},
@@ -132,7 +132,7 @@ class NativeDoor:
         """A new task of the conversation's agent, or the answer that its last one waits for."""
         conversation_id, key = said.path["conversation_id"], said.key
         thread = await self._threads.get(caller, conversation_id)
-        parts = content_of(decode_message(said.body).message)
+        parts = message_content(decode_message(said.body).message)
         context_id = context_of(thread.conversation_id)
         run, parent = Run(parts=parts, agent=thread.agent), TaskId(thread.conversation_id)
         task = await self._runs.task(caller, run, key, parent=parent, context_id=context_id, hop=said.hop)
@@ -227,7 +227,7 @@ class RunCall:
         async def write(to: Send) -> None:
             await tell(stream, to, from_start=from_start)
 
-        await flow(stream, caller, write, tenancy=self._gate.tenancy, receive=receive, send=send)
+        await run_stream(stream, caller, write, tenancy=self._gate.tenancy, receive=receive, send=send)
 
 
 def _key(scope: Scope) -> str | None:

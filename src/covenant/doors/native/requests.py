@@ -13,7 +13,7 @@ import msgspec
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.a2a.pouring import TOO_SLOW, flow
+from covenant.doors.a2a.sse_stream import TOO_SLOW, run_stream
 from covenant.doors.http.bearer import TRANSPORT
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.reply import reply_problem
@@ -26,8 +26,8 @@ from covenant.exchange.tenancy import Caller
 from covenant.ledger.contract import TaskRow
 from covenant.model.errors import NotFound, Refusal
 from covenant.model.folding import TaskState
-from covenant.wire.decoding import decode_query
-from covenant.wire.native import RequestEvent, RequestShown, Telling, conversation_of, running_or, shown
+from covenant.wire.json_input import decode_query
+from covenant.wire.native import RequestEvent, RequestShown, RequestEvents, conversation_of, request_state, show_request
 from covenant.wire.sse import KEEP_ALIVE, last_event_id
 
 REQUESTS: Final = "/v1/requests"
@@ -88,7 +88,7 @@ class RequestDoor:
             view = await self._requests.get(asked.caller, asked.path["request_id"])
         except NotFound:
             raise not_found() from None
-        return 200, OneRequest(request=shown(view))
+        return 200, OneRequest(request=show_request(view))
 
     async def cancel(self, asked: Asked) -> tuple[int, Cancelled]:
         request_id = asked.path["request_id"]
@@ -108,7 +108,7 @@ def _listed(tenant: str, row: TaskRow) -> RequestShown:
         agent_id=row.agent_id,
         conversation_id=conversation_of(row.origin, row.context_id),
         origin=row.origin,
-        state=running_or(row.state),
+        state=request_state(row.state),
         a2a_state=row.state,
         started_at_ms=row.created_at_ms,
         updated_at_ms=row.updated_at_ms,
@@ -152,7 +152,7 @@ class Events:
         async def write(to: Send) -> None:
             await tell(stream, to, from_start=after == 0)
 
-        await flow(stream, caller, write, tenancy=self._gate.tenancy, receive=receive, send=send)
+        await run_stream(stream, caller, write, tenancy=self._gate.tenancy, receive=receive, send=send)
 
 
 def _cursor(scope: Scope) -> int:
@@ -166,7 +166,7 @@ def _cursor(scope: Scope) -> int:
 
 
 async def tell(stream: Stream, send: Send, *, from_start: bool) -> None:
-    telling = Telling(stream.first.task, stream.first.created_at_ms)
+    telling = RequestEvents(stream.first.task, stream.first.created_at_ms)
     if from_start:
         await send({"type": "http.response.body", "body": telling.received(), "more_body": True})
     async for steps in stream:

@@ -19,7 +19,7 @@ from covenant.peers.discovery.candidate import shown_name
 from covenant.peers.discovery.settings import root_of
 from covenant.peers.line import IDENTITY
 from covenant.seal.identity import bundle_holds
-from covenant.wire.polling import decode_introduction
+from covenant.wire.peers import decode_introduction
 
 TOTAL_MS: Final = 5_000
 

@@ -1,0 +1,276 @@
+"""Agent cards in JSON: ours written, strangers' read.
+
+Ours have two forms. The combined form has every field of the A2A 1.0 form, signatures included, and beside them the
+fields of 0.3. Whoever drops what 1.0 does not know from it has the 1.0 form again, so its signatures still hold. For
+clients of 0.3 it names only what they can use: their JSON-RPC dialect, and not the bindings that exist in 1.0 alone.
+
+A stranger's card of 1.0, of 0.3 or of both needs a name and a version. Every other field is taken where it fits and
+left out where it does not: a card with a skill too many is still a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.card import JSONRPC, AgentCard, Capabilities, Interface, SecurityScheme
+from covenant.model.errors import Invalid
+from covenant.model.remote_card import Credential, Offered, RemoteCard, Way
+from covenant.wire.json_input import decode
+
+PROTOCOL_VERSION: Final = "1.0"
+"""What both forms say. 0.3 clients take any text here."""
+
+
+class CombinedCapabilities(Capabilities, frozen=True, kw_only=True):
+    state_transition_history: bool
+
+
+class CombinedScheme(SecurityScheme, frozen=True, kw_only=True):
+    """Told apart by `type` in 0.3, by the name of the member in 1.0."""
+
+    type: str
+    scheme: str
+
+
+class Transport(msgspec.Struct, frozen=True):
+    url: str
+    transport: str
+
+
+class CombinedCard(AgentCard, frozen=True, kw_only=True):
+    protocol_version: str
+    url: str
+    preferred_transport: str
+    additional_interfaces: tuple[Transport, ...]
+    security: tuple[dict[str, tuple[str, ...]], ...]
+    supports_authenticated_extended_card: bool
+    # As in the 1.0 form, with members of 0.3 inside.
+    capabilities: CombinedCapabilities
+    security_schemes: dict[str, CombinedScheme]  # type: ignore[assignment]  # read only: narrower is fine
+
+
+def encode_card(card: AgentCard) -> bytes:
+    """The form of A2A 1.0."""
+    return msgspec.json.encode(card)
+
+
+def encode_combined(card: AgentCard) -> bytes:
+    """Both forms in one."""
+    return msgspec.json.encode(combined_card(card))
+
+
+def card_fields(card: AgentCard) -> dict[str, Any]:
+    """The form of A2A 1.0 as plain values: what is signed, and what stands inside other answers."""
+    fields: dict[str, Any] = msgspec.json.decode(encode_card(card))
+    return fields
+
+
+def combined_card(card: AgentCard) -> CombinedCard:
+    preferred = _for_old_clients(card.supported_interfaces)
+    return CombinedCard(
+        **{name: getattr(card, name) for name in _SAME},
+        protocol_version=PROTOCOL_VERSION,
+        url=preferred.url,
+        preferred_transport=preferred.protocol_binding,
+        additional_interfaces=(Transport(preferred.url, preferred.protocol_binding),),
+        security=tuple(
+            {name: scopes.list for name, scopes in requirement.schemes.items()}
+            for requirement in card.security_requirements
+        ),
+        supports_authenticated_extended_card=card.capabilities.extended_agent_card,
+        capabilities=CombinedCapabilities(
+            **{name: getattr(card.capabilities, name) for name in Capabilities.__struct_fields__},
+            state_transition_history=False,
+        ),
+        security_schemes={name: _combined_scheme(scheme) for name, scheme in card.security_schemes.items()},
+    )
+
+
+def wants_clean(version: str | None) -> bool:
+    """Whether a caller that says this `A2A-Version` reads 1.0: `1.0`, any patch. `1` is what only older clients say."""
+    return version is not None and (version == PROTOCOL_VERSION or version.startswith(f"{PROTOCOL_VERSION}."))
+
+
+_SAME: Final = tuple(name for name in AgentCard.__struct_fields__ if name not in {"capabilities", "security_schemes"})
+
+
+def _for_old_clients(interfaces: tuple[Interface, ...]) -> Interface:
+    return next((one for one in interfaces if one.protocol_binding == JSONRPC), interfaces[0])
+
+
+def _combined_scheme(scheme: SecurityScheme) -> CombinedScheme:
+    auth = scheme.http_auth_security_scheme
+    return CombinedScheme(type="http", scheme=auth.scheme, http_auth_security_scheme=auth)
+
+
+WAYS_MAX: Final = 32
+SKILLS_MAX: Final = 1_000
+
+_any: Final = msgspec.json.Decoder()
+# What A2A 1.0 knows, where a card of both versions has more.
+_CARD: Final = frozenset(
+    """
+    name description supportedInterfaces provider version documentationUrl capabilities securitySchemes
+    securityRequirements defaultInputModes defaultOutputModes skills signatures iconUrl
+    """.split()
+)
+_CAPABILITIES: Final = frozenset("streaming pushNotifications extensions extendedAgentCard".split())
+_SCHEMES: Final = (
+    "apiKeySecurityScheme",
+    "httpAuthSecurityScheme",
+    "oauth2SecurityScheme",
+    "openIdConnectSecurityScheme",
+    "mtlsSecurityScheme",
+)
+
+
+class BadCard(Invalid):
+    """Not a card, or one without what every card must have. `field` is what is wrong with it."""
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__("bad_card", f"{field}: {description}")
+        self.field = field
+
+
+def read_card(data: bytes, url: str) -> RemoteCard:
+    """Raises BadCard."""
+    try:
+        fields = decode(_any, data)
+    except Invalid as wrong:
+        raise BadCard("card", f"is not JSON: {wrong.message}") from wrong
+    if not isinstance(fields, dict):
+        raise BadCard("card", "is no JSON object")
+    capabilities = _object(fields.get("capabilities"))
+    streaming = capabilities.get("streaming")
+    extended = fields.get("supportsAuthenticatedExtendedCard") is True or capabilities.get("extendedAgentCard") is True
+    return RemoteCard(
+        name=_required(fields, "name"),
+        version=_required(fields, "version"),
+        description=_text(fields.get("description")),
+        ways=tuple(_ways(fields))[:WAYS_MAX],
+        streaming=streaming if isinstance(streaming, bool) else None,
+        extended=extended,
+        skills=tuple(_skills(fields.get("skills")))[:SKILLS_MAX],
+        credentials=tuple(_credentials(fields)),
+        signatures=tuple(each for each in _list(fields.get("signatures")) if isinstance(each, dict)),
+        fields=fields,
+        url=url,
+    )
+
+
+def v1_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What A2A 1.0 knows of a card that has the members of 0.3 besides: what the former's signatures are about."""
+    kept = {name: value for name, value in fields.items() if name in _CARD}
+    if isinstance(capabilities := kept.get("capabilities"), dict):
+        kept["capabilities"] = {name: value for name, value in capabilities.items() if name in _CAPABILITIES}
+    if isinstance(schemes := kept.get("securitySchemes"), dict):
+        kept["securitySchemes"] = {
+            name: {member: value for member, value in scheme.items() if member in _SCHEMES}
+            if isinstance(scheme, dict)
+            else scheme
+            for name, scheme in schemes.items()
+        }
+    return kept
+
+
+def _required(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if value is None:
+        raise BadCard(name, "is required")
+    if not isinstance(value, str) or not value.strip():
+        raise BadCard(name, "must be a text that is not empty")
+    return value
+
+
+def _ways(fields: Mapping[str, Any]) -> Iterator[Way]:
+    seen: set[tuple[str, str, str]] = set()
+    for way in (*_newer_ways(fields), *_older_ways(fields)):
+        key = (way.url, way.binding, way.version)
+        if key not in seen:
+            seen.add(key)
+            yield way
+
+
+def _newer_ways(fields: Mapping[str, Any]) -> Iterator[Way]:
+    for each in _list(fields.get("supportedInterfaces")):
+        said = _object(each)
+        url, binding = _text(said.get("url")), _text(said.get("protocolBinding"))
+        version = _version(_text(said.get("protocolVersion")) or "1.0")
+        if url and binding and version:
+            yield Way(url=url, binding=binding.upper(), version=version, tenant=_text(said.get("tenant")) or None)
+
+
+def _older_ways(fields: Mapping[str, Any]) -> Iterator[Way]:
+    """0.3 has one address, and others besides. In this form, also what calls itself 1.0 speaks the older dialect."""
+    if url := _text(fields.get("url")):
+        yield Way(url=url, binding=(_text(fields.get("preferredTransport")) or JSONRPC).upper(), version="0.3")
+    for each in _list(fields.get("additionalInterfaces")):
+        said = _object(each)
+        url, binding = _text(said.get("url")), _text(said.get("transport"))
+        if url and binding:
+            yield Way(url=url, binding=binding.upper(), version="0.3")
+
+
+def _version(said: str) -> str | None:
+    """The dialect that a version means; None for one that we do not speak."""
+    major, _, minor = said.partition(".")
+    if major == "1":
+        return "1.0"
+    return "0.3" if major == "0" and minor.partition(".")[0] in ("2", "3") else None
+
+
+def _skills(said: Any) -> Iterator[Offered]:
+    for each in _list(said):
+        skill = _object(each)
+        identity, name = _text(skill.get("id")), _text(skill.get("name"))
+        if identity or name:
+            yield Offered(
+                id=identity or name,
+                name=name or identity,
+                description=_text(skill.get("description")),
+                tags=_texts(skill.get("tags")),
+                examples=_texts(skill.get("examples")),
+            )
+
+
+def _credentials(fields: Mapping[str, Any]) -> Iterator[Credential]:
+    """One for each requirement that a single secret can meet, in the card's order."""
+    schemes = _object(fields.get("securitySchemes"))
+    required = [_object(_object(each).get("schemes")) for each in _list(fields.get("securityRequirements"))]
+    required = required or [_object(each) for each in _list(fields.get("security"))]
+    for names in required:
+        if len(names) == 1:
+            credential = _credential(_object(schemes.get(next(iter(names)))))
+            if credential is not None:
+                yield credential
+
+
+def _credential(scheme: Mapping[str, Any]) -> Credential | None:
+    key = _object(scheme.get("apiKeySecurityScheme")) or (scheme if scheme.get("type") == "apiKey" else {})
+    if key:
+        place, name = key.get("location") or key.get("in"), _text(key.get("name"))
+        return Credential(scheme="api_key", header=name) if place == "header" and name else None
+    auth = _object(scheme.get("httpAuthSecurityScheme")) or (scheme if scheme.get("type") == "http" else {})
+    if auth:
+        return Credential(scheme="bearer") if _text(auth.get("scheme")).lower() == "bearer" else None
+    newer = {"oauth2SecurityScheme", "openIdConnectSecurityScheme"} & scheme.keys()
+    return Credential(scheme="bearer") if newer or scheme.get("type") in ("oauth2", "openIdConnect") else None
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(each for each in _list(value) if isinstance(each, str))

@@ -1,0 +1,173 @@
+"""What an A2A client is told when it is refused: one table for both dialects and every binding.
+
+A `Refusal` finds its row by its code, else by its class; whatever else was raised is an internal error, and no word of
+it leaves. Codes of JSON-RPC, HTTP and gRPC are the specification's (its sections 5.4, 9.5, 10.6 and 11.6). The slash
+methods differ in two places: a refused version is -32007, refused push notifications are an unsupported operation.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    OverLimit,
+    Refusal,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
+
+DOMAIN: Final = "a2a-protocol.org"
+PARSE_ERROR: Final = -32700
+
+_TYPE: Final = "type.googleapis.com/google.rpc."
+# Every refusal of params begins so, whoever worded it.
+_names_field = re.compile(r"([A-Za-z][\w.\[\]-]*): (.+)", re.DOTALL).fullmatch
+
+
+class Dialect(enum.StrEnum):
+    V1 = "1.0"
+    V03 = "0.3"
+
+
+class ErrorCode(msgspec.Struct, frozen=True, gc=False):
+    """A row: the JSON-RPC code in each dialect, the HTTP status, the gRPC status, and the reason in its details."""
+
+    v1: int
+    v03: int
+    http: int
+    grpc: str
+    reason: str
+
+    def code(self, dialect: Dialect) -> int:
+        return self.v1 if dialect is Dialect.V1 else self.v03
+
+
+def _fault(code: int, http: int, grpc: str, reason: str, *, v03: int | None = None) -> ErrorCode:
+    return ErrorCode(code, code if v03 is None else v03, http, grpc, reason)
+
+
+_PRECONDITION: Final = "FAILED_PRECONDITION"
+
+TASK_NOT_FOUND: Final = _fault(-32001, 404, "NOT_FOUND", "TASK_NOT_FOUND")
+TASK_NOT_CANCELABLE: Final = _fault(-32002, 400, _PRECONDITION, "TASK_NOT_CANCELABLE")
+PUSH_NOT_SUPPORTED: Final = _fault(-32003, 400, _PRECONDITION, "PUSH_NOTIFICATION_NOT_SUPPORTED", v03=-32004)
+UNSUPPORTED_OPERATION: Final = _fault(-32004, 400, _PRECONDITION, "UNSUPPORTED_OPERATION")
+CONTENT_TYPE_NOT_SUPPORTED: Final = _fault(-32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED")
+INVALID_AGENT_RESPONSE: Final = _fault(-32006, 500, "INTERNAL", "INVALID_AGENT_RESPONSE")
+EXTENDED_CARD_NOT_CONFIGURED: Final = _fault(-32007, 400, _PRECONDITION, "EXTENDED_AGENT_CARD_NOT_CONFIGURED")
+EXTENSION_SUPPORT_REQUIRED: Final = _fault(-32008, 400, _PRECONDITION, "EXTENSION_SUPPORT_REQUIRED")
+VERSION_NOT_SUPPORTED: Final = _fault(-32009, 400, _PRECONDITION, "VERSION_NOT_SUPPORTED", v03=-32007)
+
+INVALID_JSON: Final = _fault(PARSE_ERROR, 400, "INVALID_ARGUMENT", "INVALID_JSON")
+INVALID_REQUEST: Final = _fault(-32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST")
+METHOD_NOT_FOUND: Final = _fault(-32601, 404, "NOT_FOUND", "METHOD_NOT_FOUND")
+METHOD_NOT_ALLOWED: Final = _fault(-32601, 405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED")
+INVALID_PARAMS: Final = _fault(-32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS")
+INTERNAL: Final = _fault(-32603, 500, "INTERNAL", "INTERNAL_ERROR")
+
+IDEMPOTENCY_KEY_REUSED: Final = _fault(-32602, 409, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED")
+UNAUTHENTICATED: Final = _fault(-32600, 401, "UNAUTHENTICATED", "UNAUTHENTICATED")
+PERMISSION_DENIED: Final = _fault(-32600, 403, "PERMISSION_DENIED", "PERMISSION_DENIED")
+TOO_LARGE: Final = _fault(-32600, 413, "RESOURCE_EXHAUSTED", "REQUEST_TOO_LARGE")
+OVER_LIMIT: Final = _fault(-32603, 429, "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED")
+UNAVAILABLE: Final = _fault(-32603, 503, "UNAVAILABLE", "UNAVAILABLE")
+
+BY_CODE: Final[dict[str, ErrorCode]] = {
+    "unknown_task": TASK_NOT_FOUND,
+    "not_cancelable": TASK_NOT_CANCELABLE,
+    "push_not_supported": PUSH_NOT_SUPPORTED,
+    "unsupported_operation": UNSUPPORTED_OPERATION,
+    "content_type_not_supported": CONTENT_TYPE_NOT_SUPPORTED,
+    "invalid_agent_response": INVALID_AGENT_RESPONSE,
+    "extended_card_not_configured": EXTENDED_CARD_NOT_CONFIGURED,
+    "extension_required": EXTENSION_SUPPORT_REQUIRED,
+    "version_not_supported": VERSION_NOT_SUPPORTED,
+    "invalid_json": INVALID_JSON,
+    "invalid_envelope": INVALID_REQUEST,
+    "unknown_method": METHOD_NOT_FOUND,
+    "method_not_allowed": METHOD_NOT_ALLOWED,
+    "invalid_params": INVALID_PARAMS,
+    "idempotency_key_reused": IDEMPOTENCY_KEY_REUSED,
+}
+# A conflict is a state that does not allow it: to a client, an operation that this task does not support (any longer).
+BY_CLASS: Final[dict[type[Refusal], ErrorCode]] = {
+    Invalid: INVALID_PARAMS,
+    Unauthenticated: UNAUTHENTICATED,
+    Forbidden: PERMISSION_DENIED,
+    NotFound: TASK_NOT_FOUND,
+    Conflict: UNSUPPORTED_OPERATION,
+    TooLarge: TOO_LARGE,
+    OverLimit: OVER_LIMIT,
+    Unavailable: UNAVAILABLE,
+}
+
+
+class InvalidParams(Invalid):
+    """A request that names something badly: `field` is where, in the spelling of the wire."""
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__("invalid_params", f"{field}: {description}")
+
+
+class ErrorObject(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The error object of a JSON-RPC response."""
+
+    code: int
+    message: str
+    data: list[dict[str, Any]] | None = None
+
+
+def error_code_of(error: BaseException) -> ErrorCode:
+    if not isinstance(error, Refusal):
+        return INTERNAL
+    known = BY_CODE.get(error.code)
+    if known is not None:
+        return known
+    return next((BY_CLASS[kind] for kind in type(error).__mro__ if kind in BY_CLASS), INTERNAL)
+
+
+def rpc_error(error: BaseException, dialect: Dialect) -> ErrorObject:
+    fault = error_code_of(error)
+    return ErrorObject(fault.code(dialect), message_of(error), details(error))
+
+
+def message_of(error: BaseException) -> str:
+    return error.message if isinstance(error, Refusal) else "Internal error"
+
+
+def details(error: BaseException) -> list[dict[str, Any]]:
+    """In the JSON form of `Any`: why, then which field, then when to come back."""
+    return list(_details(error))
+
+
+def _details(error: BaseException) -> Iterator[dict[str, Any]]:
+    info: dict[str, Any] = {"@type": f"{_TYPE}ErrorInfo", "reason": error_code_of(error).reason, "domain": DOMAIN}
+    if isinstance(error, Refusal):
+        info["metadata"] = {"code": error.code}
+    yield info
+    if isinstance(error, Refusal):
+        if error.code == "invalid_params" and (said := _names_field(error.message)):
+            violation = {"field": said[1], "description": said[2]}
+            yield {"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]}
+        if error.retry_after_ms is not None:
+            yield {"@type": f"{_TYPE}RetryInfo", "retryDelay": f"{error.retry_after_ms / 1000:.3f}s"}
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def rest_error(error: BaseException) -> tuple[int, bytes]:
+    """The HTTP status, and the body: `google.rpc.Status` as JSON."""
+    fault = error_code_of(error)
+    status = {"code": fault.http, "status": fault.grpc, "message": message_of(error), "details": details(error)}
+    return fault.http, _encode({"error": status})

@@ -1,0 +1,160 @@
+"""Parts and messages of the slash methods (A2A 0.3), and content.
+
+A text part has no place for a media type or a file name, a data part neither, and its data must be an object. So that
+nothing is lost between the dialects, these travel in the part's metadata; a value that is no object travels as
+`{"value": …}` under the mark that the official SDK reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.file_names import segment
+from covenant.model.update import MessageUpdate
+from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.wire.a2a.protojson import standard_base64
+
+MEDIA_TYPE: Final = "covenant.media_type"
+FILENAME: Final = "covenant.filename"
+WRAPPED: Final = "data_part_compat"
+
+
+class File(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    bytes: str | None = None
+    uri: str | None = None
+    name: str | None = None
+    mime_type: str | None = None
+
+
+class Part(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    kind: str | None = None
+    text: str | None = None
+    file: File | None = None
+    data: Any = msgspec.UNSET
+    metadata: dict[str, Any] | None = None
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):
+    kind: str | None = None
+    message_id: str | None = None
+    context_id: str | None = None
+    task_id: str | None = None
+    role: str | None = None
+    parts: list[Part] | None = None
+    metadata: dict[str, Any] | None = None
+    extensions: tuple[str, ...] | None = None
+    reference_task_ids: tuple[str, ...] | None = None
+
+
+def content_of(part: Part, where: str) -> Content:
+    match part.kind:
+        case "text":
+            if part.text is None:
+                raise InvalidParams(f"{where}.text", "is required")
+            if part.metadata is None:
+                return Text(part.text)
+            media_type, filename, metadata = _taken(part.metadata)
+            return Text(part.text, media_type, filename, metadata)
+        case "file":
+            if part.file is None:
+                raise InvalidParams(f"{where}.file", "is required")
+            return _file(part.file, part.metadata, f"{where}.file")
+        case "data":
+            return _data(part, f"{where}.data")
+        case None:
+            raise InvalidParams(f"{where}.kind", "is required")
+        case other:
+            raise InvalidParams(f"{where}.kind", f"{other[:40]!r} is not one of text, file, data")
+
+
+def _file(file: File, metadata: dict[str, Any] | None, where: str) -> Content:
+    if (file.bytes is None) == (file.uri is None):
+        raise InvalidParams(where, "must have either bytes or uri")
+    media_type, name = file.mime_type or None, segment(file.name) if file.name else None
+    if file.bytes is not None:
+        blob = standard_base64(file.bytes, f"{where}.bytes")
+        return Resource(Embedded("", media_type, blob=blob), name, metadata)
+    if not file.uri:
+        raise InvalidParams(f"{where}.uri", "is empty")
+    return ResourceLink(file.uri, name or "", media_type, metadata=metadata)
+
+
+def _data(part: Part, where: str) -> Json:
+    value, metadata = part.data, part.metadata
+    if value is msgspec.UNSET or value is None:
+        raise InvalidParams(where, "is required")
+    if not metadata:
+        return Json(value, metadata=metadata)
+    if metadata.get(WRAPPED) is True and isinstance(value, dict) and "value" in value:
+        value = value["value"]
+        metadata = {key: kept for key, kept in metadata.items() if key != WRAPPED} or None
+    media_type, filename, metadata = _taken(metadata)
+    return Json(value, media_type, filename, metadata)
+
+
+def _taken(metadata: dict[str, Any] | None) -> tuple[str | None, str | None, dict[str, Any] | None]:
+    """Media type and file name out of metadata, and what is left of it."""
+    if not metadata or (MEDIA_TYPE not in metadata and FILENAME not in metadata):
+        return None, None, metadata
+    left = dict(metadata)
+    media_type, filename = left.pop(MEDIA_TYPE, None), left.pop(FILENAME, None)
+    if not isinstance(media_type, str | None) or not isinstance(filename, str | None):
+        return None, None, metadata
+    return media_type, segment(filename) if filename else filename, left or None
+
+
+def part_of(block: Content) -> Part:
+    if isinstance(block, Text):
+        if block.metadata is None and block.mimeType is None and block.filename is None:
+            return Part("text", block.text)
+        return Part("text", block.text, metadata=_with(block.metadata, block.mimeType, block.filename))
+    match block:
+        case Json(value, media_type, filename, metadata):
+            noted = _with(metadata, media_type, filename)
+            if isinstance(value, dict):
+                return Part("data", data=value, metadata=noted)
+            return Part("data", data={"value": value}, metadata={**(noted or {}), WRAPPED: True})
+        case ResourceLink(uri=uri, name=name, mimeType=media_type, metadata=metadata):
+            return Part("file", file=File(uri=uri, name=name or None, mime_type=media_type), metadata=metadata)
+        case Resource(resource, filename, metadata):
+            if resource.blob is None:
+                return Part("text", resource.text or "", metadata=_with(metadata, resource.mimeType, filename))
+            file = File(bytes=resource.blob, name=filename, mime_type=resource.mimeType)
+            return Part("file", file=file, metadata=metadata)
+        case Image(data, media_type) | Audio(data, media_type):
+            return Part("file", file=File(bytes=data, mime_type=media_type))
+
+
+def _with(metadata: dict[str, Any] | None, media_type: str | None, filename: str | None) -> dict[str, Any] | None:
+    if media_type is None and filename is None:
+        return metadata
+    noted = dict(metadata or {})
+    if media_type is not None:
+        noted[MEDIA_TYPE] = media_type
+    if filename is not None:
+        noted[FILENAME] = filename
+    return noted
+
+
+def parts_of(content: Iterable[Content]) -> list[Part]:
+    """At least one, as the protocol asks: nothing is an empty text."""
+    return [part_of(block) for block in content] or [Part("text", "")]
+
+
+def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unnamed: str) -> Message:
+    """`unnamed` is the id of a message that came without one."""
+    return Message(
+        kind="message",
+        message_id=said.message_id or unnamed,
+        context_id=context_id,
+        task_id=task_id,
+        role="user" if said.role == "user" else "agent",
+        parts=parts_of(said.parts),
+        metadata=said.metadata,
+        extensions=said.extensions or None,
+        reference_task_ids=said.reference_task_ids or None,
+    )

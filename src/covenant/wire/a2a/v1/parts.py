@@ -1,0 +1,123 @@
+"""Parts and messages of A2A 1.0, and content: text, raw bytes, a URL or data, each with media type and file name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.file_names import segment
+from covenant.model.update import MessageUpdate
+from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.wire.a2a.protojson import standard_base64
+
+ROLES: Final[dict[str | int, str | None]] = {
+    "ROLE_USER": "user",
+    "ROLE_AGENT": "agent",
+    "ROLE_UNSPECIFIED": None,
+    0: None,
+    1: "user",
+    2: "agent",
+}
+_ROLE_NAMES: Final = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
+
+
+class Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """One of the first four is there. Null is a value of `data`, so that its absence is said otherwise."""
+
+    text: str | None = None
+    raw: str | None = None
+    url: str | None = None
+    data: Any = msgspec.UNSET
+    metadata: dict[str, Any] | None = None
+    filename: str | None = None
+    media_type: str | None = None
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):
+    message_id: str | None = None
+    context_id: str | None = None
+    task_id: str | None = None
+    role: str | int | None = None
+    parts: list[Part] | None = None
+    metadata: dict[str, Any] | None = None
+    extensions: tuple[str, ...] | None = None
+    reference_task_ids: tuple[str, ...] | None = None
+
+
+def contents_of(parts: Iterable[Part], where: str) -> tuple[Content, ...]:
+    """`where` is their place, for a refusal."""
+    return tuple([_plain(part) or content_of(part, f"{where}[{at}]") for at, part in enumerate(parts)])
+
+
+def _plain(part: Part) -> Text | None:
+    """What most parts are: text, and nothing beside it."""
+    text, data = part.text, part.data
+    if text is None or part.raw is not None or part.url is not None or not (data is msgspec.UNSET or data is None):
+        return None
+    return Text(text, part.media_type or None, segment(part.filename) if part.filename else None, part.metadata)
+
+
+def content_of(part: Part, where: str) -> Content:
+    """`where` is the part's place, for a refusal."""
+    plain = _plain(part)
+    if plain is not None:
+        return plain
+    media_type, filename = part.media_type or None, segment(part.filename) if part.filename else None
+    given = (part.text is not None) + (part.raw is not None) + (part.url is not None) + _holds(part.data)
+    if given > 1:
+        raise InvalidParams(where, "must have one of text, raw, url and data, not several")
+    if part.raw is not None:
+        blob = standard_base64(part.raw, f"{where}.raw")
+        return Resource(Embedded("", media_type, blob=blob), filename, part.metadata)
+    if part.url is not None:
+        if not part.url:
+            raise InvalidParams(f"{where}.url", "is empty")
+        return ResourceLink(part.url, filename or "", media_type, metadata=part.metadata)
+    if part.data is msgspec.UNSET:
+        raise InvalidParams(where, "must have one of text, raw, url and data")
+    return Json(part.data, media_type, filename, part.metadata)
+
+
+def _holds(data: Any) -> bool:
+    """Beside another member, null is the absence it is everywhere else."""
+    return data is not msgspec.UNSET and data is not None
+
+
+def part_of(block: Content) -> Part:
+    if isinstance(block, Text):
+        if block.metadata is None and block.mimeType is None and block.filename is None:
+            return Part(block.text)
+        return Part(block.text, metadata=block.metadata, filename=block.filename, media_type=block.mimeType)
+    match block:
+        case Json(value, media_type, filename, metadata):
+            return Part(data=value, metadata=metadata, filename=filename, media_type=media_type)
+        case ResourceLink(uri=uri, name=name, mimeType=media_type, metadata=metadata):
+            return Part(url=uri, metadata=metadata, filename=name or None, media_type=media_type)
+        case Resource(resource, filename, metadata):
+            if resource.blob is None:
+                return Part(resource.text or "", metadata=metadata, filename=filename, media_type=resource.mimeType)
+            return Part(raw=resource.blob, metadata=metadata, filename=filename, media_type=resource.mimeType)
+        case Image(data, media_type) | Audio(data, media_type):
+            return Part(raw=data, media_type=media_type)
+
+
+def parts_of(content: Iterable[Content]) -> list[Part]:
+    """At least one, as the protocol asks: nothing is an empty text."""
+    return [part_of(block) for block in content] or [Part("")]
+
+
+def message_of(said: MessageUpdate, task_id: str | None, context_id: str, message_id: str) -> Message:
+    """A message may have come without an id: `message_id` is what it is told with."""
+    return Message(
+        message_id=message_id,
+        context_id=context_id,
+        task_id=task_id,
+        role=_ROLE_NAMES.get(said.role, "ROLE_AGENT"),
+        parts=parts_of(said.parts),
+        metadata=said.metadata,
+        extensions=said.extensions or None,
+        reference_task_ids=said.reference_task_ids or None,
+    )

@@ -1,0 +1,106 @@
+"""A hop on the wire: in a message's metadata, and in headers beside it, so that no binding loses it.
+
+| member        | metadata               | header                 |                                                  |
+|---------------|------------------------|------------------------|--------------------------------------------------|
+| `depth`       | `covenant.depth`       | `Covenant-Depth`       | a whole number                                   |
+| `chain`       | `covenant.chain`       | `Covenant-Chain`       | a list; in the header percent-encoded, by commas |
+| `deadline_ms` | `covenant.deadline_ms` | `Covenant-Deadline-Ms` | epoch milliseconds                               |
+| `traceparent`, `tracestate` | the same | the same               | as W3C has them                                  |
+
+Where both are there and differ, the stricter counts: the deeper, the longer chain, the earlier. What cannot be read is
+not there, except a depth: whoever says one that makes no sense is as deep as can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from covenant.model.hop import CHAIN_MAX, DEPTH_MAX, NAME_CHARS_MAX, Hop
+
+DEPTH: Final = "covenant.depth"
+CHAIN: Final = "covenant.chain"
+DEADLINE: Final = "covenant.deadline_ms"
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+
+MEMBERS: Final = frozenset({DEPTH, CHAIN, DEADLINE, TRACEPARENT, TRACESTATE})
+"""In metadata: what is said of the way of a message, and not part of it."""
+
+DEPTH_HEADER: Final = "covenant-depth"
+CHAIN_HEADER: Final = "covenant-chain"
+DEADLINE_HEADER: Final = "covenant-deadline-ms"
+
+_DIGITS_MAX: Final = 18
+_TRACE_CHARS_MAX: Final = 512
+
+
+def call_context_metadata(hop: Hop) -> dict[str, Any]:
+    return {name: value for name, value in _members(hop).items() if value}
+
+
+def call_context_headers(hop: Hop) -> dict[str, str]:
+    said = {
+        DEPTH_HEADER: str(hop.depth) if hop.depth else None,
+        CHAIN_HEADER: ",".join(quote(name, safe="@:/") for name in hop.chain) or None,
+        DEADLINE_HEADER: str(hop.deadline_ms) if hop.deadline_ms is not None else None,
+        TRACEPARENT: hop.traceparent,
+        TRACESTATE: hop.tracestate,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def read_call_context(metadata: Mapping[str, Any] | None, headers: Mapping[str, str]) -> Hop:
+    """What a caller said, by either way. `headers` have lower-case names."""
+    said = metadata or {}
+    chains = (_chain(said.get(CHAIN)), _chain_header(headers.get(CHAIN_HEADER)))
+    moments = [
+        moment for given in (said.get(DEADLINE), headers.get(DEADLINE_HEADER)) if (moment := _whole(given)) is not None
+    ]
+    return Hop(
+        depth=max(_depth(said.get(DEPTH)), _depth(headers.get(DEPTH_HEADER))),
+        chain=max(chains, key=len),
+        deadline_ms=min(moments) if moments else None,
+        traceparent=_trace(headers.get(TRACEPARENT)) or _trace(said.get(TRACEPARENT)),
+        tracestate=_trace(headers.get(TRACESTATE)) or _trace(said.get(TRACESTATE)),
+    )
+
+
+def _members(hop: Hop) -> dict[str, Any]:
+    return {
+        DEPTH: hop.depth,
+        CHAIN: list(hop.chain),
+        DEADLINE: hop.deadline_ms,
+        TRACEPARENT: hop.traceparent,
+        TRACESTATE: hop.tracestate,
+    }
+
+
+def _whole(given: Any) -> int | None:
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    if isinstance(given, str) and given.isascii() and given.isdigit() and len(given) <= _DIGITS_MAX:
+        given = int(given)
+    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else None
+
+
+def _depth(given: Any) -> int:
+    if given is None:
+        return 0
+    depth = _whole(given)
+    return DEPTH_MAX if depth is None else min(depth, DEPTH_MAX)
+
+
+def _chain(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list | tuple):
+        return ()
+    return tuple(name[:NAME_CHARS_MAX] for name in given[-CHAIN_MAX:] if isinstance(name, str) and name)
+
+
+def _chain_header(given: str | None) -> tuple[str, ...]:
+    return _chain([unquote(name.strip()) for name in given.split(",")]) if given else ()
+
+
+def _trace(given: Any) -> str | None:
+    return given if isinstance(given, str) and 0 < len(given) <= _TRACE_CHARS_MAX and given.isprintable() else None
