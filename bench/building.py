@@ -29,7 +29,7 @@ from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import DuplicateSafety, Idempotency, Task, fingerprint
-from covenant.model.update import ArtifactUpdate
+from covenant.model.task_event import ArtifactUpdate
 
 CALLERS: Final = 256
 DRAINED_AT_ONCE: Final = 100

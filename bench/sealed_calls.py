@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 
 from bench.sealed_echo import Party
-from covenant.model.peer import KeyBundle
+from covenant.model.peers.instance import KeyBundle
 
 IN_A_ROW = 50
 

@@ -18,7 +18,7 @@ from bench.workload import run
 from covenant.daemon.listening import bound, make_server, url_of
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.server.asgi import AsgiDoor
-from covenant.model.peer import InstanceId, KeyBundle, Prekey
+from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey
 from covenant.seal.envelope import check, open_checked, seal
 from covenant.seal.identity import Identity, PrivatePrekey, new_prekey, prekey_to_use, sign_bundle
 from covenant.seal.keys import new_private_key

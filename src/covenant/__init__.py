@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from covenant.daemon.connecting import connect as connect
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
-    from covenant.model.constitution import Skill as Skill
+    from covenant.model.agent_definition import Skill as Skill
     from covenant.model.content import Json as Json
     from covenant.model.content import Text as Text
-    from covenant.model.hop import Hop as Hop
+    from covenant.model.call_context import Hop as Hop
     from covenant.model.ids import AgentId as AgentId
     from covenant.model.repair import ForceError as ForceError
     from covenant.model.repair import Requeue as Requeue
@@ -46,7 +46,7 @@ _HOMES = {
     "CallLimit": "covenant.agents.calls",
     "Client": "covenant.client",
     "ForceError": "covenant.model.repair",
-    "Hop": "covenant.model.hop",
+    "Hop": "covenant.model.call_context",
     "Idempotency": "covenant.model.task",
     "Json": "covenant.model.content",
     "Mailbox": "covenant.mailbox",
@@ -56,7 +56,7 @@ _HOMES = {
     "NotEnough": "covenant.agents.calls",
     "Requeue": "covenant.model.repair",
     "Result": "covenant.model.result",
-    "Skill": "covenant.model.constitution",
+    "Skill": "covenant.model.agent_definition",
     "SyncTurn": "covenant.agents.authoring",
     "Task": "covenant.model.task",
     "Text": "covenant.model.content",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from covenant.exchange.arguments import checks_arguments
+from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.errors import (
     Conflict,
     Forbidden,
@@ -37,7 +37,7 @@ from covenant.model.errors import (
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.result import Result
 from covenant.model.task import Task
-from covenant.model.update import MessageUpdate, Update
+from covenant.model.task_event import MessageUpdate, Update
 
 if TYPE_CHECKING:
     import httpx2

@@ -25,8 +25,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from covenant.exchange.arguments import checks_arguments
-from covenant.exchange.blocks import check_blocks
+from covenant.exchange.argument_checks import checks_arguments
+from covenant.exchange.tasks.content_checks import check_blocks
 from covenant.exchange.mailbox import MailboxLimits, check_repair, check_request_id, check_size, check_task
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
 from covenant.ledger.log.homes import memory_ledger, open_ledger

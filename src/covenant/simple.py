@@ -34,21 +34,21 @@ from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Sweeper
 from covenant.doors.http.hosts import as_host
 from covenant.doors.simple import asked_for
-from covenant.exchange.arguments import checks_arguments
-from covenant.exchange.cards import Offer, agent_card
+from covenant.exchange.argument_checks import checks_arguments
+from covenant.exchange.cards import CardFeatures, agent_card
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import ConversationLimits, Conversations
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.registry import operator_agent
-from covenant.exchange.simple import SimpleLimits, SimpleTasks
-from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.exchange.a2a_service import A2ALimits, A2AExchange
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.simple import SimpleLimits, SimpleExchange
+from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import memory_ledger, open_ledger
 from covenant.ledger.log.uuids import Uuids
-from covenant.model.constitution import INDEX_CONSTITUTION, CatalogueAgent, Constitution
+from covenant.model.agent_definition import INDEX_DEFINITION, CatalogueAgent, AgentDefinition
 from covenant.model.errors import Invalid, NotFound
-from covenant.model.tenant import DEFAULT, Tenant
-from covenant.model.tools import Tool
+from covenant.model.tenants import DEFAULT, Tenant
+from covenant.model.mcp_servers import Tool
 from covenant.outbound.simple import (
     ExternalServiceError,
     RemoteInvocationResult,
@@ -99,14 +99,14 @@ __all__ = [
 SWEEP_MS: Final = 250
 _PROCESS: Final = "process"
 _UNLIMITED: Final = SimpleLimits(rate_per_min=0)
-_INSTANCE: Final = msgspec.structs.replace(INDEX_CONSTITUTION, name="covenant")
+_INSTANCE: Final = msgspec.structs.replace(INDEX_DEFINITION, name="covenant")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class A2ATaskDeps:
     """What tasks are sent through. Made by `open` or `memory`, or of parts that are there already."""
 
-    tasks: SimpleTasks
+    tasks: SimpleExchange
     tenant: str = DEFAULT
     ledger: LogLedger | None = field(default=None)
 
@@ -118,7 +118,7 @@ class A2ATaskDeps:
     @asynccontextmanager
     async def open(
         home: str | Path,
-        *agents: Agent | Constitution,
+        *agents: Agent | AgentDefinition,
         limits: SimpleLimits = _UNLIMITED,
         clock: Callable[[], int] = now_ms,
     ) -> AsyncIterator[A2ATaskDeps]:
@@ -135,7 +135,7 @@ class A2ATaskDeps:
     @staticmethod
     @asynccontextmanager
     async def memory(
-        *agents: Agent | Constitution, limits: SimpleLimits = _UNLIMITED, clock: Callable[[], int] = now_ms
+        *agents: Agent | AgentDefinition, limits: SimpleLimits = _UNLIMITED, clock: Callable[[], int] = now_ms
     ) -> AsyncIterator[A2ATaskDeps]:
         """Ends with the process: for tests and try-outs."""
         ledger = await memory_ledger(clock=clock, monotonic_ms=_monotonic_beside(clock))
@@ -150,22 +150,22 @@ def _monotonic_beside(clock: Callable[[], int]) -> Callable[[], int]:
 
 @asynccontextmanager
 async def _working(
-    ledger: LogLedger, key: bytes, agents: tuple[Agent | Constitution, ...], limits: SimpleLimits
+    ledger: LogLedger, key: bytes, agents: tuple[Agent | AgentDefinition, ...], limits: SimpleLimits
 ) -> AsyncIterator[A2ATaskDeps]:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ledger.close)
         operator = operator_agent("operator@local", key)
-        await Tenancy(ledger, operator, Doorkeeper(ledger, operator)).open()
+        await TenantAccess(ledger, operator, IdentityAuth(ledger, operator)).open()
         catalogue, crew = Catalogue(ledger, key), Crew(ledger)
         for agent in agents:
             if not isinstance(agent, Agent):
-                agent = checked("agent", agent, Constitution)  # noqa: PLW2901
+                agent = checked("agent", agent, AgentDefinition)  # noqa: PLW2901
             constitution, body = played(agent) if isinstance(agent, Agent) else (agent, _program(agent))
             catalogue.add_resident(DEFAULT, constitution, "code")
             crew.employ(catalogue.identity(DEFAULT, constitution.id), body, concurrency=constitution.concurrency)
-        conversations = Conversations(ledger, catalogue, crew, Uuids(), ConversationLimits())
+        conversations = A2AExchange(ledger, catalogue, crew, Uuids(), A2ALimits())
         sweeper = Sweeper(ledger, operator, log=Log(), interval_ms=SWEEP_MS)
-        deps = A2ATaskDeps(SimpleTasks(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)
+        deps = A2ATaskDeps(SimpleExchange(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)
         running = [asyncio.create_task(crew.run()), asyncio.create_task(sweeper.run())]
         await asyncio.sleep(0)  # so that the crew is at its place before the first task
         _stores[deps] = None
@@ -178,7 +178,7 @@ async def _working(
             await asyncio.gather(*running, return_exceptions=True)
 
 
-def _program(constitution: Constitution) -> Body:
+def _program(constitution: AgentDefinition) -> Body:
     return ProcessBody(constitution.command, environment=program_environment())
 
 
@@ -233,17 +233,17 @@ def build_agent_card(base_url: str | None = None, *, home: str | Path | None = N
 
 
 def build_agent_card_for_agent(
-    agent: CatalogueAgent | Constitution,
+    agent: CatalogueAgent | AgentDefinition,
     base_url: str | None = None,
     *,
     home: str | Path | None = None,
     tools: tuple[Tool, ...] | None = None,
 ) -> A2AAgentCard:
     """The card of one agent. The tools are those that are registered in the home, unless they are given."""
-    if isinstance(agent, Constitution):
+    if isinstance(agent, AgentDefinition):
         agent = CatalogueAgent(tenant=DEFAULT, constitution=agent, source="code")
     settings = load({}, environment(), home=home).settings
-    offer: Offer = offer_of(settings, mcp_servers(settings.home))
+    offer: CardFeatures = offer_of(settings, mcp_servers(settings.home))
     if tools is not None:
         offer = msgspec.structs.replace(offer, tools=tools)
     base = (

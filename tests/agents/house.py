@@ -27,22 +27,22 @@ from covenant.agents.toolbox import Means
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.operator import admit_operator
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import Ask, ConversationLimits, Conversations
+from covenant.exchange.a2a_service import A2ARequest, A2ALimits, A2AExchange
 from covenant.exchange.delegation import DelegationLimits, Delegations
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.registry import operator_agent
-from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.uuids import Uuids
-from covenant.model.asking import Message, SendMessage
-from covenant.model.constitution import INDEX, Constitution, read_constitution
+from covenant.model.a2a_requests import Message, SendMessage
+from covenant.model.agent_definition import INDEX, AgentDefinition, read_agent_definition
 from covenant.model.content import Content, Json, Text
-from covenant.model.folding import TaskView
-from covenant.model.step import Step
-from covenant.model.target import ELSEWHERE
-from covenant.model.tenant import DEFAULT
-from covenant.model.update import ArtifactUpdate
+from covenant.model.task_view import TaskView
+from covenant.model.task_event import Step
+from covenant.model.task import ELSEWHERE
+from covenant.model.tenants import DEFAULT
+from covenant.model.task_event import ArtifactUpdate
 from covenant.outbound.fetching import Fetcher, FetchLimits
 from covenant.outbound.guard import AddressGuard
 from covenant.outbound.registry import FILE
@@ -62,9 +62,9 @@ class House:
     home: Path
     ledger: LogLedger
     catalogue: Catalogue
-    tenancy: Tenancy
+    tenancy: TenantAccess
     crew: Crew
-    conversations: Conversations
+    conversations: A2AExchange
     caller: Caller
     roster: Roster
     elsewhere: Elsewhere
@@ -75,7 +75,7 @@ class House:
     tokens_max: int = 0
     token: str = ""
 
-    def model(self, constitution: Constitution, *, remembers: bool = True) -> Body | None:
+    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> Body | None:
         model = self.models.get(constitution.id) or self.models.get("")
         if model is None:
             return None
@@ -89,7 +89,7 @@ class House:
         if isinstance(agent, Agent):
             constitution, body = played(agent)
         else:
-            constitution = read_constitution(agent)
+            constitution = read_agent_definition(agent)
             body = self.model(constitution) or NoModelBody()
         self.catalogue.add_resident(tenant, constitution, "code")
         self.crew.employ(self.catalogue.identity(tenant, constitution.id), body)
@@ -103,7 +103,7 @@ class House:
         parts = (Text(said),) if isinstance(said, str) else tuple(said)
         message = Message(message_id=Uuids()(), parts=parts, task_id=task_id)
         async with asyncio.timeout(BOUND_S):
-            return await self.conversations.send(Ask(caller=self.caller, agent=agent), SendMessage(message=message))
+            return await self.conversations.send(A2ARequest(caller=self.caller, agent=agent), SendMessage(message=message))
 
     async def steps(self, view: TaskView) -> list[Step]:
         return list(await self.ledger.steps(view.task.id, 0, 100_000))
@@ -157,7 +157,7 @@ async def a_house(
     ledger = await open_ledger(home / "ledger", clock=now_ms)
     operator = operator_agent("operator@test", key)
     await admit_operator(ledger, operator, token, lambda _: None)
-    tenancy = Tenancy(ledger, operator, Doorkeeper(ledger, operator))
+    tenancy = TenantAccess(ledger, operator, IdentityAuth(ledger, operator))
     await tenancy.open()
     caller = tenancy.recognise(token)
     assert caller is not None
@@ -178,7 +178,7 @@ async def a_house(
         catalogue=catalogue,
         tenancy=tenancy,
         crew=crew,
-        conversations=Conversations(ledger, catalogue, crew, Uuids(), ConversationLimits()),
+        conversations=A2AExchange(ledger, catalogue, crew, Uuids(), A2ALimits()),
         caller=caller,
         roster=roster,
         elsewhere=elsewhere,

@@ -12,16 +12,16 @@ from covenant.agents.authoring import Agent
 from covenant.agents.crew import Crew
 from covenant.agents.function import FunctionBody
 from covenant.agents.job import Body, JobLimits
-from covenant.exchange.views import Views
+from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import memory_ledger, open_ledger
 from covenant.ledger.machine.commands import Accept, Cancel, Canceled, Continue
 from covenant.model.content import Content, Text
-from covenant.model.folding import TaskView
+from covenant.model.task_view import TaskView
 from covenant.model.ids import TaskId
-from covenant.model.step import Ended, Step
+from covenant.model.task_event import Ended, Step
 from covenant.model.task import Task, fingerprint
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 from tests.ledger_contract.samples import ALICE, BOB
 
 BOUND_S: Final = 20.0
@@ -41,7 +41,7 @@ class Stage:
     def __init__(self, ledger: LogLedger, crew: Crew) -> None:
         self.ledger = ledger
         self.crew = crew
-        self.views = Views(ledger)
+        self.views = TaskReader(ledger)
         self.running: asyncio.Task[None] | None = None
 
     def cast(self, body: Body | Callable[..., Any], **terms: Any) -> None:

@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
 
 from covenant.model.content import Resource, Text
-from covenant.model.folding import TaskState, TaskView
+from covenant.model.task_view import TaskState, TaskView
 from tests.agents.house import a_house, said
 from tests.agents.stage import chunks
 from tests.agents.test_model import Script

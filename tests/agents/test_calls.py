@@ -14,15 +14,15 @@ from covenant.agents.crew import Crew
 from covenant.agents.discovery import played
 from covenant.agents.job import Job
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import DelegationLimits, Delegations, Orphans
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.registry import operator_agent
-from covenant.exchange.tenancy import Tenancy
+from covenant.exchange.delegation import DelegationLimits, Delegations, OrphanCanceller
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.ledger.contract import TreeNode
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.machine.commands import Accept, Repair
 from covenant.model.errors import Conflict, Refusal
-from covenant.model.folding import TaskState, TaskView
+from covenant.model.task_view import TaskState, TaskView
 from covenant.model.ids import TaskId
 from covenant.model.repair import Posture, Requeue
 from covenant.model.task import DELEGATION, Task, fingerprint
@@ -77,7 +77,7 @@ class House(Stage):
 @asynccontextmanager
 async def a_house(ledger: LogLedger, **limits: Any) -> AsyncIterator[House]:
     operator = operator_agent("operator@test", KEY)
-    await Tenancy(ledger, operator, Doorkeeper(ledger, operator)).open()
+    await TenantAccess(ledger, operator, IdentityAuth(ledger, operator)).open()
     crew = Crew(ledger, stop_s=0.2)
     house = House(ledger, crew)
     house.catalogue = Catalogue(ledger, KEY)
@@ -89,7 +89,7 @@ async def a_house(ledger: LogLedger, **limits: Any) -> AsyncIterator[House]:
         DelegationLimits(**limits),
         registered=lambda _, name: known.get(name),
     )
-    running, orphans = asyncio.create_task(crew.run()), asyncio.create_task(Orphans(ledger).run())
+    running, orphans = asyncio.create_task(crew.run()), asyncio.create_task(OrphanCanceller(ledger).run())
     house.running = running
     await asyncio.sleep(0)
     try:

@@ -13,7 +13,7 @@ from covenant.ledger.contract import QueueQuery
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.machine.commands import Accept, Repair, Sweep
 from covenant.model.content import Text
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from covenant.model.ids import TaskId
 from covenant.model.repair import ForceError, Posture, Requeue
 from covenant.model.task import fingerprint

@@ -14,7 +14,7 @@ from google.protobuf import json_format, struct_pb2
 from covenant.agents.executor import ExecutorBody
 from covenant.ledger.log.engine import LogLedger
 from covenant.model.content import Embedded, Json, Resource, ResourceLink, Text
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, endings, statuses, told
 
 

@@ -14,9 +14,9 @@ from covenant.agents.function import FunctionBody
 from covenant.agents.job import Job, JobLimits
 from covenant.ledger.log.engine import LogLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from covenant.model.result import ResultStatus
-from covenant.model.step import Began, Started
+from covenant.model.task_event import Began, Started
 from tests.agents.stage import Stage, a_stage, chunks, endings, statuses, told
 
 

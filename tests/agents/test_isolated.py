@@ -10,14 +10,14 @@ import pytest
 
 from covenant import Agent
 from covenant.agents.discovery import load_agents, played
-from covenant.exchange.conversation import Ask
+from covenant.exchange.a2a_service import A2ARequest
 from covenant.ledger.log.uuids import Uuids
-from covenant.model.asking import CancelTask, Message, SendMessage
+from covenant.model.a2a_requests import CancelTask, Message, SendMessage
 from covenant.model.content import Json, Text
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from covenant.model.ids import TaskId
-from covenant.model.tenant import DEFAULT
-from covenant.model.update import ArtifactUpdate
+from covenant.model.tenants import DEFAULT
+from covenant.model.task_event import ArtifactUpdate
 from tests.agents.house import House, a_house, function, said
 from tests.agents.stage import BOUND_S, statuses
 
@@ -26,7 +26,7 @@ import asyncio, ctypes, os, sys, time
 from covenant import Agent, CallLimit, NotEnough
 from covenant.agents.authoring import Rejection
 from covenant.model.content import Text
-from covenant.model.update import StatusUpdate
+from covenant.model.task_event import StatusUpdate
 
 isolated = dict(isolate=True)
 speaker = Agent("speaker", **isolated)
@@ -201,7 +201,7 @@ async def test_a_process_that_dies_fails_its_own_task_alone(
 async def test_a_canceled_turn_ends_its_process(house: House) -> None:
     agent = house.catalogue.agent(DEFAULT, "hangs")
     assert agent is not None
-    ask = Ask(caller=house.caller, agent=agent)
+    ask = A2ARequest(caller=house.caller, agent=agent)
     message = Message(message_id=Uuids()(), parts=(Text("x"),))
     begun = await house.conversations.send(ask, SendMessage(message=message, blocking=False))
     pid = await _first_word(house, begun.task.id)

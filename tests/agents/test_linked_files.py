@@ -10,7 +10,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from covenant.agents.pydantic_agent import PydanticBody
 from covenant.model.content import ResourceLink, Text
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from tests.agents.house import a_house
 from tests.agents.openai_server import openai_server
 from tests.agents.stage import Stage, told

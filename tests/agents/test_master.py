@@ -12,11 +12,11 @@ from covenant.agents.authoring import Agent
 from covenant.agents.master import ROUTE
 from covenant.agents.ranking import THRESHOLD, Ranking
 from covenant.agents.roster import Listed
-from covenant.model.constitution import Skill
+from covenant.model.agent_definition import Skill
 from covenant.model.content import Embedded, Json, Resource, Text
-from covenant.model.folding import TaskState
-from covenant.model.remote_card import Offered
-from covenant.model.update import StatusUpdate
+from covenant.model.task_view import TaskState
+from covenant.model.agent_card import RemoteSkill
+from covenant.model.task_event import StatusUpdate
 from tests.agents.house import DEAD, House, a_house, function, said, values
 from tests.agents.stage import BOUND_S
 from tests.outbound.remotes import card, hand_made, task
@@ -163,10 +163,10 @@ async def test_fifty_dead_remotes_add_nothing_to_a_turn(tmp_path: Path) -> None:
 
 LISTED = (
     Listed(
-        name="weather", description="Tells the weather of a city", skills=(Offered(id="forecast", name="forecast"),)
+        name="weather", description="Tells the weather of a city", skills=(RemoteSkill(id="forecast", name="forecast"),)
     ),
     Listed(name="poet", description="Writes poems about the weather and more"),
-    Listed(name="translator", skills=(Offered(id="t", name="t", examples=("Translate this into French",)),)),
+    Listed(name="translator", skills=(RemoteSkill(id="t", name="t", examples=("Translate this into French",)),)),
 )
 
 

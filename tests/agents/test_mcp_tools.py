@@ -11,14 +11,14 @@ from time import perf_counter
 import pytest
 
 from covenant.agents.mcp_tools import TEXT_BYTES_MAX, Tools
-from covenant.model.constitution import Constitution
+from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Forbidden
-from covenant.model.tenant import DEFAULT
-from covenant.model.tools import McpServer, Tool, read_mcp_servers
+from covenant.model.tenants import DEFAULT
+from covenant.model.mcp_servers import McpServer, Tool, read_mcp_servers
 from tests.agents import mcp_server
 
 SCRIPT = Path(mcp_server.__file__)
-MODEL = Constitution(id="thinker", kind="model")
+MODEL = AgentDefinition(id="thinker", kind="model")
 
 
 def server(way: str = "well", **more: object) -> McpServer:
@@ -80,7 +80,7 @@ async def test_a_server_sees_its_own_environment_and_the_base_and_nothing_of_our
 
 
 async def test_a_server_is_there_for_its_tenants_and_started_for_nobody_else() -> None:
-    named = Constitution(id="n", kind="model", mcp_tool_permissions=("small.add", "shared.add", "add"))
+    named = AgentDefinition(id="n", kind="model", mcp_tool_permissions=("small.add", "shared.add", "add"))
     small, shared = server(tools=["add"]), server(tools=["add"], tenants=["acme", DEFAULT])
     async with opened(small=small, shared=shared) as tools:
         assert tools.tenants == {DEFAULT, "acme"}
@@ -102,10 +102,10 @@ async def test_a_server_is_there_for_its_tenants_and_started_for_nobody_else() -
 
 
 async def test_an_agent_calls_only_what_it_may() -> None:
-    worker = Constitution(id="w", kind="worker", mcp_tool_permissions=("add",))
-    other = Constitution(id="o", kind="worker")
-    narrow = Constitution(id="n", kind="model", capabilities=("/fetch",))
-    by_full_name = Constitution(id="f", kind="model", mcp_tool_permissions=("small.add",))
+    worker = AgentDefinition(id="w", kind="worker", mcp_tool_permissions=("add",))
+    other = AgentDefinition(id="o", kind="worker")
+    narrow = AgentDefinition(id="n", kind="model", capabilities=("/fetch",))
+    by_full_name = AgentDefinition(id="f", kind="model", mcp_tool_permissions=("small.add",))
     async with opened() as tools:
         for agent in (worker, by_full_name):
             assert [each.tool.name for each in await tools.list(DEFAULT, agent)] == ["add"]

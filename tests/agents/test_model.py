@@ -22,10 +22,10 @@ from covenant.agents.speech import Speech
 from covenant.agents.toolbox import ROUNDS_MAX, Toolbox
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.tenant_commands import AddTenant
-from covenant.model.constitution import INDEX, read_constitution
+from covenant.model.agent_definition import INDEX, read_agent_definition
 from covenant.model.content import Embedded, Resource
-from covenant.model.folding import TaskState
-from covenant.model.tenant import Tenant
+from covenant.model.task_view import TaskState
+from covenant.model.tenants import Tenant
 from tests.agents.house import DEAD, House, a_house, function, said, values
 from tests.agents.stage import BOUND_S, chunks
 from tests.agents.test_mcp_tools import opened
@@ -134,7 +134,7 @@ async def test_a_tool_that_the_constitution_does_not_allow_does_nothing_even_if_
 
     class Body:
         async def run(self, job: Job) -> None:
-            allowed = read_constitution({**BOT, "capabilities": ["/fetch"]})
+            allowed = read_agent_definition({**BOT, "capabilities": ["/fetch"]})
             toolbox = Toolbox(job, Speech(job), allowed, house.means)
             for name, given in (
                 ("agent", {"agent": "poet", "message": "x"}),

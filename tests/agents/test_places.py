@@ -11,8 +11,8 @@ from covenant.agents.places import Places, TurnPlace
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant
 from covenant.model.errors import OverLimit
-from covenant.model.folding import TaskState
-from covenant.model.tenant import DEFAULT, Tenant, TenantLimits
+from covenant.model.task_view import TaskState
+from covenant.model.tenants import DEFAULT, Tenant, TenantLimits
 from tests.agents.stage import told
 from tests.agents.test_calls import House, a_house
 from tests.ledger_contract.samples import OPERATOR

@@ -15,7 +15,7 @@ import pytest
 from covenant.agents.process import ProcessBody
 from covenant.ledger.log.engine import LogLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, endings, statuses, told
 
 PRELUDE = """

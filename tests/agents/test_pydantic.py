@@ -11,7 +11,7 @@ from pydantic_ai.models.test import TestModel
 
 from covenant.agents.pydantic_agent import PydanticBody
 from covenant.model.content import Embedded, Json, Resource, Text
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from tests.agents.stage import BOUND_S, Stage, chunks, told
 
 TestModel.__test__ = False  # its name makes pytest take it for tests

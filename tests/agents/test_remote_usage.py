@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from covenant.agents.authoring import Agent, Turn
-from covenant.model.target import ELSEWHERE
-from covenant.model.tenant import DEFAULT
+from covenant.model.task import ELSEWHERE
+from covenant.model.tenants import DEFAULT
 from tests.agents.house import a_house, said
 from tests.outbound.remotes import Called, hand_made, status, task
 

@@ -11,17 +11,17 @@ from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 from covenant.agents.authoring import Agent, Turn
-from covenant.exchange.conversation import Ask
-from covenant.exchange.trees import grown
+from covenant.exchange.a2a_service import A2ARequest
+from covenant.exchange.tasks.reader import read_tree
 from covenant.ledger.contract import TreeNode
 from covenant.ledger.log.uuids import Uuids
 from covenant.ledger.machine.commands import Sweep
-from covenant.model.asking import CancelTask, Message, SendMessage
-from covenant.model.constitution import read_constitution
+from covenant.model.a2a_requests import CancelTask, Message, SendMessage
+from covenant.model.agent_definition import read_agent_definition
 from covenant.model.content import Text
-from covenant.model.folding import TaskState, TaskView
+from covenant.model.task_view import TaskState, TaskView
 from covenant.model.result import Result
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenants import DEFAULT
 from covenant.model.usage import usage_in
 from tests.agents.house import House, a_house, said
 from tests.agents.stage import BOUND_S, Stage, a_ledger, a_stage
@@ -45,13 +45,13 @@ def used(result: Result | None) -> dict[str, float]:
 
 
 async def tree_of(house: House, view: TaskView) -> TreeNode:
-    return await grown(house.ledger, view.task.id, None)
+    return await read_tree(house.ledger, view.task.id, None)
 
 
-async def begin(house: House, agent_id: str) -> tuple[Ask, TaskView]:
+async def begin(house: House, agent_id: str) -> tuple[A2ARequest, TaskView]:
     agent = house.catalogue.agent(DEFAULT, agent_id)
     assert agent is not None
-    ask = Ask(caller=house.caller, agent=agent)
+    ask = A2ARequest(caller=house.caller, agent=agent)
     message = Message(message_id=Uuids()(), parts=(Text("go"),))
     return ask, await house.conversations.send(ask, SendMessage(message=message, blocking=False))
 
@@ -136,7 +136,7 @@ async def test_what_a_turn_had_used_is_kept_when_somebody_else_ends_it(tmp_path:
             await asyncio.wait_for(begun.wait(), BOUND_S)
             ended = await house.conversations.cancel(ask, CancelTask(task_id=view.task.id))
         else:
-            body = house.model(read_constitution({"id": "bot"}))
+            body = house.model(read_agent_definition({"id": "bot"}))
             assert body is not None
             house.crew.employ(house.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
             ended = await house.ask("bot", "go")
@@ -169,7 +169,7 @@ async def test_what_a_model_had_told_while_it_streams_is_kept(tmp_path: Path, ho
             await asyncio.wait_for(begun.wait(), BOUND_S)
             ended = await house.conversations.cancel(ask, CancelTask(task_id=view.task.id))
         else:
-            body = house.model(read_constitution({"id": "bot"}))
+            body = house.model(read_agent_definition({"id": "bot"}))
             assert body is not None
             house.crew.employ(house.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
             ended = await house.ask("bot", "go")

@@ -14,8 +14,8 @@ from covenant.agents.function import FunctionBody
 from covenant.agents.threads import LINES_MAX
 from covenant.ledger.log.engine import LogLedger
 from covenant.model.content import Json, Text
-from covenant.model.folding import TaskState
-from covenant.model.update import StatusUpdate
+from covenant.model.task_view import TaskState
+from covenant.model.task_event import StatusUpdate
 from tests.agents.house import a_house, function, said
 from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, statuses, told
 

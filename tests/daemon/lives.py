@@ -23,7 +23,7 @@ from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush
 from covenant.ledger.machine.states import DRAINED
 from covenant.ledger.machine.tenant_commands import RemoveAgent
 from covenant.ledger.machine.view import Limits
-from covenant.model.asking import PushConfig
+from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import Refusal
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId

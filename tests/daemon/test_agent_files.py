@@ -14,7 +14,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.log.homes import memory_ledger
 from covenant.ledger.machine.tenant_commands import AddTenant
 from covenant.model.errors import Invalid
-from covenant.model.tenant import DEFAULT, Tenant
+from covenant.model.tenants import DEFAULT, Tenant
 from covenant.seal.keys import new_private_key
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import OPERATOR

@@ -16,8 +16,8 @@ from covenant.daemon.logs import Log
 from covenant.daemon.outbound import open_outbound
 from covenant.ledger.log.homes import memory_ledger
 from covenant.model.errors import Invalid, NotFound
-from covenant.model.target import Target
-from covenant.model.tenant import DEFAULT
+from covenant.model.task import Target
+from covenant.model.tenants import DEFAULT
 from covenant.outbound.failures import AddressRefused, CallFailed
 from tests.agents.stage import now_ms
 from tests.outbound.dns_server import name_server

@@ -11,10 +11,10 @@ from covenant.daemon.settings import Settings
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.mcp.http import McpDoor
 from covenant.doors.metrics import Meter
-from covenant.exchange.limiter import Limiter
-from covenant.model.constitution import CatalogueAgent, Constitution
-from covenant.model.tenant import DEFAULT
-from covenant.model.tools import read_mcp_servers
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.model.agent_definition import CatalogueAgent, AgentDefinition
+from covenant.model.tenants import DEFAULT
+from covenant.model.mcp_servers import read_mcp_servers
 from covenant.seal.keys import new_private_key
 from tests.agents import mcp_server
 from tests.doors.a2a.stage import stage
@@ -27,7 +27,7 @@ async def test_cards_name_what_is_declared_and_then_what_a_server_really_has(tmp
     servers = dict(read_mcp_servers({"servers": {"small": small}}))
     cards = make_cards(Settings(home=tmp_path), new_private_key(), servers)
     tools = make_tools(servers, cards)
-    agent = CatalogueAgent(tenant=DEFAULT, constitution=Constitution(id="thinker", kind="model"))
+    agent = CatalogueAgent(tenant=DEFAULT, constitution=AgentDefinition(id="thinker", kind="model"))
     try:
         before = cards.card(agent, URL)
         assert cards.card(agent, URL) is before
@@ -45,7 +45,7 @@ async def test_cards_name_what_is_declared_and_then_what_a_server_really_has(tmp
 
 async def test_without_the_extra_the_door_says_how_to_get_it(tmp_path: Path) -> None:
     async with stage(tmp_path) as s:
-        gate = TenantGate(s.tenancy, Limiter(s.ledger.now_ms))
+        gate = TenantGate(s.tenancy, TenantLimiter(s.ledger.now_ms))
         # Nobody gets as far as the desk.
         door = McpDoor(None, gate, Meter(), version="1", body_bytes_max=1_000, present=False)  # type: ignore[arg-type]
         said: list[Message] = []

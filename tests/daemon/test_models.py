@@ -14,8 +14,8 @@ from covenant.agents.model import ModelBody
 from covenant.agents.playing import NoModelBody
 from covenant.daemon.models import Cast, Models
 from covenant.daemon.settings import ModelSettings
-from covenant.model.constitution import read_constitution
-from covenant.model.folding import TaskState
+from covenant.model.agent_definition import read_agent_definition
+from covenant.model.task_view import TaskState
 from covenant.model.result import ResultStatus
 from tests.agents.house import a_house, function, said, values
 from tests.agents.openai_server import Cut, Drip, Line, openai_server
@@ -88,7 +88,7 @@ async def test_the_key_comes_from_the_variable_that_the_settings_name(
 
 
 def agent(**more: Any) -> Any:
-    return read_constitution({"id": "bot", **more})
+    return read_agent_definition({"id": "bot", **more})
 
 
 def test_a_constitution_may_name_the_models_that_are_allowed_and_no_others() -> None:
@@ -186,7 +186,7 @@ async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays
             ("openai:other", "consult", "unasked"),
         ):
             agent_id = f"{model.partition(':')[2] or 'wise'}-{mode}"
-            constitution = read_constitution({"id": agent_id, "advisor": {"model": model, "mode": mode}})
+            constitution = read_agent_definition({"id": agent_id, "advisor": {"model": model, "mode": mode}})
             house.catalogue.add_resident("default", constitution, "code")
             house.crew.employ(house.catalogue.identity("default", agent_id), cast.body(constitution))
             assert told in said(await house.ask(agent_id, "go"))

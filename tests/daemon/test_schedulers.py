@@ -11,14 +11,14 @@ import pytest
 from covenant.daemon.logs import Log
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Sweeper
-from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
-from covenant.exchange.principal import Principal
-from covenant.exchange.registry import Registry, operator_agent
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import memory_ledger, open_ledger
-from covenant.model.ages import STEP_MS
+from covenant.model.clock_steps import STEP_MS
 from covenant.model.errors import CovenantError, Unavailable
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.repair import RetryPolicy
@@ -49,7 +49,7 @@ class Clocks:
 class Town:
     """An operator who may send to bob, on a ledger in memory."""
 
-    def __init__(self, ledger: LogLedger, clocks: Clocks, operator: Principal, registry: Registry) -> None:
+    def __init__(self, ledger: LogLedger, clocks: Clocks, operator: Principal, registry: IdentityAdmin) -> None:
         self.ledger = ledger
         self.clocks = clocks
         self.operator = operator
@@ -85,7 +85,7 @@ async def town() -> AsyncIterator[Town]:
     operator = operator_agent(OPERATOR_DISPLAY, key)
     saved: list[str] = []
     principal = await admit_operator(ledger, operator, new_token(), saved.append)
-    registry = Registry(ledger, Doorkeeper(ledger, operator), operator, key, saved.append)
+    registry = IdentityAdmin(ledger, IdentityAuth(ledger, operator), operator, key, saved.append)
     await registry.grant(principal, "a2a.send.bob@host")
     yield Town(ledger, clocks, principal, registry)
     await ledger.close()

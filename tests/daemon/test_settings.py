@@ -10,7 +10,7 @@ from covenant.daemon.loading import FILE_NAME, Entry, entries, load, rows
 from covenant.daemon.setting import address
 from covenant.daemon.settings import DelegationSettings, LimitSettings, Settings, TenantSettings
 from covenant.doors.waiting import WAITS_MAX, WAITS_PER_CALLER_MAX
-from covenant.exchange.conversation import ConversationLimits
+from covenant.exchange.a2a_service import A2ALimits
 from covenant.exchange.delegation import DelegationLimits
 from covenant.exchange.mailbox import MailboxLimits
 from covenant.exchange.simple import SimpleLimits
@@ -205,7 +205,7 @@ def test_the_limits_of_delegation_have_the_same_defaults_as_their_settings() -> 
     theirs = {part.name: part.default for part in msgspec.structs.fields(DelegationLimits)}
     del ours["remote_concurrency"], theirs["message_bytes_max"]
     assert ours == theirs
-    assert {MailboxLimits().depth_max, ConversationLimits().depth_max, SimpleLimits().depth_max} == {ours["depth_max"]}
+    assert {MailboxLimits().depth_max, A2ALimits().depth_max, SimpleLimits().depth_max} == {ours["depth_max"]}
 
 
 def test_the_retry_policy_has_the_same_defaults_as_its_settings(tmp_path: Path) -> None:

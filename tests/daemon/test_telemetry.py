@@ -21,7 +21,7 @@ from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.settings import TelemetrySettings
 from covenant.daemon.telemetry import OtelTracer, open_tracer
 from covenant.model.ids import TaskId
-from covenant.model.step import Began
+from covenant.model.task_event import Began
 from covenant.model.tracing import OFF
 from tests.doors.a2a.stage import Scenery, Stage, stage
 

@@ -12,7 +12,7 @@ from mcp import Client, StdioServerParameters
 
 from covenant.doors.mcp.http import PATH
 from covenant.doors.mcp.tools import BY_NAME
-from covenant.model.tools import read_mcp_servers
+from covenant.model.mcp_servers import read_mcp_servers
 from tests.cli.daemons import COVENANT, covenant, environment
 from tests.doors.mcp.daemon import start
 

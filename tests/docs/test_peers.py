@@ -7,10 +7,10 @@ from typing import get_args
 
 import msgspec
 
-from covenant.model.delegating import TRANSITIONS, Role, State
-from covenant.model.delegation import RejectCode
+from covenant.model.peers.delegation import DELEGATION_TRANSITIONS, DelegationRole, DelegationState
+from covenant.model.peers.delegation_messages import RejectCode
 from covenant.model.ids import base58
-from covenant.model.peer import SUITE, Prekey
+from covenant.model.peers.instance import SUITE, Prekey
 from covenant.seal.envelope import Code, Header, open_
 from covenant.seal.identity import PREKEY_LIFE_MS, Identity, PrivatePrekey
 from covenant.wire.peers import TYPES
@@ -72,12 +72,12 @@ def test_every_reason_to_reject_is_listed() -> None:
 def test_the_table_of_states_is_the_table() -> None:
     rows = re.findall(r"^\| (requester|provider) \| (\S+) \| (.*) \| (\S+) \|$", PEERS, re.MULTILINE)
     listed = {
-        (Role(role), None if before == "–" else State(before), happening.strip("`")): State(after)
+        (DelegationRole(role), None if before == "–" else DelegationState(before), happening.strip("`")): DelegationState(after)
         for role, before, happenings, after in rows
         for happening in happenings.split(", ")
     }
     assert listed == {
         (role, before, happening): after
-        for role, table in TRANSITIONS.items()
+        for role, table in DELEGATION_TRANSITIONS.items()
         for (before, happening), after in table.items()
     }

@@ -3,17 +3,17 @@
 from covenant.doors import peer_answers as p
 from covenant.doors.answers import Answer
 from covenant.ledger.contract import TreeNode
-from covenant.model.acquaintance import Capabilities, Peer, PeerLimits
-from covenant.model.correspondence import Delegation, LoggedMessage
-from covenant.model.delegating import Role, State
-from covenant.model.delegation import Profile, Proof, TokenUsage
+from covenant.model.peers.peer_record import PeerCapabilities, Peer, PeerLimits
+from covenant.model.peers.delegation import Delegation, LoggedMessage
+from covenant.model.peers.delegation import DelegationRole, DelegationState
+from covenant.model.peers.delegation_messages import Profile, Proof, TokenUsage
 from covenant.model.ids import TaskId
-from covenant.model.peer import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, Trust
 from covenant.wire.operator_requests import PendingMessages
 
 ID = InstanceId("frd1_" + "a" * 40)
 PROFILE = Profile(name="coder", description="writes", max_token_budget=9)
-KNOWN = Capabilities(
+KNOWN = PeerCapabilities(
     profiles=(PROFILE,),
     versions=(2,),
     active_delegations=1,
@@ -40,12 +40,12 @@ PEER = p.PeerShown.of(
 )
 DELEGATION = p.DelegationShown.of(
     Delegation(
-        role=Role.REQUESTER,
+        role=DelegationRole.REQUESTER,
         peer=ID,
         offer_id="o-1",
         task_id=TaskId("t-1"),
         profile="coder",
-        state=State.RUNNING,
+        state=DelegationState.RUNNING,
         budget=9,
         timeout_ms=8,
         delegation_id="d-1",

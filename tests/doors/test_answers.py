@@ -5,15 +5,15 @@ import pytest
 
 from covenant.doors import answers as a
 from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
-from covenant.model.audit import AuditReport
-from covenant.model.constitution import Advisor, CatalogueAgent, Constitution
+from covenant.model.audit_chain import AuditReport
+from covenant.model.agent_definition import Advisor, CatalogueAgent, AgentDefinition
 from covenant.model.content import Json, Text
 from covenant.model.errors import OverLimit
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.repair import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
 from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.task import DuplicateSafety, Idempotency, Task
-from covenant.model.tenant import TenantLimits
+from covenant.model.tenants import TenantLimits
 from tests.doors.peer_golden import GOLDEN as PEER_GOLDEN
 
 T, T2, L = TaskId("t-1"), TaskId("t-2"), LeaseId("l-1")
@@ -62,7 +62,7 @@ TENANT_JSON = (
 AGENT = a.AgentShown.of(
     CatalogueAgent(
         tenant="acme",
-        constitution=Constitution(id="bob", role="r", advisor=Advisor(model="m")),
+        constitution=AgentDefinition(id="bob", role="r", advisor=Advisor(model="m")),
         created_at_ms=1,
         updated_at_ms=2,
     )

@@ -15,7 +15,7 @@ from covenant.doors.http.call import Call
 from covenant.doors.http.hosts import Hosts, as_host
 from covenant.doors.http.origins import Origins
 from covenant.doors.operation import Office, Operation
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import Principal
 from covenant.wire.mailbox import EmptyRequest
 from tests.doors.clients import Http, HttpConnection, Reply
 from tests.doors.world import World, new_task, open_world

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from covenant.model.tenant import TenantLimits
+from covenant.model.tenants import TenantLimits
 from tests.doors.clients import Http, Reply
 from tests.doors.world import World, open_world
 

@@ -9,7 +9,7 @@ import pytest
 
 from covenant.doors.peers import OPERATIONS
 from covenant.doors.table import BY_KIND
-from covenant.model.delegation import Offer
+from covenant.model.peers.delegation_messages import DelegationOffer
 from covenant.wire.ipc_frames import canonical_kind
 from tests.doors.clients import Http, Ipc
 from tests.doors.speakers import HttpSpeaker, Told
@@ -111,7 +111,7 @@ async def test_a_delegation_can_be_made_followed_and_proven(door: Door, peer: Ac
     begun = await door.ask("delegate", task="find it", profile="researcher", peerId=peer.name)
     assert (begun["kind"], begun["peerId"], begun["remote"]) == ("delegated", peer.id, True)
     made = begun["delegationId"]
-    offer = peer.until(Offer, lambda it: it.offer_id == made)
+    offer = peer.until(DelegationOffer, lambda it: it.offer_id == made)
     peer.accept(door.node, offer)
     peer.say(door.node, peer.result(offer, door.node.id))
     door.node.ended(made)

@@ -7,8 +7,8 @@ import pytest
 
 from covenant.doors.http import tenant
 from covenant.doors.http.tenant import TenantGate
-from covenant.exchange.limiter import Limiter
-from covenant.model.tenant import DEFAULT, TenantLimits
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.doors.clients import HttpConnection
 from tests.doors.world import World, now_ms
 
@@ -29,7 +29,7 @@ CHANGES: dict[str, Change] = {
 
 
 def gate_of(world: World) -> TenantGate:
-    return TenantGate(world.tenancy, Limiter(now_ms))
+    return TenantGate(world.tenancy, TenantLimiter(now_ms))
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

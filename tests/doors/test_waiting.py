@@ -9,7 +9,7 @@ import pytest
 
 from covenant.doors.mailbox import drain_waiting, take_waiting
 from covenant.doors.waiting import CallerGoneError, Pause, Waits
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import Principal
 from covenant.model.errors import OverLimit, Refusal, Unavailable
 from covenant.wire.mailbox import ReceiveRequest, DrainRequest
 from tests.doors.clients import HttpConnection

@@ -23,17 +23,17 @@ from covenant.doors.native import agents as native_agents
 from covenant.doors.operation import Office
 from covenant.doors.waiting import Pause, Waits
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.limiter import Limiter
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
-from covenant.exchange.principal import Principal
-from covenant.exchange.registry import Registry, operator_agent
-from covenant.exchange.tenancy import Tenancy
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.identities import IdentityAdmin, operator_agent
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.view import Limits
 from covenant.model.ids import AgentId
-from covenant.model.tenant import TenantLimits
+from covenant.model.tenants import TenantLimits
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
 
@@ -46,7 +46,7 @@ BOUND_S: Final = 20.0
 class WatchedWaits(Waits):
     """Tells a test when waits begin and end."""
 
-    def __init__(self, doorkeeper: Doorkeeper) -> None:
+    def __init__(self, doorkeeper: IdentityAuth) -> None:
         super().__init__(doorkeeper)
         self._count = 0
         self._changed = asyncio.Condition()
@@ -86,11 +86,11 @@ class Actor:
 class World:
     ledger: Ledger
     exchange: MailboxExchange
-    registry: Registry
-    tenancy: Tenancy
+    registry: IdentityAdmin
+    tenancy: TenantAccess
     catalogue: Catalogue
-    limiter: Limiter
-    doorkeeper: Doorkeeper
+    limiter: TenantLimiter
+    doorkeeper: IdentityAuth
     waits: WatchedWaits
     meter: Meter
     door: HttpDoor
@@ -168,13 +168,13 @@ async def _open_doors(
     operator = operator_agent("operator@test", key)
     saved: list[str] = []
     await admit_operator(ledger, operator, token, saved.append)
-    doorkeeper = Doorkeeper(ledger, operator)
+    doorkeeper = IdentityAuth(ledger, operator)
     exchange = MailboxExchange(ledger, operator, limits)
     catalogue = Catalogue(ledger, key)
-    registry = Registry(ledger, doorkeeper, operator, key, saved.append, seat=catalogue.seat)
-    tenancy = Tenancy(ledger, operator, doorkeeper)
+    registry = IdentityAdmin(ledger, doorkeeper, operator, key, saved.append, seat=catalogue.seat)
+    tenancy = TenantAccess(ledger, operator, doorkeeper)
     await tenancy.open()
-    limiter = Limiter(now_ms, options.pop("tenant_limits", None))
+    limiter = TenantLimiter(now_ms, options.pop("tenant_limits", None))
     waits, meter = WatchedWaits(doorkeeper), Meter()
     parts: dict[str, Any] = {
         "exchange": exchange,

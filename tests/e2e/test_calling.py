@@ -6,8 +6,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from covenant import connect, simple
-from covenant.model.folding import TaskState
-from covenant.model.remote import RemoteArtifact
+from covenant.model.task_view import TaskState
+from covenant.model.task_view import RemoteArtifact
 from tests.cli.daemons import Daemon
 from tests.e2e.test_simple import agent_file
 

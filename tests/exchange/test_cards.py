@@ -10,18 +10,18 @@ from covenant.exchange.cards import (
     LIMITS_URI,
     Anonymous,
     Cards,
-    Offer,
+    CardFeatures,
     admits_anonymous,
     agent_card,
     stub_card,
 )
 from covenant.exchange.skills import CAPABILITIES, tool_tags, tool_title
-from covenant.exchange.tenancy import Caller
-from covenant.model.card import Provider
-from covenant.model.constitution import INDEX_CONSTITUTION, CatalogueAgent, Source, read_constitution
+from covenant.exchange.access.tenants import Caller
+from covenant.model.agent_card import Provider
+from covenant.model.agent_definition import INDEX_DEFINITION, CatalogueAgent, AgentSource, read_agent_definition
 from covenant.model.errors import Invalid
-from covenant.model.tenant import Tenant, TenantLimits
-from covenant.model.tools import Tool, read_mcp_servers, tools_of
+from covenant.model.tenants import Tenant, TenantLimits
+from covenant.model.mcp_servers import Tool, read_mcp_servers, tools_of
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key
 from covenant.wire.a2a.card_codec import card_fields
@@ -30,16 +30,16 @@ BASE = "https://agents.example"
 TOOLS = (Tool("github", "corvid_github_list_prs"), Tool("web", "web_search", "Looks it up"), Tool("web", "fetch"))
 
 
-def agent(source: Source = "stored", updated_at_ms: int = 17, **fields: Any) -> CatalogueAgent:
-    constitution = read_constitution({"id": "summarizer", **fields})
+def agent(source: AgentSource = "stored", updated_at_ms: int = 17, **fields: Any) -> CatalogueAgent:
+    constitution = read_agent_definition({"id": "summarizer", **fields})
     return CatalogueAgent(tenant="default", constitution=constitution, updated_at_ms=updated_at_ms, source=source)
 
 
-INDEX = CatalogueAgent(tenant="default", constitution=INDEX_CONSTITUTION, source="builtin")
+INDEX = CatalogueAgent(tenant="default", constitution=INDEX_DEFINITION, source="builtin")
 
 
 def ids(found: CatalogueAgent, tools: tuple[Tool, ...] = ()) -> list[str]:
-    return [skill.id for skill in agent_card(found, BASE, Offer(tools=tools)).skills]
+    return [skill.id for skill in agent_card(found, BASE, CardFeatures(tools=tools)).skills]
 
 
 def test_an_agent_without_a_name_is_called_by_its_id() -> None:
@@ -67,7 +67,7 @@ def test_the_version_of_a_stored_agent_is_when_it_was_updated_and_the_master_say
 
 
 @pytest.mark.parametrize("source", ["code", "file"])
-def test_the_version_of_a_declared_agent_changes_with_its_text_and_not_with_a_start(source: Source) -> None:
+def test_the_version_of_a_declared_agent_changes_with_its_text_and_not_with_a_start(source: AgentSource) -> None:
     first = agent_card(agent(source, 1, role="reader"), BASE).version
     assert agent_card(agent(source, 2, role="reader"), BASE).version == first
     assert agent_card(agent(source, 1, role="writer"), BASE).version != first
@@ -88,7 +88,7 @@ def test_the_urls_are_those_of_the_agent_under_the_base_url() -> None:
 def test_grpc_is_named_with_the_agent_as_its_tenant_where_it_is_on(base: str, address: str) -> None:
     (found,) = [
         one
-        for one in agent_card(agent(), base, Offer(grpc_port=8431)).supported_interfaces
+        for one in agent_card(agent(), base, CardFeatures(grpc_port=8431)).supported_interfaces
         if one.protocol_binding == "GRPC"
     ]
     assert (found.url, found.tenant, found.protocol_version) == (address, "summarizer", "1.0")
@@ -109,14 +109,14 @@ def test_what_is_switched_on_is_said_and_nothing_else() -> None:
     assert (plain.capabilities.push_notifications, plain.provider, plain.documentation_url) == (False, None, None)
     provider = Provider(organization="Example", url="https://example.com")
     offered = agent_card(
-        agent(), BASE, Offer(provider=provider, documentation_url="https://docs.example", push_notifications=True)
+        agent(), BASE, CardFeatures(provider=provider, documentation_url="https://docs.example", push_notifications=True)
     )
     assert offered.capabilities.push_notifications
     assert (offered.provider, offered.documentation_url) == (provider, "https://docs.example")
 
 
 def test_a_provider_without_a_url_has_that_of_the_daemon() -> None:
-    card = agent_card(agent(), BASE, Offer(provider=Provider(organization="Example", url="")))
+    card = agent_card(agent(), BASE, CardFeatures(provider=Provider(organization="Example", url="")))
     assert card.provider == Provider(organization="Example", url=BASE)
 
 
@@ -202,7 +202,7 @@ def test_tools_of_one_name_are_told_apart_by_their_server() -> None:
 
 
 def test_a_tool_is_described_by_its_server_or_by_its_name() -> None:
-    skills = {skill.id: skill for skill in agent_card(agent(), BASE, Offer(tools=TOOLS)).skills}
+    skills = {skill.id: skill for skill in agent_card(agent(), BASE, CardFeatures(tools=TOOLS)).skills}
     assert skills["web_search"].description == "Looks it up"
     assert skills["fetch"].description == "Tool: fetch"
     assert skills["fetch"].input_modes == ("application/json",)
@@ -301,7 +301,7 @@ class CountingSigner(CardSigner):
 
 def test_a_card_is_signed_once_for_each_version_of_its_agent() -> None:
     signer = CountingSigner(new_private_key())
-    cards = Cards(Offer(), signer)
+    cards = Cards(CardFeatures(), signer)
     first = cards.card(agent(updated_at_ms=1), BASE)
     assert cards.card(agent(updated_at_ms=1), BASE) is first
     assert signer.count == 1
@@ -311,7 +311,7 @@ def test_a_card_is_signed_once_for_each_version_of_its_agent() -> None:
 
 
 def test_equally_named_agents_of_two_tenants_have_cards_of_their_own() -> None:
-    cards = Cards(Offer(), CardSigner(new_private_key()))
+    cards = Cards(CardFeatures(), CardSigner(new_private_key()))
     mine, theirs = (
         msgspec.structs.replace(agent(role=role), tenant=tenant) for role, tenant in (("a", "mine"), ("b", "theirs"))
     )
@@ -319,7 +319,7 @@ def test_equally_named_agents_of_two_tenants_have_cards_of_their_own() -> None:
 
 
 def test_no_more_cards_are_kept_than_the_limit() -> None:
-    cards = Cards(Offer())
+    cards = Cards(CardFeatures())
     found = agent()
     for number in range(CARDS_KEPT_MAX + 10):
         cards.card(found, f"http://host-{number}")
@@ -331,7 +331,7 @@ def caller(**limits: int) -> Caller:
 
 
 def test_the_extended_card_says_what_its_caller_may_use() -> None:
-    cards = Cards(Offer(), CardSigner(new_private_key()))
+    cards = Cards(CardFeatures(), CardSigner(new_private_key()))
     found = agent(timeout_ms=60_000, extensions=["urn:x"])
     required, told = cards.extended_card(caller(concurrency=4, rate_per_min=60), found, BASE).capabilities.extensions
     assert required.uri == "urn:x"
@@ -341,18 +341,18 @@ def test_the_extended_card_says_what_its_caller_may_use() -> None:
 
 
 def test_the_extended_card_of_a_caller_without_limits_has_no_more_than_the_card() -> None:
-    cards = Cards(Offer())
+    cards = Cards(CardFeatures())
     assert cards.extended_card(caller(), agent(), BASE) == cards.card(agent(), BASE)
 
 
 def test_without_a_signer_cards_are_unsigned_and_there_are_no_keys() -> None:
-    cards = Cards(Offer())
+    cards = Cards(CardFeatures())
     assert cards.card(agent(), BASE).signatures == ()
     assert cards.key_set() == {"keys": []}
 
 
 def test_a_card_that_needs_no_token_says_so() -> None:
-    cards = Cards(Offer())
+    cards = Cards(CardFeatures())
     assert cards.card(agent(), BASE, token_needed=False).security_requirements == ()
     assert cards.card(agent(), BASE).security_requirements != ()
 
@@ -400,22 +400,22 @@ EVERYTHING = frozenset({"/agent", "/parallel", "/a2a", "/mcp", "/fetch", "/mem",
 def test_a_model_agents_card_says_what_it_may_use_of_what_there_is(
     capabilities: list[str], abilities: set[str], found: str
 ) -> None:
-    offer = Offer(abilities=frozenset(abilities))
+    offer = CardFeatures(abilities=frozenset(abilities))
     skills = agent_card(agent(capabilities=capabilities), BASE, offer).skills
     assert [skill.id for skill in skills] == ["chat", *found.split()]
 
 
 def test_tools_are_skills_only_where_models_can_call_them() -> None:
     with_mcp, without = (
-        Offer(tools=TOOLS, abilities=frozenset({"/mcp"})),
-        Offer(tools=TOOLS, abilities=frozenset({"/mem"})),
+        CardFeatures(tools=TOOLS, abilities=frozenset({"/mcp"})),
+        CardFeatures(tools=TOOLS, abilities=frozenset({"/mem"})),
     )
     assert len(agent_card(agent(), BASE, with_mcp).skills) == 2 + len(TOOLS)
     assert [skill.id for skill in agent_card(agent(), BASE, without).skills] == ["chat", "memory"]
 
 
 def test_without_a_model_only_the_master_and_agents_of_other_kinds_have_skills() -> None:
-    nothing = Offer(tools=TOOLS, abilities=frozenset())
+    nothing = CardFeatures(tools=TOOLS, abilities=frozenset())
     assert [skill.id for skill in agent_card(INDEX, BASE, nothing).skills] == ["chat", "delegate"]
     assert agent_card(agent(skills=["think"], capabilities=["/mem"]), BASE, nothing).skills == ()
     assert [skill.id for skill in agent_card(agent(kind="worker", skills=["dig"]), BASE, nothing).skills] == [
@@ -425,7 +425,7 @@ def test_without_a_model_only_the_master_and_agents_of_other_kinds_have_skills()
 
 
 def test_registered_remote_agents_are_for_the_first_tenant_alone() -> None:
-    offer, found = Offer(abilities=frozenset({"/a2a", "/mem"})), agent()
+    offer, found = CardFeatures(abilities=frozenset({"/a2a", "/mem"})), agent()
     assert [skill.id for skill in agent_card(found, BASE, offer).skills] == ["chat", "remote-agents", "memory"]
     foreign = msgspec.structs.replace(found, tenant="acme")
     assert [skill.id for skill in agent_card(foreign, BASE, offer).skills] == ["chat", "memory"]

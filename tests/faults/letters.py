@@ -28,11 +28,11 @@ from covenant.ledger.machine.peer_commands import (
     SucceedPeer,
     Tell,
 )
-from covenant.model.correspondence import DelegationKey
-from covenant.model.delegating import Role
+from covenant.model.peers.delegation import DelegationKey
+from covenant.model.peers.delegation import DelegationRole
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
-from covenant.model.peer import KeyBundle, Trust
+from covenant.model.peers.instance import KeyBundle, Trust
 from covenant.model.task import Task, fingerprint
 from covenant.seal.identity import Identity
 from tests.faults.facts import Told
@@ -73,7 +73,7 @@ def keys_of(number: int) -> KeyBundle:
 
 def offered(number: int, jti: str, peer: int = 1) -> Hear:
     """A peer offers us work, and we begin it."""
-    key, work = key_of(number, role=Role.PROVIDER, peer=peer), make_task(50 + number, recipient=CAROL)
+    key, work = key_of(number, role=DelegationRole.PROVIDER, peer=peer), make_task(50 + number, recipient=CAROL)
     return Hear(
         envelope=envelope(jti, seq=1, peer=peer),
         key=key,
@@ -89,7 +89,7 @@ def told(key: DelegationKey, *happenings: str, typ: str, latest: bool = False, *
     return Tell(key=key, happenings=happenings, changes=Changes(**changes), said=words)
 
 
-OURS: Final = key_of(2, role=Role.PROVIDER)
+OURS: Final = key_of(2, role=DelegationRole.PROVIDER)
 STATUS: Final = "delegation_status"
 FIRST: Final[Sequence[Command[Any]]] = (
     add(1, keys=None),
@@ -122,8 +122,8 @@ SECOND: Final[Sequence[Command[Any]]] = (
 )
 THIRD: Final[Sequence[Command[Any]]] = (
     MoveParcels(moves=(delivered(3, OURS), delivered(2))),
-    told(key_of(4, role=Role.PROVIDER, peer=4), "result_failed", typ="delegation_result", code="no"),
-    MoveParcels(moves=(delivered(9, key_of(4, role=Role.PROVIDER, peer=4)),)),
+    told(key_of(4, role=DelegationRole.PROVIDER, peer=4), "result_failed", typ="delegation_result", code="no"),
+    MoveParcels(moves=(delivered(9, key_of(4, role=DelegationRole.PROVIDER, peer=4)),)),
     RemovePeer(id=id_of(4), by=OPERATOR),
     Hear(envelope=envelope("last")),
 )
@@ -144,7 +144,7 @@ def picture(ledger: Ledger) -> dict[str, Any]:
     return {
         "peers": tuple(ledger.peers()),
         "delegations": tuple(ledger.delegations()),
-        "live": [{each.key for each in ledger.delegations_live(role)} for role in Role],
+        "live": [{each.key for each in ledger.delegations_live(role)} for role in DelegationRole],
         "parcels": [tuple(ledger.parcels(id_of(number))) for number in PEERS],
         "addressees": sorted(ledger.addressees()),
         "envelopes": [ledger.envelope_taken(each.sender, each.jti) for _, each in TAKEN],

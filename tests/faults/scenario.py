@@ -19,7 +19,7 @@ from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.storage import CompactionFailed
 from covenant.ledger.machine.commands import Enroll, LeasedTask
 from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush
-from covenant.model.asking import PushConfig
+from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import Forbidden, HomeUnusable, Refusal, Unavailable
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from covenant.model.content import Json, Text
-from covenant.model.delegation import DelegationResult
+from covenant.model.peers.delegation_messages import DelegationResult
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.daemons import Node, call, world
 from tests.places import short_folder

@@ -17,11 +17,11 @@ from covenant.agents.master import ASKING, ROUTE
 from covenant.agents.model import ADVISOR
 from covenant.doors.a2a.grpc_stream import GENERATION
 from covenant.exchange.delegation import REMOTE
-from covenant.exchange.messages import IDEMPOTENCY
-from covenant.exchange.runs import INLINE
-from covenant.exchange.threads import ABOUT
-from covenant.model.correspondence import ARTIFACT, PROOF, TERMS
-from covenant.model.metadata import is_reserved
+from covenant.exchange.tasks.builder import IDEMPOTENCY
+from covenant.exchange.native import INLINE
+from covenant.exchange.conversations import ABOUT
+from covenant.model.peers.delegation import ARTIFACT, PROOF, TERMS
+from covenant.model.sanitizer import is_reserved
 from covenant.wire.a2a.v03.parts import FILENAME, MEDIA_TYPE
 from covenant.wire.call_headers import MEMBERS
 from tests.cli.daemons import Daemon

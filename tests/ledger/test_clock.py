@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from covenant.ledger.clock import PAUSE_MS, STEPS_KEPT, Clock
-from covenant.model.ages import STEADY, STEP_MS, Ages, ClockStep
+from covenant.model.clock_steps import STEADY, STEP_MS, Ages, ClockStep
 from tests.ledger_contract.fake_clock import FakeClock
 
 DAY_MS = 86_400_000

@@ -8,7 +8,7 @@ from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
 from covenant.model.task import Task
-from covenant.model.tenant import Tenant, TenantLimits
+from covenant.model.tenants import Tenant, TenantLimits
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.durability import Restart, RestartSuite
 from tests.ledger_contract.engine import Engine

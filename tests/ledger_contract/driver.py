@@ -36,11 +36,11 @@ from covenant.ledger.machine.entry import Entry
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.repair import ForceError, Posture, RepairOutcome, Requeue, RetryPolicy, RetryReport
 from covenant.model.result import Result
 from covenant.model.task import Task, fingerprint
-from covenant.model.update import MessageUpdate, StatusUpdate, Update
+from covenant.model.task_event import MessageUpdate, StatusUpdate, Update
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import ALICE, BOB, OPERATOR
 

@@ -7,7 +7,7 @@ import msgspec
 from covenant.ledger.machine.commands import Accept
 from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush, RetryPush
 from covenant.ledger.machine.view import Limits
-from covenant.model.asking import PushAuthentication, PushConfig
+from covenant.model.a2a_requests import PushAuthentication, PushConfig
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.push import Push, move_of
 from covenant.model.task import Task, fingerprint

@@ -7,8 +7,8 @@ import asyncio
 from covenant.ledger.machine.commands import Enroll
 from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant, PutAgent, RemoveAgent, RotateTenant
 from covenant.ledger.machine.view import Limits
-from covenant.model.constitution import Advisor, CatalogueAgent, Constitution, Skill
-from covenant.model.tenant import Tenant, TenantLimits
+from covenant.model.agent_definition import Advisor, CatalogueAgent, AgentDefinition, Skill
+from covenant.model.tenants import Tenant, TenantLimits
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.durability import Restart, RestartSuite
 from tests.ledger_contract.engine import Engine
@@ -30,9 +30,9 @@ async def rotate_tenant(driver: LedgerDriver, name: str, token: str) -> Tenant:
 
 
 async def put_agent(
-    driver: LedgerDriver, tenant: str, constitution: Constitution | str, *, replace: bool = False
+    driver: LedgerDriver, tenant: str, constitution: AgentDefinition | str, *, replace: bool = False
 ) -> CatalogueAgent:
-    made = Constitution(id=constitution) if isinstance(constitution, str) else constitution
+    made = AgentDefinition(id=constitution) if isinstance(constitution, str) else constitution
     identity = agent(f"{made.id}@{tenant}")
     return await driver.ledger.commit(
         PutAgent(by=OPERATOR, tenant=tenant, constitution=made, identity=identity, replace=replace)
@@ -109,7 +109,7 @@ class TenantSuite(Suite):
     async def test_an_agent_belongs_to_its_tenant_alone(self, driver: LedgerDriver) -> None:
         await add_tenant(driver, "acme")
         await add_tenant(driver, "other")
-        stored = await put_agent(driver, "acme", Constitution(id="writer", goal="write"))
+        stored = await put_agent(driver, "acme", AgentDefinition(id="writer", goal="write"))
         assert driver.ledger.agent("acme", "writer") == stored
         assert driver.ledger.agent("other", "writer") is None
         assert driver.ledger.agents("other") == ()
@@ -125,8 +125,8 @@ class TenantSuite(Suite):
         driver.clock.advance(1_000)
         await put_agent(driver, "acme", "reader")
         with refused("agent_exists", 409):
-            await put_agent(driver, "acme", Constitution(id="writer", goal="other"))
-        replaced = await put_agent(driver, "acme", Constitution(id="writer", goal="other"), replace=True)
+            await put_agent(driver, "acme", AgentDefinition(id="writer", goal="other"))
+        replaced = await put_agent(driver, "acme", AgentDefinition(id="writer", goal="other"), replace=True)
         assert replaced.constitution.goal == "other"
         assert replaced.created_at_ms == first.created_at_ms
         assert replaced.updated_at_ms == driver.clock()
@@ -176,7 +176,7 @@ class TenantDurabilitySuite(RestartSuite):
             await add_tenant(driver, name)
         await driver.ledger.commit(ChangeTenant(by=OPERATOR, name="other", disabled=True))
         await rotate_tenant(driver, "acme", "new")
-        constitution = Constitution(
+        constitution = AgentDefinition(
             id="writer",
             kind="process",
             command=("write", "--all"),
@@ -189,7 +189,7 @@ class TenantDurabilitySuite(RestartSuite):
         await put_agent(driver, "acme", "reader")
         await put_agent(driver, "acme", "gone")
         await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant="acme", agent_id="gone"))
-        await put_agent(driver, "acme", Constitution(id="writer", goal="write"), replace=True)
+        await put_agent(driver, "acme", AgentDefinition(id="writer", goal="write"), replace=True)
         await put_agent(driver, "acme", constitution, replace=True)
         tenants, agents = await driver.ledger.tenants(), driver.ledger.agents("acme")
         for again in range(3):

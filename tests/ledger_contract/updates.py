@@ -10,7 +10,7 @@ from covenant.ledger.contract import UpdateRecord
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
-from covenant.model.update import ArtifactUpdate, Interruption, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, Interruption, StatusUpdate
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
 from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.samples import BOB, CAROL, make_task, ok, same_work, task_id

@@ -12,13 +12,13 @@ from covenant.daemon.environment import now_ms
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Accept, Advance, LeasedTask, Starter
 from covenant.ledger.machine.push_commands import PutPush
-from covenant.model.asking import PushConfig
+from covenant.model.a2a_requests import PushConfig
 from covenant.model.content import Text
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.push import Push
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import Task, fingerprint
-from covenant.model.update import ArtifactUpdate, StatusUpdate, Update
+from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
 from covenant.outbound.pushing import PushLimits, PushRunner
 from covenant.outbound.webhook import Webhooks
 from covenant.seal.keys import new_private_key

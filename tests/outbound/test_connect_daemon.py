@@ -10,10 +10,10 @@ import pytest
 from covenant.agents.authoring import Agent, Turn
 from covenant.daemon.connecting import Connecting, Options, connect, open_card
 from covenant.model.content import Json, Text
-from covenant.model.folding import TaskState
-from covenant.model.hop import Hop
-from covenant.model.remote import RemoteArtifact
-from covenant.model.remote_card import Way
+from covenant.model.task_view import TaskState
+from covenant.model.call_context import Hop
+from covenant.model.task_view import RemoteArtifact
+from covenant.model.agent_card import RemoteInterface
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.remote import Manners, Remote
@@ -63,7 +63,7 @@ every_way = pytest.mark.parametrize("way", WAYS, ids=" ".join)
 def by(way: tuple[str, str], fetching: Fetcher, url: str, token: str) -> Remote:
     """Called in this way, whatever its card prefers."""
     binding, version = way
-    ways = [Way(url=url, binding=binding, version=version)]
+    ways = [RemoteInterface(url=url, binding=binding, version=version)]
     return Remote(ways, fetching, Credentials(url, token=token), manners=Manners(poll_s=0.02, timeout_s=20.0))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from covenant.daemon.connecting import connect
-from covenant.model.folding import TaskState
-from covenant.model.remote import RemoteArtifact
+from covenant.model.task_view import TaskState
+from covenant.model.task_view import RemoteArtifact
 from covenant.outbound.failures import AddressRefused, CallFailed
 from covenant.outbound.remote_errors import NoCard, OutcomeUnknown, RemoteRefused, RemoteTimedOut
 from covenant.wire.a2a.card_codec import BadCard

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from covenant.daemon.connecting import Connecting, connect
-from covenant.model.folding import TaskState
-from covenant.model.remote import RemoteArtifact, RemoteTask
+from covenant.model.task_view import TaskState
+from covenant.model.task_view import RemoteArtifact, RemoteTask
 from covenant.outbound.failures import AddressRefused
 from covenant.outbound.remote import RemoteStream
 from covenant.outbound.remote_errors import RemoteTimedOut

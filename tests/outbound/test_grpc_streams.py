@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from covenant.agents.authoring import Agent, Turn
-from covenant.model.folding import TaskState
-from covenant.model.remote import RemoteArtifact, RemoteStatus
-from covenant.model.remote_card import Way
+from covenant.model.task_view import TaskState
+from covenant.model.task_view import RemoteArtifact, RemoteStatus
+from covenant.model.agent_card import RemoteInterface
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.remote import Manners, Remote
 from tests.doors.a2a.grpc_stage import grpc_stage
@@ -30,7 +30,7 @@ async def test_a_stream_goes_on_after_the_last_number_that_it_told(tmp_path: Pat
 
     async with grpc_stage(tmp_path, counter) as scene, wire_to(scene.server.port) as wire, fetcher(HERE) as calls:
         url = f"http://127.0.0.1:{wire.port}"
-        ways = [Way(url=url, binding="GRPC", version="1.0", tenant="counter")]
+        ways = [RemoteInterface(url=url, binding="GRPC", version="1.0", tenant="counter")]
         credentials = Credentials(url, token=scene.http.token)
         remote = Remote(ways, calls, credentials, manners=Manners(poll_s=0.02, timeout_s=20.0))
         stream = remote.stream("go")

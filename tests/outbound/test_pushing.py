@@ -15,9 +15,9 @@ from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.push_commands import DropPush, PutPush, RetryPush
 from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant
-from covenant.model.asking import PushAuthentication, PushConfig
-from covenant.model.step import Step
-from covenant.model.tenant import Tenant, TenantLimits
+from covenant.model.a2a_requests import PushAuthentication, PushConfig
+from covenant.model.task_event import Step
+from covenant.model.tenants import Tenant, TenantLimits
 from covenant.outbound.pushing import BURST_MAX, STEPS_AT_ONCE, PushLimits
 from covenant.seal.keys import public_key
 from covenant.seal.webhooks import verify_webhook

@@ -11,7 +11,7 @@ import pytest
 
 from covenant import simple
 from covenant.model.errors import CovenantError
-from covenant.model.remote_card import RemoteCard
+from covenant.model.agent_card import RemoteCard
 from covenant.outbound.card_cache import CardCache
 from covenant.outbound.failures import AddressRefused
 from covenant.outbound.simple import POLL_INTERVAL_MS, RemoteInvocationResult, fetch_agent_card, invoke_remote_agent

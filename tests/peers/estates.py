@@ -20,25 +20,25 @@ from covenant.agents.peer import PeerBody
 from covenant.daemon.peer_lines import PeerLines
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
-from covenant.exchange.views import Views
+from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.commands import Accept, Cancel
 from covenant.ledger.machine.peer_commands import AddPeer
 from covenant.ledger.machine.tenant_commands import AddTenant
 from covenant.ledger.machine.view import Limits
-from covenant.model.acquaintance import Peer
+from covenant.model.peers.peer_record import Peer
 from covenant.model.content import Content
-from covenant.model.correspondence import PROOF, Delegation
-from covenant.model.delegating import Role, State
-from covenant.model.folding import TaskView
+from covenant.model.peers.delegation import PROOF, Delegation
+from covenant.model.peers.delegation import DelegationRole, DelegationState
+from covenant.model.task_view import TaskView
 from covenant.model.ids import TaskId
-from covenant.model.peer import InstanceId, Prekey, Trust
-from covenant.model.step import Step
-from covenant.model.target import PEERS, Target
+from covenant.model.peers.instance import InstanceId, Prekey, Trust
+from covenant.model.task_event import Step
+from covenant.model.task import PEERS, Target
 from covenant.model.task import NATIVE, Task, fingerprint
-from covenant.model.tenant import DEFAULT, Tenant
-from covenant.model.update import StatusUpdate
+from covenant.model.tenants import DEFAULT, Tenant
+from covenant.model.task_event import StatusUpdate
 from covenant.outbound.guard import AddressGuard
 from covenant.peers.acquaintances import Acquaintances
 from covenant.peers.courier import Courier
@@ -138,7 +138,7 @@ class Estate:
         async with asyncio.timeout(BOUND_S):
             with self.ledger.watch(task_id) as watch:
                 while True:
-                    view = (await Views(self.ledger).past(task_id)).view()
+                    view = (await TaskReader(self.ledger).past(task_id)).view()
                     if view is not None and met(view):
                         return view
                     await watch.next(BOUND_S)
@@ -150,9 +150,9 @@ class Estate:
 
     def works(self) -> list[Delegation]:
         """What it does or did for others, the latest first."""
-        return [each for each in self.ledger.delegations() if each.role is Role.PROVIDER]
+        return [each for each in self.ledger.delegations() if each.role is DelegationRole.PROVIDER]
 
-    async def stands(self, task_id: TaskId, *states: State) -> Delegation:
+    async def stands(self, task_id: TaskId, *states: DelegationState) -> Delegation:
         await self.until(lambda: (found := self.ledger.delegation_of(task_id)) is not None and found.state in states)
         return self.delegation(task_id)
 

@@ -25,13 +25,13 @@ from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.peer_commands import AddPeer, Hear, Heard, Said, Tell
 from covenant.ledger.machine.view import Limits
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import Delegation, DelegationKey
-from covenant.model.delegating import Role, State
-from covenant.model.delegation import Accept, Cancel, DelegationResult, Message, Offer, StatusReport
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import Delegation, DelegationKey
+from covenant.model.peers.delegation import DelegationRole, DelegationState
+from covenant.model.peers.delegation_messages import DelegationAccept, DelegationCancel, DelegationResult, DelegationMessage, DelegationOffer, StatusReport
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
-from covenant.model.peer import IdentityChange, InstanceId, Prekey, Trust
+from covenant.model.peers.instance import IdentityChange, InstanceId, Prekey, Trust
 from covenant.outbound.guard import AddressGuard
 from covenant.outbound.resolving import Unresolved
 from covenant.peers.acquaintances import Acquaintances, Offering
@@ -71,20 +71,20 @@ def offer_id(number: int) -> str:
     return str(UUID(int=number))
 
 
-def raw(message: Message) -> msgspec.Raw:
+def raw(message: DelegationMessage) -> msgspec.Raw:
     return msgspec.Raw(peers.encode(message))
 
 
-def said(message: Message, *, latest: bool = False) -> Said:
+def said(message: DelegationMessage, *, latest: bool = False) -> Said:
     return Said(typ=peers.type_of(message), body=raw(message), latest=latest)
 
 
-def offer(number: int = 1, task: str = "do it") -> Offer:
-    return Offer(offer_id=offer_id(number), profile="worker", task=task, max_token_budget=100, timeout=60_000)
+def offer(number: int = 1, task: str = "do it") -> DelegationOffer:
+    return DelegationOffer(offer_id=offer_id(number), profile="worker", task=task, max_token_budget=100, timeout=60_000)
 
 
-def accept(number: int = 1) -> Accept:
-    return Accept(offer_id=offer_id(number), delegation_id=offer_id(number), max_token_budget=100, timeout=60_000)
+def accept(number: int = 1) -> DelegationAccept:
+    return DelegationAccept(offer_id=offer_id(number), delegation_id=offer_id(number), max_token_budget=100, timeout=60_000)
 
 
 def status(number: int, seq: int) -> StatusReport:
@@ -97,18 +97,18 @@ def result(number: int = 1, text: str = "done") -> DelegationResult:
     )
 
 
-def cancel(number: int = 1) -> Cancel:
-    return Cancel(offer_id=offer_id(number))
+def cancel(number: int = 1) -> DelegationCancel:
+    return DelegationCancel(offer_id=offer_id(number))
 
 
-def begun(role: Role, peer: InstanceId, number: int) -> Delegation:
+def begun(role: DelegationRole, peer: InstanceId, number: int) -> Delegation:
     return Delegation(
         role=role,
         peer=peer,
         offer_id=offer_id(number),
         task_id=TaskId(offer_id(number)),
         profile="worker",
-        state=State.OFFERED,
+        state=DelegationState.OFFERED,
         budget=100,
         timeout_ms=60_000,
     )
@@ -117,11 +117,11 @@ def begun(role: Role, peer: InstanceId, number: int) -> Delegation:
 class Listener:
     """Takes in what is said of delegations, as the table of states has it, and remembers what was new to it."""
 
-    def __init__(self, ledger: LogLedger, role: Role) -> None:
+    def __init__(self, ledger: LogLedger, role: DelegationRole) -> None:
         self._ledger = ledger
         self._role = role
         self.heard: list[tuple[str, str, int]] = []
-        self.messages: list[Message] = []
+        self.messages: list[DelegationMessage] = []
         self._changed = asyncio.Condition()
 
     async def hear(self, incoming: Incoming) -> Heard:
@@ -132,7 +132,7 @@ class Listener:
             Hear(
                 envelope=envelope,
                 key=key,
-                begin=begun(self._role, peer.id, UUID(number).int) if isinstance(message, Offer) else None,
+                begin=begun(self._role, peer.id, UUID(number).int) if isinstance(message, DelegationOffer) else None,
                 happenings=_happenings(message),
             )
         )
@@ -149,11 +149,11 @@ class Listener:
             await self._changed.wait_for(lambda: len(self.heard) >= count)
 
 
-def _happenings(message: Message) -> tuple[str, ...]:
+def _happenings(message: DelegationMessage) -> tuple[str, ...]:
     match message:
-        case Offer():
+        case DelegationOffer():
             return ("offer", "accept")
-        case Accept():
+        case DelegationAccept():
             return ("accept",)
         case StatusReport():
             return ("status",)
@@ -225,12 +225,12 @@ class House:
             )
         )
 
-    async def offers(self, to: InstanceId, number: int = 1, *more: Message, task: str = "do it") -> DelegationKey:
-        key = DelegationKey(Role.REQUESTER, to, offer_id(number))
+    async def offers(self, to: InstanceId, number: int = 1, *more: DelegationMessage, task: str = "do it") -> DelegationKey:
+        key = DelegationKey(DelegationRole.REQUESTER, to, offer_id(number))
         await self.ledger.commit(
             Tell(
                 key=key,
-                begin=begun(Role.REQUESTER, to, number),
+                begin=begun(DelegationRole.REQUESTER, to, number),
                 happenings=("offer",),
                 said=(said(offer(number, task)), *map(said, more)),
             )
@@ -238,12 +238,12 @@ class House:
         return key
 
     async def says(
-        self, role: Role, to: InstanceId, number: int, *messages: Message, happenings: tuple[str, ...] = ()
+        self, role: DelegationRole, to: InstanceId, number: int, *messages: DelegationMessage, happenings: tuple[str, ...] = ()
     ) -> None:
         key = DelegationKey(role, to, offer_id(number))
         await self.ledger.commit(Tell(key=key, happenings=happenings, said=tuple(map(said, messages))))
 
-    def sealed(self, message: Message, to: "House", *, seq: int | None = None, **more: Any) -> bytes:
+    def sealed(self, message: DelegationMessage, to: "House", *, seq: int | None = None, **more: Any) -> bytes:
         """An envelope, as this instance would make it."""
         return self.keyring.seal(
             peers.encode(message),
@@ -297,7 +297,7 @@ async def house(
     acquaintances = Acquaintances(
         ledger, keyring, lines, settings, us=OPERATOR, offering=lambda _: offering, now_ms=clock
     )
-    providing, requesting = Listener(ledger, Role.PROVIDER), Listener(ledger, Role.REQUESTER)
+    providing, requesting = Listener(ledger, DelegationRole.PROVIDER), Listener(ledger, DelegationRole.REQUESTER)
     reception = Reception(ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock)
     courier = Courier(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
     made = House(folder, clock, keys, ledger, keyring, lines, acquaintances, providing, requesting, reception, courier)

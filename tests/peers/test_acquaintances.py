@@ -11,11 +11,11 @@ import pytest
 
 from covenant.ledger.machine.peer_commands import RevokeToken
 from covenant.ledger.machine.peering import ISSUED_MAX
-from covenant.model.acquaintance import Peer, PeerLimits
-from covenant.model.correspondence import Envelope
-from covenant.model.delegation import CapabilityQuery, CapabilityResponse, Offer, Profile
+from covenant.model.peers.peer_record import Peer, PeerLimits
+from covenant.model.peers.delegation import ReceivedEnvelope
+from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationOffer, Profile
 from covenant.model.errors import Refusal
-from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId, Trust
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
 from covenant.peers.acquaintances import Offering, as_agent
 from covenant.peers.admission import Facts, OfferRate, judge
 from covenant.peers.answering import answer
@@ -421,7 +421,7 @@ class TestCapabilities:
         said = await a.acquaintances.capabilities(of_b)
         assert said.token is not None
         narrowed = narrow(said.token, b.keyring.key, Narrowing(budget=500, offer_id=offer_id(1), depth=1))
-        made = Offer(
+        made = DelegationOffer(
             offer_id=offer_id(1),
             profile="coder",
             task="x",
@@ -537,8 +537,8 @@ class TestAnswers:
         changed = msgspec.structs.replace(made, **changes)
         return sign_capabilities(b.keyring.private_key, changed) if changes else made
 
-    def envelope(self, b: House, jti: str = "j") -> Envelope:
-        return Envelope(sender=b.id, jti=jti, typ="capability_response", until_ms=b.clock() + 60_000)
+    def envelope(self, b: House, jti: str = "j") -> ReceivedEnvelope:
+        return ReceivedEnvelope(sender=b.id, jti=jti, typ="capability_response", until_ms=b.clock() + 60_000)
 
     async def waiting(self, a: House, b: House) -> tuple[Peer, str]:
         """A has asked B, which has no address; B has not fetched the question yet."""

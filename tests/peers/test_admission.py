@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.model.acquaintance import Peer, PeerLimits
-from covenant.model.ages import Ages
-from covenant.model.delegation import Offer, Profile
+from covenant.model.peers.peer_record import Peer, PeerLimits
+from covenant.model.clock_steps import Ages
+from covenant.model.peers.delegation_messages import DelegationOffer, Profile
 from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
-from covenant.model.peer import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, Trust
 from covenant.peers.admission import Facts, OfferRate, Rejected, Terms, judge
 from covenant.peers.answering import Offering, terms_for
 from covenant.peers.keyring import Keyring
@@ -40,7 +40,7 @@ def token(settings: PeerSettings = SETTINGS, *, holder: Peer | None = None, offe
     return issue(US.private_key, THEM.id, msgspec.structs.replace(terms, expires_at_ms=NOW + settings.token_life_ms))
 
 
-def offer(signer: Keyring = THEM, provider: InstanceId = US.id, **changes: Any) -> Offer:
+def offer(signer: Keyring = THEM, provider: InstanceId = US.id, **changes: Any) -> DelegationOffer:
     given: dict[str, Any] = {
         "offer_id": OFFER_ID,
         "profile": "coder",
@@ -51,7 +51,7 @@ def offer(signer: Keyring = THEM, provider: InstanceId = US.id, **changes: Any) 
         "via": (THEM.id,),
         "token": token(),
     }
-    return assert_offer(signer.private_key, Offer(**{**given, **changes}), provider=provider)
+    return assert_offer(signer.private_key, DelegationOffer(**{**given, **changes}), provider=provider)
 
 
 def facts(**changes: Any) -> Facts:
@@ -67,7 +67,7 @@ def facts(**changes: Any) -> Facts:
 
 
 def judged(
-    made: Offer | None = None,
+    made: DelegationOffer | None = None,
     of: Peer | None = None,
     settings: PeerSettings = SETTINGS,
     *,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.model.delegating import Role
+from covenant.model.peers.delegation import DelegationRole
 from covenant.peers.settings import PeerSettings
 from tests.peers.houses import (
     House,
@@ -159,7 +159,7 @@ async def test_both_may_begin_again_at_any_time(tmp_path: Path) -> None:
                     await alice.until(lambda: len(bob.providing.heard) >= 3 or not alice.ledger.addressees())
                 else:
                     await alice.delivered()
-                    known = bob.ledger.delegations_live(Role.PROVIDER)
+                    known = bob.ledger.delegations_live(DelegationRole.PROVIDER)
                     assert [each.heard for each in known] == [2] * DELEGATIONS
         heard += bob.providing.heard
     assert len(heard) == len(set(heard)), "nothing was new to it twice"
@@ -172,9 +172,9 @@ async def _converse(alice: House, bob: House, *, first: int = 1) -> None:
         await alice.offers(bob.id, number)
     await bob.providing.until(len(numbers))
     for number in numbers:
-        await bob.says(Role.PROVIDER, alice.id, number, accept(number), status(number, 1))
-        await alice.says(Role.REQUESTER, bob.id, number, cancel(number))
+        await bob.says(DelegationRole.PROVIDER, alice.id, number, accept(number), status(number, 1))
+        await alice.says(DelegationRole.REQUESTER, bob.id, number, cancel(number))
     await alice.delivered()
     for number in numbers:
-        await bob.says(Role.PROVIDER, alice.id, number, result(number), happenings=("result_completed",))
+        await bob.says(DelegationRole.PROVIDER, alice.id, number, result(number), happenings=("result_completed",))
     await bob.delivered()

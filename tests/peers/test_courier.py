@@ -10,9 +10,9 @@ import pytest
 
 from covenant.ledger.log import faults
 from covenant.ledger.machine.peer_commands import ChangePeer, Hear, Tell
-from covenant.model.correspondence import DelegationKey, Envelope
-from covenant.model.delegating import Role
-from covenant.model.peer import InstanceId, Trust
+from covenant.model.peers.delegation import DelegationKey, ReceivedEnvelope
+from covenant.model.peers.delegation import DelegationRole
+from covenant.model.peers.instance import InstanceId, Trust
 from covenant.peers.settings import PeerSettings
 from covenant.seal.identity import Identity, sign_change
 from covenant.seal.receipts import receipt
@@ -92,8 +92,8 @@ async def test_two_instances_talk_to_each_other(alice: House, bob: House) -> Non
         await bob.knows(alice)
         await alice.offers(bob.id)
         await bob.providing.until(1)
-        await bob.says(Role.PROVIDER, alice.id, 1, accept(), status(1, 1), status(1, 2))
-        await bob.says(Role.PROVIDER, alice.id, 1, result(), happenings=("result_completed",))
+        await bob.says(DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), status(1, 2))
+        await bob.says(DelegationRole.PROVIDER, alice.id, 1, result(), happenings=("result_completed",))
         await alice.requesting.until(4)
         await bob.delivered()
     assert [seq for *_, seq in alice.requesting.heard] == [1, 2, 3, 4]
@@ -174,7 +174,7 @@ async def test_a_peer_that_is_heard_of_again_is_tried_at_once(tmp_path: Path, bo
             bob.clock.ahead_ms += 601_000
             assert len(alice.ledger.parcels(bob.id)) == 2
             jti, until_ms = "proof-of-life", alice.clock() + 300_000
-            heard = Envelope(sender=bob.id, jti=jti, typ="capability_response", until_ms=until_ms)
+            heard = ReceivedEnvelope(sender=bob.id, jti=jti, typ="capability_response", until_ms=until_ms)
             await alice.ledger.commit(Hear(envelope=heard))
             await alice.delivered()
 
@@ -233,7 +233,7 @@ async def test_a_receiver_that_begins_again_goes_on_where_it_was(tmp_path: Path,
         await alice.delivered()
         keys = bob.keys
     async with house(tmp_path / "bob", keys) as bob, delivering(alice):
-        await alice.says(Role.REQUESTER, bob.id, 1, cancel())
+        await alice.says(DelegationRole.REQUESTER, bob.id, 1, cancel())
         async with listening(bob):
             await alice.delivered()
         assert [(typ, seq) for typ, _, seq in bob.providing.heard] == [("delegation_cancel", 2)]
@@ -247,7 +247,7 @@ async def test_keys_are_renewed_between_two_messages(alice: House, bob: House) -
         old = alice.ledger.peers()[0].keys
         alice.clock.ahead_ms = bob.clock.ahead_ms = 50 * 3_600_000
         bob.keyring.rotate(bob.clock())
-        await alice.says(Role.REQUESTER, bob.id, 1, cancel())
+        await alice.says(DelegationRole.REQUESTER, bob.id, 1, cancel())
         await alice.delivered()
         assert alice.ledger.peers()[0].keys != old
     assert [seq for *_, seq in bob.providing.heard] == [1, 2]
@@ -272,12 +272,12 @@ async def test_a_delegation_that_is_refused_holds_up_no_other(alice: House, bob:
         await alice.offers(bob.id, 1)
         await alice.delivered()
         # Bob never heard of this one, and takes a cancel of it from nobody that is not verified.
-        unheard = DelegationKey(Role.REQUESTER, bob.id, offer_id(2))
+        unheard = DelegationKey(DelegationRole.REQUESTER, bob.id, offer_id(2))
         await alice.ledger.commit(
-            Tell(key=unheard, begin=begun(Role.REQUESTER, bob.id, 2), happenings=("offer",), said=(said(cancel(2)),))
+            Tell(key=unheard, begin=begun(DelegationRole.REQUESTER, bob.id, 2), happenings=("offer",), said=(said(cancel(2)),))
         )
         await alice.until(lambda: any(each.attempts >= 2 for each in alice.ledger.parcels(bob.id)))
-        await alice.says(Role.REQUESTER, bob.id, 1, cancel(1))
+        await alice.says(DelegationRole.REQUESTER, bob.id, 1, cancel(1))
         await alice.until(lambda: {each.offer_id for each in alice.ledger.parcels(bob.id)} == {offer_id(2)})
         (trouble,) = alice.courier.troubles()
         assert (trouble.offer_id, trouble.failure.partition(":")[0]) == (offer_id(2), "untrusted")
@@ -295,7 +295,7 @@ async def test_a_peer_that_knows_nothing_of_it_any_more_takes_it_as_new(tmp_path
             await alice.delivered()
         async with house(tmp_path / "older", bob.keys) as older, listening(older):
             await older.knows(alice, url=None)
-            await alice.says(Role.REQUESTER, bob.id, 1, offer(), happenings=("offer",))
+            await alice.says(DelegationRole.REQUESTER, bob.id, 1, offer(), happenings=("offer",))
             await alice.delivered()
             assert older.providing.heard
 

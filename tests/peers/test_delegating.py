@@ -10,21 +10,21 @@ import pytest
 
 from covenant.daemon.logs import Log
 from covenant.daemon.staff import Staff
-from covenant.exchange.delegation import REMOTE, Orphans
+from covenant.exchange.delegation import REMOTE, OrphanCanceller
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
-from covenant.exchange.principal import Principal
-from covenant.exchange.trees import grown
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.tasks.reader import read_tree
 from covenant.ledger.machine.commands import MakeGrant, Sweep
 from covenant.ledger.machine.tenant_commands import ChangeTenant
-from covenant.model.constitution import Constitution
+from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Json, Text
-from covenant.model.delegating import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
-from covenant.model.folding import TaskState
+from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
+from covenant.model.task_view import TaskState
 from covenant.model.grant import respond_actions
-from covenant.model.peer import Trust
+from covenant.model.peers.instance import Trust
 from covenant.model.result import Result, ResultStatus
-from covenant.model.tenant import DEFAULT, TenantLimits
-from covenant.model.update import StatusUpdate
+from covenant.model.tenants import DEFAULT, TenantLimits
+from covenant.model.task_event import StatusUpdate
 from covenant.seal.evidence import verify_evidence
 from tests.ledger_contract.samples import OPERATOR, make_grant
 from tests.peers.estates import Estate, changed, estate, pair, said, worker
@@ -107,7 +107,7 @@ async def test_how_the_work_goes_is_told_while_it_goes_on(tmp_path: Path) -> Non
         await rita.stands(task_id, RUNNING)
         await rita.until(lambda: rita.delegation(task_id).message == "half way")
         await rita.until(lambda: rita.delegation(task_id).usage.total == 7)
-        tree = await grown(rita.ledger, task_id, None)
+        tree = await read_tree(rita.ledger, task_id, None)
         assert (tree.remote, tree.provider, tree.status, tree.usage) == (True, paul.id, "running", {"tokens": 7})
         go_on.set()
         await rita.ended(task_id)
@@ -245,7 +245,7 @@ async def test_a_peer_delegates_on_and_the_tree_shows_it(tmp_path: Path) -> None
         task_id = await anna.ask("start", "go")
         view = await anna.ended(task_id)
         assert (view.state, said(view)) == (TaskState.COMPLETED, "GO>>")
-        tree = await grown(anna.ledger, task_id, None)
+        tree = await read_tree(anna.ledger, task_id, None)
         (child,) = tree.children
         assert (child.remote, child.provider, child.profile, child.status) == (True, bert.id, "middle", "completed")
         result = (await anna.evidence(child.task_id))["result"]
@@ -325,7 +325,7 @@ async def test_cancelling_the_first_task_ends_all_that_was_delegated_for_it(tmp_
 
 
 async def _orphans(at: Estate) -> None:
-    await Orphans(at.ledger).run()
+    await OrphanCanceller(at.ledger).run()
 
 
 # What it costs
@@ -376,7 +376,7 @@ async def test_what_is_delegated_on_has_no_more_than_what_is_left_of_the_budget(
 
 async def test_a_worker_outside_does_what_a_peer_delegates_and_is_held_to_its_budget(tmp_path: Path) -> None:
     async with pair(tmp_path) as (rita, paul):
-        paul.catalogue.add_resident(DEFAULT, Constitution(id="outside", kind="worker"), "file")
+        paul.catalogue.add_resident(DEFAULT, AgentDefinition(id="outside", kind="worker"), "file")
         outside = paul.catalogue.identity(DEFAULT, "outside")
         grant = make_grant(outside, respond_actions(paul.catalogue.client(DEFAULT))[0])
         await paul.ledger.commit(MakeGrant(by=OPERATOR, grant=grant))
@@ -448,7 +448,7 @@ async def test_an_agent_of_the_catalogue_can_be_one_that_a_peer_plays(tmp_path: 
         await anna.knows(bert)
         await bert.knows(anna)
         await anna.acquaintances.capabilities(anna.requesting.peer("bert"))
-        anna.catalogue.add_resident(DEFAULT, Constitution(id=agent_id, kind="peer", peer=named), "file")
+        anna.catalogue.add_resident(DEFAULT, AgentDefinition(id=agent_id, kind="peer", peer=named), "file")
         await Staff(anna.ledger, anna.catalogue, anna.crew, Log(), peers=anna.requesting).step()
         assert said(await anna.ended(await anna.ask(agent_id, "x"))) == "X"
         assert said(await anna.ended(await anna.ask("start", "y"))) == "Y>"

@@ -12,8 +12,8 @@ from covenant.agents.authoring import Agent
 from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.machine.peer_commands import Changes, Tell
 from covenant.ledger.machine.view import Limits
-from covenant.model.correspondence import Delegation, DelegationKey, Envelope
-from covenant.model.delegating import (
+from covenant.model.peers.delegation import Delegation, DelegationKey, ReceivedEnvelope
+from covenant.model.peers.delegation import (
     ACCEPTED,
     CANCELLED,
     CANCELLING,
@@ -23,11 +23,11 @@ from covenant.model.delegating import (
     OFFERED,
     REJECTED,
     RUNNING,
-    Role,
+    DelegationRole,
 )
-from covenant.model.delegation import Accept, DelegationResult, Offer, StatusReport, TokenUsage
+from covenant.model.peers.delegation_messages import DelegationAccept, DelegationResult, DelegationOffer, StatusReport, TokenUsage
 from covenant.model.errors import Conflict
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from covenant.peers.attending import said as saying
 from covenant.peers.incoming import Incoming
 from covenant.seal.proofs import sign_proof
@@ -359,15 +359,15 @@ async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: 
     async with two.rita() as rita, two.paul(limits=Limits(delegations_kept_max=1)) as paul:
         first = await rita.delegate(paul, "one")
         await rita.ended(first)
-        offer = msgspec.convert((await rita.evidence(first))["offer"], Offer)
+        offer = msgspec.convert((await rita.evidence(first))["offer"], DelegationOffer)
         await rita.ended(await rita.delegate(paul, "two"))
         await paul.until(lambda: len(paul.works()) == 1)
         peer = paul.ledger.peer(rita.id)
         assert peer is not None
-        envelope = Envelope(sender=rita.id, jti="again", typ="delegation_offer", until_ms=paul.clock() + 1_000, seq=1)
+        envelope = ReceivedEnvelope(sender=rita.id, jti="again", typ="delegation_offer", until_ms=paul.clock() + 1_000, seq=1)
         heard = await paul.providing.hear(Incoming(peer, envelope, offer))
         assert heard.known
-        again = paul.ledger.delegation(DelegationKey(Role.PROVIDER, rita.id, first))
+        again = paul.ledger.delegation(DelegationKey(DelegationRole.PROVIDER, rita.id, first))
         assert again is not None
         assert (again.state, again.code, gated.begun) == (REJECTED, "expired", 2)
 
@@ -421,7 +421,7 @@ async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: 
     await two.introduce()
 
     def greedy(work: Delegation) -> tuple[tuple[str, ...], Any, Changes]:
-        accept = Accept(offer_id=work.offer_id, delegation_id=work.task_id, max_token_budget=101, timeout=1_000)
+        accept = DelegationAccept(offer_id=work.offer_id, delegation_id=work.task_id, max_token_budget=101, timeout=1_000)
         return (), accept, Changes()
 
     async with two.rita() as rita, two.paul(works=False) as paul:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.peers.keyring import BUNDLE_MS, PREKEYS_KEPT_MAX, Keyring
 from covenant.seal.envelope import Code, EnvelopeRefused, Opened, open_
 from covenant.seal.identity import (

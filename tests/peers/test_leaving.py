@@ -10,10 +10,10 @@ import pytest
 
 from covenant.agents.authoring import Agent
 from covenant.model.content import Json, Text
-from covenant.model.delegating import CANCELLED, COMPLETED, REJECTED, RUNNING
-from covenant.model.delegation import RESULT_CHARS_MAX, Cancel, DelegationResult, StatusReport, TokenUsage
-from covenant.model.folding import TaskState
-from covenant.model.update import StatusUpdate
+from covenant.model.peers.delegation import CANCELLED, COMPLETED, REJECTED, RUNNING
+from covenant.model.peers.delegation_messages import RESULT_CHARS_MAX, DelegationCancel, DelegationResult, StatusReport, TokenUsage
+from covenant.model.task_view import TaskState
+from covenant.model.task_event import StatusUpdate
 from covenant.peers.egress import (
     ERROR_CHARS_MAX,
     MESSAGE_CHARS_MAX,
@@ -154,7 +154,7 @@ async def test_why_something_is_rejected_is_searched_too(tmp_path: Path, mode: A
 
 @pytest.mark.parametrize("before", range(440, 500, 10))
 def test_a_reason_is_not_cut_in_the_middle_of_a_secret_before_anybody_looks(before: int) -> None:
-    cancel = Cancel(offer_id=str(uuid4()), reason=f"{'x ' * (before // 2)}{SECRET} and more" + " y" * 300)
+    cancel = DelegationCancel(offer_id=str(uuid4()), reason=f"{'x ' * (before // 2)}{SECRET} and more" + " y" * 300)
     cleared = clear_reason(cancel, "redact")
     assert (cleared.found, SECRET[:8] in cleared.message.reason) == (1, False)
     assert len(cleared.message.reason) == REASON_CHARS_MAX

@@ -2,7 +2,7 @@
 
 import pytest
 
-from covenant.model.acquaintance import Peer
+from covenant.model.peers.peer_record import Peer
 from covenant.model.errors import Invalid
 from covenant.model.ids import check_display, check_pubkey
 from covenant.peers.naming import Place, apart, as_agent, check_name, name_from, read_entry, read_place

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from covenant.ledger.machine.peer_commands import ChangePeer, Tell
-from covenant.model.correspondence import DelegationKey
-from covenant.model.delegating import Role
-from covenant.model.peer import KeyBundle, Trust
+from covenant.model.peers.delegation import DelegationKey
+from covenant.model.peers.delegation import DelegationRole
+from covenant.model.peers.instance import KeyBundle, Trust
 from covenant.peers.settings import PeerSettings
 from covenant.wire import peers as polling
 from covenant.wire.peers import Ack, Poll
@@ -84,7 +84,7 @@ async def test_a_whole_delegation_goes_by_one_reachable_side(alice: House, bob: 
     async with delivering(bob), delivering(alice):
         await alice.offers(bob.id)
         await bob.providing.until(1)
-        await bob.says(Role.PROVIDER, alice.id, 1, accept(), status(1, 1), result(), happenings=("result_completed",))
+        await bob.says(DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), result(), happenings=("result_completed",))
         await alice.requesting.until(3)
         await bob.delivered()
         await alice.delivered()
@@ -97,7 +97,7 @@ async def test_what_was_handed_out_waits_until_it_is_acknowledged(alice: House, 
     assert len(first) == len(again) == 2
     assert not set(first) & set(again), "each time sealed anew"
     acks = [(await bob.reception.take(each)).ack for each in again]
-    assert acks == [Ack(role=Role.REQUESTER, offer_id=offer_id(1), seq=seq) for seq in (1, 2)]
+    assert acks == [Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=seq) for seq in (1, 2)]
     for each in first:
         assert (await bob.reception.take(each)).ack is not None, "what comes twice is acknowledged twice"
     assert [seq for *_, seq in bob.providing.heard] == [1, 2]
@@ -191,7 +191,7 @@ async def test_only_whoever_it_is_for_is_handed_anything(alice: House, bob: Hous
     async with house(tmp_path / "carol") as carol:
         await alice.knows(carol, url=None)
         assert await fetch(carol, alice) == []
-        acks = (Ack(role=Role.REQUESTER, offer_id=offer_id(1), seq=9),)
+        acks = (Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=9),)
         assert await fetch(carol, alice, *acks) == []
     assert len(alice.ledger.parcels(bob.id)) == 1, "nobody acknowledges for another"
 
@@ -217,7 +217,7 @@ async def test_an_answer_is_bounded_in_number_and_size(alice: House, bob: House)
     await alice.reception.receive(bob.sealed(offer(50), alice, seq=1), None)
     await alice.reception.receive(bob.sealed(offer(51), alice, seq=1), None)
     for number in (50, 51):
-        await alice.says(Role.PROVIDER, bob.id, number, result(number, large), happenings=("result_completed",))
+        await alice.says(DelegationRole.PROVIDER, bob.id, number, result(number, large), happenings=("result_completed",))
     sizes = [len(each) for each in await fetch(bob, alice)]
     assert len(sizes) == 18
     assert sum(sizes) < 5_000_000
@@ -226,7 +226,7 @@ async def test_an_answer_is_bounded_in_number_and_size(alice: House, bob: House)
 async def test_what_is_larger_than_an_answer_comes_alone(alice: House, bob: House) -> None:
     await alice.reception.receive(bob.sealed(offer(50), alice, seq=1), None)
     large = "é" * 3_900_000
-    await alice.says(Role.PROVIDER, bob.id, 50, result(50, large), happenings=("result_completed",))
+    await alice.says(DelegationRole.PROVIDER, bob.id, 50, result(50, large), happenings=("result_completed",))
     await bob.offers(alice.id, 50)
     async with delivering(bob):
         await bob.requesting.until(1)
@@ -237,8 +237,8 @@ async def test_what_a_peer_cannot_take_holds_up_nothing_else(alice: House, bob: 
     """As many as an answer may have are of delegations that bob knows nothing of, and he does not trust alice yet."""
     await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, trust=Trust.PEER))
     for number in range(1, polling.ENVELOPES_MAX + 11):
-        key = DelegationKey(Role.REQUESTER, bob.id, offer_id(number))
-        begin = begun(Role.REQUESTER, bob.id, number)
+        key = DelegationKey(DelegationRole.REQUESTER, bob.id, offer_id(number))
+        begin = begun(DelegationRole.REQUESTER, bob.id, number)
         await alice.ledger.commit(Tell(key=key, begin=begin, happenings=("offer",), said=(said(cancel(number)),)))
     await alice.offers(bob.id, 500)
     async with delivering(bob):

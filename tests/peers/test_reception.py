@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from covenant.ledger.machine.peer_commands import ChangePeer, RemovePeer
-from covenant.model.delegating import Role
-from covenant.model.delegation import CapabilityQuery
+from covenant.model.peers.delegation import DelegationRole
+from covenant.model.peers.delegation_messages import CapabilityQuery
 from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal
-from covenant.model.peer import Trust
+from covenant.model.peers.instance import Trust
 from covenant.peers.settings import PeerSettings
 from covenant.seal.documents import base64url, canonical
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
@@ -336,5 +336,5 @@ async def test_a_role_cannot_be_confused(alice: House, bob: House) -> None:
     await bob.reception.receive(alice.sealed(offer(), bob, seq=1), None)
     await bob.reception.receive(alice.sealed(result(), bob, seq=2), None)
     assert not bob.requesting.heard
-    (delegation,) = bob.ledger.delegations_live(Role.PROVIDER)
+    (delegation,) = bob.ledger.delegations_live(DelegationRole.PROVIDER)
     assert delegation.heard == 1

@@ -15,8 +15,8 @@ from typing import Any, Final
 import pytest
 
 from covenant.ledger.machine.peer_commands import MoveParcels
-from covenant.model.correspondence import Delegation, DelegationKey, Parcel, ParcelMove
-from covenant.model.delegating import ENDED, FAILED, LOST, TIMEOUT, Role, State
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, OutboxMove
+from covenant.model.peers.delegation import ENDED, FAILED, LOST, TIMEOUT, DelegationRole, DelegationState
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import TaskId
 from tests.ledger_contract.samples import OPERATOR
@@ -27,7 +27,7 @@ SETTINGS: Final = changed(
     QUICK, silence_ms=5_000, timeout_ms=600_000, slots=100, slots_per_peer=100, offers_per_min=10_000
 )
 STEPS: Final = 60
-ROLES: Final = {Role.REQUESTER: Role.PROVIDER, Role.PROVIDER: Role.REQUESTER}
+ROLES: Final = {DelegationRole.REQUESTER: DelegationRole.PROVIDER, DelegationRole.PROVIDER: DelegationRole.REQUESTER}
 
 
 class Town:
@@ -46,7 +46,7 @@ class Town:
         self.tasks: list[TaskId] = []
         self.copies: list[tuple[str, bytes]] = []
         """Envelopes that were taken, and by whom."""
-        self.ends: dict[tuple[str, DelegationKey], State] = {}
+        self.ends: dict[tuple[str, DelegationKey], DelegationState] = {}
         self.rita: Estate
         self.paul: Estate
 
@@ -97,7 +97,7 @@ class Town:
 
     async def finish(self) -> None:
         """Some work at paul's comes to its end."""
-        live = self.paul.ledger.delegations_live(Role.PROVIDER)
+        live = self.paul.ledger.delegations_live(DelegationRole.PROVIDER)
         if live:
             work = self.chance.choice(list(live))
             assert work.offer is not None
@@ -105,19 +105,19 @@ class Town:
             await self.paul.until(lambda: self.paul.delegation(work.task_id).ended)
 
     async def cancel(self) -> None:
-        live = self.rita.ledger.delegations_live(Role.REQUESTER)
+        live = self.rita.ledger.delegations_live(DelegationRole.REQUESTER)
         if live:
             task_id = self.chance.choice(list(live)).task_id
             await self.rita.cancel(task_id)
             await self.rita.until(
-                lambda: self.rita.delegation(task_id).state in (State.CANCELLING, *ENDED),
+                lambda: self.rita.delegation(task_id).state in (DelegationState.CANCELLING, *ENDED),
             )
 
     async def be_silent(self) -> None:
         """For long enough to be lost; then perhaps it is offered again, or given up."""
         self.clock.ahead_ms += 6_000
         await self.rita.requesting.sweep()
-        for each in [each for each in self.rita.ledger.delegations_live(Role.REQUESTER) if each.state is LOST]:
+        for each in [each for each in self.rita.ledger.delegations_live(DelegationRole.REQUESTER) if each.state is LOST]:
             decision = self.chance.random()
             if decision < 0.4:
                 await self.rita.requesting.offer_again(OPERATOR, each.offer_id)
@@ -157,7 +157,7 @@ class Town:
             with pytest.raises(Refusal):
                 await getattr(self, name).reception.receive(envelope, None)
 
-    async def _hand(self, one: Estate, other: Estate, parcel: Parcel) -> bool:
+    async def _hand(self, one: Estate, other: Estate, parcel: OutboxMessage) -> bool:
         """Whether it was taken. Whatever comes of it, nothing is heard but what comes next."""
         key = DelegationKey(ROLES[parcel.role], one.id, parcel.offer_id)
         before = other.ledger.delegation(key)
@@ -184,13 +184,13 @@ class Town:
             assert heard(other, key) == (parcel.seq if parcel.typ == "delegation_offer" else 0)
         return True
 
-    async def _taken(self, one: Estate, parcel: Parcel) -> None:
+    async def _taken(self, one: Estate, parcel: OutboxMessage) -> None:
         await one.ledger.commit(
-            MoveParcels(moves=(ParcelMove(delegation=parcel.delegation, seq=parcel.seq, delivered=True),))
+            MoveParcels(moves=(OutboxMove(delegation=parcel.delegation, seq=parcel.seq, delivered=True),))
         )
 
-    async def _failed(self, one: Estate, parcel: Parcel) -> None:
-        move = ParcelMove(
+    async def _failed(self, one: Estate, parcel: OutboxMessage) -> None:
+        move = OutboxMove(
             delegation=parcel.delegation, seq=parcel.seq, attempts=parcel.attempts + 1, failure="lost", next_ms=0
         )
         await one.ledger.commit(MoveParcels(moves=(move,)))

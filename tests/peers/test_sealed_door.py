@@ -11,7 +11,7 @@ import pytest
 from covenant.doors.metrics import Meter
 from covenant.doors.peers_sealed import DESCRIBED, IDENTITY, POLL, RECEIVE, sealed_routes
 from covenant.model.errors import Refusal
-from covenant.model.peer import KeyBundle
+from covenant.model.peers.instance import KeyBundle
 from covenant.peers.settings import PeerSettings
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
 from covenant.seal.identity import bundle_holds

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from covenant.model.content import Embedded, Json, Resource, Text
-from covenant.model.delegation import TRANSCRIPT_MAX, TranscriptEntry
+from covenant.model.peers.delegation_messages import TRANSCRIPT_MAX, TranscriptEntry
 from covenant.model.result import Ending, Result
-from covenant.model.step import Began, Continued, Ended, Started, Step
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Began, Continued, Ended, Started, Step
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 from covenant.peers.transcript import CHARS_MAX, Transcriber
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import line_salt, transcript_root

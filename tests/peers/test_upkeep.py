@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covenant.ledger.clock import PAUSE_MS
-from covenant.model.peer import Trust
+from covenant.model.peers.instance import Trust
 from covenant.peers.upkeep import Upkeep
 from covenant.seal.identity import PREKEY_PERIOD_MS
 from tests.ledger_contract.samples import OPERATOR

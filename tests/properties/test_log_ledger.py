@@ -30,7 +30,7 @@ from covenant.model.ids import LeaseId, TaskId
 from covenant.model.repair import RetryPolicy
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import Task
-from covenant.model.update import ArtifactUpdate, StatusUpdate, Update
+from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
 from tests.ledger_contract.driver import LedgerDriver, check_generations
 from tests.ledger_contract.log_engine import LogEngine
 from tests.ledger_contract.samples import idempotent, make_task, task_id

@@ -30,8 +30,8 @@ from covenant.ledger.machine.peer_commands import (
     Tell,
 )
 from covenant.ledger.machine.view import Limits
-from covenant.model.correspondence import ParcelMove
-from covenant.model.delegating import Role
+from covenant.model.peers.delegation import OutboxMove
+from covenant.model.peers.delegation import DelegationRole
 from covenant.model.errors import Refusal
 from tests.ledger.machine.peer_cast import (
     CHALLENGE,
@@ -56,7 +56,7 @@ LIMITS = Limits(delegations_kept_max=2, peers_max=3)
 PEERS = st.sampled_from([1, 1, 1, 1, 2, 3, 4])
 NUMBERS = st.sampled_from([1, 1, 1, 2, 3])
 SEQS = st.sampled_from([1, 1, 2, 2, 3, 4, 5])
-ROLES = st.sampled_from([Role.REQUESTER, Role.REQUESTER, Role.PROVIDER])
+ROLES = st.sampled_from([DelegationRole.REQUESTER, DelegationRole.REQUESTER, DelegationRole.PROVIDER])
 HAPPENINGS = st.sampled_from(
     ["offer", "accept", "reject", "status", "cancel", "silence", "force_error", "timeout", "start", "result_completed"]
 )
@@ -73,7 +73,7 @@ def said_and_heard(draw: st.DrawFn) -> Command[Any]:
     heard = envelope(f"j{draw(st.integers(1, 30))}", seq=draw(SEQS), peer=peer)
     match draw(st.sampled_from(["begin", "begin", "tell", "tell", "hear", "hear", "take", "alone"])):
         case "begin":
-            begin = begun(key, work=task_id(1_000 * peer + 100 * (key.role is Role.PROVIDER) + number))
+            begin = begun(key, work=task_id(1_000 * peer + 100 * (key.role is DelegationRole.PROVIDER) + number))
             return Tell(key=key, begin=begin, happenings=("offer", *happenings), changes=changes, said=words)
         case "tell":
             return Tell(key=key, happenings=happenings, changes=changes, said=words)
@@ -88,7 +88,7 @@ def said_and_heard(draw: st.DrawFn) -> Command[Any]:
 @st.composite
 def deliveries(draw: st.DrawFn) -> Command[Any]:
     moves = st.builds(
-        ParcelMove,
+        OutboxMove,
         delegation=st.builds(lambda number, role, peer: key_of(number, role=role, peer=peer), NUMBERS, ROLES, PEERS),
         seq=SEQS,
         delivered=st.booleans(),
@@ -132,7 +132,7 @@ class Journaled(Pure):
 
 def check(state: LedgerState) -> None:
     delegations = list(state.delegations())
-    live = [each for role in Role for each in state.delegations_live(role)]
+    live = [each for role in DelegationRole for each in state.delegations_live(role)]
     assert {each.key for each in live} == {each.key for each in delegations if not each.ended}
     assert state.delegations_ended_count() == len(delegations) - len(live)
     assert all(state.peer(each.peer) is not None for each in live)

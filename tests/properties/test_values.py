@@ -39,7 +39,7 @@ from covenant.model.content import Json
 from covenant.model.errors import Refusal, WrongType
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.result import ResultStatus
-from covenant.model.update import StatusUpdate
+from covenant.model.task_event import StatusUpdate
 from covenant.simple import A2ATaskDeps, handle_task_get, handle_task_send
 from tests.properties.values import ODD, VALUES
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from covenant.model.delegation import DelegationResult, Offer, TokenUsage, TranscriptEntry
-from covenant.model.peer import InstanceId
+from covenant.model.peers.delegation_messages import DelegationResult, DelegationOffer, TokenUsage, TranscriptEntry
+from covenant.model.peers.instance import InstanceId
 from covenant.seal.documents import base64url, canonical, from_base64url
 from covenant.seal.envelope import Opened, _signed_bytes, open_, seal
 from covenant.seal.identity import Identity, PrivatePrekey, new_prekey
@@ -72,7 +72,7 @@ def rewritten(sealed: bytes, signer: Identity | None = None, **changes: Any) -> 
     return envelope(protected, was["ciphertext"], signature)
 
 
-def offer(**changes: Any) -> Offer:
+def offer(**changes: Any) -> DelegationOffer:
     given: dict[str, Any] = {
         "offer_id": OFFER_ID,
         "profile": "coder",
@@ -80,7 +80,7 @@ def offer(**changes: Any) -> Offer:
         "max_token_budget": 50_000,
         "timeout": 300_000,
     }
-    return Offer(**{**given, **changes})
+    return DelegationOffer(**{**given, **changes})
 
 
 def transcript(lines: int = 5) -> tuple[TranscriptEntry, ...]:

@@ -11,7 +11,7 @@ from joserfc.jwk import OKPKey
 
 from covenant.model.errors import Invalid
 from covenant.model.ids import PublicKey, base58, from_base58
-from covenant.model.peer import IdentityChange, KeyBundle, Prekey, Trust, negotiate, parse_instance_id
+from covenant.model.peers.instance import IdentityChange, KeyBundle, Prekey, Trust, negotiate, parse_instance_id
 from covenant.seal.documents import base64url, canonical, checked_key, document_holds, from_base64url, sign_document
 from covenant.seal.identity import (
     ENVELOPE_LIFE_MS_MAX,

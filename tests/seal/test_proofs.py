@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.model.content import Json
-from covenant.model.delegation import (
+from covenant.model.peers.delegation_messages import (
     CapabilityResponse,
     DelegationResult,
-    Offer,
+    DelegationOffer,
     Profile,
     Proof,
     TokenUsage,
     TranscriptEntry,
 )
-from covenant.model.peer import SUPPORTED_VERSIONS, Trust
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, Trust
 from covenant.seal import merkle
 from covenant.seal.assertions import (
     assert_offer,
@@ -291,7 +291,7 @@ def test_whatever_a_message_can_carry_has_one_hash_on_both_sides(value: Any) -> 
     given_offer, given_result = offer(parts=(Json(value),)), result(parts=(Json(value),))
     read_offer = decode("delegation_offer", encode(given_offer))
     read_result = decode("delegation_result", encode(given_result))
-    assert isinstance(read_offer, Offer)
+    assert isinstance(read_offer, DelegationOffer)
     assert isinstance(read_result, DelegationResult)
     assert offer_hash(read_offer) == offer_hash(given_offer)
     assert result_hash(read_result) == result_hash(given_result)

@@ -14,7 +14,7 @@ import pytest
 from covenant.agents.authoring import Agent
 from covenant.exchange.simple import SimpleLimits
 from covenant.ledger.machine.commands import Sweep
-from covenant.model.constitution import Constitution
+from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.ids import TaskId
 from covenant.simple import (
@@ -32,10 +32,10 @@ from tests.doors.simple.stage import BOUND_S, Patient, echo
 from tests.ledger_contract.fake_clock import FakeClock
 
 
-def program(*events: dict[str, Any], then: str = "") -> Constitution:
+def program(*events: dict[str, Any], then: str = "") -> AgentDefinition:
     """A program that says this, line by line, and then does that."""
     lines = "".join(f"print({json.dumps(json.dumps(event))}, flush=True)\n" for event in events)
-    return Constitution(
+    return AgentDefinition(
         id="program", kind="process", default_project="work", command=(sys.executable, "-c", lines + then)
     )
 
@@ -207,10 +207,10 @@ async def test_an_agent_is_told_that_its_task_comes_from_an_agent() -> None:
 
 
 def test_an_agents_card_has_only_the_tools_it_may_use(home: Path) -> None:
-    may = Constitution(id="may", mcp_tool_permissions=("corvid_web_search", "not_registered"))
+    may = AgentDefinition(id="may", mcp_tool_permissions=("corvid_web_search", "not_registered"))
     card = build_agent_card_for_agent(may, "https://agents.example.com", home=home)
     assert [skill.id for skill in card.skills] == ["chat", "corvid_web_search"]
-    usual = build_agent_card_for_agent(Constitution(id="usual"), "https://agents.example.com", home=home)
+    usual = build_agent_card_for_agent(AgentDefinition(id="usual"), "https://agents.example.com", home=home)
     assert {skill.id for skill in usual.skills} == {"chat", "corvid_github_list_prs", "corvid_web_search", "plain"}
 
 

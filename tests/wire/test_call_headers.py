@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model.hop import CHAIN_MAX, DEPTH_MAX, Hop
+from covenant.model.call_context import CHAIN_MAX, CLAIMED_DEPTH_MAX, Hop
 from covenant.wire.call_headers import call_context_headers, call_context_metadata, read_call_context
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)
 HOPS = st.builds(
     Hop,
-    depth=st.integers(0, DEPTH_MAX),
+    depth=st.integers(0, CLAIMED_DEPTH_MAX),
     chain=st.lists(NAMES.filter(lambda name: name.strip() == name), max_size=5).map(tuple),
     deadline_ms=st.none() | st.integers(1, 2**50),
     traceparent=st.none() | st.just("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
@@ -55,7 +55,7 @@ def test_where_two_ways_differ_the_stricter_counts() -> None:
 
 @pytest.mark.parametrize("depth", ["deep", -1, 10**30, True, [], 1.5])
 def test_a_depth_that_makes_no_sense_is_as_deep_as_can_be(depth: Any) -> None:
-    assert read_call_context({"covenant.depth": depth}, {}).depth == DEPTH_MAX
+    assert read_call_context({"covenant.depth": depth}, {}).depth == CLAIMED_DEPTH_MAX
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from covenant.model.content import Embedded, Image, Json, Resource, ResourceLink, Text
 from covenant.model.result import Ending, Result, ResultStatus, error_result
-from covenant.model.step import Began, Continued, Ended, Happening, Started, Step
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Began, Continued, Ended, StepContent, Started, Step
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 from covenant.wire.native import RequestEvents
 from tests.ledger_contract.samples import make_task, task_id
 
@@ -16,7 +16,7 @@ TASK = make_task(1, tenant="acme", context_id="c")
 ID = task_id(1)
 
 
-def all_told(what: Happening, generation: int = 7) -> list[tuple[str, dict[str, Any]]]:
+def all_told(what: StepContent, generation: int = 7) -> list[tuple[str, dict[str, Any]]]:
     """The events of one step. Only the last one has its number."""
     frames = RequestEvents(TASK, 1_000).frame(Step(generation, 1_500, what)).decode().split("\n\n")
     assert frames.pop() == ""
@@ -31,7 +31,7 @@ def all_told(what: Happening, generation: int = 7) -> list[tuple[str, dict[str, 
     return events
 
 
-def told(what: Happening) -> tuple[str, dict[str, Any]]:
+def told(what: StepContent) -> tuple[str, dict[str, Any]]:
     (name, carried), *_ = all_told(what)
     assert (carried.pop("stream_id"), carried.pop("depth")) == ((1, 1) if name == "sub_agent_response" else (0, 0))
     return name, carried
@@ -102,7 +102,7 @@ SUB = {"agent": "writer", "depth": 1, "content": "a poem"}
         (Continued(MessageUpdate(role="user", parts=(Text("more"),))), "message", {"role": "user", "text": "more"}),
     ],
 )
-def test_each_step_is_an_event_under_its_name(what: Happening, event: str, carried: dict[str, Any]) -> None:
+def test_each_step_is_an_event_under_its_name(what: StepContent, event: str, carried: dict[str, Any]) -> None:
     assert told(what) == (event, carried)
 
 

@@ -10,24 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.model.content import Json
-from covenant.model.delegation import (
-    Accept,
-    Cancel,
+from covenant.model.peers.delegation_messages import (
+    DelegationAccept,
+    DelegationCancel,
     CapabilityQuery,
     CapabilityResponse,
     DelegationResult,
-    Message,
-    Offer,
+    DelegationMessage,
+    DelegationOffer,
     Profile,
     Proof,
-    Reject,
+    DelegationReject,
     StatusReport,
     SubDelegation,
     TokenUsage,
     TranscriptEntry,
 )
 from covenant.model.errors import Invalid
-from covenant.model.peer import KeyBundle, Prekey, Trust
+from covenant.model.peers.instance import KeyBundle, Prekey, Trust
 from covenant.wire.peers import PROVIDER_SENDS, REQUESTER_SENDS, TYPES, decode, encode, type_of
 
 ID = "0b0e3c52-4f6f-4b8e-8d0a-6a1f1d2c3b4a"
@@ -51,8 +51,8 @@ PROOF = Proof(
     issued_at_ms=1,
     signature="x",
 )
-MESSAGES: dict[str, Message] = {
-    "delegation_offer": Offer(
+MESSAGES: dict[str, DelegationMessage] = {
+    "delegation_offer": DelegationOffer(
         offer_id=ID,
         profile="coder",
         task="write",
@@ -68,8 +68,8 @@ MESSAGES: dict[str, Message] = {
         token="t",
         assertion="x",
     ),
-    "delegation_accept": Accept(offer_id=ID, delegation_id=ID, max_token_budget=1, timeout=1),
-    "delegation_reject": Reject(offer_id=ID, code="rate_limited", reason="later", retry_after=1_000, versions=(2,)),
+    "delegation_accept": DelegationAccept(offer_id=ID, delegation_id=ID, max_token_budget=1, timeout=1),
+    "delegation_reject": DelegationReject(offer_id=ID, code="rate_limited", reason="later", retry_after=1_000, versions=(2,)),
     "delegation_status": StatusReport(
         offer_id=ID, delegation_id=ID, seq=1, status="running", progress=0.5, message="m", token_usage=USAGE
     ),
@@ -85,7 +85,7 @@ MESSAGES: dict[str, Message] = {
         transcript=(TranscriptEntry(seq=1, role="user", content="hi", at_ms=1),),
         proof=PROOF,
     ),
-    "delegation_cancel": Cancel(offer_id=ID, delegation_id=ID, reason="enough"),
+    "delegation_cancel": DelegationCancel(offer_id=ID, delegation_id=ID, reason="enough"),
     "capability_query": CapabilityQuery(nonce="n" * 16, versions=(2, 3)),
     "capability_response": CapabilityResponse(
         provider=PEER,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from covenant.model.content import Audio, Json, ResourceLink, Text
 from covenant.model.errors import Invalid, Refusal
-from covenant.model.folding import TaskState, fold
+from covenant.model.task_view import TaskState, fold
 from covenant.model.result import Ending, Result, error_result
-from covenant.model.step import Began, Continued, Ended, Happening, Started, Step
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Began, Continued, Ended, StepContent, Started, Step
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest, decode_send, task_of
 from tests.ledger_contract.samples import make_task, task_id
 
@@ -20,13 +20,13 @@ ID = task_id(1)
 TASK = make_task(1, intent_text="ask", context_id="c")
 
 
-def shown(*happenings: Happening) -> A2ATask:
+def shown(*happenings: StepContent) -> A2ATask:
     view = fold(Step(number, 1_000 * number, what) for number, what in enumerate((Began(TASK), *happenings), 1))
     assert view is not None
     return task_of(view)
 
 
-def said(*happenings: Happening) -> list[tuple[str, str]]:
+def said(*happenings: StepContent) -> list[tuple[str, str]]:
     return [(each.role, "|".join(part.text for part in each.parts)) for each in shown(*happenings).messages]
 
 
@@ -43,7 +43,7 @@ def said(*happenings: Happening) -> list[tuple[str, str]]:
         ((Ended(Ending.REJECTED, error_result(ID, "no")),), "failed"),
     ],
 )
-def test_eight_states_are_told_as_four(happenings: tuple[Happening, ...], state: str) -> None:
+def test_eight_states_are_told_as_four(happenings: tuple[StepContent, ...], state: str) -> None:
     assert shown(*happenings).state == state
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from covenant.agents.framing import plain
 from covenant.model.errors import CovenantError
-from covenant.model.remote_card import RemoteCard
+from covenant.model.agent_card import RemoteCard
 
 LOOK_S: Final = 1.0
 """Pause between two looks at the file of remote agents."""

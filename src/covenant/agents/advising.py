@@ -17,7 +17,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from covenant.agents.bounded_model import BoundedModel
-from covenant.model.constitution import Advisor
+from covenant.model.agent_definition import Advisor
 
 ANSWER_TOKENS_MAX: Final = 1_024
 

@@ -23,12 +23,12 @@ import msgspec
 
 from covenant.agents import speech
 from covenant.agents.calls import Answer, Call, Calling, CallsOfTurn
-from covenant.exchange.arguments import checks_arguments
+from covenant.exchange.argument_checks import checks_arguments
 from covenant.ledger.machine.commands import LeasedTask
-from covenant.model.constitution import OnLost, Skill
+from covenant.model.agent_definition import OnLost, Skill
 from covenant.model.content import Content, Text
 from covenant.model.task import Task
-from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.outbound.reply import Sendable
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from covenant.model.correspondence import BUDGET_EXCEEDED, budget_of
+from covenant.model.peers.delegation import BUDGET_EXCEEDED, budget_of
 from covenant.model.task import Task
 from covenant.model.usage import add_usage, read_usage, tokens_of
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from covenant.exchange.delegation import Callee, Delegated, Delegations, call_id, digest_of, target_of
+from covenant.exchange.delegation import Callee, DelegatedTask, Delegations, call_id, digest_of, target_of
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Invalid, OverLimit, Refusal
-from covenant.model.folding import Artifact, TaskState, TaskView
+from covenant.model.task_view import Artifact, TaskState, TaskView
 from covenant.model.ids import TaskId
 from covenant.model.result import Result
 from covenant.model.task import DELEGATION, Task
@@ -154,12 +154,12 @@ class Calls:
 
     # Before a call
 
-    async def _prepare(self, calls: Sequence[Calling]) -> list[Delegated]:
+    async def _prepare(self, calls: Sequence[Calling]) -> list[DelegatedTask]:
         """All of them, or none: what cannot be asked is refused before anybody is."""
         if self._recalled is None:
             self._recalled = asyncio.ensure_future(self._recall())
         await asyncio.shield(self._recalled)
-        found: list[Delegated] = []
+        found: list[DelegatedTask] = []
         callees: dict[TaskId, Callee] = {}
         for call in calls:
             if isinstance(call, tuple):
@@ -172,7 +172,7 @@ class Calls:
         self._admit(new)
         return found
 
-    async def _asked(self, call: Call) -> tuple[Delegated, Callee]:
+    async def _asked(self, call: Call) -> tuple[DelegatedTask, Callee]:
         job, delegations = self._job, self._delegations
         name = checked("agent", getattr(call.agent, "name", call.agent), str)
         for field, kind in _CALL_TYPES.items():
@@ -238,7 +238,7 @@ class Calls:
 
     # A call
 
-    async def _perform(self, asked: Delegated) -> Answer:
+    async def _perform(self, asked: DelegatedTask) -> Answer:
         try:
             return self._answered(await self._delegations.perform(asked))
         except asyncio.CancelledError:
@@ -255,7 +255,7 @@ class Calls:
                     await asyncio.shield(canceling)
             self._charge(task.id, usage_of(canceling.result()))
 
-    async def _gather(self, asked: Sequence[Delegated], wanted: int | None) -> dict[int, Answer]:
+    async def _gather(self, asked: Sequence[DelegatedTask], wanted: int | None) -> dict[int, Answer]:
         """By their place, as they come; until so many have completed, or can not any more. The rest is withdrawn."""
         places = {asyncio.ensure_future(self._perform(each)): place for place, each in enumerate(asked)}
         pending, answers = set(places), dict[int, Answer]()

@@ -24,7 +24,7 @@ from covenant.agents.tracing import end_attempt, queued
 from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
 from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starter, Take
-from covenant.model.constitution import OnLost
+from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.repair import ForceError, Posture, RepairCommand, Requeue

@@ -21,7 +21,7 @@ from covenant.agents.authoring import Agent
 from covenant.agents.function import FunctionBody
 from covenant.agents.isolated import PROCESSES_MAX, IsolatedBody
 from covenant.agents.job import Body
-from covenant.model.constitution import Constitution, read_constitution
+from covenant.model.agent_definition import AgentDefinition, read_agent_definition
 from covenant.model.errors import CovenantError, Refusal
 
 SDK: Final = "a2a.server.agent_execution"
@@ -37,7 +37,7 @@ class CannotLoad(CovenantError):
 class Found(msgspec.Struct, frozen=True):
     """An agent in a file: what the catalogue says of it, and what does its work."""
 
-    constitution: Constitution
+    constitution: AgentDefinition
     body: Any
     path: Path
 
@@ -114,11 +114,11 @@ def _agents(module: ModuleType, path: Path) -> Iterator[Found]:
             yield Found(made[0], made[1], path)
 
 
-def _ours(value: object, path: Path) -> tuple[Constitution, Body] | None:
+def _ours(value: object, path: Path) -> tuple[AgentDefinition, Body] | None:
     return played(value, path) if isinstance(value, Agent) else None
 
 
-def played(agent: Agent, path: Path | None = None) -> tuple[Constitution, Body]:
+def played(agent: Agent, path: Path | None = None) -> tuple[AgentDefinition, Body]:
     """What the catalogue says of an agent that was written in Python, and what does its work.
 
     `path`: the file that it is in, from which an isolated one is imported again.
@@ -143,7 +143,7 @@ def played(agent: Agent, path: Path | None = None) -> tuple[Constitution, Body]:
     return _constitution(declared), body
 
 
-def _executors(variable: str, value: object, module: ModuleType) -> tuple[Constitution, Body] | None:
+def _executors(variable: str, value: object, module: ModuleType) -> tuple[AgentDefinition, Body] | None:
     library = sys.modules.get(SDK)
     if library is None or not isinstance(value, library.AgentExecutor):
         return None
@@ -156,7 +156,7 @@ def _executors(variable: str, value: object, module: ModuleType) -> tuple[Consti
     return _constitution(declared), ExecutorBody(value)
 
 
-def _pydantic(variable: str, value: object) -> tuple[Constitution, Body] | None:
+def _pydantic(variable: str, value: object) -> tuple[AgentDefinition, Body] | None:
     library = sys.modules.get(PYDANTIC)
     if library is None or not isinstance(value, library.AbstractAgent):
         return None
@@ -166,5 +166,5 @@ def _pydantic(variable: str, value: object) -> tuple[Constitution, Body] | None:
     return _constitution(declared), PydanticBody(value)
 
 
-def _constitution(declared: dict[str, Any]) -> Constitution:
-    return read_constitution({**declared, "kind": "function"})
+def _constitution(declared: dict[str, Any]) -> AgentDefinition:
+    return read_agent_definition({**declared, "kind": "function"})

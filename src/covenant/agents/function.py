@@ -19,7 +19,7 @@ from covenant.model.content import Audio, Content, Image, Json, Resource, Resour
 from covenant.model.errors import WrongType
 from covenant.model.ids import AgentId
 from covenant.model.task import NATIVE
-from covenant.model.update import MessageUpdate, StatusUpdate
+from covenant.model.task_event import MessageUpdate, StatusUpdate
 from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
 

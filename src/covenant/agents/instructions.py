@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from covenant.model.constitution import INDEX, Constitution
+from covenant.model.agent_definition import INDEX, AgentDefinition
 
 BREVITY: Final = {
     "lite": "Be concise, in full sentences.",
@@ -30,7 +30,7 @@ ROUTING: Final = (
 )
 
 
-def instructions(constitution: Constitution, roster: str = "", *, tools: bool = True, voice: bool = False) -> str:
+def instructions(constitution: AgentDefinition, roster: str = "", *, tools: bool = True, voice: bool = False) -> str:
     """`voice`: whoever asks listens, whatever the constitution says."""
     said = [f"You are {constitution.name or constitution.id}{f', {constitution.role}' if constitution.role else ''}."]
     for title, text in (

@@ -18,7 +18,7 @@ from covenant.agents.function import earlier
 from covenant.agents.job import Job
 from covenant.agents.process import OUTPUT_BYTES_MAX, ProcessBody
 from covenant.ledger.machine.commands import LeasedTask
-from covenant.model.update import MessageUpdate
+from covenant.model.task_event import MessageUpdate
 
 PROGRAM: Final = "covenant.agents.isolated_program"
 PROCESSES_MAX: Final = 8

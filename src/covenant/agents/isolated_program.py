@@ -30,10 +30,10 @@ from covenant.agents.program_calls import Answered, Asked, AskedCall, raised
 from covenant.agents.threads import AgentThreads
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
-from covenant.model.folding import first_message
+from covenant.model.task_view import first_message
 from covenant.model.ids import AgentId
 from covenant.model.task import Task
-from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.outbound.reply import Sendable, parts_of
 
 GONE: Final = 70

@@ -22,19 +22,19 @@ from covenant.agents.places import TurnPlace
 from covenant.agents.threads import AgentThreads, Stopped
 from covenant.agents.tracing import begin_attempt
 from covenant.exchange.delegation import Delegations
-from covenant.exchange.threads import said_before
-from covenant.exchange.views import PAGE, Views
+from covenant.exchange.conversations import earlier_messages
+from covenant.exchange.tasks.reader import PAGE, TaskReader
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
-from covenant.model.file_names import named_safely
-from covenant.model.folding import TaskView, first_message
+from covenant.model.sanitizer import named_safely
+from covenant.model.task_view import TaskView, first_message
 from covenant.model.ids import AgentId
 from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.task import NATIVE
 from covenant.model.tracing import OFF, Span, Tracer
-from covenant.model.update import MessageUpdate, StatusUpdate, Update
+from covenant.model.task_event import MessageUpdate, StatusUpdate, Update
 
 FAILED: Final = "the agent failed"
 TIMED_OUT: Final = "Task timed out"
@@ -254,7 +254,7 @@ class Job:
 
     async def thread(self) -> tuple[MessageUpdate, ...]:
         """What was said in its conversation before this task, if it is part of one."""
-        return await said_before(self._ledger, self.task) if self.task.origin == NATIVE else ()
+        return await earlier_messages(self._ledger, self.task) if self.task.origin == NATIVE else ()
 
     @property
     def said(self) -> tuple[Content, ...]:
@@ -272,7 +272,7 @@ class Job:
 
     async def view(self) -> TaskView | None:
         """The task as it stands: what was said in earlier turns."""
-        return (await Views(self._ledger).past(self.task.id)).view()
+        return (await TaskReader(self._ledger).past(self.task.id)).view()
 
     @property
     def messages(self) -> tuple[MessageUpdate, ...]:

@@ -17,11 +17,11 @@ from covenant.agents.ranking import THRESHOLD, Ranked, Ranking
 from covenant.agents.roster import Listed, Roster
 from covenant.agents.speech import Speech
 from covenant.agents.toolbox import ask, made_by
-from covenant.exchange.messages import text_of
-from covenant.model.constitution import INDEX
+from covenant.exchange.tasks.builder import text_of
+from covenant.model.agent_definition import INDEX
 from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError
-from covenant.model.update import StatusUpdate
+from covenant.model.task_event import StatusUpdate
 
 ROUTE: Final = "covenant.route"
 """In the metadata of a status and of the result: who does it, and why."""

@@ -22,7 +22,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
 from covenant.agents.complaints import note_complaints
-from covenant.model.tools import McpServer
+from covenant.model.mcp_servers import McpServer
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 PAGES_MAX: Final = 100

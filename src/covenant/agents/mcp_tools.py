@@ -20,9 +20,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from covenant.exchange.skills import usable_tools
-from covenant.model.constitution import Constitution
+from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Forbidden
-from covenant.model.tools import McpServer, Tool, tools_for, tools_of
+from covenant.model.mcp_servers import McpServer, Tool, tools_for, tools_of
 
 if TYPE_CHECKING:
     from covenant.agents.mcp_stdio import Answered, Speaking
@@ -88,7 +88,7 @@ class Tools:
         """Whose agents have any server."""
         return frozenset(tenant for server in self._servers.values() for tenant in server.tenants)
 
-    async def list(self, tenant: str, agent: Constitution) -> Sequence[OfferedTool]:
+    async def list(self, tenant: str, agent: AgentDefinition) -> Sequence[OfferedTool]:
         """What this agent may call. A server that does not start has nothing to offer; the log says why."""
         theirs = [name for name, server in self._servers.items() if tenant in server.tenants]
         if not usable_tools(agent, [Tool(name, "") for name in theirs]) and not agent.mcp_tool_permissions:
@@ -101,7 +101,7 @@ class Tools:
         return [offered for live in self._live.values() for offered in live.values() if offered.tool in may]
 
     async def call(
-        self, tenant: str, agent: Constitution, server: str, tool: str, arguments: Mapping[str, Any]
+        self, tenant: str, agent: AgentDefinition, server: str, tool: str, arguments: Mapping[str, Any]
     ) -> ToolAnswer:
         host = self._hosts.get(server)
         # Before the server is asked for anything: what it is may not depend on who asks.

@@ -35,11 +35,11 @@ from covenant.agents.job import Job
 from covenant.agents.pydantic_agent import cut_at, history_of, listen, prompt_of, used
 from covenant.agents.speech import Speech
 from covenant.agents.toolbox import CONSULTS_MAX, ROUNDS_MAX, Means, Toolbox
-from covenant.exchange.messages import text_of
-from covenant.model.constitution import Constitution
+from covenant.exchange.tasks.builder import text_of
+from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import CovenantError
 from covenant.model.task import NATIVE
-from covenant.model.update import StatusUpdate
+from covenant.model.task_event import StatusUpdate
 from covenant.model.usage import tokens_of
 
 REQUESTS_MAX: Final = ROUNDS_MAX + 2
@@ -71,7 +71,7 @@ class ModelBody:
     def __init__(
         self,
         model: Model,
-        constitution: Constitution,
+        constitution: AgentDefinition,
         means: Means,
         *,
         tokens_max: int = 0,

@@ -18,16 +18,16 @@ import msgspec
 from covenant.agents.job import TIMED_OUT, Job
 from covenant.agents.remote import beat
 from covenant.exchange.delegation import REMOTE, target_of
-from covenant.model.acquaintance import Peer
+from covenant.model.peers.peer_record import Peer
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
-from covenant.model.correspondence import ARTIFACT, PROOF, Delegation
-from covenant.model.delegating import CANCELLED, CANCELLING, COMPLETED, LOST, TIMEOUT
-from covenant.model.delegation import DelegationResult, amounts_of
+from covenant.model.peers.delegation import ARTIFACT, PROOF, Delegation
+from covenant.model.peers.delegation import CANCELLED, CANCELLING, COMPLETED, LOST, TIMEOUT
+from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
 from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
-from covenant.model.metadata import unreserved_parts, without_reserved
-from covenant.model.target import Target
+from covenant.model.sanitizer import unreserved_parts, without_reserved
+from covenant.model.task import Target
 from covenant.model.task import Task
-from covenant.model.update import ArtifactUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, StatusUpdate
 from covenant.wire.redaction import SecretFinding
 
 PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
@@ -141,7 +141,7 @@ class PeerBody:
 
     def _conclude(self, job: Job, delegation: Delegation) -> None:
         result = delegation.result
-        job.spend(amounts_of(delegation.usage))
+        job.spend(usage_amounts(delegation.usage))
         if result is not None:
             _prove(job, delegation, result)
         if delegation.broken or delegation.overspent:

@@ -10,14 +10,14 @@ from typing import Final, Protocol
 from covenant.agents.job import Body, Job
 from covenant.agents.master import RoutingBody
 from covenant.agents.roster import Roster
-from covenant.exchange.runs import inline_of
-from covenant.model.constitution import INDEX_CONSTITUTION, Constitution
+from covenant.exchange.native import inline_of
+from covenant.model.agent_definition import INDEX_DEFINITION, AgentDefinition
 
 NO_MODEL: Final = 'no model is configured: set model.name = "provider:name" and pip install "covenant[model]"'
 
 
 class Casting(Protocol):
-    def model(self, constitution: Constitution, *, remembers: bool = True) -> Body | None:
+    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> Body | None:
         """A model in this role; None if there is no model."""
 
 
@@ -29,7 +29,7 @@ class NoModelBody:
 class IndexBody:
     def __init__(self, casting: Casting, roster: Roster) -> None:
         self._casting = casting
-        model = casting.model(INDEX_CONSTITUTION)
+        model = casting.model(INDEX_DEFINITION)
         self._master: Body = model or RoutingBody(roster)
         self.repeatable = model is None
         """Whether a turn that was cut short may be begun again by itself: routing may, a model's work may not."""

@@ -40,7 +40,7 @@ from covenant.agents.job import FAILED, Job
 from covenant.agents.program_calls import ProgramCalls
 from covenant.agents.speech import Speech
 from covenant.model.content import Content, Text
-from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.model.usage import read_usage
 
 TIMEOUT_MS: Final = 300_000

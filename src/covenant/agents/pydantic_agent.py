@@ -23,7 +23,7 @@ from covenant.agents.function import earlier
 from covenant.agents.job import Job
 from covenant.agents.speech import Speech
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
-from covenant.model.update import MessageUpdate
+from covenant.model.task_event import MessageUpdate
 
 USED: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "requests", "tool_calls")
 

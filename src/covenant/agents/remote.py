@@ -22,16 +22,16 @@ from covenant.agents.job import DAEMON_STOPS, Job
 from covenant.agents.tracing import calling
 from covenant.agents.withdrawing import Open, Withdrawals
 from covenant.exchange.delegation import REMOTE, target_of, tenant_of
-from covenant.exchange.messages import IDEMPOTENCY, text_of
+from covenant.exchange.tasks.builder import IDEMPOTENCY, text_of
 from covenant.model.content import Content, Text
 from covenant.model.errors import Refusal
-from covenant.model.folding import TaskState
-from covenant.model.hop import Hop
-from covenant.model.metadata import unreserved_parts, unreserved_update
-from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
-from covenant.model.target import Target
+from covenant.model.task_view import TaskState
+from covenant.model.call_context import Hop
+from covenant.model.sanitizer import unreserved_parts, unreserved_update
+from covenant.model.task_view import RemoteEvent, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
+from covenant.model.task import Target
 from covenant.model.task import DELEGATION, DuplicateSafety, Task
-from covenant.model.update import StatusUpdate
+from covenant.model.task_event import StatusUpdate
 from covenant.model.usage import read_usage, usage_beyond
 from covenant.outbound.assembly import Assembly
 from covenant.outbound.failures import CallFailed
@@ -185,7 +185,7 @@ async def beat(job: Job) -> None:
             await job.renew()
 
 
-async def _say(job: Job, heard: Heard) -> None:
+async def _say(job: Job, heard: RemoteEvent) -> None:
     match heard:
         case RemoteArtifact(update=update):
             job.say(unreserved_update(update))

@@ -13,8 +13,8 @@ import msgspec
 
 from covenant.agents.abroad import Abroad, Kept
 from covenant.exchange.catalogue import Catalogue
-from covenant.model.constitution import INDEX, CatalogueAgent, Constitution
-from covenant.model.remote_card import Offered
+from covenant.model.agent_definition import INDEX, CatalogueAgent, AgentDefinition
+from covenant.model.agent_card import RemoteSkill
 
 TENANTS_MAX: Final = 1_000
 """Whose rosters are kept made."""
@@ -36,7 +36,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     role: str = ""
     description: str = ""
-    skills: tuple[Offered, ...] = ()
+    skills: tuple[RemoteSkill, ...] = ()
     remote: bool = False
     """One of the registry, and not of the catalogue."""
     elsewhere: bool = False
@@ -61,7 +61,7 @@ class Roster:
     def __init__(
         self,
         catalogue: Catalogue,
-        played: Callable[[Constitution], bool],
+        played: Callable[[AgentDefinition], bool],
         abroad: Abroad | None = None,
         *,
         callable_by: Callable[[str], Container[str]] | None = None,
@@ -146,7 +146,7 @@ class Roster:
 def _local(agent: CatalogueAgent) -> Listed:
     constitution = agent.constitution
     skills = tuple(
-        Offered(
+        RemoteSkill(
             id=skill.id,
             name=skill.name or skill.id,
             description=skill.description,

@@ -17,7 +17,7 @@ import msgspec
 from covenant.agents.job import Job
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
-from covenant.model.update import ArtifactUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, StatusUpdate
 from covenant.wire.json_input import TOLD_NESTING_MAX
 from covenant.wire.validation import checked
 

@@ -49,10 +49,10 @@ from covenant.agents.wares import (
     WriteArgs,
 )
 from covenant.exchange.skills import MCP, usable
-from covenant.model.constitution import INDEX, Constitution
+from covenant.model.agent_definition import INDEX, AgentDefinition
 from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError
-from covenant.model.folding import Artifact
+from covenant.model.task_view import Artifact
 from covenant.outbound.reply import Sendable
 
 ROUNDS_MAX: Final = 6
@@ -125,7 +125,7 @@ class Toolbox:
         self,
         job: Job,
         speech: Speech,
-        constitution: Constitution,
+        constitution: AgentDefinition,
         means: Means,
         *,
         remembers: bool = True,

@@ -17,12 +17,12 @@ from typing import Any, Final
 from covenant.exchange.delegation import REMOTE, target_of, tenant_of
 from covenant.ledger.contract import Ledger, ListQuery, QueueQuery
 from covenant.model.errors import CovenantError
-from covenant.model.folding import fold
+from covenant.model.task_view import fold
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.result import Ending
-from covenant.model.step import Ended, Step
-from covenant.model.target import Target
-from covenant.model.update import StatusUpdate
+from covenant.model.task_event import Ended, Step
+from covenant.model.task import Target
+from covenant.model.task_event import StatusUpdate
 from covenant.outbound.failures import CallFailed
 from covenant.outbound.remote import Remote
 from covenant.outbound.remote_errors import PASSING, RemoteError

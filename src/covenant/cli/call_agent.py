@@ -25,8 +25,8 @@ from covenant.daemon.environment import environment
 
 if TYPE_CHECKING:
     from covenant.daemon.connecting import Options
-    from covenant.model.remote import Heard
-    from covenant.model.remote_card import RemoteCard
+    from covenant.model.task_view import RemoteEvent
+    from covenant.model.agent_card import RemoteCard
     from covenant.outbound.remote import RemoteStream
     from covenant.outbound.reply import Reply
 
@@ -151,8 +151,8 @@ class Progress:
     def called_off(self) -> str:
         return self.stream.called_off if self.stream is not None else ""
 
-    def show(self, news: Heard) -> None:
-        from covenant.model.remote import RemoteStatus, RemoteTask
+    def show(self, news: RemoteEvent) -> None:
+        from covenant.model.task_view import RemoteStatus, RemoteTask
 
         if not isinstance(news, RemoteStatus | RemoteTask):
             if self._live and news.text:

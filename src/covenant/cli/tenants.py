@@ -9,7 +9,7 @@ import click
 from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command
 from covenant.cli.terminal import age, console, table
 from covenant.daemon.environment import now_ms
-from covenant.model.tenant import TenantLimits
+from covenant.model.tenants import TenantLimits
 
 LIMITS: Final = {
     "concurrency": ("Turns worked on at once.", "at once"),

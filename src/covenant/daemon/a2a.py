@@ -16,7 +16,7 @@ from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import ConversationLimits, Conversations
+from covenant.exchange.a2a_service import A2ALimits, A2AExchange
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.uuids import Uuids
 from covenant.model.tracing import OFF, Tracer
@@ -35,18 +35,18 @@ def make_crew(settings: Settings, ledger: Ledger, tracer: Tracer = OFF) -> Crew:
 
 def make_conversations(
     settings: Settings, ledger: Ledger, catalogue: Catalogue, crew: Crew, tracer: Tracer = OFF
-) -> Conversations:
+) -> A2AExchange:
     a2a = settings.a2a
-    limits = ConversationLimits(
+    limits = A2ALimits(
         message_bytes_max=a2a.message_bytes_max,
         blocking_ms_max=a2a.blocking_ms_max,
         depth_max=settings.delegation.depth_max,
     )
     check = check_push if a2a.push_notifications else None
-    return Conversations(ledger, catalogue, crew, Uuids(), limits, check_push=check, tracer=tracer)
+    return A2AExchange(ledger, catalogue, crew, Uuids(), limits, check_push=check, tracer=tracer)
 
 
-def make_office(conversations: Conversations, cards: Cards, pushes: PushService | None = None) -> A2AServices:
+def make_office(conversations: A2AExchange, cards: Cards, pushes: PushService | None = None) -> A2AServices:
     return A2AServices(conversations, extended_cards(cards), pushes)
 
 

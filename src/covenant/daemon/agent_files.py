@@ -19,9 +19,9 @@ import msgspec
 from covenant.daemon.home import OTHERS
 from covenant.daemon.logs import Log
 from covenant.exchange.catalogue import Catalogue
-from covenant.model.constitution import CONSTITUTION_BYTES_MAX, Constitution, read_constitution
+from covenant.model.agent_definition import DEFINITION_BYTES_MAX, AgentDefinition, read_agent_definition
 from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenants import DEFAULT
 
 FOLDER_NAME: Final = "agents"
 FILES_MAX: Final = 1_000
@@ -150,23 +150,23 @@ def _in_folder(folder: Path, tenant: str, *, exposed: bool) -> Iterator[Found]:
         yield Found(tenant, path, stamp, is_now.st_mtime_ns // 1_000_000, problem)
 
 
-def read_agent(found: Found) -> Constitution:
+def read_agent(found: Found) -> AgentDefinition:
     if found.problem:
         raise Invalid("invalid_agent", found.problem)
     definition = read_definition(found.path)
     definition.setdefault("id", found.path.stem)
-    return read_constitution(definition)
+    return read_agent_definition(definition)
 
 
 def read_definition(path: Path) -> dict[str, Any]:
     """A constitution as its author wrote it, in JSON or, by the name's ending, in TOML. Not checked yet."""
     try:
         with path.open("rb") as file:
-            raw = file.read(CONSTITUTION_BYTES_MAX + 1)
+            raw = file.read(DEFINITION_BYTES_MAX + 1)
     except OSError as error:
         raise Invalid("invalid_agent", f"cannot be read: {error.strerror}") from error
-    if len(raw) > CONSTITUTION_BYTES_MAX:
-        raise Invalid("invalid_agent", f"may have at most {CONSTITUTION_BYTES_MAX} bytes")
+    if len(raw) > DEFINITION_BYTES_MAX:
+        raise Invalid("invalid_agent", f"may have at most {DEFINITION_BYTES_MAX} bytes")
     try:
         given = tomllib.loads(raw.decode()) if path.suffix == ".toml" else msgspec.json.decode(raw)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:

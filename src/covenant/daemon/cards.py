@@ -14,11 +14,11 @@ from covenant.doors.http.origins import Origins
 from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.exchange.cards import Cards, Offer
+from covenant.exchange.cards import Cards, CardFeatures
 from covenant.exchange.catalogue import Catalogue
-from covenant.model.card import Provider
+from covenant.model.agent_card import Provider
 from covenant.model.errors import Invalid, SettingsError
-from covenant.model.tools import McpServer, read_mcp_servers, tools_of
+from covenant.model.mcp_servers import McpServer, read_mcp_servers, tools_of
 from covenant.seal.cards import CardSigner
 
 SERVERS_NAME: Final = "mcp_servers.json"
@@ -44,10 +44,10 @@ def make_cards(settings: Settings, key: bytes, servers: dict[str, McpServer]) ->
     return Cards(offer_of(settings, servers), CardSigner(key))
 
 
-def offer_of(settings: Settings, servers: dict[str, McpServer]) -> Offer:
+def offer_of(settings: Settings, servers: dict[str, McpServer]) -> CardFeatures:
     a2a = settings.a2a
     organization = a2a.provider_org or urlsplit(a2a.provider_url).hostname
-    return Offer(
+    return CardFeatures(
         provider=Provider(organization=organization, url=a2a.provider_url) if organization else None,
         documentation_url=a2a.docs_url or None,
         push_notifications=a2a.push_notifications,

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import covenant
 from covenant.daemon.environment import environment, find_home, now_ms
-from covenant.exchange.arguments import checks_arguments
+from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.errors import Invalid
-from covenant.model.remote_card import RemoteCard
+from covenant.model.agent_card import RemoteCard
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetcher, FetchLimits
 from covenant.outbound.finding import find_card, verified

@@ -21,8 +21,8 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.ledger.contract import Ledger
 from covenant.model.errors import NotFound
-from covenant.model.remote_card import RemoteCard
-from covenant.model.target import Target
+from covenant.model.agent_card import RemoteCard
+from covenant.model.task import Target
 from covenant.model.tracing import OFF, Tracer
 from covenant.outbound.card_cache import CardCache
 from covenant.outbound.credentials import Credentials

@@ -14,8 +14,8 @@ from covenant.agents.discovery import Found, played
 from covenant.daemon.home import save_secret
 from covenant.daemon.logs import Log
 from covenant.exchange.mailbox import MailboxExchange
-from covenant.exchange.principal import Principal
-from covenant.exchange.registry import Registry
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.identities import IdentityAdmin
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.folders import open_private
 from covenant.ledger.machine.commands import LeasedTask, Take
@@ -57,7 +57,7 @@ def make_demo_home(folder: Path) -> Path:
     return home
 
 
-async def enroll_demo(home: Path, ledger: Ledger, registry: Registry, operator: Principal) -> Principal:
+async def enroll_demo(home: Path, ledger: Ledger, registry: IdentityAdmin, operator: Principal) -> Principal:
     """See to it that the demo's identities and grants are there; the echo agent as a principal."""
     echo = Principal(AgentId("", operator.agent.pubkey), operator=False, token_sha256="")
     for display in (ECHO, WORKER):
@@ -74,7 +74,7 @@ async def enroll_demo(home: Path, ledger: Ledger, registry: Registry, operator: 
     return echo
 
 
-async def _grant(ledger: Ledger, registry: Registry, operator: Principal) -> None:
+async def _grant(ledger: Ledger, registry: IdentityAdmin, operator: Principal) -> None:
     held = {
         grant.action
         for grant in await ledger.grants()

@@ -36,7 +36,7 @@ from covenant.daemon.home import (
     save_secret,
 )
 from covenant.model.errors import SettingsError
-from covenant.model.peer import IdentityChange, Prekey
+from covenant.model.peers.instance import IdentityChange, Prekey
 from covenant.seal.identity import PrivatePrekey
 from covenant.seal.locking import COST, KeyLocked, Locker
 

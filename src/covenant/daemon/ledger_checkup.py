@@ -18,7 +18,7 @@ from covenant.daemon.home import JOURNAL_NAME, KEY_NAME, UnsafeHome
 from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.operator import OPERATOR_DISPLAY
 from covenant.daemon.salvage import plan
-from covenant.exchange.registry import operator_agent
+from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.log import snapshot
 from covenant.ledger.log.archive import ARCHIVE_NAME, LAYOUTS, SCHEMA_VERSION, archived_seq_of, missing_parts
 from covenant.ledger.log.codec import decode_events

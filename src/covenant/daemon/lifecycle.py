@@ -45,7 +45,7 @@ from covenant.daemon.whereabouts import left_in
 from covenant.daemon.wiring import Node, open_node
 from covenant.doors.http.server.server import HttpServer
 from covenant.doors.http.traced import Traced
-from covenant.exchange.delegation import Orphans
+from covenant.exchange.delegation import OrphanCanceller
 from covenant.model.repair import RetryPolicy
 
 # The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
@@ -279,7 +279,7 @@ def _schedulers(node: Node, log: Log) -> list[Scheduler]:
         Sweeper(node.ledger, node.operator.agent, log=log, interval_ms=daemon.sweep_interval_ms),
         Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
         ArchiveReport(node.ledger, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
-        Orphans(node.ledger),
+        OrphanCanceller(node.ledger),
         node.agent_files,
         node.reach,
         node.mcp,

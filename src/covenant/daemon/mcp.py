@@ -16,15 +16,15 @@ from covenant.doors.mcp.abroad import Abroad
 from covenant.doors.mcp.desk import Desk
 from covenant.doors.mcp.http import McpDoor, installed
 from covenant.exchange.cards import Cards
-from covenant.exchange.oversight import Oversight
-from covenant.exchange.principal import Principal
+from covenant.exchange.task_lookup import TaskLookup
+from covenant.exchange.access.principals import Principal
 from covenant.ledger.log.uuids import Uuids
-from covenant.model.tools import McpServer, Tool
+from covenant.model.mcp_servers import McpServer, Tool
 
 
 def make_mcp(settings: Settings, built: Built, operator: Principal, elsewhere: Elsewhere) -> McpDoor:
     gate, new_id = built.gate, Uuids()
-    oversight = Oversight(built.ledger, built.catalogue, operator)
+    oversight = TaskLookup(built.ledger, built.catalogue, operator)
     desk = Desk(
         built.conversations,
         oversight,

@@ -25,7 +25,7 @@ from covenant.daemon.logs import Log
 from covenant.daemon.settings import ModelSettings, Settings
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
-from covenant.model.constitution import INDEX, Constitution
+from covenant.model.agent_definition import INDEX, AgentDefinition
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.registry import Remotes
 
@@ -45,7 +45,7 @@ class Models:
         self.trouble = ""
         self.default = self._open(settings.name) if settings.name else None
 
-    def of(self, constitution: Constitution) -> Model | None:
+    def of(self, constitution: AgentDefinition) -> Model | None:
         """The daemon's, unless the constitution names another one that the operator allows."""
         return (self.named(constitution.model) if constitution.model else None) or self.default
 
@@ -107,16 +107,16 @@ class Cast:
         self._means = means
         self._index = IndexBody(self, means.roster)
 
-    def repeatable(self, constitution: Constitution) -> bool:
+    def repeatable(self, constitution: AgentDefinition) -> bool:
         """Whether what was cut short may be begun again by itself, whatever the constitution says."""
         return constitution.id == INDEX and self._index.repeatable
 
-    def body(self, constitution: Constitution) -> Body:
+    def body(self, constitution: AgentDefinition) -> Body:
         if constitution.id == INDEX:
             return self._index
         return self.model(constitution) or NoModelBody()
 
-    def model(self, constitution: Constitution, *, remembers: bool = True) -> Body | None:
+    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> Body | None:
         model = self._models.of(constitution)
         if model is None:
             return None
@@ -215,7 +215,7 @@ def make_cast(
     return Cast(ours, models, means), reach
 
 
-def _played(constitution: Constitution, models: Models) -> bool:
+def _played(constitution: AgentDefinition, models: Models) -> bool:
     """Whether somebody does the work of this agent, as far as we can know."""
     if constitution.kind == "model":
         return models.default is not None

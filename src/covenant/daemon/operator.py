@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from covenant.daemon.home import UnsafeHome
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Enroll, RevokeIdentity, RotateToken
 from covenant.model.grant import Identity

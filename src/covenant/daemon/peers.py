@@ -23,11 +23,11 @@ from covenant.daemon.settings import Settings
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
 from covenant.doors.peers_sealed import sealed_routes
-from covenant.exchange.beginning import Beginnings
+from covenant.exchange.tasks.task_start import TaskAcceptor
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract import Ledger
 from covenant.model.ids import AgentId
-from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId
 from covenant.model.tracing import Tracer
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.guard import AddressGuard
@@ -117,7 +117,7 @@ class Peering:
         self.desk = Desk(
             ledger,
             around.catalogue,
-            Beginnings(ledger, crew, tracer),
+            TaskAcceptor(ledger, crew, tracer),
             settings=ours,
             config=asdict(settings.peers),
             us=keyring.id,

@@ -7,10 +7,10 @@ from dataclasses import fields
 
 from covenant.daemon.settings import Settings
 from covenant.doors.metrics import Meter
-from covenant.exchange.conversation import Conversations
-from covenant.exchange.pushes import Pushes, check_config
+from covenant.exchange.a2a_service import A2AExchange
+from covenant.exchange.push import PushConfigs, check_config
 from covenant.ledger.contract import Ledger
-from covenant.model.asking import PushConfig
+from covenant.model.a2a_requests import PushConfig
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.location import read_url
 from covenant.outbound.pushing import PushLimits, PushRunner
@@ -28,12 +28,12 @@ def _check_url(text: str) -> None:
 
 
 def make_pushes(
-    settings: Settings, ledger: Ledger, conversations: Conversations, *, fetcher: Fetcher, key: bytes, meter: Meter
-) -> tuple[Pushes, PushRunner] | tuple[None, None]:
+    settings: Settings, ledger: Ledger, conversations: A2AExchange, *, fetcher: Fetcher, key: bytes, meter: Meter
+) -> tuple[PushConfigs, PushRunner] | tuple[None, None]:
     """Who takes configurations, and who delivers, signed with the daemon's own key, while it runs."""
     if not settings.a2a.push_notifications:
         return None, None
     limits = PushLimits(**{part.name: getattr(settings.push, part.name) for part in fields(PushLimits)})
     webhooks = Webhooks(fetcher, WebhookSigner(key), ledger.now_ms)
     runner = PushRunner(ledger, webhooks, limits, chance=random.random, tally=meter.pushed)
-    return Pushes(ledger, conversations.scope, check_push), runner
+    return PushConfigs(ledger, conversations.scope, check_push), runner

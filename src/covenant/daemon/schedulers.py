@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from covenant.daemon.logs import Log
 from covenant.exchange.mailbox import MailboxExchange
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Note, Sweep, Swept
 from covenant.model.errors import CovenantError, Refusal

@@ -22,14 +22,14 @@ from covenant.daemon.logs import Log
 from covenant.daemon.models import Cast
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract import Ledger
-from covenant.model.constitution import INDEX, Constitution
-from covenant.model.target import ELSEWHERE, PEERS, Target
-from covenant.model.tenant import DEFAULT
+from covenant.model.agent_definition import INDEX, AgentDefinition
+from covenant.model.task import ELSEWHERE, PEERS, Target
+from covenant.model.tenants import DEFAULT
 
 INTERVAL_S: Final = 1.0
 PLAYED: Final = frozenset({"process", "remote", "model", "peer"})
-_CALLED_BY_ADDRESS: Final = Constitution(id=ELSEWHERE, kind="remote")
-_OF_PEERS: Final = Constitution(id=PEERS, kind="peer")
+_CALLED_BY_ADDRESS: Final = AgentDefinition(id=ELSEWHERE, kind="remote")
+_OF_PEERS: Final = AgentDefinition(id=PEERS, kind="peer")
 
 
 class Staff:
@@ -53,7 +53,7 @@ class Staff:
         self._catalogue = catalogue
         self._crew = crew
         self._log = log
-        self._programs: dict[tuple[str, str], Constitution] = {}
+        self._programs: dict[tuple[str, str], AgentDefinition] = {}
         self._elsewhere = elsewhere
         self._cast = cast
         self.peers = peers
@@ -73,7 +73,7 @@ class Staff:
         seen = (self._catalogue.changes, len(tenants))
         if seen == self._seen:
             return
-        wanted: dict[tuple[str, str], Constitution] = {}
+        wanted: dict[tuple[str, str], AgentDefinition] = {}
         if self.peers is not None:
             wanted[DEFAULT, PEERS] = _OF_PEERS
         for tenant in tenants:
@@ -95,7 +95,7 @@ class Staff:
                     self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
         self._programs, self._seen = wanted, seen
 
-    def _body(self, constitution: Constitution) -> Body | None:
+    def _body(self, constitution: AgentDefinition) -> Body | None:
         if constitution.kind == "process":
             return ProcessBody(constitution.command, environment=program_environment())
         if constitution.kind == "peer":
@@ -111,7 +111,7 @@ class Staff:
             await asyncio.sleep(INTERVAL_S)
             await self.step()
 
-    def _employ(self, tenant: str, constitution: Constitution, body: Body) -> None:
+    def _employ(self, tenant: str, constitution: AgentDefinition, body: Body) -> None:
         timeout_ms = constitution.timeout_ms
         if timeout_ms is None and constitution.kind == "process":
             timeout_ms = TIMEOUT_MS
@@ -138,14 +138,14 @@ class Staff:
             self._log.info("agents.dismissed", agent=agent_id, tenant=tenant)
 
 
-def _target(constitution: Constitution) -> Target | None:
+def _target(constitution: AgentDefinition) -> Target | None:
     """Where a remote agent is; None where each task says so."""
     if constitution is _CALLED_BY_ADDRESS:
         return None
     return Target(url=constitution.url) if constitution.url else Target(name=constitution.id)
 
 
-def _done_by(constitution: Constitution) -> Target | None:
+def _done_by(constitution: AgentDefinition) -> Target | None:
     """Which peer does an agent's work, as what; None where each task says so."""
     if constitution is _OF_PEERS:
         return None

@@ -13,14 +13,14 @@ from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.doors.native import agents, orchestrate, requests
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import Conversations
-from covenant.exchange.requests import Requests
-from covenant.exchange.runs import Runs
-from covenant.exchange.simple import SimpleLimits, SimpleTasks
-from covenant.exchange.threads import Threads
+from covenant.exchange.a2a_service import A2AExchange
+from covenant.exchange.native import TenantTasks
+from covenant.exchange.native import NativeRuns
+from covenant.exchange.simple import SimpleLimits, SimpleExchange
+from covenant.exchange.conversations import Conversations
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.uuids import Uuids
-from covenant.model.tools import Tool
+from covenant.model.mcp_servers import Tool
 
 DESCRIBED: Final = (*agents.DESCRIBED, *orchestrate.DESCRIBED, *requests.DESCRIBED, *simple.DESCRIBED)
 
@@ -30,7 +30,7 @@ class Built(NamedTuple):
 
     ledger: Ledger
     catalogue: Catalogue
-    conversations: Conversations
+    conversations: A2AExchange
     gate: TenantGate
     meter: Meter
 
@@ -38,10 +38,10 @@ class Built(NamedTuple):
 def tenant_routes(settings: A2aSettings, built: Built, tools: Sequence[Tool]) -> list[BaseRoute]:
     ledger, catalogue, conversations, gate, meter = built
     limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min, depth_max=conversations.limits.depth_max)
-    tasks = SimpleTasks(ledger, catalogue, conversations, Uuids(), tools=tools, limits=limits)
-    asked, new_id = Requests(ledger, catalogue), Uuids()
-    runs = Runs(catalogue, conversations, asked, new_id)
-    native = orchestrate.NativeDoor(runs, Threads(ledger, catalogue, new_id), conversations)
+    tasks = SimpleExchange(ledger, catalogue, conversations, Uuids(), tools=tools, limits=limits)
+    asked, new_id = TenantTasks(ledger, catalogue), Uuids()
+    runs = NativeRuns(catalogue, conversations, asked, new_id)
+    native = orchestrate.NativeDoor(runs, Conversations(ledger, catalogue, new_id), conversations)
     return [
         *agents.agent_routes(catalogue, gate, meter),
         *requests.request_routes(asked, gate, meter),

@@ -63,21 +63,21 @@ from covenant.doors.peers_sealed import DESCRIBED as SEALED_DESCRIBED
 from covenant.doors.waiting import Waits
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import Conversations
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.limiter import Limiter
+from covenant.exchange.a2a_service import A2AExchange
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
-from covenant.exchange.principal import Principal
-from covenant.exchange.registry import Registry, operator_agent
-from covenant.exchange.tenancy import Tenancy
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.identities import IdentityAdmin, operator_agent
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.ledger.contract import Ledger
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
 from covenant.model.errors import Unavailable
 from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
-from covenant.model.tenant import TenantLimits
-from covenant.model.tools import McpServer
+from covenant.model.tenants import TenantLimits
+from covenant.model.mcp_servers import McpServer
 from covenant.model.tracing import Tracer
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.pushing import PushRunner
@@ -96,15 +96,15 @@ class Node:
     operator: Principal
     ledger: LogLedger
     exchange: MailboxExchange
-    registry: Registry
-    tenancy: Tenancy
+    registry: IdentityAdmin
+    tenancy: TenantAccess
     catalogue: Catalogue
-    limiter: Limiter
+    limiter: TenantLimiter
     crew: Crew
     elsewhere: Elsewhere
     cast: Cast
     reach: Reach
-    conversations: Conversations
+    conversations: A2AExchange
     a2a_gate: Admission
     a2a_office: A2AServices
     push_runner: PushRunner | None
@@ -128,10 +128,10 @@ class _Behind(TypedDict):
     """What is behind both doors of the mailbox."""
 
     exchange: MailboxExchange
-    registry: Registry
-    tenancy: Tenancy
+    registry: IdentityAdmin
+    tenancy: TenantAccess
     catalogue: Catalogue
-    doorkeeper: Doorkeeper
+    doorkeeper: IdentityAuth
     ledger: Ledger
     waits: Waits
     meter: Meter
@@ -243,11 +243,11 @@ def _assemble(
 ) -> Node:
     home, fetcher = settings.home, outside.fetcher
     exchange = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings), tracer)
-    doorkeeper = Doorkeeper(ledger, operator.agent)
+    doorkeeper = IdentityAuth(ledger, operator.agent)
     catalogue = Catalogue(ledger, key)
-    registry = Registry(ledger, doorkeeper, operator.agent, key, partial(save_token, home), seat=catalogue.seat)
-    tenancy = Tenancy(ledger, operator.agent, doorkeeper)
-    limiter = Limiter(ledger.clock.monotonic_ms, _tenant_limits(settings))
+    registry = IdentityAdmin(ledger, doorkeeper, operator.agent, key, partial(save_token, home), seat=catalogue.seat)
+    tenancy = TenantAccess(ledger, operator.agent, doorkeeper)
+    limiter = TenantLimiter(ledger.clock.monotonic_ms, _tenant_limits(settings))
     gate = TenantGate(tenancy, limiter)
     meter, servers = Meter(), mcp_servers(home)
     waits = _waits(settings, doorkeeper)
@@ -367,7 +367,7 @@ def _signed(grant: Grant, operator: PublicKey) -> bool:
     return grant.granted_by.pubkey == operator and verify_grant(grant)
 
 
-def _waits(settings: Settings, doorkeeper: Doorkeeper) -> Waits:
+def _waits(settings: Settings, doorkeeper: IdentityAuth) -> Waits:
     limits = settings.limits
     return Waits(doorkeeper, waits_max=limits.waits_max, waits_per_caller_max=limits.waits_per_caller_max)
 

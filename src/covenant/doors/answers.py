@@ -11,16 +11,16 @@ from typing import Final
 import msgspec
 
 from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
-from covenant.model.audit import AuditReport
-from covenant.model.constitution import CatalogueAgent, Constitution, unheeded
+from covenant.model.audit_chain import AuditReport
+from covenant.model.agent_definition import CatalogueAgent, AgentDefinition, ignored_keys
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.repair import RepairOutcome, RetryReport
 from covenant.model.result import Ending, Result
 from covenant.model.task import Task
-from covenant.model.tenant import TenantLimits
-from covenant.model.update import MessageUpdate
+from covenant.model.tenants import TenantLimits
+from covenant.model.task_event import MessageUpdate
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -337,7 +337,7 @@ class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     source: str
     created_at_ms: int
     updated_at_ms: int
-    agent_def: Constitution
+    agent_def: AgentDefinition
     ignored: tuple[str, ...] = ()
 
     @classmethod
@@ -353,7 +353,7 @@ class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             created_at_ms=agent.created_at_ms,
             updated_at_ms=agent.updated_at_ms,
             agent_def=made,
-            ignored=unheeded(made),
+            ignored=ignored_keys(made),
         )
 
 

@@ -29,7 +29,7 @@ from covenant.doors.answers import (
 from covenant.doors.operation import AnyOperation, Office, Operation
 from covenant.doors.pages import PAGE_BYTES_MAX, fit, size_of
 from covenant.doors.waiting import CallerGoneError, Pause
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract import QueueQuery
 from covenant.ledger.machine.commands import Drained, Leased
 from covenant.model.errors import Invalid

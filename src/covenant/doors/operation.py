@@ -14,9 +14,9 @@ from covenant.doors.answers import Answer
 from covenant.doors.waiting import Pause
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
-from covenant.exchange.principal import Principal
-from covenant.exchange.registry import Registry
-from covenant.exchange.tenancy import Tenancy
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.identities import IdentityAdmin
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.ledger.contract import Ledger
 from covenant.wire.ipc_frames import Wrapped
 from covenant.wire.mailbox import Request
@@ -32,9 +32,9 @@ class Office:
     """What is behind the doors: operations work with this, and with nothing else."""
 
     exchange: MailboxExchange
-    registry: Registry
+    registry: IdentityAdmin
     ledger: Ledger
-    tenancy: Tenancy
+    tenancy: TenantAccess
     catalogue: Catalogue
     peers: PeerDesk | None = None
     """None: this daemon has none."""

@@ -8,10 +8,10 @@ import msgspec
 
 from covenant.doors.answers import Answer
 from covenant.ledger.contract import TreeNode
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import Delegation, LoggedMessage
-from covenant.model.delegation import Profile, Proof, Status, TokenUsage
-from covenant.model.peer import InstanceId, Trust
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import Delegation, LoggedMessage
+from covenant.model.peers.delegation_messages import Profile, Proof, DelegationStatus, TokenUsage
+from covenant.model.peers.instance import InstanceId, Trust
 from covenant.wire.operator_requests import PendingMessages, PeerLimitsInput
 
 ONLINE_MS = 90_000
@@ -87,7 +87,7 @@ class DelegationShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     peer_id: InstanceId
     peer: str
     profile: str
-    status: Status
+    status: DelegationStatus
     state: str
     remote: bool
     max_token_budget: int
@@ -182,7 +182,7 @@ class Delegated(Answer, frozen=True, kw_only=True, rename="camel", tag="delegate
     delegation_id: str
     peer_id: InstanceId | None
     profile: str
-    status: Status
+    status: DelegationStatus
     remote: bool
     duplicate: bool = False
 

@@ -28,14 +28,14 @@ from covenant.doors.peer_answers import (
     ProofAnswer,
     TokensRevoked,
 )
-from covenant.exchange.operators import require_operator
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import require_operator
+from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract import TreeNode
-from covenant.model.acquaintance import Capabilities, Peer, PeerLimits
-from covenant.model.correspondence import Delegation, LoggedMessage
+from covenant.model.peers.peer_record import PeerCapabilities, Peer, PeerLimits
+from covenant.model.peers.delegation import Delegation, LoggedMessage
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, Trust
 from covenant.wire import operator_requests as asked
 
 PEERS: Final = "/api/v1/a2a/peers"
@@ -84,7 +84,7 @@ class PeerDesk(Protocol):
     async def discover(self, timeout_s: float) -> tuple[Sequence[Any], Sequence[Any]]:
         """Candidates, and the ways they are found by."""
 
-    async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, Capabilities]: ...
+    async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]: ...
     async def delegate(self, by: AgentId, request: asked.DelegateRequest) -> asked.DelegationBegun: ...
     async def delegations(self) -> Sequence[Delegation]: ...
     async def standing(self, named: str) -> Delegation: ...

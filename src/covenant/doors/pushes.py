@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from covenant.doors.answers import PushList, PushRetried, PushShown
 from covenant.doors.operation import AnyOperation, Office, Operation
 from covenant.doors.pages import fit
-from covenant.exchange import pushes
-from covenant.exchange.principal import Principal
+from covenant.exchange import push as pushes
+from covenant.exchange.access.principals import Principal
 from covenant.model.errors import Invalid
 from covenant.model.ids import parse_task_id
 from covenant.model.push import Push

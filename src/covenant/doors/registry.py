@@ -26,7 +26,7 @@ from covenant.doors.answers import (
 )
 from covenant.doors.operation import AnyOperation, Office, Operation
 from covenant.doors.pages import fit
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import Principal
 from covenant.model.errors import Invalid
 from covenant.model.grant import Grant, Identity
 from covenant.wire.mailbox import EmptyRequest, RecentRequest

@@ -24,9 +24,9 @@ from covenant.doors.http.routes import ByMethod
 from covenant.doors.http.tenant import Asked, TenantGate
 from covenant.doors.metrics import Meter
 from covenant.doors.waiting import CallerGoneError
-from covenant.exchange.simple import SimpleSend, SimpleTasks
+from covenant.exchange.simple import SimpleSend, SimpleExchange
 from covenant.model.errors import Invalid, NotFound, Refusal
-from covenant.model.hop import Hop
+from covenant.model.call_context import Hop
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest, SimpleError, decode_send, task_of
 
 SEND: Final = "/a2a/tasks/send"
@@ -56,7 +56,7 @@ def asked_for(request: A2ATaskSendRequest, hop: Hop | None = None) -> SimpleSend
 
 
 class SimpleDoor:
-    def __init__(self, tasks: SimpleTasks, gate: TenantGate) -> None:
+    def __init__(self, tasks: SimpleExchange, gate: TenantGate) -> None:
         self._tasks = tasks
         self._gate = gate
 
@@ -148,7 +148,7 @@ DESCRIBED: Final = (
 
 
 def simple_routes(
-    tasks: SimpleTasks, gate: TenantGate, meter: Meter, *, body_bytes_max: int = BODY_BYTES_MAX
+    tasks: SimpleExchange, gate: TenantGate, meter: Meter, *, body_bytes_max: int = BODY_BYTES_MAX
 ) -> list[BaseRoute]:
     door = SimpleDoor(tasks, gate)
     runs = {"send_simple_task": door.send, "get_simple_task": door.get}

@@ -20,10 +20,10 @@ from covenant.doors.answers import (
 )
 from covenant.doors.operation import AnyOperation, Office, Operation
 from covenant.doors.pages import fit
-from covenant.exchange.principal import Principal
-from covenant.model.constitution import read_constitution
+from covenant.exchange.access.principals import Principal
+from covenant.model.agent_definition import read_agent_definition
 from covenant.model.errors import Invalid
-from covenant.model.tenant import Tenant, TenantLimits
+from covenant.model.tenants import Tenant, TenantLimits
 from covenant.wire.operator_requests import (
     AddAgentRequest,
     AddTenantRequest,
@@ -82,7 +82,7 @@ async def rotate_tenant(office: Office, caller: Principal, request: RotateTenant
 
 async def add_agent(office: Office, caller: Principal, request: AddAgentRequest) -> AgentAdded:
     acting = await office.tenancy.acting(caller, request.tenant)
-    constitution = read_constitution(request.agent_def)
+    constitution = read_agent_definition(request.agent_def)
     put = office.catalogue.replace if request.replace else office.catalogue.store
     return AgentAdded(tenant=request.tenant, agent=AgentShown.of(await put(acting, constitution)))
 

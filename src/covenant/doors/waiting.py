@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.principals import Principal
 from covenant.model.errors import OverLimit, Refusal, Unauthenticated, Unavailable
 from covenant.model.ids import PublicKey
 
@@ -61,7 +61,7 @@ class Waits:
 
     def __init__(
         self,
-        doorkeeper: Doorkeeper,
+        doorkeeper: IdentityAuth,
         *,
         waits_max: int = WAITS_MAX,
         waits_per_caller_max: int = WAITS_PER_CALLER_MAX,

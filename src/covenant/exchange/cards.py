@@ -1,7 +1,7 @@
 """From an agent of the catalogue to its card: made when somebody asks, signed once, and kept until the agent changes.
 
 `agent_card` needs nothing but the agent and the URL that callers reach this daemon by. What else is switched on comes
-as an `Offer`: a card promises nothing that the daemon does not do.
+as an `CardFeatures`: a card promises nothing that the daemon does not do.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from covenant.exchange.skills import MCP, skills_of
-from covenant.exchange.tenancy import Caller
-from covenant.model.card import (
+from covenant.exchange.access.tenants import Caller
+from covenant.model.agent_card import (
     GRPC,
     HTTP_JSON,
     JSONRPC,
@@ -30,11 +30,11 @@ from covenant.model.card import (
     SecurityRequirement,
     SecurityScheme,
     Signature,
-    Skill,
+    CardSkill,
 )
-from covenant.model.constitution import INDEX, CatalogueAgent, Constitution
-from covenant.model.tenant import DEFAULT
-from covenant.model.tools import Tool, tools_for
+from covenant.model.agent_definition import INDEX, CatalogueAgent, AgentDefinition
+from covenant.model.tenants import DEFAULT
+from covenant.model.mcp_servers import Tool, tools_for
 from covenant.seal.cards import CardSigner
 from covenant.wire.a2a.card_codec import card_fields
 
@@ -52,7 +52,7 @@ OUTPUT_MODES: Final = ("text/plain", "application/json")
 
 _SCHEMES: Final = {"bearer": SecurityScheme(http_auth_security_scheme=HttpAuth(scheme="bearer"))}
 _REQUIRED: Final = (SecurityRequirement(schemes={"bearer": Scopes()}),)
-_DISCOVER: Final = Skill(
+_DISCOVER: Final = CardSkill(
     id="discover",
     name="discover",
     description="Authenticate with a tenant's bearer token, then fetch the card of one agent.",
@@ -60,7 +60,7 @@ _DISCOVER: Final = Skill(
 )
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """What is switched on, beside the agents. A provider without a URL has this daemon's."""
 
     provider: Provider | None = None
@@ -77,10 +77,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def agent_card(
-    agent: CatalogueAgent, base_url: str, offer: Offer | None = None, *, token_needed: bool = True
+    agent: CatalogueAgent, base_url: str, offer: CardFeatures | None = None, *, token_needed: bool = True
 ) -> AgentCard:
     """Unsigned. Without `token_needed` the card says that anybody may call."""
-    offer = offer or Offer()
+    offer = offer or CardFeatures()
     constitution = agent.constitution
     return AgentCard(
         name=constitution.name or constitution.id,
@@ -103,9 +103,9 @@ def agent_card(
     )
 
 
-def stub_card(base_url: str, offer: Offer | None = None) -> AgentCard:
+def stub_card(base_url: str, offer: CardFeatures | None = None) -> AgentCard:
     """For callers without a token: how to get one's foot in the door, and no word of who is inside."""
-    offer = offer or Offer()
+    offer = offer or CardFeatures()
     return AgentCard(
         name="covenant",
         description="Agents behind a token: authenticate, then fetch the card of one of them.",
@@ -124,7 +124,7 @@ def stub_card(base_url: str, offer: Offer | None = None) -> AgentCard:
     )
 
 
-def _abilities(agent: CatalogueAgent, offer: Offer) -> frozenset[str] | None:
+def _abilities(agent: CatalogueAgent, offer: CardFeatures) -> frozenset[str] | None:
     """Servers of tools, and agents that are registered here, are there for some tenants."""
     if offer.abilities is None:
         return None
@@ -136,12 +136,12 @@ def _abilities(agent: CatalogueAgent, offer: Offer) -> frozenset[str] | None:
     return offer.abilities - away
 
 
-def _provider(offer: Offer, base_url: str) -> Provider | None:
+def _provider(offer: CardFeatures, base_url: str) -> Provider | None:
     provider = offer.provider
     return provider if provider is None or provider.url else msgspec.structs.replace(provider, url=base_url)
 
 
-def _description(constitution: Constitution) -> str:
+def _description(constitution: AgentDefinition) -> str:
     said = " — ".join(text for text in (constitution.role, constitution.goal) if text)
     return said or constitution.description or f"Covenant agent {constitution.id}"
 
@@ -155,7 +155,7 @@ def _version(agent: CatalogueAgent) -> str:
     return hashlib.sha256(msgspec.json.encode(agent.constitution)).hexdigest()[:12]
 
 
-def _interfaces(url: str, agent_id: str, offer: Offer) -> tuple[Interface, ...]:
+def _interfaces(url: str, agent_id: str, offer: CardFeatures) -> tuple[Interface, ...]:
     """The preferred one first. The dialect of 0.3 is spoken on the same URL, so it is named last."""
     found = [
         Interface(url=url, protocol_binding=JSONRPC, protocol_version="1.0"),
@@ -178,7 +178,7 @@ class _Key(NamedTuple):
 class Cards:
     """Signed cards. Without a signer they are the same, unsigned."""
 
-    def __init__(self, offer: Offer, signer: CardSigner | None = None) -> None:
+    def __init__(self, offer: CardFeatures, signer: CardSigner | None = None) -> None:
         self.offer = offer
         self._signer = signer
         self._kept: dict[_Key, tuple[object, AgentCard]] = {}

@@ -13,12 +13,12 @@ import hmac
 from collections.abc import Sequence
 from typing import Final
 
-from covenant.exchange.registry import Seat
-from covenant.exchange.tenancy import Caller
+from covenant.exchange.access.identities import ReservedIdentity
+from covenant.exchange.access.tenants import Caller
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.tenant_commands import PutAgent, RemoveAgent
 from covenant.ledger.machine.tenanting import agent_exists, unknown_agent, unknown_tenant
-from covenant.model.constitution import INDEX, INDEX_CONSTITUTION, RESERVED, CatalogueAgent, Constitution, Source
+from covenant.model.agent_definition import INDEX, INDEX_DEFINITION, RESERVED, CatalogueAgent, AgentDefinition, AgentSource
 from covenant.model.errors import Conflict, Forbidden, Invalid
 from covenant.model.grant import respond_actions
 from covenant.model.ids import AgentId, uuid_of
@@ -97,7 +97,7 @@ class Catalogue:
         """As whom a tenant's callers send."""
         return self.identity(tenant, CLIENT)
 
-    def seat(self, display: str) -> Seat | None:
+    def seat(self, display: str) -> ReservedIdentity | None:
         """What an identity enrolled under this name must be; None if the catalogue has nothing to say about it.
 
         A worker's is its agent's key, so that it leases the agent's tasks, and the right to answer its tenant.
@@ -110,10 +110,10 @@ class Catalogue:
             return None
         if agent is None or agent.constitution.kind != "worker":
             raise Conflict("display_reserved", f"{display} is held by this daemon; only a worker agent can be enrolled")
-        return Seat(self.identity(tenant, agent_id).pubkey, respond_actions(self.client(tenant))[:1])
+        return ReservedIdentity(self.identity(tenant, agent_id).pubkey, respond_actions(self.client(tenant))[:1])
 
     def add_resident(
-        self, tenant: str, constitution: Constitution, source: Source, *, changed_at_ms: int | None = None
+        self, tenant: str, constitution: AgentDefinition, source: AgentSource, *, changed_at_ms: int | None = None
     ) -> CatalogueAgent:
         """Declare an agent from code or a file, in place of what was declared under its id before."""
         if self._ledger.tenant(tenant) is None:
@@ -144,7 +144,7 @@ class Catalogue:
         self._residents.pop((tenant, agent_id), None)
         self.changes += 1
 
-    async def store(self, caller: Caller, constitution: Constitution) -> CatalogueAgent:
+    async def store(self, caller: Caller, constitution: AgentDefinition) -> CatalogueAgent:
         """Refused as `agent_exists` if the tenant has one of that id, wherever it is kept."""
         tenant = caller.tenant.name
         self._check(caller, constitution)
@@ -152,7 +152,7 @@ class Catalogue:
             raise agent_exists(constitution.id)
         return await self._put(caller, constitution, replace=False)
 
-    async def replace(self, caller: Caller, constitution: Constitution) -> CatalogueAgent:
+    async def replace(self, caller: Caller, constitution: AgentDefinition) -> CatalogueAgent:
         """Wholesale: what the new constitution does not say is back at its default."""
         self._check(caller, constitution)
         self._check_stored(caller.tenant.name, constitution.id)
@@ -165,7 +165,7 @@ class Catalogue:
         self.changes += 1
         return removed
 
-    async def _put(self, caller: Caller, constitution: Constitution, *, replace: bool) -> CatalogueAgent:
+    async def _put(self, caller: Caller, constitution: AgentDefinition, *, replace: bool) -> CatalogueAgent:
         tenant = caller.tenant.name
         put = await self._ledger.commit(
             PutAgent(
@@ -182,7 +182,7 @@ class Catalogue:
     def _by(self, caller: Caller) -> AgentId:
         return AgentId(caller.name, self._operator_key) if caller.operator else self.client(caller.tenant.name)
 
-    def _check(self, caller: Caller, constitution: Constitution) -> None:
+    def _check(self, caller: Caller, constitution: AgentDefinition) -> None:
         kind = constitution.kind
         if kind == "function":
             raise _only_code()
@@ -204,7 +204,7 @@ def _place(agent: CatalogueAgent) -> tuple[int, str]:
 
 
 def _index(tenant: str) -> CatalogueAgent:
-    return CatalogueAgent(tenant=tenant, constitution=INDEX_CONSTITUTION, source="builtin")
+    return CatalogueAgent(tenant=tenant, constitution=INDEX_DEFINITION, source="builtin")
 
 
 def _only_code() -> Invalid:

@@ -16,27 +16,27 @@ from typing import Final
 
 import msgspec
 
-from covenant.exchange.beginning import Beginnings
+from covenant.exchange.tasks.task_start import TaskAcceptor
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.chains import DEPTH_MAX, check_chain
-from covenant.exchange.hands import Hands
-from covenant.exchange.messages import PROCESS_TIMEOUT_MS, check_message, check_size, text_of
-from covenant.exchange.streams import KEEP_ALIVE_S
-from covenant.exchange.views import Views
+from covenant.model.call_context import DEFAULT_DEPTH_MAX, check_chain
+from covenant.exchange.tasks.task_start import LocalWorkers
+from covenant.exchange.tasks.builder import PROCESS_TIMEOUT_MS, check_message, check_size, text_of
+from covenant.exchange.tasks.task_stream import KEEP_ALIVE_S
+from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Cancel, CancelOrphans, Continue
 from covenant.ledger.machine.tenanting import unknown_agent
-from covenant.model.asking import Message
-from covenant.model.constitution import CatalogueAgent
+from covenant.model.a2a_requests import Message
+from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
-from covenant.model.folding import Folder, TaskView
+from covenant.model.task_view import TaskViewBuilder, TaskView
 from covenant.model.ids import AgentId, TaskId, uuid_of
 from covenant.model.result import Result
-from covenant.model.target import ELSEWHERE, PEERS, Target
+from covenant.model.task import ELSEWHERE, PEERS, Target
 from covenant.model.task import DELEGATION, DuplicateSafety, Idempotency, Task, fingerprint
 from covenant.model.tracing import OFF, Tracer, trace_of, traced
-from covenant.model.update import MessageUpdate
+from covenant.model.task_event import MessageUpdate
 
 REMOTE: Final = "covenant.remote"
 """In the metadata of a task's updates: what the task is called where it is done, and how it stands there."""
@@ -60,7 +60,7 @@ class DelegationLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Between two such calls; several that are made at once count as one. 0: none."""
     children_max: int = 100
     """Calls of either kind."""
-    depth_max: int = DEPTH_MAX
+    depth_max: int = DEFAULT_DEPTH_MAX
     message_bytes_max: int = 1024 * 1024
 
 
@@ -81,7 +81,7 @@ class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.remote is not None
 
 
-class Delegated(msgspec.Struct, frozen=True, gc=False):
+class DelegatedTask(msgspec.Struct, frozen=True, gc=False):
     """A child to be: the task, and what the same request has in common whenever it is made."""
 
     task: Task
@@ -94,7 +94,7 @@ class Delegations:
         self,
         ledger: Ledger,
         catalogue: Catalogue,
-        hands: Hands,
+        hands: LocalWorkers,
         limits: DelegationLimits | None = None,
         *,
         registered: Callable[[str, str], str | None] = lambda _tenant, _name: None,
@@ -108,8 +108,8 @@ class Delegations:
         self.limits = limits or DelegationLimits()
         self.ledger = ledger
         self._catalogue = catalogue
-        self._beginnings = Beginnings(ledger, hands, tracer)
-        self._views = Views(ledger)
+        self._beginnings = TaskAcceptor(ledger, hands, tracer)
+        self._views = TaskReader(ledger)
         self._registered = registered
         self.peers = peers
 
@@ -151,7 +151,7 @@ class Delegations:
         task_id: TaskId,
         until_ms: int | None,
         idempotent: bool | None = None,
-    ) -> Delegated:
+    ) -> DelegatedTask:
         """Refuses what cannot be asked of this callee, or not from where the caller is."""
         constitution = callee.agent.constitution if callee.agent is not None else None
         depth, chain = parent.depth + 1, (*parent.chain, caller.pubkey)
@@ -192,9 +192,9 @@ class Delegations:
             timeout_ms=min(bounds) if bounds else None,
             target=callee.remote,
         )
-        return Delegated(traced(task, trace_of(parent)), digest, until_ms)
+        return DelegatedTask(traced(task, trace_of(parent)), digest, until_ms)
 
-    async def perform(self, asked: Delegated) -> TaskView:
+    async def perform(self, asked: DelegatedTask) -> TaskView:
         """Begin it, or find it begun; the task when it has ended or waits for more.
 
         When its time is over it is canceled.
@@ -208,7 +208,7 @@ class Delegations:
                     raise Conflict("key_reused", "this key was used for another call of this task") from None
                 raise
             give_up_ms = self._give_up_ms(asked.until_ms)
-            folder = await self._views.past(task.id) if known else Folder()
+            folder = await self._views.past(task.id) if known else TaskViewBuilder()
             while not (folder.state.terminal or folder.state.waits):
                 left_s = KEEP_ALIVE_S
                 if give_up_ms is not None:
@@ -318,7 +318,7 @@ def target_of(task: Task) -> Target | None:
         return None
 
 
-class Orphans:
+class OrphanCanceller:
     """Ends what was delegated by tasks that have ended: as soon as they do, and what a crash has left."""
 
     def __init__(self, ledger: Ledger) -> None:

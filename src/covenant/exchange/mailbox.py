@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from covenant.exchange.blocks import check_blocks, check_update
-from covenant.exchange.chains import DEPTH_MAX, check_chain
-from covenant.exchange.operators import require_operator
-from covenant.exchange.principal import Principal
-from covenant.exchange.tracing import accepting, tell_attempt
-from covenant.exchange.trees import grown
+from covenant.exchange.tasks.content_checks import check_blocks, check_update
+from covenant.model.call_context import DEFAULT_DEPTH_MAX, check_chain
+from covenant.exchange.access.principals import require_operator
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.tasks.task_start import accept_span, record_attempt
+from covenant.exchange.tasks.reader import read_tree
 from covenant.ledger.contract import Ledger, Queue, QueueQuery, Shown, TreeNode
 from covenant.ledger.machine.commands import (
     Accept,
@@ -44,7 +44,7 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.repairing import scan_row
 from covenant.ledger.machine.sending import unknown_recipient
-from covenant.model.correspondence import PEER
+from covenant.model.peers.delegation import PEER
 from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
@@ -55,7 +55,7 @@ from covenant.model.grant import (
     send_actions,
 )
 from covenant.model.ids import REQUEST_ID_LENGTH_MAX, AgentId, LeaseId, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.repair import (
     ForceError,
     RepairCommand,
@@ -67,7 +67,7 @@ from covenant.model.repair import (
 from covenant.model.result import Result
 from covenant.model.task import DELEGATION, Task, fingerprint
 from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
-from covenant.model.update import Update
+from covenant.model.task_event import Update
 
 REASON_LENGTH_MAX: Final = 2_000
 NAME_LENGTH_MAX: Final = 1_000
@@ -84,7 +84,7 @@ class MailboxLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     wait_ms_max: int = 60_000
     recipient_admission: bool = False
     """Whether a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
-    depth_max: int = DEPTH_MAX
+    depth_max: int = DEFAULT_DEPTH_MAX
     """How deep in a chain of calls an agent's task may be."""
 
 
@@ -116,7 +116,7 @@ class MailboxExchange:
             task = await self._within(task.parent, task)
         if not self._tracer.on:
             return await self._begin(task, digest, access)
-        with accepting(self._tracer, task, None) as span:
+        with accept_span(self._tracer, task, None) as span:
             accepted = await self._begin(traced(task, span.trace), digest, access)
             span.note({DUPLICATE: accepted.duplicate})
         return accepted
@@ -276,7 +276,7 @@ class MailboxExchange:
             )
         )
         if before is not None and not settled.duplicate:
-            tell_attempt(self._tracer, before, result)
+            record_attempt(self._tracer, before, result)
         return settled
 
     async def _respond_within(self, task_id: TaskId) -> tuple[str, ...]:
@@ -326,7 +326,7 @@ class MailboxExchange:
         return shown
 
     async def tree(self, principal: Principal, root: TaskId) -> TreeNode:
-        return await grown(self._ledger, root, principal.viewer)
+        return await read_tree(self._ledger, root, principal.viewer)
 
     async def repair(self, principal: Principal, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
         check_repair(command, reason)

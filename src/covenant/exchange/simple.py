@@ -8,31 +8,71 @@ ended is never forgotten. After a start the view begins with the newest thousand
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from covenant.exchange.access.tenant_limits import MESSAGE, RATE
+from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.chains import DEPTH_MAX, check_chain
-from covenant.exchange.conversation import Conversations
-from covenant.exchange.messages import check_message
+from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.skills import skills_of
-from covenant.exchange.tenancy import Caller
-from covenant.exchange.views import Views, known_id, unknown
-from covenant.exchange.window import Window
+from covenant.exchange.tasks.builder import check_message
+from covenant.exchange.tasks.reader import TaskReader, parse_known_id, unknown
 from covenant.ledger.contract import Ledger
-from covenant.model.asking import Message
-from covenant.model.constitution import CatalogueAgent
+from covenant.model.a2a_requests import Message
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_chain
 from covenant.model.content import Text
-from covenant.model.errors import Invalid, NotFound
-from covenant.model.folding import TaskView
-from covenant.model.hop import Hop
+from covenant.model.errors import Invalid, NotFound, OverLimit
 from covenant.model.ids import TaskId
+from covenant.model.mcp_servers import Tool, tools_for
 from covenant.model.task import SIMPLE, Task
-from covenant.model.tools import Tool, tools_for
+from covenant.model.task_view import TaskView
 from covenant.model.tracing import trace_of, traced
+
+KEYS_MAX: Final = 10_000
+"""Keys that are remembered before those that have been quiet are looked for and forgotten."""
+
+
+class SlidingWindow:
+    """Keys are credentials, so there are no more of them than there are callers. Lives on one loop."""
+
+    def __init__(self, most: int, span_ms: int, now_ms: Callable[[], int]) -> None:
+        """`most` 0: no limit."""
+        self._most = most
+        self._span_ms = span_ms
+        self._now_ms = now_ms
+        self._spent: dict[str, deque[int]] = {}
+
+    def spend(self, key: str) -> None:
+        """One more, or a refusal that says when there is room again. What is refused is not counted."""
+        if not self._most:
+            return
+        now_ms = self._now_ms()
+        times = self._spent.get(key)
+        if times is None:
+            if len(self._spent) >= KEYS_MAX:
+                self._forget_quiet(now_ms)
+            times = self._spent[key] = deque(maxlen=self._most)
+        self._let_go(times, now_ms)
+        if len(times) == self._most:
+            raise OverLimit(RATE, MESSAGE, retry_after_ms=times[0] + self._span_ms - now_ms)
+        times.append(now_ms)
+
+    def _let_go(self, times: deque[int], now_ms: int) -> None:
+        # A time that is still to come is from before the clock was set back: nobody waits for that.
+        while times and not 0 <= now_ms - times[0] < self._span_ms:
+            times.popleft()
+
+    def _forget_quiet(self, now_ms: int) -> None:
+        for key, times in list(self._spent.items()):
+            self._let_go(times, now_ms)
+            if not times:
+                del self._spent[key]
+
 
 TIMEOUT_MS: Final = 300_000
 RATE_PER_MIN: Final = 5
@@ -61,18 +101,18 @@ class SimpleSend(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class SimpleLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     rate_per_min: int = RATE_PER_MIN
     """Sends by one credential in any minute; 0: no limit."""
-    depth_max: int = DEPTH_MAX
+    depth_max: int = DEFAULT_DEPTH_MAX
     """How many hands a task may have gone through. A caller that says more is part of a circle."""
     kept_max: int = KEPT_MAX
     pruned: int = PRUNED
 
 
-class SimpleTasks:
+class SimpleExchange:
     def __init__(
         self,
         ledger: Ledger,
         catalogue: Catalogue,
-        conversations: Conversations,
+        conversations: A2AExchange,
         new_id: Callable[[], str],
         *,
         tools: Sequence[Tool] = (),
@@ -85,8 +125,8 @@ class SimpleTasks:
         self._new_id = new_id
         self._tools = tools
         self._limits = limits or SimpleLimits()
-        self._views = Views(ledger)
-        self._window = Window(self._limits.rate_per_min, MINUTE_MS, ledger.clock.monotonic_ms)
+        self._views = TaskReader(ledger)
+        self._window = SlidingWindow(self._limits.rate_per_min, MINUTE_MS, ledger.clock.monotonic_ms)
         self._shelves: OrderedDict[str, dict[TaskId, None]] = OrderedDict()
         self._cleared: set[str] = set()
         self._loading = asyncio.Lock()
@@ -113,7 +153,7 @@ class SimpleTasks:
         return view
 
     async def get(self, caller: Caller, task_id: str) -> TaskView:
-        wanted, tenant = known_id(task_id), caller.tenant.name
+        wanted, tenant = parse_known_id(task_id), caller.tenant.name
         view = await self._views.of_tenant(wanted, tenant)
         shown = wanted in await self._shelf(tenant) or not (view.state.terminal or tenant in self._cleared)
         if view.task.origin != SIMPLE or not shown:

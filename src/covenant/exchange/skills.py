@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from covenant.model import constitution as written
-from covenant.model.card import Skill
-from covenant.model.constitution import INDEX, Constitution, Kind
-from covenant.model.tools import Tool
+from covenant.model import agent_definition as written
+from covenant.model.agent_card import CardSkill
+from covenant.model.agent_definition import INDEX, AgentDefinition, AgentKind
+from covenant.model.mcp_servers import Tool
 
-SLASH_KINDS: Final[frozenset[Kind]] = frozenset({"model"})
+SLASH_KINDS: Final[frozenset[AgentKind]] = frozenset({"model"})
 """Agents that carry out slash commands. Those of other kinds are programs, and would take one for plain text."""
-TOOL_KINDS: Final[frozenset[Kind]] = frozenset({"model"})
+TOOL_KINDS: Final[frozenset[AgentKind]] = frozenset({"model"})
 """Agents whose MCP calls are made for them, so that every registered tool is theirs unless they may not use it.
 
 A program may bring its own way to call tools; it has those that its constitution names.
@@ -33,7 +33,7 @@ GENERAL: Final = ("general",)
 _JSON: Final = ("application/json",)
 _JSON_AND_TEXT: Final = ("application/json", "text/plain")
 
-CHAT: Final = Skill(id="chat", name="chat", description="Ask in plain text, and get an answer.", tags=("text",))
+CHAT: Final = CardSkill(id="chat", name="chat", description="Ask in plain text, and get an answer.", tags=("text",))
 
 CAPABILITIES: Final = {
     "/fetch": ("fetch-url", "Fetch a web address and read what is there."),
@@ -89,8 +89,8 @@ GITHUB_TAGS: Final = (
 
 
 def skills_of(
-    constitution: Constitution, tools: Sequence[Tool] = (), abilities: frozenset[str] | None = None
-) -> tuple[Skill, ...]:
+    constitution: AgentDefinition, tools: Sequence[Tool] = (), abilities: frozenset[str] | None = None
+) -> tuple[CardSkill, ...]:
     """`abilities`: the commands that models can carry out here; none of them where there is no model.
 
     None: nobody says, and a card says what the constitution does.
@@ -107,7 +107,7 @@ def skills_of(
     )
 
 
-def _model_skills(constitution: Constitution, tools: Sequence[Tool], abilities: frozenset[str]) -> tuple[Skill, ...]:
+def _model_skills(constitution: AgentDefinition, tools: Sequence[Tool], abilities: frozenset[str]) -> tuple[CardSkill, ...]:
     if not abilities and constitution.id != INDEX:
         # Nobody plays it: a card that promised anything would not be true.
         return ()
@@ -116,14 +116,14 @@ def _model_skills(constitution: Constitution, tools: Sequence[Tool], abilities: 
     return _distinct(
         (
             CHAT,
-            *(Skill(id=name, name=name, description=about, tags=(command,)) for command, (name, about) in named),
+            *(CardSkill(id=name, name=name, description=about, tags=(command,)) for command, (name, about) in named),
             *(_declared_skill(skill) for skill in constitution.skills),
             *(_tool_skills(usable_tools(constitution, tools)) if MCP in commands else ()),
         )
     )
 
 
-def usable(constitution: Constitution, abilities: Iterable[str]) -> tuple[str, ...]:
+def usable(constitution: AgentDefinition, abilities: Iterable[str]) -> tuple[str, ...]:
     """The commands that this agent may use, of those that there are: an allow-list, in the order of the table.
 
     An empty list allows everything; one that has only unknown words, nothing.
@@ -138,7 +138,7 @@ def usable(constitution: Constitution, abilities: Iterable[str]) -> tuple[str, .
     return tuple(command for command in there if command in allowed)
 
 
-def usable_tools(constitution: Constitution, tools: Sequence[Tool]) -> Sequence[Tool]:
+def usable_tools(constitution: AgentDefinition, tools: Sequence[Tool]) -> Sequence[Tool]:
     """The registered tools that this agent can and may call."""
     allowed = constitution.mcp_tool_permissions
     if constitution.kind in TOOL_KINDS:
@@ -149,19 +149,19 @@ def usable_tools(constitution: Constitution, tools: Sequence[Tool]) -> Sequence[
     return [tool for tool in tools if allowed is not None and (tool.name in allowed or tool.full_name in allowed)]
 
 
-def _capability_skills(constitution: Constitution) -> Iterator[Skill]:
+def _capability_skills(constitution: AgentDefinition) -> Iterator[CardSkill]:
     if constitution.kind not in SLASH_KINDS:
         return
     for capability in constitution.capabilities:
         known = CAPABILITIES.get(capability.strip())
         name = known[0] if known else _one_word(capability.strip().removeprefix("/"), "capability")
         description = known[1] if known else f"Capability: {capability.strip() or name}"
-        yield Skill(id=name, name=name, description=description, tags=(capability.strip() or name,))
+        yield CardSkill(id=name, name=name, description=description, tags=(capability.strip() or name,))
 
 
-def _declared_skill(skill: written.Skill) -> Skill:
+def _declared_skill(skill: written.Skill) -> CardSkill:
     name = skill.name or skill.id
-    return Skill(
+    return CardSkill(
         id=_one_word(skill.id, "skill"),
         name=name,
         description=skill.description or name,
@@ -172,11 +172,11 @@ def _declared_skill(skill: written.Skill) -> Skill:
     )
 
 
-def _tool_skills(tools: Sequence[Tool]) -> Iterator[Skill]:
+def _tool_skills(tools: Sequence[Tool]) -> Iterator[CardSkill]:
     """Two servers may have tools of one name: the second is then told apart by its server."""
     seen: set[str] = set()
     for tool in tools:
-        yield Skill(
+        yield CardSkill(
             id=tool.full_name if tool.name in seen else tool.name,
             name=tool_title(tool.name),
             description=tool.description or f"Tool: {tool.name}",
@@ -211,9 +211,9 @@ def _one_word(text: str, otherwise: str) -> str:
     return re.sub(r"[^\w.]+", "-", text).strip("-") or otherwise
 
 
-def _distinct(skills: Iterable[Skill]) -> tuple[Skill, ...]:
+def _distinct(skills: Iterable[CardSkill]) -> tuple[CardSkill, ...]:
     """The first of each id."""
-    kept: dict[str, Skill] = {}
+    kept: dict[str, CardSkill] = {}
     for skill in skills:
         kept.setdefault(skill.id, skill)
     return tuple(kept.values())

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from covenant.model.ages import STEADY, STEP_MS, Ages, ClockStep
+from covenant.model.clock_steps import STEADY, STEP_MS, Ages, ClockStep
 
 PAUSE_MS: Final = 60_000
 """How long ages are not acted on after a step: time for the clock to be set right, or for somebody to look."""

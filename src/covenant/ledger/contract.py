@@ -24,19 +24,19 @@ from covenant.ledger.clock import Clock
 from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.view import Limits
-from covenant.model.acquaintance import Peer
-from covenant.model.audit import AuditReport
-from covenant.model.constitution import CatalogueAgent
-from covenant.model.correspondence import Delegation, DelegationKey, LoggedMessage, Parcel
-from covenant.model.delegating import Role
+from covenant.model.peers.peer_record import Peer
+from covenant.model.audit_chain import AuditReport
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.peers.delegation import Delegation, DelegationKey, LoggedMessage, OutboxMessage
+from covenant.model.peers.delegation import DelegationRole
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push
 from covenant.model.result import Result
-from covenant.model.step import Step
+from covenant.model.task_event import Step
 from covenant.model.task import Task
-from covenant.model.tenant import Tenant
+from covenant.model.tenants import Tenant
 
 A = TypeVar("A")
 
@@ -363,8 +363,8 @@ class Ledger(Protocol):
     def delegations(self) -> Sequence[Delegation]:
         """The one that moved last first; of those that have ended, as many as are kept."""
 
-    def delegations_live(self, role: Role, peer: InstanceId | None = None) -> Sequence[Delegation]: ...
-    def parcels(self, peer: InstanceId) -> Sequence[Parcel]:
+    def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]: ...
+    def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
         """What waits for a peer: by delegation, each in its order."""
 
     def addressees(self) -> Sequence[InstanceId]:

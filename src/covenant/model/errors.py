@@ -21,7 +21,9 @@ Each refusal names its status once, here; doors translate, they never choose.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar, Final
 
 
 class CovenantError(Exception):
@@ -128,3 +130,16 @@ class HomeLocked(CovenantError):
 
 class SettingsError(CovenantError):
     """A setting that cannot be used. The message names it and the values that can."""
+
+
+_LIKENESS_MIN: Final = 0.6
+_LENGTH_MAX: Final = 256
+"""A longer word is nobody's slip, and comparing it would cost more than it is worth."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """What a refusal adds: `; did you mean max_uses?`, or nothing where no known word is near."""
+    if len(word) > _LENGTH_MAX:
+        return ""
+    found = difflib.get_close_matches(word, tuple(known), n=1, cutoff=_LIKENESS_MIN)
+    return f"; did you mean {found[0]}?" if found else ""

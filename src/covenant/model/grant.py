@@ -8,7 +8,7 @@ import msgspec
 
 from covenant.model.errors import Invalid
 from covenant.model.ids import KEY_BYTES, AgentId, PublicKey, base58_size, check_display
-from covenant.model.spelling import did_you_mean
+from covenant.model.errors import did_you_mean
 
 REQUEUE_ACTION: Final = "a2a.repair.requeue"
 FORCE_ERROR_ACTION: Final = "a2a.repair.force_error"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from covenant.model.asking import PushConfig
+from covenant.model.a2a_requests import PushConfig
 from covenant.model.ids import AgentId, TaskId
 
 FAILURE_LENGTH_MAX = 300

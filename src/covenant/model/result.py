@@ -10,7 +10,7 @@ import msgspec
 
 from covenant.model.content import Content, Text
 from covenant.model.ids import TaskId
-from covenant.model.lengths import utf8_length
+from covenant.model.content import utf8_length
 
 
 class ResultStatus(enum.StrEnum):

@@ -8,10 +8,38 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model.content import Content
-from covenant.model.ids import AgentId, TaskId
-from covenant.model.lengths import utf8_length
-from covenant.model.target import Target
+from covenant.model.clock_steps import STEADY, Ages
+from covenant.model.content import Content, utf8_length
+from covenant.model.ids import AgentId, LeaseId, TaskId
+
+ELSEWHERE: Final = "remote.url"
+"""As whom agents are known that are called by their address. No agent of a catalogue can have this name."""
+PEERS: Final = "remote.peer"
+"""As whom agents of peers are known. No agent of a catalogue can have this name either."""
+
+
+class Target(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """Either `url` or `name` (the registry's entry, which wins), or `profile` with the peer that offers it."""
+
+    name: str | None = None
+    url: str | None = None
+    peer: str | None = None
+    """The peer's id or name; None or empty: whichever peer offers the profile."""
+    profile: str | None = None
+    budget: int | None = None
+    """How many tokens the peer may use; None: as many as the settings say."""
+    context: str | None = None
+    """What the peer is told besides the task."""
+
+    @property
+    def of_peer(self) -> bool:
+        return self.profile is not None
+
+    @property
+    def label(self) -> str:
+        """What tells it from other targets."""
+        return self.name or self.url or ""
+
 
 MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
@@ -139,3 +167,20 @@ def fingerprint(task: Task) -> tuple[str, int]:
     """SHA-256 of the normalised request, and its size in bytes: equal digests mean the same request sent again."""
     encoded = _encode(task)
     return hashlib.sha256(encoded).hexdigest(), len(encoded)
+
+
+class Lease(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    lease_id: LeaseId
+    leased_to: AgentId
+    leased_at_ms: int
+    attempt: int
+    renewed_at_ms: int = 0
+    node: str | None = None
+    """Where the holder runs, if it said so: a daemon names itself for the agents inside it."""
+    boot: str | None = None
+    """Which run of that node: a lease of an earlier run has lost its holder."""
+
+    def age_ms(self, now_ms: int, ages: Ages = STEADY) -> int:
+        """Since it was given or renewed, whichever is shorter ago."""
+        age_ms = ages.age_ms(self.leased_at_ms, now_ms)
+        return min(age_ms, ages.age_ms(self.renewed_at_ms, now_ms)) if self.renewed_at_ms else age_ms

@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from covenant.model.hop import Hop
+from covenant.model.call_context import Hop
 from covenant.model.task import Task
 
 Value = str | int | float | bool | Sequence[str]

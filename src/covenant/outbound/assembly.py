@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from covenant.model.content import Content, Text
-from covenant.model.folding import Artifact, TaskState
-from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
-from covenant.model.update import ArtifactUpdate, MessageUpdate
+from covenant.model.task_view import Artifact, TaskState
+from covenant.model.task_view import RemoteEvent, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate
 from covenant.model.usage import add_usage, larger_usage, usage_in
 
 replace = msgspec.structs.replace
@@ -58,7 +58,7 @@ class Assembly:
             add_usage(made, usage_in(draft.metadata))
         return larger_usage(self._reported, made)
 
-    def take(self, heard: Heard) -> Iterator[Heard]:
+    def take(self, heard: RemoteEvent) -> Iterator[RemoteEvent]:
         """What is new in it."""
         match heard:
             case RemoteMessage():
@@ -80,7 +80,7 @@ class Assembly:
         self.task_id = self.task_id or task_id or None
         self.context_id = self.context_id or context_id
 
-    def _snapshot(self, task: RemoteTask) -> Iterator[Heard]:
+    def _snapshot(self, task: RemoteTask) -> Iterator[RemoteEvent]:
         first = self.task_id is None
         changed = (self.state, self.message) != (task.state, task.message)
         self._name(task.task_id, task.context_id)
@@ -107,7 +107,7 @@ class Assembly:
                     metadata=task.metadata,
                 )
 
-    def _status(self, news: RemoteStatus) -> Iterator[Heard]:
+    def _status(self, news: RemoteStatus) -> Iterator[RemoteEvent]:
         if self.state.terminal:
             return
         self._name(news.task_id, news.context_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from covenant.model.errors import CovenantError
-from covenant.model.remote_card import RemoteCard
+from covenant.model.agent_card import RemoteCard
 
 CARD_S: Final = 300.0
 FAILURE_S: Final = 30.0

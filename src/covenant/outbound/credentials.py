@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from covenant.model.errors import Invalid
-from covenant.model.remote_card import RemoteCard
+from covenant.model.agent_card import RemoteCard
 from covenant.outbound.location import Location, Unreadable, read_url
 
 # A card may name the header of its API key, but not one that means something else to us.

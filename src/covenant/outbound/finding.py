@@ -17,7 +17,7 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from covenant.model.remote_card import RemoteCard
+from covenant.model.agent_card import RemoteCard
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetched, Fetcher
 from covenant.outbound.location import Location, Unreadable, read_url

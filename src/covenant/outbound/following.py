@@ -19,9 +19,9 @@ from typing import Final
 
 import msgspec
 
-from covenant.model.asking import SendMessage
+from covenant.model.a2a_requests import SendMessage
 from covenant.model.errors import CovenantError
-from covenant.model.remote import Heard, RemoteArtifact, RemoteStatus, RemoteTask
+from covenant.model.task_view import RemoteEvent, RemoteArtifact, RemoteStatus, RemoteTask
 from covenant.outbound.assembly import Assembly
 from covenant.outbound.failures import CallFailed
 from covenant.outbound.line import Line, Numbered
@@ -85,11 +85,11 @@ class Following:
         self._fruitless = 0
         self._polls = 0
         self._retry_after_s: float | None = None
-        self._sending: asyncio.Task[Heard] | None = None
+        self._sending: asyncio.Task[RemoteEvent] | None = None
         self._unsure = False
         """Something may have been heard twice."""
 
-    async def news(self) -> AsyncGenerator[Heard]:
+    async def news(self) -> AsyncGenerator[RemoteEvent]:
         async with aclosing(self._open()) as opening:
             async for heard in opening:
                 yield heard
@@ -124,7 +124,7 @@ class Following:
         if self._sending is not None:
             self._sending.cancel()
 
-    async def _open(self) -> AsyncGenerator[Heard]:
+    async def _open(self) -> AsyncGenerator[RemoteEvent]:
         """Posts the message, in the first way that the remote understands."""
         refused: RemoteRefused | None = None
         for line in self._lines():
@@ -141,7 +141,7 @@ class Following:
         assert refused is not None
         raise refused
 
-    async def _post(self, line: Line) -> AsyncGenerator[Heard]:
+    async def _post(self, line: Line) -> AsyncGenerator[RemoteEvent]:
         """Posts until it is known to be taken, as often as that is safe."""
         tries = 0
         while True:
@@ -182,12 +182,12 @@ class Following:
             self._errand.troubled(str(trouble))
             await self._pause()
 
-    async def _streamed(self, line: Line) -> AsyncGenerator[Heard]:
+    async def _streamed(self, line: Line) -> AsyncGenerator[RemoteEvent]:
         async with line.stream(self._errand.ask, self._errand.headers) as frames:
             async for heard in self._heard(frames, resumed=False):
                 yield heard
 
-    async def _sent(self, line: Line) -> AsyncGenerator[Heard]:
+    async def _sent(self, line: Line) -> AsyncGenerator[RemoteEvent]:
         ask = msgspec.structs.replace(self._errand.ask, blocking=False)
         self._sending = asyncio.create_task(line.send(ask, self._errand.headers, self._patience.within_ms))
         heard = await asyncio.shield(self._sending)
@@ -200,7 +200,7 @@ class Following:
             for news in self.known.take(await line.get(ask.message.task_id)):
                 yield news
 
-    async def _heard(self, frames: AsyncIterator[Numbered], *, resumed: bool) -> AsyncGenerator[Heard]:
+    async def _heard(self, frames: AsyncIterator[Numbered], *, resumed: bool) -> AsyncGenerator[RemoteEvent]:
         """What the frames of one stream say that is new, until it is over."""
         for_more = self._errand.ask.message.task_id is not None and not resumed
         async for number, heard in frames:
@@ -215,12 +215,12 @@ class Following:
                 return
             for_more = for_more and isinstance(heard, RemoteTask)
 
-    def _seen(self, number: str | None, heard: Heard) -> bool:
+    def _seen(self, number: str | None, heard: RemoteEvent) -> bool:
         if not isinstance(heard, RemoteArtifact | RemoteStatus) or number is None or self._stood_at is None:
             return False
         return number.isdecimal() and self._stood_at.isdecimal() and int(number) <= int(self._stood_at)
 
-    async def _resume(self, line: Line) -> AsyncGenerator[Heard]:
+    async def _resume(self, line: Line) -> AsyncGenerator[RemoteEvent]:
         task_id = self.known.task_id
         assert task_id is not None
         if self._failures or self._fruitless:
@@ -247,14 +247,14 @@ class Following:
         finally:
             self._streaming = self._streaming and self._fruitless < FRUITLESS_MAX
 
-    async def _look_again(self, line: Line) -> AsyncGenerator[Heard]:
+    async def _look_again(self, line: Line) -> AsyncGenerator[RemoteEvent]:
         """What is known is the answer, if the remote does not say more."""
         assert self.known.task_id is not None
         with suppress(RemoteRefused, CallFailed):
             for heard in self.known.take(await line.get(self.known.task_id)):
                 yield heard
 
-    async def _poll(self, line: Line) -> AsyncGenerator[Heard]:
+    async def _poll(self, line: Line) -> AsyncGenerator[RemoteEvent]:
         task_id = self.known.task_id
         assert task_id is not None
         await (self._pause() if self._failures else self._wait_for_poll())

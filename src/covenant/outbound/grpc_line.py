@@ -21,10 +21,10 @@ from google.protobuf.json_format import MessageToJson, Parse
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from covenant.model.asking import SendMessage
+from covenant.model.a2a_requests import SendMessage
 from covenant.model.errors import Invalid
-from covenant.model.remote import Heard, RemoteTask
-from covenant.model.remote_card import RemoteCard, Way
+from covenant.model.task_view import RemoteEvent, RemoteTask
+from covenant.model.agent_card import RemoteCard, RemoteInterface
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.failures import AddressRefused, CallFailed
 from covenant.outbound.guard import AddressGuard, Target
@@ -64,13 +64,13 @@ def place_of(url: str) -> str:
 
 
 class GrpcLine:
-    def __init__(self, way: Way, guard: AddressGuard, credentials: Credentials, card: RemoteCard | None) -> None:
+    def __init__(self, way: RemoteInterface, guard: AddressGuard, credentials: Credentials, card: RemoteCard | None) -> None:
         self.way = way
         self._guard = guard
         self._place = place_of(way.url)
         self._secrets = credentials.headers(self._place, card)
 
-    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> Heard:
+    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
         params = calls.encode_send(ask, self.way.tenant)
         return _heard(await self._ask(calls.SEND, params, headers, within_ms / 1000))
 
@@ -170,7 +170,7 @@ def _json(message: Message) -> bytes:
     return MessageToJson(message, indent=None).encode()
 
 
-def _heard(data: bytes) -> Heard:
+def _heard(data: bytes) -> RemoteEvent:
     try:
         return calls.hear(data)
     except (Invalid, BadResponse) as error:

@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any, Final, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from covenant.model.asking import SendMessage
-from covenant.model.card import HTTP_JSON
+from covenant.model.a2a_requests import SendMessage
+from covenant.model.agent_card import HTTP_JSON
 from covenant.model.errors import Invalid
-from covenant.model.remote import Heard, RemoteTask
-from covenant.model.remote_card import RemoteCard, Way
+from covenant.model.task_view import RemoteEvent, RemoteTask
+from covenant.model.agent_card import RemoteCard, RemoteInterface
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.failures import CallFailed
 from covenant.outbound.fetching import Fetcher, Streamed
@@ -36,14 +36,14 @@ IDLE_MS: Final = 60_000
 """A stream that has said nothing for so long is taken for broken, and resumed."""
 
 _WIRES: Final[dict[str, ModuleType]] = {"1.0": v1, "0.3": v03}
-Numbered = tuple[str | None, Heard]
+Numbered = tuple[str | None, RemoteEvent]
 """What was heard, and the number that its stream stands at."""
 
 
 class Line(Protocol):
-    way: Way
+    way: RemoteInterface
 
-    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> Heard: ...
+    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent: ...
     def stream(
         self, ask: SendMessage, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]: ...
@@ -62,7 +62,7 @@ class _Request:
 class HttpLine:
     """JSON-RPC in either dialect, or HTTP+JSON."""
 
-    def __init__(self, way: Way, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None) -> None:
+    def __init__(self, way: RemoteInterface, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None) -> None:
         self.way = way
         self._fetcher = fetcher
         self._credentials = credentials
@@ -70,7 +70,7 @@ class HttpLine:
         self._wire: Any = _WIRES[way.version]
         self._rest = way.binding == HTTP_JSON
 
-    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> Heard:
+    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
         request = self._request(self._wire.SEND, self._wire.encode_send(ask, self.way.tenant))
         return self._hear(await self._ask(request, headers, within_ms))
 
@@ -192,9 +192,9 @@ class HttpLine:
             "unauthenticated", f"{refusal.message}; {hint}", status=refusal.status, rpc_code=refusal.rpc_code
         )
 
-    def _hear(self, data: bytes) -> Heard:
+    def _hear(self, data: bytes) -> RemoteEvent:
         try:
-            heard: Heard = self._wire.hear(data)
+            heard: RemoteEvent = self._wire.hear(data)
         except (Invalid, jsonrpc_calls.BadResponse) as error:
             raise _unreadable(str(error)) from error
         return heard
@@ -220,5 +220,5 @@ async def _whole(answer: Streamed, bytes_max: int) -> bytes:
     return body
 
 
-async def _alone(heard: Heard) -> AsyncIterator[Numbered]:
+async def _alone(heard: RemoteEvent) -> AsyncIterator[Numbered]:
     yield None, heard

@@ -25,7 +25,7 @@ from covenant.ledger.machine.push_commands import MovePushes
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
 from covenant.model.push import Push, PushMove, move_of
-from covenant.model.step import Began, Ended, Step
+from covenant.model.task_event import Began, Ended, Step
 from covenant.model.task import Task
 from covenant.outbound.location import Unreadable, read_url
 from covenant.outbound.turns import Turns

@@ -20,9 +20,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from covenant.model.constitution import explained
+from covenant.model.agent_definition import explain_invalid
 from covenant.model.errors import Invalid, NotFound
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenants import DEFAULT
 from covenant.outbound.location import Unreadable, host_text, read_url
 from covenant.wire.json_input import decode
 
@@ -166,14 +166,14 @@ class Remotes:
                 raise Invalid("too_large", f"has more than {FILE_BYTES_MAX} bytes")
             agents = decode(_file, data).agents
         except (OSError, Invalid) as error:
-            self._unreadable = f"{self.path} cannot be read: {explained(str(error), _File)}"
+            self._unreadable = f"{self.path} cannot be read: {explain_invalid(str(error), _File)}"
             return
         for name, said in agents.items():
             try:
                 entry = msgspec.convert(said, Entry)
                 read_url(entry.url)
             except msgspec.ValidationError as error:
-                self._refuse(name, explained(str(error), Entry))
+                self._refuse(name, explain_invalid(str(error), Entry))
             except Unreadable as error:
                 self._refuse(name, f"/url: {error}")
             else:

@@ -22,12 +22,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 from weakref import WeakSet
 
-from covenant.model.asking import Message, SendMessage
-from covenant.model.card import GRPC
+from covenant.model.a2a_requests import Message, SendMessage
+from covenant.model.agent_card import GRPC
 from covenant.model.errors import Invalid
-from covenant.model.hop import Hop
-from covenant.model.remote import Heard, RemoteTask
-from covenant.model.remote_card import RemoteCard, Way
+from covenant.model.call_context import Hop
+from covenant.model.task_view import RemoteEvent, RemoteTask
+from covenant.model.agent_card import RemoteCard, RemoteInterface
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.following import Errand, Following, Patience
@@ -58,7 +58,7 @@ class Remote:
 
     def __init__(
         self,
-        ways: Sequence[Way],
+        ways: Sequence[RemoteInterface],
         fetcher: Fetcher,
         credentials: Credentials,
         *,
@@ -91,7 +91,7 @@ class Remote:
             await self._close()
 
     @property
-    def way(self) -> Way:
+    def way(self) -> RemoteInterface:
         """How it is called: the card's best way, or the one that was found to work."""
         return self._ways[0]
 
@@ -162,7 +162,7 @@ class Remote:
     async def cancel(self, task_id: str) -> RemoteTask:
         return await next(self._lines()).cancel(task_id)
 
-    def learned(self, way: Way) -> None:
+    def learned(self, way: RemoteInterface) -> None:
         """This way works: it is the first from now on."""
         if self._ways[0] != way:
             self._ways.remove(way)
@@ -184,7 +184,7 @@ class Remote:
         for way in tuple(self._ways):
             yield self._line(way)
 
-    def _line(self, way: Way) -> Line:
+    def _line(self, way: RemoteInterface) -> Line:
         if way.binding == GRPC:
             try:
                 from covenant.outbound.grpc_line import GrpcLine  # noqa: PLC0415  (needs an extra)
@@ -205,12 +205,12 @@ class RemoteStream:
         self._following = following
         self._within_s = within_s
         self._until_s: float | None = None
-        self._news: AsyncGenerator[Heard] = following.news()
+        self._news: AsyncGenerator[RemoteEvent] = following.news()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Heard:
+    async def __anext__(self) -> RemoteEvent:
         loop = asyncio.get_running_loop()
         if self._until_s is None:
             self._until_s = loop.time() + self._within_s

@@ -9,9 +9,9 @@ import msgspec
 
 from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid
-from covenant.model.folding import Artifact, TaskState
-from covenant.model.remote import text_of
-from covenant.model.update import MessageUpdate
+from covenant.model.task_view import Artifact, TaskState
+from covenant.model.task_view import plain_text
+from covenant.model.task_event import MessageUpdate
 from covenant.outbound.assembly import Assembly
 
 if TYPE_CHECKING:
@@ -97,13 +97,13 @@ def answer_text(
 
     Where a task did not complete, its message says why, and counts before whatever it had made by then.
     """
-    said = text_of(message.parts) if message is not None else ""
-    made = "\n".join(text for artifact in artifacts if (text := text_of(artifact.parts)))
+    said = plain_text(message.parts) if message is not None else ""
+    made = "\n".join(text for artifact in artifacts if (text := plain_text(artifact.parts)))
     if state is TaskState.COMPLETED and made and made.strip() not in said:
         return made
     if said or made:
         return said or made
-    spoken = (text_of(each.parts) for each in reversed(history) if each.role == "agent")
+    spoken = (plain_text(each.parts) for each in reversed(history) if each.role == "agent")
     return next((text for text in spoken if text), "") if state.terminal else ""
 
 

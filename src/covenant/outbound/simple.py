@@ -20,8 +20,8 @@ from urllib.parse import quote
 import msgspec
 
 from covenant.model.errors import CovenantError, Invalid
-from covenant.model.hop import CHAIN_MAX, Hop
-from covenant.model.remote_card import RemoteCard
+from covenant.model.call_context import CHAIN_MAX, Hop
+from covenant.model.agent_card import RemoteCard
 from covenant.outbound.card_cache import CardCache
 from covenant.outbound.credentials import Credentials
 from covenant.outbound.failures import CallFailed

@@ -14,7 +14,7 @@ from typing import Final
 
 from covenant.model.errors import Invalid
 from covenant.model.push import FAILURE_LENGTH_MAX, Push
-from covenant.model.step import Step
+from covenant.model.task_event import Step
 from covenant.model.task import Task
 from covenant.outbound.failures import AddressRefused, CallFailed
 from covenant.outbound.fetching import Fetched, Fetcher

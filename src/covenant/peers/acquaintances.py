@@ -24,12 +24,12 @@ from covenant.ledger.machine.peer_commands import (
     SucceedPeer,
 )
 from covenant.ledger.machine.peering import unknown_peer
-from covenant.model.acquaintance import Capabilities, Peer, PeerLimits, Source
-from covenant.model.correspondence import Envelope
-from covenant.model.delegation import CapabilityQuery, CapabilityResponse
+from covenant.model.peers.peer_record import PeerCapabilities, Peer, PeerLimits, PeerSource
+from covenant.model.peers.delegation import ReceivedEnvelope
+from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.errors import Conflict, Forbidden, Invalid, Refusal, Unavailable
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
+from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
 from covenant.peers.answering import Offering, answer, worth_learning
 from covenant.peers.asking import Asking
 from covenant.peers.flights import Flights
@@ -102,7 +102,7 @@ class Acquaintances:
     # Who is known
 
     async def add(
-        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None, source: Source = "operator"
+        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None, source: PeerSource = "operator"
     ) -> Peer:
         """Tries to verify it too; where that cannot be, it is added all the same and stays a mere peer."""
         wanted = parse_instance_id(peer_id) if peer_id is not None else None
@@ -121,7 +121,7 @@ class Acquaintances:
             log.info("peer %s was added and not verified: %s", added.id, failed)
             return self._ledger.peer(added.id) or added
 
-    async def _introduced(self, place: str, wanted: InstanceId | None, name: str | None, source: Source) -> Peer:
+    async def _introduced(self, place: str, wanted: InstanceId | None, name: str | None, source: PeerSource) -> Peer:
         keys, said = None, ""
         try:
             introduction = await self._introduction(place)
@@ -305,7 +305,7 @@ class Acquaintances:
             return await self._asking.challenge(peer)
         return await self._asking.ask(peer)
 
-    async def capabilities(self, peer: Peer, *, fresh: bool = False) -> Capabilities:
+    async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
         """As it last said, until that is over; then it is asked. `LineFailed`, or a refusal, if it does not say."""
         return await self._asking.capabilities(peer, fresh=fresh)
 
@@ -313,11 +313,11 @@ class Acquaintances:
         """What to ask a peer that comes to fetch. Not again for a while, so that it can answer."""
         return self._asking.pending_query(peer)
 
-    async def hear_response(self, peer: Peer, envelope: Envelope, response: CapabilityResponse) -> None:
+    async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None:
         await self._ledger.commit(Hear(envelope=envelope))
         await self._asking.learn(peer.id, response)
 
-    async def hear_query(self, peer: Peer, envelope: Envelope, query: CapabilityQuery) -> bytes:
+    async def hear_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes:
         await self._ledger.commit(Hear(envelope=envelope))
         asker = self._ledger.peer(peer.id) or peer
         if asker.denied:

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from covenant.model.acquaintance import Peer
-from covenant.model.ages import STEADY, Ages
-from covenant.model.delegation import Offer, Profile, RejectCode
+from covenant.model.peers.peer_record import Peer
+from covenant.model.clock_steps import STEADY, Ages
+from covenant.model.peers.delegation_messages import DelegationOffer, Profile, RejectCode
 from covenant.model.errors import CovenantError, Refusal, Unavailable
 from covenant.model.ids import PublicKey
-from covenant.model.peer import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, Trust
 from covenant.peers.answering import barred, budget_max
 from covenant.peers.settings import PeerSettings
 from covenant.seal.assertions import offer_holds
@@ -61,7 +61,7 @@ class Terms(NamedTuple):
 
 
 def judge(
-    offer: Offer,
+    offer: DelegationOffer,
     peer: Peer,
     facts: Facts,
     settings: PeerSettings,
@@ -97,7 +97,7 @@ def judge(
     )
 
 
-def _check_standing(offer: Offer, peer: Peer, facts: Facts, settings: PeerSettings) -> None:
+def _check_standing(offer: DelegationOffer, peer: Peer, facts: Facts, settings: PeerSettings) -> None:
     if barred(peer, settings):
         raise Rejected("denied", "you may not delegate to this instance")
     if not peer.trust.covers(Trust.VERIFIED) or peer.keys is None:
@@ -107,7 +107,7 @@ def _check_standing(offer: Offer, peer: Peer, facts: Facts, settings: PeerSettin
         raise Rejected("invalid", "the offer does not bear your signature over it, for this instance")
 
 
-def _check_place_and_time(offer: Offer, facts: Facts, settings: PeerSettings) -> None:
+def _check_place_and_time(offer: DelegationOffer, facts: Facts, settings: PeerSettings) -> None:
     if facts.us in offer.via:
         raise Rejected("depth_exceeded", "this is being done for this very instance: it went in a circle")
     if len(offer.via) > settings.depth_max:
@@ -124,7 +124,7 @@ def _check_budget(budget: int, settings: PeerSettings) -> None:
 
 
 def _allowed(
-    offer: Offer, peer: Peer, facts: Facts, settings: PeerSettings, revoked: Callable[[str], bool]
+    offer: DelegationOffer, peer: Peer, facts: Facts, settings: PeerSettings, revoked: Callable[[str], bool]
 ) -> Narrowing:
     """What the token leaves. It bounds what is agreed, so it need only allow the least that can be."""
     if offer.token is None:

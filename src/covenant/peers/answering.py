@@ -6,9 +6,9 @@ import re
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from covenant.model.acquaintance import Capabilities, Peer
-from covenant.model.delegation import BUDGET_MAX, CapabilityQuery, CapabilityResponse, Profile
-from covenant.model.peer import SUPPORTED_VERSIONS, KeyBundle, Trust
+from covenant.model.peers.peer_record import PeerCapabilities, Peer
+from covenant.model.peers.delegation_messages import BUDGET_MAX, CapabilityQuery, CapabilityResponse, Profile
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, KeyBundle, Trust
 from covenant.peers.keyring import Keyring
 from covenant.peers.settings import PeerSettings
 from covenant.seal.assertions import sign_capabilities
@@ -86,9 +86,9 @@ def worth_learning(known: KeyBundle | None, shown: KeyBundle) -> bool:
     return known is None or shown.issued_at_ms >= known.issued_at_ms + KEYS_EVERY_MS
 
 
-def learned(response: CapabilityResponse, now_ms: int) -> Capabilities:
+def learned(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
     """What is kept of an answer that holds; not for ever, whatever it says."""
-    return Capabilities(
+    return PeerCapabilities(
         profiles=_bounded(response.profiles),
         versions=response.versions,
         active_delegations=response.active_delegations,

@@ -17,12 +17,12 @@ import msgspec
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.peer_commands import Hear, LearnPeer
 from covenant.ledger.machine.peering import unknown_peer
-from covenant.model.acquaintance import Capabilities, Challenge, Peer
-from covenant.model.correspondence import Envelope
-from covenant.model.delegation import CapabilityQuery, CapabilityResponse
+from covenant.model.peers.peer_record import PeerCapabilities, Challenge, Peer
+from covenant.model.peers.delegation import ReceivedEnvelope
+from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
 from covenant.model.ids import AgentId
-from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId, Prekey, Trust, negotiate
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Prekey, Trust, negotiate
 from covenant.peers.answering import learned
 from covenant.peers.delivery import OTHER_KEYS
 from covenant.peers.flights import Flights
@@ -74,7 +74,7 @@ class Asking:
     async def stop(self) -> None:
         await self._flights.stop()
 
-    async def capabilities(self, peer: Peer, *, fresh: bool = False) -> Capabilities:
+    async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
         known = self._known(peer.id)
         if not fresh:
             if (kept := self._kept(known)) is not None:
@@ -92,7 +92,7 @@ class Asking:
             raise Unavailable("no_capabilities", f"{asked.name} has not said what it can do")
         return asked.capabilities
 
-    def _kept(self, peer: Peer) -> Capabilities | None:
+    def _kept(self, peer: Peer) -> PeerCapabilities | None:
         kept, now_ms = peer.capabilities, self._now_ms()
         if kept is None or not kept.issued_at_ms <= now_ms + FAILURE_MS or now_ms >= kept.expires_at_ms:
             return None
@@ -222,10 +222,10 @@ class Asking:
         return peer
 
 
-def envelope_of(opened: Opened) -> Envelope:
+def envelope_of(opened: Opened) -> ReceivedEnvelope:
     """What the ledger keeps of an envelope that was opened."""
     header = opened.header
-    return Envelope(
+    return ReceivedEnvelope(
         sender=InstanceId(header.sender),
         jti=header.jti,
         typ=header.typ,

@@ -16,19 +16,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from covenant.exchange.messages import text_of
-from covenant.exchange.views import PAGE
+from covenant.exchange.tasks.builder import text_of
+from covenant.exchange.tasks.reader import PAGE
 from covenant.ledger.contract import Ledger, Watch
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.peer_commands import Changes, Said, Tell
-from covenant.model.correspondence import Delegation, DelegationKey
-from covenant.model.delegating import ACCEPTED, CANCELLING
-from covenant.model.delegation import StatusReport, TokenUsage
+from covenant.model.peers.delegation import Delegation, DelegationKey
+from covenant.model.peers.delegation import ACCEPTED, CANCELLING
+from covenant.model.peers.delegation_messages import StatusReport, TokenUsage
 from covenant.model.errors import Conflict, NotFound
-from covenant.model.folding import Folder
+from covenant.model.task_view import TaskViewBuilder
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.step import Started, Step
-from covenant.model.update import MessageUpdate, StatusUpdate
+from covenant.model.task_event import Started, Step
+from covenant.model.task_event import MessageUpdate, StatusUpdate
 from covenant.peers import egress
 from covenant.peers.concluding import Conclusion, Work, below, conclude, usage_of
 from covenant.peers.settings import PeerSettings
@@ -65,7 +65,7 @@ class Attendant:
         self._means = means
         self._key = key
         self._task_id: TaskId | None = None
-        self._folder = Folder()
+        self._folder = TaskViewBuilder()
         self._transcriber = Transcriber()
         self._started = False
         self._message: str | None = None

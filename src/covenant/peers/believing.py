@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from covenant.ledger.machine.peer_commands import Changes, Hear
-from covenant.model.correspondence import BUDGET_EXCEEDED, Delegation
-from covenant.model.delegating import CANCELLING
-from covenant.model.delegation import Accept, Cancel, DelegationResult, Reject, StatusReport, TokenUsage
-from covenant.model.peer import InstanceId
+from covenant.model.peers.delegation import BUDGET_EXCEEDED, Delegation
+from covenant.model.peers.delegation import CANCELLING
+from covenant.model.peers.delegation_messages import DelegationAccept, DelegationCancel, DelegationResult, DelegationReject, StatusReport, TokenUsage
+from covenant.model.peers.instance import InstanceId
 from covenant.peers.attending import said
 from covenant.peers.incoming import Incoming
 from covenant.seal.proofs import verify_proof
@@ -36,7 +36,7 @@ class Why(NamedTuple):
     overspent: bool = False
 
 
-def accepted(incoming: Incoming, delegation: Delegation, accept: Accept, now_ms: int) -> Hear:
+def accepted(incoming: Incoming, delegation: Delegation, accept: DelegationAccept, now_ms: int) -> Hear:
     offer = delegation.offer
     over = offer is not None and (accept.max_token_budget > offer.max_token_budget or accept.timeout > offer.timeout)
     changes = Changes(
@@ -133,7 +133,7 @@ def _hear(
     delegation: Delegation,
     happenings: tuple[str, ...],
     changes: Changes,
-    message: Cancel | None = None,
+    message: DelegationCancel | None = None,
 ) -> Hear:
     return Hear(
         envelope=incoming.envelope,
@@ -144,7 +144,7 @@ def _hear(
     )
 
 
-def rejected(incoming: Incoming, delegation: Delegation, reject: Reject) -> Hear:
+def rejected(incoming: Incoming, delegation: Delegation, reject: DelegationReject) -> Hear:
     why = Changes(code=reject.code, reason=reject.reason, retry_after_ms=reject.retry_after)
     return _hear(incoming, delegation, ("reject",), why if delegation.code is None else Changes())
 
@@ -157,6 +157,6 @@ def _stop(incoming: Incoming, delegation: Delegation, heard: str, changes: Chang
     return _hear(incoming, delegation, (heard, "cancel"), changes, canceling(delegation, f"{why.code}: {why.reason}"))
 
 
-def canceling(delegation: Delegation, reason: str) -> Cancel:
+def canceling(delegation: Delegation, reason: str) -> DelegationCancel:
     """As it was meant: what others have written in it is cleared before it leaves (`egress.clear_reason`)."""
-    return Cancel(offer_id=delegation.offer_id, delegation_id=delegation.delegation_id, reason=reason)
+    return DelegationCancel(offer_id=delegation.offer_id, delegation_id=delegation.delegation_id, reason=reason)

@@ -18,21 +18,21 @@ from covenant.exchange.delegation import target_of
 from covenant.ledger.contract import TreeNode
 from covenant.ledger.machine.settling import DEADLINE_MESSAGE, TIMEOUT_MESSAGE
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
-from covenant.model.correspondence import ARTIFACT, BUDGET_EXCEEDED, Delegation
-from covenant.model.delegation import (
+from covenant.model.peers.delegation import ARTIFACT, BUDGET_EXCEEDED, Delegation
+from covenant.model.peers.delegation_messages import (
     PARTS_MAX,
     RESULT_CHARS_MAX,
     TREE_DEPTH_MAX,
     TREE_NODES_MAX,
     DelegationResult,
-    Outcome,
-    Status,
+    DelegationOutcome,
+    DelegationStatus,
     SubDelegation,
     TokenUsage,
     TranscriptEntry,
 )
-from covenant.model.folding import Artifact, TaskState, TaskView
-from covenant.model.peer import WHOLE_MAX
+from covenant.model.task_view import Artifact, TaskState, TaskView
+from covenant.model.peers.instance import WHOLE_MAX
 from covenant.model.usage import read_usage, tokens_of, usage_in
 from covenant.outbound.reply import answer_text
 from covenant.peers import egress
@@ -50,7 +50,7 @@ TEXT_CHARS_MAX: Final = 2_000_000
 SPARE_BYTES: Final = 16 * 1024
 """For the proof, and for saying what was left out."""
 
-_STATUS: Final[dict[str, Status]] = {
+_STATUS: Final[dict[str, DelegationStatus]] = {
     "submitted": "pending",
     "completed": "completed",
     "failed": "failed",
@@ -184,7 +184,7 @@ def _result(work: Work) -> DelegationResult:
     )
 
 
-def _outcome(work: Work, usage: TokenUsage) -> tuple[Outcome, str | None, str | None]:
+def _outcome(work: Work, usage: TokenUsage) -> tuple[DelegationOutcome, str | None, str | None]:
     """How it ended, why, and why for machines."""
     view, result = work.view, work.view.result
     said = result.error_message if result is not None and isinstance(result.error_message, str) else ""

@@ -21,11 +21,11 @@ from typing import Final
 
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.peer_commands import MoveParcels
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import DelegationKey, Parcel, ParcelMove
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import DelegationKey, OutboxMessage, OutboxMove
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import PublicKey
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.peers.delivery import Delivery, Failed, Prekeys
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import RECEIVE, Lines
@@ -96,7 +96,7 @@ class Courier:
         self._rounds: dict[InstanceId, _Round] = {}
         self._ahead: dict[DelegationKey, int] = {}
         """What peers have taken of each, while the ledger does not know that yet."""
-        self._unsaved: dict[tuple[DelegationKey, bool], ParcelMove] = {}
+        self._unsaved: dict[tuple[DelegationKey, bool], OutboxMove] = {}
         """By delegation, and whether it was delivered."""
         self._moved = asyncio.Event()
         self._running = False
@@ -207,7 +207,7 @@ class Courier:
             for task in round_.busy.values():
                 task.cancel()
 
-    def _waiting(self, round_: _Round) -> list[list[Parcel]]:
+    def _waiting(self, round_: _Round) -> list[list[OutboxMessage]]:
         """What the peer does not have, by delegation."""
         found = self._ledger.parcels(round_.id)
         ahead = self._ahead
@@ -229,7 +229,7 @@ class Courier:
     def _places(self, round_: _Round) -> int:
         return 1 if round_.trouble is not None else self._settings.deliveries_per_peer
 
-    def _due(self, round_: _Round, waiting: Sequence[list[Parcel]]) -> Sequence[list[Parcel]]:
+    def _due(self, round_: _Round, waiting: Sequence[list[OutboxMessage]]) -> Sequence[list[OutboxMessage]]:
         keys = {parcels[0].delegation for parcels in waiting}
         for kept in (round_.held, round_.in_vain, round_.begun):
             for gone in [key for key in kept if key not in keys]:
@@ -266,7 +266,7 @@ class Courier:
 
     # Doing it
 
-    async def _bring(self, round_: _Round, key: DelegationKey, parcels: Sequence[Parcel]) -> None:
+    async def _bring(self, round_: _Round, key: DelegationKey, parcels: Sequence[OutboxMessage]) -> None:
         try:
             for parcel in parcels:
                 peer = self._reachable(round_.id)
@@ -282,7 +282,7 @@ class Courier:
                 round_.passed_at = asyncio.get_running_loop().time()
                 round_.held.pop(key, None)
                 round_.in_vain.pop(key, None)
-                self._keep(ParcelMove(delegation=key, seq=parcel.seq, delivered=True))
+                self._keep(OutboxMove(delegation=key, seq=parcel.seq, delivered=True))
         except Exception:
             log.exception("courier.fault", extra={"peer": round_.id, "offer_id": key.offer_id})
             self._fail(round_, parcels[0], FAULT, 0.0)
@@ -290,7 +290,7 @@ class Courier:
             del round_.busy[key]
             round_.news.set()
 
-    async def _hand(self, peer: Peer, parcel: Parcel) -> Failed | None:
+    async def _hand(self, peer: Peer, parcel: OutboxMessage) -> Failed | None:
         answer = await self._delivery.hand(peer, RECEIVE, bytes(parcel.body), typ=parcel.typ, seq=parcel.seq)
         if isinstance(answer, Failed):
             return answer
@@ -305,7 +305,7 @@ class Courier:
             return Failed("bad_receipt", "somebody else says that the peer has taken it", whole=True)
         return None
 
-    def _fail(self, round_: _Round, parcel: Parcel, failed: Failed, began: float) -> None:
+    def _fail(self, round_: _Round, parcel: OutboxMessage, failed: Failed, began: float) -> None:
         settings, key = self._settings, parcel.delegation
         now_ms, monotonic_ms = self._now_ms(), self._monotonic_ms()
         time = asyncio.get_running_loop().time()
@@ -329,7 +329,7 @@ class Courier:
             round_.trouble = None
             round_.held[key] = trouble
         self._keep(
-            ParcelMove(
+            OutboxMove(
                 delegation=key, seq=parcel.seq, attempts=parcel.attempts + 1, next_ms=next_ms, failure=str(failed)
             )
         )
@@ -340,7 +340,7 @@ class Courier:
 
     # Keeping what came of it
 
-    def _keep(self, move: ParcelMove) -> None:
+    def _keep(self, move: OutboxMove) -> None:
         key = move.delegation
         if move.delivered:
             self._ahead[key] = move.seq

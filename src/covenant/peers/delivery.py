@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
-from covenant.model.acquaintance import Peer
+from covenant.model.peers.peer_record import Peer
 from covenant.model.errors import Invalid, Refusal
-from covenant.model.peer import Prekey
+from covenant.model.peers.instance import Prekey
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import LineFailed, Lines, Response, address
 from covenant.seal.envelope import Code

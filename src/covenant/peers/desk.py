@@ -7,27 +7,27 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.exchange.beginning import Beginnings
+from covenant.exchange.tasks.task_start import TaskAcceptor
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import target_of
-from covenant.exchange.trees import grown
-from covenant.exchange.views import Views
+from covenant.exchange.tasks.reader import read_tree
+from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.contract import Ledger, TreeNode
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.peer_commands import RevokeToken
 from covenant.ledger.machine.peering import unknown_delegation
-from covenant.model.acquaintance import Capabilities, Peer, PeerLimits
-from covenant.model.correspondence import PROOF, Delegation, LoggedMessage
-from covenant.model.delegating import CANCELLED, COMPLETED, FAILED, OFFERED, Role, State
-from covenant.model.delegation import Proof
+from covenant.model.peers.peer_record import PeerCapabilities, Peer, PeerLimits
+from covenant.model.peers.delegation import PROOF, Delegation, LoggedMessage
+from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, OFFERED, DelegationRole, DelegationState
+from covenant.model.peers.delegation_messages import Proof
 from covenant.model.errors import Conflict, Invalid, NotFound
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from covenant.model.ids import AgentId, TaskId, parse_task_id
-from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId, Trust
-from covenant.model.target import PEERS, Target
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
+from covenant.model.task import PEERS, Target
 from covenant.model.task import NATIVE, Task, fingerprint
-from covenant.model.tenant import DEFAULT
-from covenant.model.update import StatusUpdate
+from covenant.model.tenants import DEFAULT
+from covenant.model.task_event import StatusUpdate
 from covenant.outbound.reply import answer_text
 from covenant.peers.acquaintances import IDENTITY_CHANGED, Acquaintances, as_refusal
 from covenant.peers.courier import Courier
@@ -40,7 +40,7 @@ from covenant.peers.settings import PeerSettings
 from covenant.wire.operator_requests import DelegationBegun, DelegateRequest, DelegationEvidence, PendingMessages
 
 STEPS_MAX: Final = 1_000
-_STATES: Final[dict[TaskState, State]] = {
+_STATES: Final[dict[TaskState, DelegationState]] = {
     TaskState.COMPLETED: COMPLETED,
     TaskState.FAILED: FAILED,
     TaskState.REJECTED: FAILED,
@@ -53,7 +53,7 @@ class Desk:
         self,
         ledger: Ledger,
         catalogue: Catalogue,
-        beginnings: Beginnings,
+        beginnings: TaskAcceptor,
         *,
         settings: PeerSettings,
         config: dict[str, Any],
@@ -70,7 +70,7 @@ class Desk:
         self._ledger = ledger
         self._catalogue = catalogue
         self._beginnings = beginnings
-        self._views = Views(ledger)
+        self._views = TaskReader(ledger)
         self._settings = settings
         self._config = config
         self._acquaintances = acquaintances
@@ -147,7 +147,7 @@ class Desk:
         discovery = self._discovery()
         return await discovery.scan(timeout_s), discovery.ways()
 
-    async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, Capabilities]:
+    async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]:
         if named is None:
             return None, self._own()
         peer = self.find(named)
@@ -156,10 +156,10 @@ class Desk:
         except LineFailed as failed:
             raise as_refusal(failed) from None
 
-    def _own(self) -> Capabilities:
+    def _own(self) -> PeerCapabilities:
         now_ms = self._ledger.now_ms()
         ours = self._providing.offering(Peer(id=self.id, name=self.name, trust=Trust.TRUSTED))
-        return Capabilities(
+        return PeerCapabilities(
             profiles=ours.profiles,
             versions=SUPPORTED_VERSIONS,
             active_delegations=ours.active,
@@ -241,7 +241,7 @@ class Desk:
                 raise unknown from None
         code = (view.result.metadata or {}).get("code") if view.result is not None else None
         return Delegation(
-            role=Role.REQUESTER,
+            role=DelegationRole.REQUESTER,
             peer=InstanceId(target.peer),
             offer_id=view.task.id,
             task_id=view.task.id,
@@ -266,7 +266,7 @@ class Desk:
         delegation = await self.standing(named)
         if delegation.ended:
             raise Conflict("already_ended", f"this delegation has ended: {delegation.state.value}")
-        if self._ledger.delegation(delegation.key) is not None and delegation.role is Role.REQUESTER:
+        if self._ledger.delegation(delegation.key) is not None and delegation.role is DelegationRole.REQUESTER:
             await self._requesting.cancel(delegation.offer_id, reason or "canceled by the operator")
         await self._ledger.commit(
             Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
@@ -281,7 +281,7 @@ class Desk:
 
     def _asked_for(self, named: str) -> Delegation:
         delegation = self.find_delegation(named)
-        if delegation.role is not Role.REQUESTER:
+        if delegation.role is not DelegationRole.REQUESTER:
             raise Conflict("not_ours", "a peer asked for this one; cancel it instead")
         return delegation
 
@@ -299,7 +299,7 @@ class Desk:
         raise NotFound("no_proof", "nothing is proven here: it has not ended, was done here, or came without a proof")
 
     async def tree(self, named: str) -> TreeNode:
-        tree = await grown(self._ledger, self._task_id(named), None)
+        tree = await read_tree(self._ledger, self._task_id(named), None)
         if tree.task is None and not tree.children:
             raise unknown_delegation(named)
         return tree

@@ -16,15 +16,15 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from covenant.model.content import Content
-from covenant.model.correspondence import DelegationKey
-from covenant.model.delegation import (
+from covenant.model.peers.delegation import DelegationKey
+from covenant.model.peers.delegation_messages import (
     CONTEXT_CHARS_MAX,
     RESULT_CHARS_MAX,
     TASK_CHARS_MAX,
-    Cancel,
+    DelegationCancel,
     DelegationResult,
-    Offer,
-    Reject,
+    DelegationOffer,
+    DelegationReject,
     StatusReport,
     TranscriptEntry,
 )
@@ -42,7 +42,7 @@ HEAVY_CHARS: Final = 64 * 1024
 LINE_MEMBERS: Final = ("content", "tool_calls", "tool_result")
 
 M = TypeVar("M")
-R = TypeVar("R", Cancel, Reject)
+R = TypeVar("R", DelegationCancel, DelegationReject)
 replace = msgspec.structs.replace
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ async def clear_beside(
     return await asyncio.to_thread(clear, message, mode)
 
 
-def clear_offer(offer: Offer, mode: Redaction) -> Cleared[Offer]:
+def clear_offer(offer: DelegationOffer, mode: Redaction) -> Cleared[DelegationOffer]:
     """`secret_found`, if it is not to be sent."""
     if mode == "off":
         return Cleared(offer)

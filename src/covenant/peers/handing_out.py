@@ -15,12 +15,12 @@ import msgspec
 
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.peer_commands import Hear, LearnPeer, MoveParcels
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import DelegationKey, Envelope, ParcelMove
-from covenant.model.delegation import CapabilityQuery
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import DelegationKey, ReceivedEnvelope, OutboxMove
+from covenant.model.peers.delegation_messages import CapabilityQuery
 from covenant.model.errors import Invalid
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId, KeyBundle, Prekey
+from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey
 from covenant.peers.answering import worth_learning
 from covenant.peers.keyring import Keyring
 from covenant.seal.identity import bundle_holds, prekey_to_use
@@ -68,7 +68,7 @@ class HandingOut:
         self._closed = False
         ledger.on_peer(self._news)
 
-    async def answer(self, peer: Peer, envelope: Envelope, poll: Poll) -> Polled:
+    async def answer(self, peer: Peer, envelope: ReceivedEnvelope, poll: Poll) -> Polled:
         until = asyncio.get_running_loop().time() + poll.wait_ms / 1000
         prekey = self._prekey(peer, poll.keys)
         await self._ledger.commit(Hear(envelope=envelope))
@@ -173,10 +173,10 @@ class HandingOut:
         return await asyncio.to_thread(sealing)
 
 
-def _moves(peer: InstanceId, poll: Poll) -> tuple[ParcelMove, ...]:
+def _moves(peer: InstanceId, poll: Poll) -> tuple[OutboxMove, ...]:
     """One for each delegation: whoever has this number has all before it."""
     through: dict[DelegationKey, int] = {}
     for ack in poll.acks:
         key = DelegationKey(ack.role, peer, ack.offer_id)
         through[key] = max(ack.seq, through.get(key, 0))
-    return tuple(ParcelMove(delegation=key, seq=seq, delivered=True) for key, seq in through.items())
+    return tuple(OutboxMove(delegation=key, seq=seq, delivered=True) for key, seq in through.items())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import Envelope
-from covenant.model.delegation import Message
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import ReceivedEnvelope
+from covenant.model.peers.delegation_messages import DelegationMessage
 
 
 class Incoming(NamedTuple):
     """Whoever takes it commits one `Hear` with this envelope, and everything that follows from it in the same."""
 
     peer: Peer
-    envelope: Envelope
-    message: Message
+    envelope: ReceivedEnvelope
+    message: DelegationMessage

@@ -14,9 +14,9 @@ import msgspec
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.peer_commands import LearnPeer, RevokeToken
 from covenant.ledger.machine.peering import ISSUED_MAX
-from covenant.model.acquaintance import IssuedToken, Peer
+from covenant.model.peers.peer_record import IssuedToken, Peer
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.peers.answering import Offering, terms_for
 from covenant.peers.keyring import Keyring
 from covenant.peers.settings import PeerSettings

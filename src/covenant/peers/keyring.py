@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from covenant.model.ids import PublicKey
-from covenant.model.peer import IdentityChange, InstanceId, KeyBundle, Prekey
+from covenant.model.peers.instance import IdentityChange, InstanceId, KeyBundle, Prekey
 from covenant.seal.envelope import seal
 from covenant.seal.identity import (
     SKEW_MS,

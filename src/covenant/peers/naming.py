@@ -6,10 +6,10 @@ import hashlib
 import re
 from typing import Final, NamedTuple
 
-from covenant.model.acquaintance import NAME_CHARS_MAX, Peer
+from covenant.model.peers.peer_record import NAME_CHARS_MAX, Peer
 from covenant.model.errors import Invalid
 from covenant.model.ids import AgentId, PublicKey, base58
-from covenant.model.peer import InstanceId, parse_instance_id
+from covenant.model.peers.instance import InstanceId, parse_instance_id
 from covenant.outbound.location import Unreadable, read_url
 
 ID_TAIL: Final = 8

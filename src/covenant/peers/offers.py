@@ -12,26 +12,26 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.exchange.messages import text_of
+from covenant.exchange.tasks.builder import text_of
 from covenant.ledger.contract import Ledger
-from covenant.model.acquaintance import Capabilities, Peer
+from covenant.model.peers.peer_record import PeerCapabilities, Peer
 from covenant.model.content import Content, Text
-from covenant.model.correspondence import PEER, TERMS
-from covenant.model.delegation import (
+from covenant.model.peers.delegation import PEER, TERMS
+from covenant.model.peers.delegation_messages import (
     BUDGET_MAX,
     CONTEXT_CHARS_MAX,
     DEPTH_MAX,
     PARTS_MAX,
     TASK_CHARS_MAX,
     TIMEOUT_MS_MAX,
-    Offer,
+    DelegationOffer,
 )
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge
 from covenant.model.ids import PublicKey
-from covenant.model.peer import Trust
-from covenant.model.target import Target
+from covenant.model.peers.instance import Trust
+from covenant.model.task import Target
 from covenant.model.task import Task
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenants import DEFAULT
 from covenant.peers.acquaintances import Acquaintances
 from covenant.peers.egress import HEAVY_CHARS, Cleared, clear_beside, clear_offer
 from covenant.peers.keyring import Keyring
@@ -107,7 +107,7 @@ class Offers:
         budget: int | None = None,
         timeout_ms: int | None = None,
         context: str | None = None,
-    ) -> Cleared[Offer]:
+    ) -> Cleared[DelegationOffer]:
         if peer.denied:
             raise Forbidden("denied", f"{peer.name} is denied here; nothing is sent to it")
         peer = await self._verified(peer)
@@ -129,7 +129,7 @@ class Offers:
             raise Forbidden("untrusted", f"{peer.name} has not proven who it is; see `covenant peers verify`")
         return peer
 
-    async def _capabilities(self, peer: Peer, profile: str) -> Capabilities:
+    async def _capabilities(self, peer: Peer, profile: str) -> PeerCapabilities:
         """As it says now; or as it said once, where it cannot be asked: the offer waits for it then."""
         try:
             capabilities = await self._acquaintances.capabilities(peer)
@@ -164,11 +164,11 @@ class Offers:
         task: Task,
         profile: str,
         origin: dict[str, Any],
-        capabilities: Capabilities,
+        capabilities: PeerCapabilities,
         *,
         budget: int | None,
         timeout_ms: int | None,
-    ) -> Offer:
+    ) -> DelegationOffer:
         settings = self._settings
         most = next(each.max_token_budget for each in capabilities.profiles if each.name == profile)
         budgets = [budget or settings.budget_default, most, BUDGET_MAX, origin.get("budget")]
@@ -183,7 +183,7 @@ class Offers:
             raise Conflict("deadline_exceeded", "there is no time left for it")
         if left < 0 or len(via) > DEPTH_MAX:
             raise Invalid("depth_exceeded", f"at most {self._depth_max} calls may follow from one another")
-        return Offer(
+        return DelegationOffer(
             offer_id=task.id,
             profile=profile,
             task=ATTACHED,
@@ -196,7 +196,7 @@ class Offers:
             via=tuple(via),
         )
 
-    def _signed(self, offer: Offer, peer: Peer, capabilities: Capabilities) -> Offer:
+    def _signed(self, offer: DelegationOffer, peer: Peer, capabilities: PeerCapabilities) -> DelegationOffer:
         assert peer.keys is not None
         token = capabilities.token
         if token is not None:
@@ -211,7 +211,7 @@ class Offers:
         return assert_offer(self._keyring.private_key, _replace(offer, token=token), provider=peer.id)
 
 
-def _worded(offer: Offer, parts: tuple[Content, ...], context: str | None) -> Offer:
+def _worded(offer: DelegationOffer, parts: tuple[Content, ...], context: str | None) -> DelegationOffer:
     """What is asked: the words, and what is more than words."""
     words = text_of(parts)
     more = tuple(part for part in parts if not (type(part) is Text and part == Text(part.text)))
@@ -229,7 +229,7 @@ def _offers(peer: Peer, profile: str) -> bool:
     return known is not None and not peer.denied and peer.trust.covers(Trust.VERIFIED) and _has(known, profile)
 
 
-def _has(capabilities: Capabilities, profile: str) -> bool:
+def _has(capabilities: PeerCapabilities, profile: str) -> bool:
     return any(each.name == profile for each in capabilities.profiles)
 
 

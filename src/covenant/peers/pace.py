@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 
 MINUTE_MS: Final = 60_000
 JITTER: Final = 0.2

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from covenant.ledger.contract import Ledger
-from covenant.model.acquaintance import Peer
-from covenant.model.delegating import Role
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import DelegationRole
 from covenant.model.errors import Invalid, Refusal
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.peers.delivery import DELIVERY_S, Delivery, Failed
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import POLL, RECEIVE
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 EVERYBODY: Final = "*"
 
-Acks = dict[tuple[Role, str], int]
+Acks = dict[tuple[DelegationRole, str], int]
 
 
 class Taking(Protocol):

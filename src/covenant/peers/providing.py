@@ -21,26 +21,26 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import call_id
-from covenant.exchange.messages import check_message, check_size
+from covenant.exchange.tasks.builder import check_message, check_size
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Accept as Begin
 from covenant.ledger.machine.commands import Cancel as EndTask
 from covenant.ledger.machine.peer_commands import Changes, Hear, Heard, Tell
-from covenant.model.acquaintance import Peer
-from covenant.model.asking import Message
-from covenant.model.constitution import INDEX, CatalogueAgent
+from covenant.model.peers.peer_record import Peer
+from covenant.model.a2a_requests import Message
+from covenant.model.agent_definition import INDEX, CatalogueAgent
 from covenant.model.content import Content, Embedded, Resource, Text
-from covenant.model.correspondence import PEER, TERMS, Delegation, DelegationKey
-from covenant.model.delegating import CANCELLING, OFFERED, REJECTED, Role
-from covenant.model.delegation import PROFILES_MAX, Accept, Cancel, Offer, Profile, Reject, RejectCode
+from covenant.model.peers.delegation import PEER, TERMS, Delegation, DelegationKey
+from covenant.model.peers.delegation import CANCELLING, OFFERED, REJECTED, DelegationRole
+from covenant.model.peers.delegation_messages import PROFILES_MAX, DelegationAccept, DelegationCancel, DelegationOffer, Profile, DelegationReject, RejectCode
 from covenant.model.errors import Invalid, NotFound, Refusal
-from covenant.model.file_names import blocks_named_safely
-from covenant.model.folding import first_message
+from covenant.model.sanitizer import blocks_named_safely
+from covenant.model.task_view import first_message
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.metadata import unreserved_parts
-from covenant.model.peer import SUPPORTED_VERSIONS
+from covenant.model.sanitizer import unreserved_parts
+from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.model.task import Task, fingerprint
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenants import DEFAULT
 from covenant.peers.admission import BUSY_RETRY_MS, Facts, OfferRate, Rejected, Terms, judge
 from covenant.peers.answering import Offering, barred, budget_max
 from covenant.peers.attending import Attendant, Means, said
@@ -106,7 +106,7 @@ class Providing:
     # What we offer
 
     def offering(self, peer: Peer) -> Offering:
-        active = len(self._ledger.delegations_live(Role.PROVIDER))
+        active = len(self._ledger.delegations_live(DelegationRole.PROVIDER))
         profiles = tuple(self._profiles(peer).values()) if not barred(peer, self._settings) else ()
         return Offering(profiles, active, max(0, self._settings.slots - active))
 
@@ -131,15 +131,15 @@ class Providing:
 
     async def hear(self, incoming: Incoming) -> Heard:
         match incoming.message:
-            case Offer() as offer:
+            case DelegationOffer() as offer:
                 return await self._hear_offer(incoming, offer)
-            case Cancel() as cancel:
+            case DelegationCancel() as cancel:
                 return await self._hear_cancel(incoming, cancel)
             case other:
                 raise Invalid("type_not_supported", f"a provider is not sent a {wire.type_of(other)}")
 
-    async def _hear_offer(self, incoming: Incoming, offer: Offer) -> Heard:
-        key = DelegationKey(Role.PROVIDER, incoming.peer.id, offer.offer_id)
+    async def _hear_offer(self, incoming: Incoming, offer: DelegationOffer) -> Heard:
+        key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, offer.offer_id)
         known = self._ledger.delegation(key)
         if known is not None:
             return await self._answer_again(incoming, known)
@@ -169,11 +169,11 @@ class Providing:
             self._attend(key)
         return heard
 
-    def _judge(self, offer: Offer, peer: Peer) -> Terms:
+    def _judge(self, offer: DelegationOffer, peer: Peer) -> Terms:
         ledger = self._ledger
         facts = Facts(
-            active=len(ledger.delegations_live(Role.PROVIDER)),
-            active_of_peer=len(ledger.delegations_live(Role.PROVIDER, peer.id)),
+            active=len(ledger.delegations_live(DelegationRole.PROVIDER)),
+            active_of_peer=len(ledger.delegations_live(DelegationRole.PROVIDER, peer.id)),
             profiles=self._profiles(peer),
             us=self._keyring.id,
             our_key=self._keyring.identity.key,
@@ -182,7 +182,7 @@ class Providing:
         )
         return judge(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
 
-    async def _accept(self, incoming: Incoming, offer: Offer, terms: Terms) -> Heard:
+    async def _accept(self, incoming: Incoming, offer: DelegationOffer, terms: Terms) -> Heard:
         begin = msgspec.structs.replace(
             self._begin(incoming.peer, offer),
             budget=terms.budget,
@@ -203,7 +203,7 @@ class Providing:
             )
         )
 
-    async def _reject(self, incoming: Incoming, offer: Offer, rejected: Rejected) -> Heard:
+    async def _reject(self, incoming: Incoming, offer: DelegationOffer, rejected: Rejected) -> Heard:
         begin = self._begin(incoming.peer, offer)
         reject = await self._cleared(begin.key, _rejecting(offer, rejected))
         return await self._ledger.commit(
@@ -217,7 +217,7 @@ class Providing:
             )
         )
 
-    async def _cleared(self, key: DelegationKey, reject: Reject) -> Cleared[Reject]:
+    async def _cleared(self, key: DelegationKey, reject: DelegationReject) -> Cleared[DelegationReject]:
         cleared = await clear_beside(clear_reason, reject, self._settings.redaction, len(reject.reason))
         note(key, cleared.findings)
         return cleared
@@ -233,7 +233,7 @@ class Providing:
         heard = await self._ledger.commit(Hear(envelope=incoming.envelope, key=known.key))
         anew = incoming.envelope.seq is None or incoming.envelope.seq > known.heard
         if anew and known.state is REJECTED:
-            reject = Reject(
+            reject = DelegationReject(
                 offer_id=known.offer_id,
                 code=msgspec.convert(known.code, RejectCode),
                 reason=known.reason or "",
@@ -243,8 +243,8 @@ class Providing:
             await self._ledger.commit(Tell(key=known.key, said=(said(cleared.message),)))
         return heard
 
-    async def _hear_cancel(self, incoming: Incoming, cancel: Cancel) -> Heard:
-        key = DelegationKey(Role.PROVIDER, incoming.peer.id, cancel.offer_id)
+    async def _hear_cancel(self, incoming: Incoming, cancel: DelegationCancel) -> Heard:
+        key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, cancel.offer_id)
         heard = await self._ledger.commit(Hear(envelope=incoming.envelope, key=key, happenings=("cancel",)))
         delegation = heard.moved.delegation if heard.moved is not None else None
         if delegation is not None and delegation.state is CANCELLING:
@@ -259,11 +259,11 @@ class Providing:
 
     # The work
 
-    def _begin(self, peer: Peer, offer: Offer) -> Delegation:
+    def _begin(self, peer: Peer, offer: DelegationOffer) -> Delegation:
         """As it is offered."""
         work = work_id(peer, offer.offer_id)
         return Delegation(
-            role=Role.PROVIDER,
+            role=DelegationRole.PROVIDER,
             peer=peer.id,
             offer_id=offer.offer_id,
             task_id=work,
@@ -276,7 +276,7 @@ class Providing:
             offer=offer,
         )
 
-    def _task(self, peer: Peer, offer: Offer, terms: Terms) -> Task:
+    def _task(self, peer: Peer, offer: DelegationOffer, terms: Terms) -> Task:
         agent = self._catalogue.agent(DEFAULT, terms.profile)
         own_ms = agent.constitution.timeout_ms if agent is not None else None
         parts: list[Content] = [Text(offer.task)]
@@ -326,7 +326,7 @@ class Providing:
 
     async def run(self) -> None:
         """Attend to what is under way, until `stop`."""
-        for delegation in self._ledger.delegations_live(Role.PROVIDER):
+        for delegation in self._ledger.delegations_live(DelegationRole.PROVIDER):
             self._attend(delegation.key)
         await self._stopped.wait()
 
@@ -360,13 +360,13 @@ def work_id(peer: Peer, offer_id: str) -> TaskId:
     return call_id(TaskId(peer.id), "offer", offer_id)
 
 
-def _digest(peer: Peer, offer: Offer) -> str:
+def _digest(peer: Peer, offer: DelegationOffer) -> str:
     """Equal for the same offer, whatever is agreed each time."""
     return hashlib.sha256(peer.id.encode() + b"\n" + wire.encode(offer)).hexdigest()
 
 
-def _accepting(delegation: Delegation) -> Accept:
-    return Accept(
+def _accepting(delegation: Delegation) -> DelegationAccept:
+    return DelegationAccept(
         offer_id=delegation.offer_id,
         delegation_id=delegation.delegation_id or delegation.task_id,
         max_token_budget=delegation.budget,
@@ -375,8 +375,8 @@ def _accepting(delegation: Delegation) -> Accept:
     )
 
 
-def _rejecting(offer: Offer, rejected: Rejected) -> Reject:
-    return Reject(
+def _rejecting(offer: DelegationOffer, rejected: Rejected) -> DelegationReject:
+    return DelegationReject(
         offer_id=offer.offer_id,
         code=rejected.code,
         reason=rejected.reason,
@@ -385,7 +385,7 @@ def _rejecting(offer: Offer, rejected: Rejected) -> Reject:
     )
 
 
-def _why(reject: Cleared[Reject]) -> Changes:
+def _why(reject: Cleared[DelegationReject]) -> Changes:
     """In the words that the peer is told: whoever asks again is told the same."""
     told = reject.message
     return Changes(code=told.code, reason=told.reason, retry_after_ms=told.retry_after, redacted=reject.found)

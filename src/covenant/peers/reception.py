@@ -19,13 +19,13 @@ import msgspec
 
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.peer_commands import Heard
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import DelegationKey, Envelope
-from covenant.model.delegating import Role
-from covenant.model.delegation import CapabilityQuery, CapabilityResponse, Message
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import DelegationKey, ReceivedEnvelope
+from covenant.model.peers.delegation import DelegationRole
+from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationMessage
 from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal, Unavailable
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, Trust
 from covenant.peers.handing_out import HandingOut, Questions
 from covenant.peers.incoming import Incoming
 from covenant.peers.keyring import Keyring
@@ -62,8 +62,8 @@ M = TypeVar("M")
 
 
 class Acquainted(Questions, Protocol):
-    async def hear_query(self, peer: Peer, envelope: Envelope, query: CapabilityQuery) -> bytes: ...
-    async def hear_response(self, peer: Peer, envelope: Envelope, response: CapabilityResponse) -> None: ...
+    async def hear_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes: ...
+    async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None: ...
 
 
 class Hearing(Protocol):
@@ -136,7 +136,7 @@ class Reception:
         body: bytes,
         address: str | None,
         decode: Callable[[str, bytes], M],
-        act: Callable[[Peer, Envelope, M], Awaitable[T]],
+        act: Callable[[Peer, ReceivedEnvelope, M], Awaitable[T]],
         *,
         metered: bool = True,
     ) -> T:
@@ -202,19 +202,19 @@ class Reception:
 
     # Acting on it
 
-    async def _received(self, peer: Peer, envelope: Envelope, message: Message) -> polling.Received:
+    async def _received(self, peer: Peer, envelope: ReceivedEnvelope, message: DelegationMessage) -> polling.Received:
         reply, heard = await self._dispatch(Incoming(peer, envelope, message))
         if reply is not None:
             return polling.Received(status="accepted", envelope=msgspec.Raw(reply))
         known = heard.known or (heard.moved is not None and not heard.moved.changed)
         return polling.Received(status="accepted", duplicate=known)
 
-    async def _took(self, peer: Peer, envelope: Envelope, message: Message) -> Taken:
+    async def _took(self, peer: Peer, envelope: ReceivedEnvelope, message: DelegationMessage) -> Taken:
         reply, _ = await self._dispatch(Incoming(peer, envelope, message))
         if isinstance(message, CapabilityQuery | CapabilityResponse):
             return Taken(reply=reply)
         assert envelope.seq is not None
-        said_by = Role.REQUESTER if envelope.typ in peers.REQUESTER_SENDS else Role.PROVIDER
+        said_by = DelegationRole.REQUESTER if envelope.typ in peers.REQUESTER_SENDS else DelegationRole.PROVIDER
         return Taken(ack=polling.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
 
     async def _dispatch(self, incoming: Incoming) -> tuple[bytes | None, Heard]:
@@ -228,10 +228,10 @@ class Reception:
             return None, Heard()
         if envelope.seq is None:
             raise Invalid("invalid_seq", "what is said of a delegation is numbered, from 1")
-        ours = Role.PROVIDER if envelope.typ in peers.REQUESTER_SENDS else Role.REQUESTER
+        ours = DelegationRole.PROVIDER if envelope.typ in peers.REQUESTER_SENDS else DelegationRole.REQUESTER
         key = DelegationKey(ours, peer.id, message.offer_id)
         self._check_trust(incoming, key)
-        hearing = self._providing if ours is Role.PROVIDER else self._requesting
+        hearing = self._providing if ours is DelegationRole.PROVIDER else self._requesting
         try:
             return None, await hearing.hear(incoming)
         except Refusal as refusal:
@@ -256,8 +256,8 @@ def _decode_poll(typ: str, body: bytes) -> polling.Poll:
     return polling.decode_poll(body)
 
 
-def _record(header: Header) -> Envelope:
-    return Envelope(
+def _record(header: Header) -> ReceivedEnvelope:
+    return ReceivedEnvelope(
         sender=InstanceId(header.sender),
         jti=header.jti,
         typ=header.typ,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from covenant.exchange.audit_budget import AuditBudget
+from covenant.exchange.access.principals import AuditBudget
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.commands import Note
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 
 log = logging.getLogger(__name__)
 

@@ -22,14 +22,14 @@ import msgspec
 from covenant.ledger.contract import Ledger
 from covenant.ledger.machine.peer_commands import Changes, Hear, Heard, Moved, Tell
 from covenant.ledger.machine.peering import unknown_delegation
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import Delegation, DelegationKey
-from covenant.model.delegating import ACCEPTED, CANCELLING, LOST, OFFERED, RUNNING, Role
-from covenant.model.delegation import Accept, Cancel, DelegationResult, Offer, Reject, StatusReport
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import Delegation, DelegationKey
+from covenant.model.peers.delegation import ACCEPTED, CANCELLING, LOST, OFFERED, RUNNING, DelegationRole
+from covenant.model.peers.delegation_messages import DelegationAccept, DelegationCancel, DelegationResult, DelegationOffer, DelegationReject, StatusReport
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.peer import InstanceId
-from covenant.model.target import Target
+from covenant.model.peers.instance import InstanceId
+from covenant.model.task import Target
 from covenant.model.task import Task
 from covenant.peers import believing, egress
 from covenant.peers.acquaintances import Acquaintances, as_refusal
@@ -105,7 +105,7 @@ class Requesting:
 
     def delegation(self, offer_id: str) -> Delegation | None:
         found = self._ledger.delegation_of(TaskId(offer_id))
-        return found if found is not None and found.role is Role.REQUESTER else None
+        return found if found is not None and found.role is DelegationRole.REQUESTER else None
 
     # Offering
 
@@ -136,7 +136,7 @@ class Requesting:
         if told is not None and made.findings:
             told(made.findings)
         begin = Delegation(
-            role=Role.REQUESTER,
+            role=DelegationRole.REQUESTER,
             peer=peer.id,
             offer_id=offer.offer_id,
             task_id=task.id,
@@ -220,9 +220,9 @@ class Requesting:
 
     async def hear(self, incoming: Incoming) -> Heard:
         message = incoming.message
-        if not isinstance(message, Accept | Reject | StatusReport | DelegationResult):
+        if not isinstance(message, DelegationAccept | DelegationReject | StatusReport | DelegationResult):
             raise Invalid("type_not_supported", f"a requester is not sent a {wire.type_of(message)}")
-        key = DelegationKey(Role.REQUESTER, incoming.peer.id, message.offer_id)
+        key = DelegationKey(DelegationRole.REQUESTER, incoming.peer.id, message.offer_id)
         delegation = self._ledger.delegation(key)
         seq = incoming.envelope.seq
         if delegation is None or delegation.ended or (seq is not None and seq != delegation.heard + 1):
@@ -240,12 +240,12 @@ class Requesting:
             return await self._ledger.commit(Hear(envelope=incoming.envelope, key=key))
 
     async def _heard(
-        self, incoming: Incoming, delegation: Delegation, message: Accept | Reject | StatusReport | DelegationResult
+        self, incoming: Incoming, delegation: Delegation, message: DelegationAccept | DelegationReject | StatusReport | DelegationResult
     ) -> Hear:
         match message:
-            case Accept():
+            case DelegationAccept():
                 return believing.accepted(incoming, delegation, message, self._now_ms())
-            case Reject():
+            case DelegationReject():
                 return believing.rejected(incoming, delegation, message)
             case StatusReport():
                 return believing.reported(incoming, delegation, message)
@@ -278,7 +278,7 @@ class Requesting:
         """Find what is silent, over or not wanted any more. How many moved by that."""
         await self._put_away()
         moved, now_ms = 0, self._now_ms()
-        for delegation in tuple(self._ledger.delegations_live(Role.REQUESTER)):
+        for delegation in tuple(self._ledger.delegations_live(DelegationRole.REQUESTER)):
             try:
                 moved += await self._look_at(delegation, now_ms)
             except Conflict as conflict:
@@ -336,11 +336,11 @@ class Requesting:
         delegation: Delegation,
         *happenings: str,
         changes: Changes | None = None,
-        message: Offer | Cancel | None = None,
+        message: DelegationOffer | DelegationCancel | None = None,
         by: AgentId | None = None,
     ) -> Moved:
         changes = changes or Changes()
-        if isinstance(message, Cancel):
+        if isinstance(message, DelegationCancel):
             mode = self._settings.redaction
             cleared = await egress.clear_beside(egress.clear_reason, message, mode, len(message.reason))
             egress.note(delegation.key, cleared.findings)

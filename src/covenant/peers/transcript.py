@@ -13,12 +13,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from covenant.exchange.messages import media_type_of
+from covenant.exchange.tasks.builder import media_type_of
 from covenant.model.content import Content, Json, Text
-from covenant.model.delegation import TRANSCRIPT_MAX, TranscriptEntry
-from covenant.model.folding import final_message, first_message
-from covenant.model.step import Began, Continued, Ended, Step
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.peers.delegation_messages import TRANSCRIPT_MAX, TranscriptEntry
+from covenant.model.task_view import final_message, first_message
+from covenant.model.task_event import Began, Continued, Ended, Step
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 
 CHARS_MAX: Final = 4_000_000
 """Of all lines together."""

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from covenant.ledger.contract import Ledger
-from covenant.model.acquaintance import Peer
+from covenant.model.peers.peer_record import Peer
 from covenant.model.errors import Conflict, CovenantError, Refusal
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, Trust
 from covenant.peers.acquaintances import Acquaintances
 from covenant.peers.keyring import Keyring
 from covenant.peers.line import LineFailed

@@ -12,9 +12,9 @@ import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.constant_time import bytes_eq
 
-from covenant.model.delegation import CapabilityResponse, Offer
+from covenant.model.peers.delegation_messages import CapabilityResponse, DelegationOffer
 from covenant.model.ids import PublicKey
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.seal.documents import base64url, document_holds, sign_document
 from covenant.seal.identity import SKEW_MS, bundle_holds, is_key_of, unsigned
 
@@ -27,12 +27,12 @@ def new_challenge() -> str:
     return base64url(AESGCM.generate_key(bit_length=256))
 
 
-def assert_offer(private_key: bytes, offer: Offer, *, provider: InstanceId) -> Offer:
+def assert_offer(private_key: bytes, offer: DelegationOffer, *, provider: InstanceId) -> DelegationOffer:
     """The offer with its assertion. It names the provider, who so cannot offer it on as if by the requester."""
     return msgspec.structs.replace(offer, assertion=sign_document(private_key, _OFFER, _asserted(offer, provider)))
 
 
-def offer_holds(offer: Offer, *, requester: InstanceId, key: PublicKey, provider: InstanceId) -> bool:
+def offer_holds(offer: DelegationOffer, *, requester: InstanceId, key: PublicKey, provider: InstanceId) -> bool:
     return (
         offer.assertion is not None
         and is_key_of(key, requester)
@@ -59,7 +59,7 @@ def capabilities_hold(
     )
 
 
-def _asserted(offer: Offer, provider: InstanceId) -> dict[str, Any]:
+def _asserted(offer: DelegationOffer, provider: InstanceId) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(offer)
     del document["assertion"]
     return {**document, "provider": provider}

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal
 from covenant.model.ids import PublicKey, from_base58
-from covenant.model.peer import (
+from covenant.model.peers.instance import (
     PROTOCOL_VERSION,
     SUPPORTED_SUITES,
     SUPPORTED_VERSIONS,

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from covenant.model.delegation import DelegationResult, Offer, Proof, Transcript
-from covenant.model.peer import InstanceId
+from covenant.model.peers.delegation_messages import DelegationResult, DelegationOffer, Proof, Transcript
+from covenant.model.peers.instance import InstanceId
 from covenant.seal.proofs import ProofReport, verify_proof
 
 
@@ -15,7 +15,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """`transcript` is None where it stayed with the provider. Further fields are not looked at."""
 
     proof: Proof
-    offer: Offer | None = None
+    offer: DelegationOffer | None = None
     result: DelegationResult | None = None
     transcript: Transcript | None = None
 

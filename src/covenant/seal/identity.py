@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from covenant.model.ids import PublicKey, base58, from_base58
-from covenant.model.peer import (
+from covenant.model.peers.instance import (
     PROTOCOL_VERSION,
     SUITE,
     SUPPORTED_SUITES,

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model.delegation import DelegationResult, Offer, Proof, TranscriptEntry
+from covenant.model.peers.delegation_messages import DelegationResult, DelegationOffer, Proof, TranscriptEntry
 from covenant.model.ids import PublicKey
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.seal import merkle
 from covenant.seal.documents import Uncanonical, base64url, canonical, digest, document_holds, sign_document
 from covenant.seal.identity import instance_id, is_key_of, unsigned
@@ -71,7 +71,7 @@ class LineProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: tuple[str, ...]
 
 
-def offer_hash(offer: Offer) -> str:
+def offer_hash(offer: DelegationOffer) -> str:
     return digest(msgspec.to_builtins(offer))
 
 
@@ -94,7 +94,7 @@ def sign_proof(
     private_key: bytes,
     *,
     requester: InstanceId,
-    offer: Offer,
+    offer: DelegationOffer,
     result: DelegationResult,
     transcript: Sequence[TranscriptEntry],
     now_ms: int,
@@ -120,7 +120,7 @@ def verify_proof(
     proof: Proof,
     transcript: Sequence[TranscriptEntry] | None = None,
     *,
-    offer: Offer | None = None,
+    offer: DelegationOffer | None = None,
     result: DelegationResult | None = None,
     provider: InstanceId | None = None,
     requester: InstanceId | None = None,

@@ -38,7 +38,7 @@ from biscuit_auth import PublicKey as RootKey
 
 from covenant.model.errors import Forbidden, Invalid, Unavailable
 from covenant.model.ids import PublicKey, from_base58
-from covenant.model.peer import WHOLE_MAX, InstanceId
+from covenant.model.peers.instance import WHOLE_MAX, InstanceId
 from covenant.seal.identity import instance_id
 from covenant.seal.keys import public_key
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from covenant.model.hop import CHAIN_MAX, DEPTH_MAX, NAME_CHARS_MAX, Hop
+from covenant.model.call_context import CHAIN_MAX, CLAIMED_DEPTH_MAX, NAME_CHARS_MAX, Hop
 
 DEPTH: Final = "covenant.depth"
 CHAIN: Final = "covenant.chain"
@@ -89,7 +89,7 @@ def _depth(given: Any) -> int:
     if given is None:
         return 0
     depth = _whole(given)
-    return DEPTH_MAX if depth is None else min(depth, DEPTH_MAX)
+    return CLAIMED_DEPTH_MAX if depth is None else min(depth, CLAIMED_DEPTH_MAX)
 
 
 def _chain(given: Any) -> tuple[str, ...]:

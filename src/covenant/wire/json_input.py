@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from covenant.model.errors import Invalid
-from covenant.model.spelling import did_you_mean
+from covenant.model.errors import did_you_mean
 
 T = TypeVar("T")
 

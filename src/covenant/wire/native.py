@@ -21,15 +21,15 @@ from typing import Annotated, Any, Final, Literal, assert_never
 
 import msgspec
 
-from covenant.model.constitution import INDEX
+from covenant.model.agent_definition import INDEX
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Invalid
-from covenant.model.file_names import segment
-from covenant.model.folding import TaskState, TaskView, final_message
+from covenant.model.sanitizer import file_name_of
+from covenant.model.task_view import TaskState, TaskView, final_message
 from covenant.model.result import Ending, Result
-from covenant.model.step import Began, Continued, Ended, Started, Step
+from covenant.model.task_event import Began, Continued, Ended, Started, Step
 from covenant.model.task import NATIVE, Task
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 from covenant.model.usage import usage_in
 from covenant.wire.a2a.task_fields import agent_of, usage_of
 from covenant.wire.json_input import TOLD_NESTING_MAX, decode, deeper_than
@@ -369,10 +369,10 @@ def _file(place: int, part: ImagePart | FilePart, name: str) -> Content:
     if (part.data is None) == (part.url is None):
         raise Invalid("invalid_request", f"message[{place}]: give either data or url")
     if part.url is not None:
-        return ResourceLink(uri=part.url, name=segment(name) if name else "", mimeType=part.mime_type)
+        return ResourceLink(uri=part.url, name=file_name_of(name) if name else "", mimeType=part.mime_type)
     try:
         base64.b64decode(part.data or "", validate=True)
     except ValueError:
         raise Invalid("invalid_request", f"message[{place}].data: must be base64") from None
     kind = part.mime_type or "application/octet-stream"
-    return Resource(Embedded(uri="", mimeType=kind, blob=part.data), filename=segment(name) if name else None)
+    return Resource(Embedded(uri="", mimeType=kind, blob=part.data), filename=file_name_of(name) if name else None)

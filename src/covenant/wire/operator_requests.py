@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from covenant.model.delegation import (
+from covenant.model.peers.delegation_messages import (
     BUDGET_MAX,
     CONTEXT_CHARS_MAX,
     TASK_CHARS_MAX,
     TIMEOUT_MS_MAX,
     Proof,
-    Status,
+    DelegationStatus,
 )
-from covenant.model.peer import InstanceId, Trust
-from covenant.model.tenant import DEFAULT, LIMIT_BYTES_MAX, LIMIT_MAX
+from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.tenants import DEFAULT, LIMIT_BYTES_MAX, LIMIT_MAX
 from covenant.wire.mailbox import Request, StrictRequest, Whole
 
 
@@ -255,7 +255,7 @@ class DelegateRequest(StrictRequest, frozen=True, kw_only=True, rename="camel"):
 
 
 class ListDelegationsRequest(PeerQuery, frozen=True, kw_only=True):
-    status: Status | Literal["lost"] | None = None
+    status: DelegationStatus | Literal["lost"] | None = None
     peer_id: Named | None = None
     role: Literal["requester", "provider"] | None = None
     limit: Page = 20

@@ -14,33 +14,33 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from covenant.model.delegating import Role
-from covenant.model.delegation import (
+from covenant.model.peers.delegation import DelegationRole
+from covenant.model.peers.delegation_messages import (
     TREE_DEPTH_MAX,
     TREE_NODES_MAX,
-    Accept,
-    Cancel,
+    DelegationAccept,
+    DelegationCancel,
     CapabilityQuery,
     CapabilityResponse,
     DelegationResult,
-    Message,
-    Offer,
-    Reject,
+    DelegationMessage,
+    DelegationOffer,
+    DelegationReject,
     StatusReport,
     SubDelegation,
     Uuid,
 )
 from covenant.model.errors import Conflict, Invalid
-from covenant.model.peer import WHOLE_MAX, KeyBundle
+from covenant.model.peers.instance import WHOLE_MAX, KeyBundle
 from covenant.wire.json_input import decode as decode_json
 
-TYPES: Final[dict[str, type[Message]]] = {
-    "delegation_offer": Offer,
-    "delegation_accept": Accept,
-    "delegation_reject": Reject,
+TYPES: Final[dict[str, type[DelegationMessage]]] = {
+    "delegation_offer": DelegationOffer,
+    "delegation_accept": DelegationAccept,
+    "delegation_reject": DelegationReject,
     "delegation_status": StatusReport,
     "delegation_result": DelegationResult,
-    "delegation_cancel": Cancel,
+    "delegation_cancel": DelegationCancel,
     "capability_query": CapabilityQuery,
     "capability_response": CapabilityResponse,
 }
@@ -54,7 +54,7 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def type_of(message: Message) -> str:
+def type_of(message: DelegationMessage) -> str:
     return _TYPE_OF[type(message)]
 
 
@@ -62,15 +62,15 @@ def encode(message: msgspec.Struct) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decode(kind: str, body: bytes) -> Message:
+def decode(kind: str, body: bytes) -> DelegationMessage:
     """`kind` is the header's `typ`. Every refusal is an `Invalid`."""
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise Invalid("type_not_supported", f"no message has the type {kind[:64]!r}")
-    message: Message = decode_json(decoder, body)
+    message: DelegationMessage = decode_json(decoder, body)
     if isinstance(message, DelegationResult):
         _check_tree(message.sub_delegations)
-    if isinstance(message, Offer | DelegationResult):
+    if isinstance(message, DelegationOffer | DelegationResult):
         _check_numbers(msgspec.to_builtins(message.parts))
     return message
 
@@ -121,7 +121,7 @@ class Introduction(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Ack(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
     """All that was said of this offer through this number has been taken in. `role` is that of who said it."""
 
-    role: Role
+    role: DelegationRole
     offer_id: Uuid
     seq: Annotated[int, msgspec.Meta(ge=1, le=2**53 - 1)]
 

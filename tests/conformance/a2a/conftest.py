@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from covenant.exchange import conversation
+from covenant.exchange import a2a_service as conversation
 from tests.conformance.a2a.bindings import Binding
 from tests.conformance.a2a.spoken import BINDINGS
 from tests.conformance.a2a.table import HERE, ROOT, bindings_of

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from covenant.model.step import Ended
+from covenant.model.task_event import Ended
 from tests.conformance.a2a.bindings import Binding, Refused, words
 from tests.conformance.a2a.spoken import BINDINGS
 from tests.conformance.a2a.world import BOUND_S, World, unique

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenants import DEFAULT
 from tests.conformance.a2a.bindings import Ask, Binding, Refused, words
 from tests.conformance.a2a.http_bindings import Rpc
 from tests.conformance.a2a.world import NEIGHBOUR, World, unique

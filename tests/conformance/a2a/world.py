@@ -18,13 +18,13 @@ import grpc  # type: ignore[import-untyped]
 from covenant.agents.job import JobLimits
 from covenant.doors.a2a.grpc import GrpcCalls, GrpcServer
 from covenant.doors.http.stranger_pool import StrangerPool
-from covenant.exchange.cards import Offer
+from covenant.exchange.cards import CardFeatures
 from covenant.ledger.contract import ListQuery
 from covenant.ledger.machine.commands import Sweep
-from covenant.model.folding import fold
+from covenant.model.task_view import fold
 from covenant.model.ids import TaskId
-from covenant.model.step import Ended, Step
-from covenant.model.tenant import DEFAULT
+from covenant.model.task_event import Ended, Step
+from covenant.model.tenants import DEFAULT
 from tests.conformance.a2a.agents import Gates, cast
 from tests.conformance.a2a.bindings import Binding
 from tests.doors.a2a.stage import Scenery, Stage, stage
@@ -114,7 +114,7 @@ async def calling(opened: Stage, scenery: Scenery) -> AsyncIterator[Any]:
     pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
     calls = GrpcCalls(opened.gate, opened.office, pool, message_bytes_max=1 << 20, published=scenery.open_agent)
     server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, calls_max=1_000)
-    opened.cards.offer = Offer(grpc_port=server.port, push_notifications=scenery.push_notifications)
+    opened.cards.offer = CardFeatures(grpc_port=server.port, push_notifications=scenery.push_notifications)
     await server.start(("127.0.0.1", opened.port))
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

@@ -29,13 +29,13 @@ from covenant.doors.a2a.operations import A2AServices, PushService
 from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
-from covenant.exchange.cards import Cards, Offer
-from covenant.exchange.conversation import ConversationLimits, Conversations
-from covenant.exchange.limiter import Limiter
-from covenant.exchange.pushes import Pushes as KeptPushes
-from covenant.exchange.pushes import check_config
+from covenant.exchange.cards import Cards, CardFeatures
+from covenant.exchange.a2a_service import A2ALimits, A2AExchange
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.push import PushConfigs as KeptPushes
+from covenant.exchange.push import check_config
 from covenant.ledger.log.uuids import Uuids
-from covenant.model.tenant import DEFAULT, TenantLimits
+from covenant.model.tenants import DEFAULT, TenantLimits
 from covenant.wire.a2a.card_codec import encode_card
 from tests.doors.a2a.stage import BOUND_S, Stage, stage
 
@@ -166,13 +166,13 @@ async def grpc_stage(
 ) -> AsyncIterator[GrpcStage]:
     publishing = publishing or PublishedAgent()
     async with stage(home, *agents) as http:
-        conversations = Conversations(http.ledger, http.catalogue, http.crew, Uuids(), ConversationLimits())
-        tenants = GrpcTenants(http.tenancy, Limiter(now_ms, limits))
+        conversations = A2AExchange(http.ledger, http.catalogue, http.crew, Uuids(), A2ALimits())
+        tenants = GrpcTenants(http.tenancy, TenantLimiter(now_ms, limits))
         pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
         gate = Admission(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)
         if push:
             pushes = KeptPushes(http.ledger, conversations.scope, lambda config: check_config(config, lambda _: None))
-        cards = Cards(Offer())
+        cards = Cards(CardFeatures())
         calls = GrpcCalls(
             gate,
             A2AServices(conversations, extended_cards(cards), pushes),
@@ -181,7 +181,7 @@ async def grpc_stage(
             published=publishing.agent_id,
         )
         server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, calls_max=calls_max)
-        cards.offer = Offer(grpc_port=server.port, push_notifications=pushes is not None)
+        cards.offer = CardFeatures(grpc_port=server.port, push_notifications=pushes is not None)
         await server.start(("127.0.0.1", http.port))
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=UNLIMITED) as channel:

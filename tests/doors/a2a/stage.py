@@ -32,21 +32,21 @@ from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.exchange.cards import Cards, Offer
+from covenant.exchange.cards import Cards, CardFeatures
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import ConversationLimits, Conversations
+from covenant.exchange.a2a_service import A2ALimits, A2AExchange
 from covenant.exchange.delegation import Delegations
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.limiter import Limiter
-from covenant.exchange.principal import Principal
-from covenant.exchange.pushes import Pushes
-from covenant.exchange.registry import operator_agent
-from covenant.exchange.tenancy import Tenancy
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.push import PushConfigs
+from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.uuids import Uuids
-from covenant.model.constitution import Constitution
-from covenant.model.tenant import DEFAULT
+from covenant.model.agent_definition import AgentDefinition
+from covenant.model.tenants import DEFAULT
 from covenant.model.tracing import OFF, Tracer
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token
@@ -59,7 +59,7 @@ class Stage:
     ledger: LogLedger
     crew: Crew
     catalogue: Catalogue
-    tenancy: Tenancy
+    tenancy: TenantAccess
     operator: Principal
     port: int
     token: str
@@ -157,21 +157,21 @@ class Scenery:
 
 @asynccontextmanager
 async def stage(
-    home: Path, *agents: Agent, limits: ConversationLimits | None = None, scenery: Scenery | None = None
+    home: Path, *agents: Agent, limits: A2ALimits | None = None, scenery: Scenery | None = None
 ) -> AsyncIterator[Stage]:
     scenery = scenery or Scenery()
     ledger = await open_ledger(home, clock=now_ms)
     key, token = scenery.key, scenery.token
     operator = operator_agent("operator@test", key)
     principal = await admit_operator(ledger, operator, token, lambda _: None)
-    doorkeeper = Doorkeeper(ledger, operator)
-    catalogue, tenancy, meter = Catalogue(ledger, key), Tenancy(ledger, operator, doorkeeper), Meter()
+    doorkeeper = IdentityAuth(ledger, operator)
+    catalogue, tenancy, meter = Catalogue(ledger, key), TenantAccess(ledger, operator, doorkeeper), Meter()
     await tenancy.open()
     tokens = {name: (await tenancy.add(principal, name)).token for name in scenery.tenants}
     crew = Crew(ledger, limits=scenery.jobs, concurrency=scenery.concurrency, tracer=scenery.tracer)
     crew.delegations = Delegations(ledger, catalogue, crew, tracer=scenery.tracer)
     for tenant, agent in product((DEFAULT, *tokens), agents):
-        constitution = Constitution(
+        constitution = AgentDefinition(
             id=agent.name,
             kind="function",
             description=agent.description,
@@ -182,20 +182,20 @@ async def stage(
         catalogue.add_resident(tenant, constitution, "code")
         crew.employ(catalogue.identity(tenant, agent.name), FunctionBody(agent), concurrency=agent.concurrency)
     check = check_push if scenery.push_notifications else None
-    conversations = Conversations(
+    conversations = A2AExchange(
         ledger,
         catalogue,
         crew,
         Uuids(),
-        limits or ConversationLimits(),
+        limits or A2ALimits(),
         check_push=check,
         tracer=scenery.tracer,
     )
-    pushes = Pushes(ledger, conversations.scope, check_push) if scenery.push_notifications else None
+    pushes = PushConfigs(ledger, conversations.scope, check_push) if scenery.push_notifications else None
     base_url, publishing = BaseUrl(), PublishedAgent(scenery.open_agent, "loopback" if scenery.open_agent else "never")
     pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
-    gate = Admission(TenantGate(tenancy, Limiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
-    cards = Cards(Offer(), CardSigner(key))
+    gate = Admission(TenantGate(tenancy, TenantLimiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
+    cards = Cards(CardFeatures(), CardSigner(key))
     pages = CardPages(
         cards, catalogue, gate.tenants, meter, base_url=base_url, publishing=publishing, started_ms=now_ms()
     )

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 from covenant.agents.authoring import Agent, Turn
-from covenant.model.folding import fold
+from covenant.model.task_view import fold
 from covenant.model.ids import TaskId
 from covenant.model.task import Task
 from tests.doors.a2a.grpc_stage import GrpcStage, asks, grpc_stage, told_by

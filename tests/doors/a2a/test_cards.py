@@ -27,19 +27,19 @@ from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.server.asgi import AsgiDoor
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.exchange.cards import Cards, Offer
+from covenant.exchange.cards import Cards, CardFeatures
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import Ask
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.limiter import Limiter
-from covenant.exchange.principal import Principal
-from covenant.exchange.registry import operator_agent
-from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.exchange.a2a_service import A2ARequest
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.machine.view import Limits
-from covenant.model.constitution import read_constitution
-from covenant.model.tenant import TenantLimits
-from covenant.model.tools import Tool
+from covenant.model.agent_definition import read_agent_definition
+from covenant.model.tenants import TenantLimits
+from covenant.model.mcp_servers import Tool
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from covenant.wire.a2a.error_codes import Dialect
@@ -64,7 +64,7 @@ class Cardworld:
     port: int
     catalogue: Catalogue
     cards: Cards
-    tenancy: Tenancy
+    tenancy: TenantAccess
     principal: Principal
     mine: Tenanted
     theirs: Tenanted
@@ -77,7 +77,7 @@ class Cardworld:
         return f"http://127.0.0.1:{self.port}"
 
     async def add(self, to: Tenanted, **fields: Any) -> None:
-        await self.catalogue.store(to.caller, read_constitution({"id": "summarizer", **fields}))
+        await self.catalogue.store(to.caller, read_agent_definition({"id": "summarizer", **fields}))
 
 
 def now_ms() -> int:
@@ -90,7 +90,7 @@ async def opened(
     *,
     base_url: BaseUrl | None = None,
     publishing: PublishedAgent | None = None,
-    offer: Offer | None = None,
+    offer: CardFeatures | None = None,
     started_ms: int = 1_000,
 ) -> AsyncIterator[Cardworld]:
     key, token = new_private_key(), new_token()
@@ -98,14 +98,14 @@ async def opened(
     ledger = await open_ledger(folder / "home", clock=now_ms, limits=Limits())
     try:
         await admit_operator(ledger, operator, token, lambda _: None)
-        doorkeeper = Doorkeeper(ledger, operator)
-        tenancy = Tenancy(ledger, operator, doorkeeper)
+        doorkeeper = IdentityAuth(ledger, operator)
+        tenancy = TenantAccess(ledger, operator, doorkeeper)
         await tenancy.open()
-        catalogue, cards = Catalogue(ledger, key), Cards(offer or Offer(), CardSigner(key))
+        catalogue, cards = Catalogue(ledger, key), Cards(offer or CardFeatures(), CardSigner(key))
         pages = CardPages(
             cards,
             catalogue,
-            TenantGate(tenancy, Limiter(now_ms)),
+            TenantGate(tenancy, TenantLimiter(now_ms)),
             Meter(),
             base_url=base_url or BaseUrl(),
             publishing=publishing or PublishedAgent(),
@@ -283,7 +283,7 @@ async def test_whoever_has_a_card_is_told_so_and_not_told_it_again(world: Cardwo
 async def test_a_changed_agent_has_another_tag(world: Cardworld) -> None:
     await world.add(world.mine)
     first = await world.mine.http.ask("GET", CARD)
-    await world.catalogue.replace(world.mine.caller, read_constitution({"id": "summarizer", "role": "new"}))
+    await world.catalogue.replace(world.mine.caller, read_agent_definition({"id": "summarizer", "role": "new"}))
     second = await world.mine.http.ask("GET", CARD, headers={"If-None-Match": first.headers["etag"]})
     assert (second.status, second.json["description"]) == (200, "new")
     assert second.headers["etag"] != first.headers["etag"]
@@ -366,7 +366,7 @@ async def test_the_published_agent_is_shown_to_everybody_in_clean_form(tmp_path:
         assert (reply.status, reply.json["code"]) == (404, "unknown_agent")
         caller = world.tenancy.recognise(world.operator.token or "")
         assert caller is not None
-        await world.catalogue.store(caller, read_constitution({"id": "summarizer"}))
+        await world.catalogue.store(caller, read_agent_definition({"id": "summarizer"}))
         card = await world.nobody.get(WELL_KNOWN)
         ParseDict(card, StrangersCard())
         assert card["supportedInterfaces"][0]["url"] == f"{world.base}/v1/a2a/agents/summarizer"
@@ -418,7 +418,7 @@ async def checked(world: Cardworld) -> Any:
 @pytest.mark.parametrize("version", [{}, {"A2A-Version": "1.0"}], ids=["as a client of 0.3", "as a client of 1.0"])
 async def test_the_official_sdk_reads_and_verifies_every_card(tmp_path: Path, version: dict[str, str]) -> None:
     tools = (Tool("github", "corvid_github_list_prs", "Lists — prüft", tenants=("mine",)), Tool("github", "theirs"))
-    async with opened(tmp_path, offer=Offer(tools=tools, grpc_port=8431)) as world, httpx.AsyncClient() as client:
+    async with opened(tmp_path, offer=CardFeatures(tools=tools, grpc_port=8431)) as world, httpx.AsyncClient() as client:
         await world.add(world.mine, role="Zusammenfasser — kürzt", goal="“knapp” 🦊", extensions=["urn:x"])
         verifier = await checked(world)
         stub = await resolver(world, client).get_agent_card(
@@ -473,7 +473,7 @@ async def test_the_extended_card_is_told_in_the_callers_dialect(world: Cardworld
     agent = world.catalogue.agent("mine", "summarizer")
     assert agent is not None
     extended_card = extended_cards(world.cards)
-    ask = Ask(caller=caller, agent=agent)
+    ask = A2ARequest(caller=caller, agent=agent)
     clean, both = (json.loads(extended_card(ask, dialect, world.base)) for dialect in (Dialect.V1, Dialect.V03))
     card = ParseDict(clean, StrangersCard())
     (await checked(world))(card)

@@ -16,7 +16,7 @@ from covenant.doors.a2a.cards import PublishedAgent
 from covenant.doors.a2a.grpc import SERVICE, peer_of
 from covenant.doors.a2a.operations import OPERATIONS
 from covenant.ledger.machine.tenant_commands import ChangeTenant
-from covenant.model.tenant import DEFAULT, TenantLimits
+from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.doors.a2a.grpc_stage import GrpcStage, asks, grpc_stage, in_session, kind_of, told_by
 from tests.doors.a2a.stage import BOUND_S
 from tests.ledger_contract.samples import OPERATOR

@@ -11,7 +11,7 @@ from a2a.types import a2a_pb2 as pb
 
 from covenant.agents.authoring import Agent, Turn
 from covenant.model.ids import TaskId
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenants import DEFAULT
 from tests.doors.a2a.grpc_stage import UNLIMITED, GrpcStage, asks, generation_of, grpc_stage, kind_of, told_by
 from tests.doors.a2a.stage import BOUND_S
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from covenant.agents.authoring import Agent
-from covenant.exchange.conversation import Ask
-from covenant.model.asking import Message, SendMessage
+from covenant.exchange.a2a_service import A2ARequest
+from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
-from covenant.model.step import Began
+from covenant.model.task_event import Began
 from tests.doors.native.test_orchestrate import streaming, told
 from tests.doors.simple.stage import BOUND_S, TOKEN, Patient, Stage, echo, frames_of, stage
 
@@ -186,7 +186,7 @@ async def test_naming_a_conversations_context_by_a2a_neither_reads_nor_joins_it(
         assert caller is not None
         message = Message(message_id="m", parts=(Text("hello"),), context_id=f"conversation:{conversation}")
         async with asyncio.timeout(BOUND_S):
-            view = await s.conversations.send(Ask(caller=caller, agent=agent), SendMessage(message=message))
+            view = await s.conversations.send(A2ARequest(caller=caller, agent=agent), SendMessage(message=message))
         assert view.message is not None
         assert view.message.parts == (Text("[] hello"),)
         assert await said(s, conversation, "more") == "[user:secret, agent:[] secret] more"

@@ -14,7 +14,7 @@ from covenant.agents.authoring import Agent
 from covenant.agents.playing import NO_MODEL, IndexBody
 from covenant.agents.roster import Roster
 from covenant.exchange.delegation import Delegations
-from covenant.exchange.runs import INLINE, inline_of
+from covenant.exchange.native import INLINE, inline_of
 from covenant.model.task import NATIVE, SIMPLE
 from tests.doors.simple.stage import BOUND_S, TOKEN, Frame, Patient, Stage, echo, frames_of, stage
 from tests.ledger_contract.samples import make_task

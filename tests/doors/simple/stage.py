@@ -24,20 +24,20 @@ from covenant.daemon.tenant_doors import Built, tenant_routes
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import ConversationLimits, Conversations
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.limiter import Limiter
-from covenant.exchange.principal import Principal
-from covenant.exchange.registry import operator_agent
-from covenant.exchange.tenancy import Tenancy
+from covenant.exchange.a2a_service import A2ALimits, A2AExchange
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import open_ledger
 from covenant.ledger.log.uuids import Uuids
 from covenant.ledger.machine.commands import Sweep, Swept
-from covenant.model.constitution import Constitution
+from covenant.model.agent_definition import AgentDefinition
 from covenant.model.ids import TaskId
-from covenant.model.tenant import DEFAULT
-from covenant.model.tools import Tool
+from covenant.model.tenants import DEFAULT
+from covenant.model.mcp_servers import Tool
 from covenant.seal.keys import new_private_key, new_token
 from tests.ledger_contract.fake_clock import FakeClock
 
@@ -51,8 +51,8 @@ class Stage:
     ledger: LogLedger
     crew: Crew
     catalogue: Catalogue
-    conversations: Conversations
-    tenancy: Tenancy
+    conversations: A2AExchange
+    tenancy: TenantAccess
     operator: Principal
     clock: FakeClock
     port: int
@@ -90,7 +90,7 @@ class Stage:
         """A new tenant's token."""
         return (await self.tenancy.add(self.operator, name)).token
 
-    def resident(self, agent: Agent | Constitution, tenant: str = DEFAULT) -> None:
+    def resident(self, agent: Agent | AgentDefinition, tenant: str = DEFAULT) -> None:
         constitution, body = played(agent) if isinstance(agent, Agent) else (agent, None)
         self.catalogue.add_resident(tenant, constitution, "code")
         if body is None and constitution.kind == "process":
@@ -141,7 +141,7 @@ def text_of(task: dict[str, Any]) -> str:
 @asynccontextmanager
 async def stage(
     home: Path,
-    *agents: Agent | Constitution,
+    *agents: Agent | AgentDefinition,
     settings: A2aSettings | None = None,
     tools: Sequence[Tool] = (),
     clock: FakeClock | None = None,
@@ -150,11 +150,11 @@ async def stage(
     ledger = await open_ledger(home, clock=clock)
     operator = operator_agent("operator@test", KEY)
     principal = await admit_operator(ledger, operator, TOKEN, lambda _: None)
-    doorkeeper = Doorkeeper(ledger, operator)
-    catalogue, tenancy, crew = Catalogue(ledger, KEY), Tenancy(ledger, operator, doorkeeper), Crew(ledger)
+    doorkeeper = IdentityAuth(ledger, operator)
+    catalogue, tenancy, crew = Catalogue(ledger, KEY), TenantAccess(ledger, operator, doorkeeper), Crew(ledger)
     await tenancy.open()
-    conversations = Conversations(ledger, catalogue, crew, Uuids(), ConversationLimits())
-    built = Built(ledger, catalogue, conversations, TenantGate(tenancy, Limiter(clock)), Meter())
+    conversations = A2AExchange(ledger, catalogue, crew, Uuids(), A2ALimits())
+    built = Built(ledger, catalogue, conversations, TenantGate(tenancy, TenantLimiter(clock)), Meter())
     router = Router(tenant_routes(settings or A2aSettings(inbound_rate_per_min=0), built, tools))
     config = uvicorn.Config(router, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from covenant.agents.authoring import Agent
-from covenant.exchange.conversation import Ask
+from covenant.exchange.a2a_service import A2ARequest
 from covenant.ledger.machine.commands import Settle, Take
-from covenant.model.asking import Message, SendMessage
-from covenant.model.constitution import Constitution
+from covenant.model.a2a_requests import Message, SendMessage
+from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from covenant.model.result import Result
@@ -73,19 +73,19 @@ async def test_a_timeout_holds_across_a_restart(tmp_path: Path) -> None:
         assert (failed["state"], text_of(failed)) == ("failed", "Task timed out")
 
 
-def program(code: str, name: str = "program") -> Constitution:
-    return Constitution(id=name, kind="process", command=(sys.executable, "-c", code), default_project="work")
+def program(code: str, name: str = "program") -> AgentDefinition:
+    return AgentDefinition(id=name, kind="process", command=(sys.executable, "-c", code), default_project="work")
 
 
 async def test_a_program_that_cannot_be_started_fails_the_task(tmp_path: Path) -> None:
-    missing = Constitution(id="missing", kind="process", command=(str(tmp_path / "not-there"),), default_project="work")
+    missing = AgentDefinition(id="missing", kind="process", command=(str(tmp_path / "not-there"),), default_project="work")
     async with stage(tmp_path / "home", missing) as s:
         failed = await s.ended((await s.sent())["id"])
         assert (failed["state"], text_of(failed)) == ("failed", "the agent could not be started")
 
 
 async def test_a_task_that_nobody_begins_fails_when_its_time_is_over(tmp_path: Path) -> None:
-    async with stage(tmp_path, Constitution(id="absent", kind="worker", default_project="work")) as s:
+    async with stage(tmp_path, AgentDefinition(id="absent", kind="worker", default_project="work")) as s:
         task = await s.sent("Hello", timeoutMs=5_000)
         assert task["state"] == "submitted"
         await s.later(5_000)
@@ -94,7 +94,7 @@ async def test_a_task_that_nobody_begins_fails_when_its_time_is_over(tmp_path: P
 
 
 async def test_a_worker_from_outside_takes_the_task_and_its_result_is_the_answer(tmp_path: Path) -> None:
-    async with stage(tmp_path, Constitution(id="outside", kind="worker", default_project="work")) as s:
+    async with stage(tmp_path, AgentDefinition(id="outside", kind="worker", default_project="work")) as s:
         task = await s.sent("Hello")
         worker = s.catalogue.identity("default", "outside")
         (leased,) = (await s.ledger.commit(Take(holder=worker, recipient=worker.pubkey))).tasks
@@ -203,8 +203,8 @@ async def test_a_task_of_another_door_is_not_shown_here_and_one_of_this_door_is_
         assert (shown["origin"], shown["state"], shown["agent_id"]) == ("simple", "completed", "echo")
 
 
-def ask_of(s: Stage) -> Ask:
+def ask_of(s: Stage) -> A2ARequest:
     caller, agent = s.tenancy.recognise(TOKEN), s.catalogue.agent("default", "echo")
     assert caller is not None
     assert agent is not None
-    return Ask(caller=caller, agent=agent)
+    return A2ARequest(caller=caller, agent=agent)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from covenant.daemon.settings import A2aSettings
-from covenant.model.constitution import Constitution, Skill
-from covenant.model.step import Began
+from covenant.model.agent_definition import AgentDefinition, Skill
+from covenant.model.task_event import Began
 from tests.doors.simple.stage import TOKEN, echo, stage, text_of
 
 
@@ -213,13 +213,13 @@ async def test_the_oldest_agent_that_has_a_project_gets_the_task_whichever_was_c
         caller = s.tenancy.recognise(TOKEN)
         assert caller is not None
         for name, project in (("none", ""), ("older", "p"), ("newer", "p")):
-            await s.catalogue.store(caller, Constitution(id=name, kind="worker", default_project=project))
+            await s.catalogue.store(caller, AgentDefinition(id=name, kind="worker", default_project=project))
             s.clock.advance(1_000)
-        changed = Constitution(id="newer", kind="worker", default_project="p", description="changed")
+        changed = AgentDefinition(id="newer", kind="worker", default_project="p", description="changed")
         await s.catalogue.replace(caller, changed)
         await s.sent()
         assert [row.agent_id for row in await s.ledger.of_tenant("default", 10)] == ["older"]
-        skilled = Constitution(id="skilled", kind="worker", default_project="p", skills=(Skill(id="translate"),))
+        skilled = AgentDefinition(id="skilled", kind="worker", default_project="p", skills=(Skill(id="translate"),))
         await s.catalogue.store(caller, skilled)
         await s.sent(skill="translate")
         assert [row.agent_id for row in await s.ledger.of_tenant("default", 10)] == ["skilled", "older"]

@@ -19,19 +19,19 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from covenant.model.delegation import (
-    Accept,
+from covenant.model.peers.delegation_messages import (
+    DelegationAccept,
     CapabilityQuery,
     CapabilityResponse,
     DelegationResult,
-    Message,
-    Offer,
+    DelegationMessage,
+    DelegationOffer,
     Profile,
     TokenUsage,
     TranscriptEntry,
 )
 from covenant.model.ids import PublicKey, from_base58
-from covenant.model.peer import IdentityChange, InstanceId, KeyBundle, Prekey, Trust
+from covenant.model.peers.instance import IdentityChange, InstanceId, KeyBundle, Prekey, Trust
 from covenant.peers.keyring import Keyring
 from covenant.seal.assertions import assert_offer, new_challenge, sign_capabilities
 from covenant.seal.documents import base64url, canonical, from_base64url
@@ -104,7 +104,7 @@ def _signature(signer: Identity, protected: bytes, ciphertext: bytes) -> bytes:
 
 class Heard(NamedTuple):
     header: Header
-    message: Message
+    message: DelegationMessage
 
 
 class Actor:
@@ -245,7 +245,7 @@ class Actor:
     def keys_of(self, node: Node) -> KeyBundle:
         return decode_introduction(call(node.port, "GET", f"{API}/identity").raw).keys
 
-    def envelope(self, node: Node, message: Message | None = None, *, seq: int | None = None, **changes: Any) -> bytes:
+    def envelope(self, node: Node, message: DelegationMessage | None = None, *, seq: int | None = None, **changes: Any) -> bytes:
         """For this node, with these fields of its header changed; `prekey`, `body` and `signer` can be others too."""
         keys = self.keys_of(node)
         prekey = changes.pop("prekey", keys.prekeys[0])
@@ -268,7 +268,7 @@ class Actor:
         }
         return sealed({name: value for name, value in header.items() if value is not None}, body, prekey, signer)
 
-    def say(self, node: Node, message: Message, **changes: Any) -> Answer:
+    def say(self, node: Node, message: DelegationMessage, **changes: Any) -> Answer:
         """Of a delegation, under the next number."""
         offer_id = getattr(message, "offer_id", None)
         if offer_id is not None and "seq" not in changes:
@@ -286,7 +286,7 @@ class Actor:
         assert isinstance(response, CapabilityResponse)
         return response
 
-    def offer(self, node: Node, profile: str = "echo", **changes: Any) -> Offer:
+    def offer(self, node: Node, profile: str = "echo", **changes: Any) -> DelegationOffer:
         """One that holds, with a token of the node's own, narrowed as it should be; but for what is changed."""
         keys = self.keys_of(node)
         offer_id = changes.setdefault("offer_id", str(uuid4()))
@@ -295,20 +295,20 @@ class Actor:
             assert given is not None
             changes["token"] = narrow(given, PublicKey(keys.identity_key), Narrowing(offer_id=offer_id))
         fields: dict[str, Any] = {"profile": profile, "task": "do it", "max_token_budget": 100, "timeout": 20_000}
-        return assert_offer(self.private_key, Offer(**{**fields, **changes}), provider=InstanceId(keys.id))
+        return assert_offer(self.private_key, DelegationOffer(**{**fields, **changes}), provider=InstanceId(keys.id))
 
     # Playing the provider
 
-    def accept(self, node: Node, offer: Offer, **changes: Any) -> Answer:
+    def accept(self, node: Node, offer: DelegationOffer, **changes: Any) -> Answer:
         fields: dict[str, Any] = {
             "offer_id": offer.offer_id,
             "delegation_id": offer.offer_id,
             "max_token_budget": offer.max_token_budget,
             "timeout": offer.timeout,
         }
-        return self.say(node, Accept(**{**fields, **changes}))
+        return self.say(node, DelegationAccept(**{**fields, **changes}))
 
-    def result(self, offer: Offer, requester: str, *, used: int = 1, **changes: Any) -> DelegationResult:
+    def result(self, offer: DelegationOffer, requester: str, *, used: int = 1, **changes: Any) -> DelegationResult:
         """With a proof over what it says."""
         fields: dict[str, Any] = {
             "offer_id": offer.offer_id,

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from covenant.ledger.log.homes import open_ledger
-from covenant.model.correspondence import Delegation
-from covenant.model.delegating import Role
-from covenant.model.peer import InstanceId
+from covenant.model.peers.delegation import Delegation
+from covenant.model.peers.delegation import DelegationRole
+from covenant.model.peers.instance import InstanceId
 from tests.e2e.peers.cast import AGENTS
 from tests.e2e.peers.daemons import Node, World, introduce, until, world
 from tests.e2e.peers.gate import Gate
@@ -110,8 +110,8 @@ def two(
 
 
 async def _compare(alice: Node, bob: Node, ids: dict[str, str]) -> None:
-    ours = await _left(alice, Role.REQUESTER, InstanceId(ids["bob"]))
-    theirs = await _left(bob, Role.PROVIDER, InstanceId(ids["alice"]))
+    ours = await _left(alice, DelegationRole.REQUESTER, InstanceId(ids["bob"]))
+    theirs = await _left(bob, DelegationRole.PROVIDER, InstanceId(ids["alice"]))
     assert ours.keys() >= theirs.keys(), "work that nobody asked for"
     for offer_id, our in ours.items():
         their = theirs[offer_id]
@@ -120,7 +120,7 @@ async def _compare(alice: Node, bob: Node, ids: dict[str, str]) -> None:
         assert (our.said, our.heard) == (their.heard, their.said), f"{offer_id}: what one said the other has not heard"
 
 
-async def _left(node: Node, role: Role, peer: InstanceId) -> dict[str, Delegation]:
+async def _left(node: Node, role: DelegationRole, peer: InstanceId) -> dict[str, Delegation]:
     """The delegations in a daemon's ledger; nothing may wait in it."""
     ledger = await open_ledger(node.home, clock=lambda: time.time_ns() // 1_000_000)
     try:

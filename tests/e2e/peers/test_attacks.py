@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.model.delegation import Cancel, DelegationResult
-from covenant.model.peer import InstanceId
+from covenant.model.peers.delegation_messages import DelegationCancel, DelegationResult
+from covenant.model.peers.instance import InstanceId
 from covenant.seal.assertions import new_challenge
 from covenant.seal.identity import Identity
 from covenant.seal.keys import new_private_key
@@ -135,7 +135,7 @@ RESIGNED: Final[dict[str, Callable[[], dict[str, Any]]]] = {
 def test_a_header_that_was_changed_and_signed_anew_does_not_open_the_letter(
     pair: Pair, mallory: Actor, field: str
 ) -> None:
-    cancel = Cancel(offer_id=str(uuid4()))
+    cancel = DelegationCancel(offer_id=str(uuid4()))
     sealed = mallory.envelope(pair.bob, cancel, seq=1)
     answer = pair.bob.receive(rewritten(sealed, mallory.identity, **RESIGNED[field]()))
     assert (answer.status, answer.code) == (400, "cannot_open")
@@ -225,15 +225,15 @@ def test_a_letter_larger_than_any_envelope_is_refused_like_a_strangers(pair: Pai
 
 
 def test_a_message_out_of_order_or_of_no_delegation_is_refused_to_the_peer(pair: Pair, mallory: Actor) -> None:
-    unknown = mallory.say(pair.bob, Cancel(offer_id=str(uuid4())))
+    unknown = mallory.say(pair.bob, DelegationCancel(offer_id=str(uuid4())))
     assert unknown.status == 200, "it may be one that is not kept any more; nothing follows from it"
-    unnumbered = pair.bob.receive(mallory.envelope(pair.bob, Cancel(offer_id=str(uuid4()))))
+    unnumbered = pair.bob.receive(mallory.envelope(pair.bob, DelegationCancel(offer_id=str(uuid4()))))
     assert (unnumbered.status, unnumbered.code) == (400, "invalid_seq")
     offer = mallory.offer(pair.bob, "slow")
     assert mallory.say(pair.bob, offer).status == 200
-    early = mallory.say(pair.bob, Cancel(offer_id=offer.offer_id), seq=3)
+    early = mallory.say(pair.bob, DelegationCancel(offer_id=offer.offer_id), seq=3)
     assert (early.status, early.code, early.body.get("expected")) == (409, "out_of_order", 2), early
-    assert mallory.say(pair.bob, Cancel(offer_id=offer.offer_id), seq=2).status == 200
+    assert mallory.say(pair.bob, DelegationCancel(offer_id=offer.offer_id), seq=2).status == 200
     assert mallory.until(DelegationResult).status == "cancelled"
     odd = mallory.envelope(pair.bob, body=b"[]", typ="delegation_offer")
     assert pair.bob.receive(odd).status == 400

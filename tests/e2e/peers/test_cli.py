@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from covenant.cli.peers import peers as group
-from covenant.model.delegation import Offer, Profile, Reject
+from covenant.model.peers.delegation_messages import DelegationOffer, Profile, DelegationReject
 from tests.cli.daemons import Daemon
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.conftest import Pair
@@ -167,7 +167,7 @@ def test_a_delegation_is_made_watched_proven_and_listed(pair: Pair) -> None:
 def test_a_delegation_is_begun_without_waiting_and_cancelled(pair: Pair, pat: Actor) -> None:
     begun = pair.alice.run("peers", "delegate", "researcher", "take your time", "--peer", pat.name, "--no-wait")
     made = begun.out.strip()
-    pat.until(Offer, lambda offer: offer.offer_id == made)
+    pat.until(DelegationOffer, lambda offer: offer.offer_id == made)
     said = pair.alice.run("peers", "cancel", made, "--reason", "changed my mind")
     assert said.code == 0
     assert made in said.out
@@ -182,7 +182,7 @@ def test_what_a_peer_made_up_cannot_paint_on_the_operators_screen(pair: Pair, pa
     pat.profiles = (Profile(name=made_up, description=made_up, max_token_budget=5),)
     pair.alice.post(f"/peers/{pat.name}/verify")
     pat.say(pair.alice, pat.offer(pair.alice, made_up))
-    pat.until(Reject)
+    pat.until(DelegationReject)
     for words in (("capabilities", pat.name), ("delegations",), ("list",)):
         told = pair.alice.run("peers", *words)
         assert (told.code, "\x1b" in told.out) == (0, False), told

@@ -7,8 +7,8 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from covenant.model.delegation import Cancel, DelegationResult, Offer, Reject, StatusReport, TokenUsage
-from covenant.model.peer import InstanceId
+from covenant.model.peers.delegation_messages import DelegationCancel, DelegationResult, DelegationOffer, DelegationReject, StatusReport, TokenUsage
+from covenant.model.peers.instance import InstanceId
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import sign_proof
 from tests.e2e.peers.actors import Actor, now_ms
@@ -26,17 +26,17 @@ def carl(pair: Pair) -> Iterator[Actor]:
         yield actor
 
 
-def asked(alice: Node, carl: Actor) -> Offer:
+def asked(alice: Node, carl: Actor) -> DelegationOffer:
     """What carl hears once alice has delegated to it."""
     offered = alice.delegate("find it", "researcher", carl.name, maxTokenBudget=BUDGET)
-    return carl.until(Offer, lambda offer: offer.offer_id == offered)
+    return carl.until(DelegationOffer, lambda offer: offer.offer_id == offered)
 
 
 def usage(total: int) -> TokenUsage:
     return TokenUsage(prompt=0, completion=total, total=total)
 
 
-def report(offer: Offer, seq: int = 1, **more: Any) -> StatusReport:
+def report(offer: DelegationOffer, seq: int = 1, **more: Any) -> StatusReport:
     return StatusReport(offer_id=offer.offer_id, delegation_id=offer.offer_id, seq=seq, status="running", **more)
 
 
@@ -68,7 +68,7 @@ def test_a_provider_that_reports_more_than_agreed_is_told_to_stop(pair: Pair, ca
     offer = asked(pair.alice, carl)
     carl.accept(pair.alice, offer)
     carl.say(pair.alice, report(offer, token_usage=usage(BUDGET + 50)))
-    cancel = carl.until(Cancel, lambda it: it.offer_id == offer.offer_id)
+    cancel = carl.until(DelegationCancel, lambda it: it.offer_id == offer.offer_id)
     assert cancel.reason.startswith("budget_exceeded")
     carl.say(pair.alice, carl.result(offer, pair.alice.id, used=BUDGET + 50, status="cancelled", result=None))
     ended = pair.alice.ended(offer.offer_id)
@@ -89,14 +89,14 @@ def test_a_provider_that_takes_more_than_was_offered_is_told_to_stop(
 ) -> None:
     offer = asked(pair.alice, carl)
     carl.accept(pair.alice, offer, **more)
-    assert carl.until(Cancel, lambda it: it.offer_id == offer.offer_id).reason.startswith("terms_exceeded")
+    assert carl.until(DelegationCancel, lambda it: it.offer_id == offer.offer_id).reason.startswith("terms_exceeded")
     carl.say(pair.alice, carl.result(offer, pair.alice.id, status="cancelled", result=None))
     ended = pair.alice.ended(offer.offer_id)
     assert ended["delegation"]["code"] == "terms_exceeded"
     assert pair.alice.task(offer.offer_id)["a2a_state"] == "failed"
 
 
-def proven_by(private_key: bytes, offer: Offer, result: DelegationResult, requester: str) -> DelegationResult:
+def proven_by(private_key: bytes, offer: DelegationOffer, result: DelegationResult, requester: str) -> DelegationResult:
     assert result.transcript is not None
     proof = sign_proof(
         private_key,
@@ -168,7 +168,7 @@ def test_a_peer_cannot_answer_for_another(pair: Pair, carl: Actor) -> None:
 
 def test_a_reject_ends_the_delegation_with_its_code_and_when_to_come_back(pair: Pair, carl: Actor) -> None:
     offer = asked(pair.alice, carl)
-    carl.say(pair.alice, Reject(offer_id=offer.offer_id, code="busy", reason="not now", retry_after=7_000))
+    carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="busy", reason="not now", retry_after=7_000))
     ended = pair.alice.ended(offer.offer_id)
     assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "busy")
     assert (ended["delegation"]["retryAfter"], ended["error"]) == (7_000, "busy: not now")
@@ -176,7 +176,7 @@ def test_a_reject_ends_the_delegation_with_its_code_and_when_to_come_back(pair: 
 
 def test_a_peer_that_speaks_another_version_is_refused_in_so_many_words(pair: Pair, carl: Actor) -> None:
     offer = asked(pair.alice, carl)
-    carl.say(pair.alice, Reject(offer_id=offer.offer_id, code="version", reason="too old", versions=(3,)))
+    carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="version", reason="too old", versions=(3,)))
     ended = pair.alice.ended(offer.offer_id)
     assert (ended["delegation"]["state"], ended["delegation"]["code"]) == ("rejected", "version")
     with Actor(f"modern-{uuid4().hex[:8]}") as modern:
@@ -207,6 +207,6 @@ def test_what_is_not_lost_can_be_cancelled_and_neither_offered_again_nor_given_u
     early = pair.alice.call("POST", f"/delegations/{offer.offer_id}/force-error", {"reason": "impatient"})
     assert early.status == 409
     pair.alice.post(f"/delegations/{offer.offer_id}/cancel")
-    carl.until(Cancel, lambda it: it.offer_id == offer.offer_id)
-    carl.say(pair.alice, Reject(offer_id=offer.offer_id, code="busy"))
+    carl.until(DelegationCancel, lambda it: it.offer_id == offer.offer_id)
+    carl.say(pair.alice, DelegationReject(offer_id=offer.offer_id, code="busy"))
     assert pair.alice.stands(offer.offer_id, "ended")["delegation"]["state"] == "cancelled"

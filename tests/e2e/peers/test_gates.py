@@ -10,9 +10,9 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from covenant.model.delegation import Accept, Cancel, DelegationResult, Offer, Reject
+from covenant.model.peers.delegation_messages import DelegationAccept, DelegationCancel, DelegationResult, DelegationOffer, DelegationReject
 from covenant.model.ids import PublicKey
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.seal.assertions import assert_offer
 from covenant.seal.keys import new_private_key
 from covenant.seal.tokens import Narrowing, issue, narrow
@@ -59,30 +59,30 @@ def ann(strict: Node) -> Iterator[Actor]:
                 strict.stands(each["id"], "ended")
 
 
-def answer_to(actor: Actor, node: Node, offer: Offer) -> Reject | Accept:
+def answer_to(actor: Actor, node: Node, offer: DelegationOffer) -> DelegationReject | DelegationAccept:
     """What the node makes of an offer: its first word on it."""
     assert actor.say(node, offer).status == 200
     # A union is a kind like any other to `isinstance`.
-    kinds: Any = Reject | Accept
-    found: Reject | Accept = actor.until(kinds, lambda it: bool(it.offer_id == offer.offer_id))
+    kinds: Any = DelegationReject | DelegationAccept
+    found: DelegationReject | DelegationAccept = actor.until(kinds, lambda it: bool(it.offer_id == offer.offer_id))
     return found
 
 
-def rejection(actor: Actor, node: Node, offer: Offer) -> Reject:
+def rejection(actor: Actor, node: Node, offer: DelegationOffer) -> DelegationReject:
     found = answer_to(actor, node, offer)
-    assert isinstance(found, Reject), found
+    assert isinstance(found, DelegationReject), found
     (kept,) = [each for each in node.delegations(role="provider") if each["offerId"] == offer.offer_id]
     assert (kept["state"], kept["code"]) == ("rejected", found.code)
     return found
 
 
-def accepted(actor: Actor, node: Node, profile: str = "echo", **changes: Any) -> Accept:
+def accepted(actor: Actor, node: Node, profile: str = "echo", **changes: Any) -> DelegationAccept:
     """What is agreed on an offer like this, as soon as there is room for it."""
     found = until(
         lambda: answer_to(actor, node, actor.offer(node, profile, **changes)),
-        lambda answer: isinstance(answer, Accept) or answer.code != "busy",
+        lambda answer: isinstance(answer, DelegationAccept) or answer.code != "busy",
     )
-    assert isinstance(found, Accept), found
+    assert isinstance(found, DelegationAccept), found
     return found
 
 
@@ -94,7 +94,7 @@ def test_a_mere_peer_cannot_delegate(strict: Node, ann: Actor) -> None:
     strict.ask("PUT", f"/peers/{ann.name}/trust", {"trustLevel": "peer"})
     assert rejection(ann, strict, offer).code == "untrusted"
     assert ann.ask(strict).token is None
-    of_nothing = ann.say(strict, Cancel(offer_id=str(uuid4())))
+    of_nothing = ann.say(strict, DelegationCancel(offer_id=str(uuid4())))
     assert (of_nothing.status, of_nothing.code) == (403, "untrusted")
     strict.ask("PUT", f"/peers/{ann.name}/trust", {"trustLevel": "verified"})
     accepted(ann, strict)
@@ -184,7 +184,7 @@ def test_a_token_is_over_in_time(brief: Node) -> None:
 
         def refused() -> str | None:
             answer = answer_to(tom, brief, tom.offer(brief, token=given))
-            return answer.code if isinstance(answer, Reject) and answer.code != "busy" else None
+            return answer.code if isinstance(answer, DelegationReject) and answer.code != "busy" else None
 
         assert until(refused, bool) == "denied"
         accepted(tom, brief)
@@ -283,7 +283,7 @@ def test_work_with_no_depth_left_cannot_be_delegated_on(pair: Pair) -> None:
 
 def test_a_cancel_from_a_peer_ends_the_work_and_is_answered(strict: Node, ann: Actor) -> None:
     offer = ann.offer(strict, "slow")
-    assert isinstance(answer_to(ann, strict, offer), Accept)
-    assert ann.say(strict, Cancel(offer_id=offer.offer_id, reason="enough")).status == 200
+    assert isinstance(answer_to(ann, strict, offer), DelegationAccept)
+    assert ann.say(strict, DelegationCancel(offer_id=offer.offer_id, reason="enough")).status == 200
     result = ann.until(DelegationResult)
     assert (result.status, result.proof is not None) == ("cancelled", True)

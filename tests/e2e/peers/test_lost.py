@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.model.delegation import Cancel, Offer
+from covenant.model.peers.delegation_messages import DelegationCancel, DelegationOffer
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.cast import AGENTS
 from tests.e2e.peers.daemons import Node, until, world
@@ -42,9 +42,9 @@ def test_a_lost_delegation_is_first_in_the_list_and_is_offered_again_under_its_i
     assert [each["id"] for each in nervous.delegations(status="lost")][:1] == [offered]
     again = nervous.post(f"/delegations/{offered}/offer-again")["delegation"]
     assert again["state"] == "offered"
-    until(lambda: sum(isinstance(each.message, Offer) for each in mute.heard), lambda count: count == 2)
-    assert {each.message.offer_id for each in mute.heard if isinstance(each.message, Offer)} == {offered}
-    offer = next(each.message for each in mute.heard if isinstance(each.message, Offer))
+    until(lambda: sum(isinstance(each.message, DelegationOffer) for each in mute.heard), lambda count: count == 2)
+    assert {each.message.offer_id for each in mute.heard if isinstance(each.message, DelegationOffer)} == {offered}
+    offer = next(each.message for each in mute.heard if isinstance(each.message, DelegationOffer))
     mute.accept(nervous, offer)
     mute.say(nervous, mute.result(offer, nervous.id, result="here I am"))
     assert nervous.ended(offered)["result"] == "here I am"
@@ -60,8 +60,8 @@ def test_a_lost_delegation_that_is_given_up_fails_and_its_late_result_is_not_use
     ended = nervous.ended(offered)
     assert ended["error"].startswith("provider_lost")
     assert nervous.task(offered)["a2a_state"] == "failed"
-    mute.until(Cancel, lambda it: it.offer_id == offered)
-    offer = mute.until(Offer)
+    mute.until(DelegationCancel, lambda it: it.offer_id == offered)
+    offer = mute.until(DelegationOffer)
     mute.say(nervous, mute.result(offer, nervous.id, result="too late"))
     after = nervous.delegation(offered)
     assert after["delegation"]["state"] == "failed"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.model.delegation import DelegationResult
+from covenant.model.peers.delegation_messages import DelegationResult
 from tests.cli.daemons import Ran, covenant
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.cast import AGENTS

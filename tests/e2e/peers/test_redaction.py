@@ -8,7 +8,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from covenant.model.delegation import Cancel, DelegationResult, Offer, Reject, StatusReport
+from covenant.model.peers.delegation_messages import DelegationCancel, DelegationResult, DelegationOffer, DelegationReject, StatusReport
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.cast import AGENTS
 from tests.e2e.peers.conftest import Pair
@@ -55,7 +55,7 @@ def leaked(text: str) -> list[str]:
 def test_an_offer_leaves_without_its_secrets_and_the_sender_is_told_what_was_found_where(pair: Pair) -> None:
     with known(pair.alice) as actor:
         offered = pair.alice.delegate(TASK, "researcher", actor.name, context=CONTEXT)
-        offer = actor.until(Offer)
+        offer = actor.until(DelegationOffer)
         assert not leaked(msgspec.json.encode(offer).decode())
         assert offer.task.startswith("clone with [redacted:")
         assert offer.task.endswith("; max_token: 500")
@@ -103,7 +103,7 @@ def test_values_in_what_an_agent_hands_on_are_searched_too(pair: Pair) -> None:
             "params": {"message": message, "configuration": {"returnImmediately": True}},
         }
         pair.alice.ask("POST", "/v1/a2a/agents/giver", asked)
-        offer = actor.until(Offer)
+        offer = actor.until(DelegationOffer)
         said = msgspec.json.encode(offer.parts).decode()
         assert "[redacted:" in said
         assert '"max_token":500' in said
@@ -124,9 +124,9 @@ def test_what_an_agent_says_of_its_progress_is_searched_too(pair: Pair) -> None:
 def test_why_an_operator_cancels_is_searched_too(pair: Pair) -> None:
     with known(pair.alice) as actor:
         offered = pair.alice.delegate("look around", "researcher", actor.name)
-        actor.until(Offer)
+        actor.until(DelegationOffer)
         pair.alice.post(f"/delegations/{offered}/cancel", {"reason": f"{GITHUB} was in it; max_token: 500"})
-        cancel = actor.until(Cancel)
+        cancel = actor.until(DelegationCancel)
         assert cancel.reason == "[redacted:github_token] was in it; max_token: 500"
         assert pair.alice.delegation(offered)["delegation"]["redacted"] == 1
     assert not leaked(pair.alice.log)
@@ -151,9 +151,9 @@ def test_what_becomes_of_an_offer_with_secrets_is_as_the_mode_says(node: Node) -
             ended = until(lambda: node.task(offered), lambda task: task["a2a_state"] == "failed")
             assert ended["result"]["metadata"]["code"] == "secret_found"
             assert not leaked(json.dumps(ended["updates"]))
-            assert not [each for each in actor.heard if isinstance(each.message, Offer)]
+            assert not [each for each in actor.heard if isinstance(each.message, DelegationOffer)]
             return
-        offer = actor.until(Offer)
+        offer = actor.until(DelegationOffer)
         assert (offer.task, offer.context) == (TASK, CONTEXT)
         assert node.delegation(offered)["delegation"]["redacted"] == (4 if node.name == "warn" else 0)
         assert bool(told(node, offered)) == (node.name == "warn")
@@ -177,11 +177,11 @@ def test_what_becomes_of_a_result_with_secrets_is_as_the_mode_says(node: Node) -
 def test_what_becomes_of_the_reason_of_a_cancel_or_a_reject_is_as_the_mode_says(node: Node) -> None:
     with known(node) as actor:
         offered = node.delegate("look around", "researcher", actor.name)
-        actor.until(Offer)
+        actor.until(DelegationOffer)
         node.post(f"/delegations/{offered}/cancel", {"reason": f"{AWS} was in it"})
-        assert actor.until(Cancel).reason == ("" if node.name == "block" else f"{AWS} was in it")
+        assert actor.until(DelegationCancel).reason == ("" if node.name == "block" else f"{AWS} was in it")
         actor.say(node, actor.offer(node, "picky"))
-        reject = actor.until(Reject)
+        reject = actor.until(DelegationReject)
         why = f"this agent takes text/{AWS}, not text/plain"
         assert (reject.code, reject.reason) == ("invalid", "" if node.name == "block" else why)
     found = [each["redacted"] for each in node.delegations(peerId=actor.name)]

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from covenant.doors.peers import OPERATIONS
-from covenant.model.delegation import Offer
+from covenant.model.peers.delegation_messages import DelegationOffer
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.cast import AGENTS
 from tests.e2e.peers.conftest import Pair
@@ -166,7 +166,7 @@ def test_a_peer_is_added_found_changed_denied_and_removed(pair: Pair) -> None:
 
 def test_a_peer_with_work_under_way_is_not_removed(pair: Pair, kim: Actor) -> None:
     offered = pair.alice.delegate("x", "researcher", kim.name)
-    kim.until(Offer)
+    kim.until(DelegationOffer)
     refused = pair.alice.call("DELETE", f"/peers/{kim.name}")
     assert refused.status == 409
     pair.alice.post(f"/delegations/{offered}/cancel")
@@ -243,7 +243,7 @@ def test_what_could_not_be_offered_yet_is_shown_and_can_be_cancelled(pair: Pair)
         cancelled = pair.alice.post(f"/delegations/{offered}/cancel")["delegation"]
         assert cancelled["state"] == "cancelled"
         assert pair.alice.task(offered)["a2a_state"] == "canceled"
-        assert not [each for each in shy.heard if isinstance(each.message, Offer)]
+        assert not [each for each in shy.heard if isinstance(each.message, DelegationOffer)]
 
 
 def test_a_peer_that_is_not_there_is_not_added(pair: Pair) -> None:

@@ -6,7 +6,7 @@ python -m tests.e2e.peers.zone_process <label> <host> <address> <port> <instance
 import asyncio
 import sys
 
-from covenant.model.peer import SUPPORTED_VERSIONS
+from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.peers.discovery.txt import Announced
 from tests.outbound.dns_server import name_server
 from tests.peers.discovery.zones import Zone

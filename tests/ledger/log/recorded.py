@@ -11,9 +11,9 @@ from covenant.ledger.machine.entry import Entry, evolve
 from covenant.ledger.machine.event import Event
 from covenant.ledger.machine.events import Audited, TaskEvent, TaskLeased, TaskSent, TaskSettled
 from covenant.ledger.machine.states import Cause
-from covenant.model.audit import GENESIS, AuditHead, AuditRow, link
+from covenant.model.audit_chain import GENESIS, AuditHead, AuditRow, link
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.task import Task
 

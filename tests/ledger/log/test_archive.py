@@ -51,10 +51,10 @@ from covenant.ledger.machine.states import TRANSITIONS, Cause, State
 from covenant.model.content import Json, Text
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 from covenant.model.ids import AgentId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.repair import Posture
 from covenant.model.result import Ending, Result, ResultStatus
-from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
 from tests.ledger.log.recorded import (
     ALICE,
     BOB,

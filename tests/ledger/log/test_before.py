@@ -3,7 +3,7 @@
 from covenant.ledger.log.codec import decode_events
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.view import Limits
-from covenant.model.tenant import TenantLimits
+from covenant.model.tenants import TenantLimits
 
 BEFORE = b"""[{"type":"tenant_put","tenant":{"name":"acme","token_sha256":"a","token_prefix":"b","created_at_ms":1,
 "disabled_at_ms":null,"limits":{"concurrency":2,"rate_per_min":60,"burst":5}}}]"""

@@ -8,7 +8,7 @@ import pytest
 from covenant.ledger.machine.commands import Report
 from covenant.model.content import Json, Text
 from covenant.model.errors import WrongType
-from covenant.model.update import StatusUpdate
+from covenant.model.task_event import StatusUpdate
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.log_engine import LogEngine
 from tests.ledger_contract.samples import BOB, make_task, ok, task_id

@@ -27,13 +27,13 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.states import Cause
 from covenant.ledger.machine.view import Archived
-from covenant.model.audit import GENESIS, AuditHead
+from covenant.model.audit_chain import GENESIS, AuditHead
 from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
 from covenant.model.repair import Posture
 from covenant.model.result import Ending
-from covenant.model.step import Ended, Step
-from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Ended, Step
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from tests.ledger.log.recorded import (
     ALICE,
     BOB,

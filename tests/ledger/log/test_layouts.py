@@ -13,7 +13,7 @@ from covenant.ledger.log.archive import SCHEMA_VERSION, archived_seq_of, archive
 from covenant.ledger.log.history import History
 from covenant.ledger.machine.events import ResultDrained, TaskContinued, TaskParked
 from covenant.model.errors import Damaged
-from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from tests.ledger.log.recorded import ALICE, BOB, BOOT, NODE, Recorded, lease_id, leased, sent, settled, task_id
 
 LAYOUTS = Path(__file__).parent / "layouts"

@@ -12,10 +12,10 @@ from covenant.ledger.log import snapshot
 from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.peer_events import TokenRevoked
 from covenant.ledger.machine.view import Limits
-from covenant.model.delegating import Role
+from covenant.model.peers.delegation import DelegationRole
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from tests.ledger.machine.peer_cast import add, heard, held, id_of, offered, offering, peer_commands
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.log_engine import LogEngine
@@ -43,7 +43,7 @@ def known(ledger: Ledger) -> dict[str, Any]:
         "named": [ledger.peer_named(peer.name) for peer in ledger.peers()],
         "delegations": delegations,
         "of task": [ledger.delegation_of(each.task_id) for each in delegations],
-        "live": [ledger.delegations_live(role, peer) for role in Role for peer in [None, *everybody]],
+        "live": [ledger.delegations_live(role, peer) for role in DelegationRole for peer in [None, *everybody]],
         "parcels": [(peer, ledger.parcels(peer)) for peer in everybody],
         "addressees": sorted(ledger.addressees()),
         "envelopes": [ledger.envelope_taken(peer, f"j{number}") for peer in everybody for number in range(9)],

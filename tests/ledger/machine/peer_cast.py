@@ -22,12 +22,12 @@ from covenant.ledger.machine.peer_commands import (
     SucceedPeer,
     Tell,
 )
-from covenant.model.acquaintance import Capabilities, Challenge, Peer
-from covenant.model.correspondence import Delegation, DelegationKey, Envelope, ParcelMove
-from covenant.model.delegating import Role, State
-from covenant.model.delegation import DelegationResult, Offer, Profile, TokenUsage
+from covenant.model.peers.peer_record import PeerCapabilities, Challenge, Peer
+from covenant.model.peers.delegation import Delegation, DelegationKey, ReceivedEnvelope, OutboxMove
+from covenant.model.peers.delegation import DelegationRole, DelegationState
+from covenant.model.peers.delegation_messages import DelegationResult, DelegationOffer, Profile, TokenUsage
 from covenant.model.ids import TaskId
-from covenant.model.peer import InstanceId, KeyBundle, Trust
+from covenant.model.peers.instance import InstanceId, KeyBundle, Trust
 from covenant.model.task import fingerprint
 from covenant.seal.identity import Identity, new_prekey, sign_bundle
 from tests.ledger_contract.fake_clock import START_MS
@@ -63,12 +63,12 @@ def add(number: int = 1, **changes: Any) -> AddPeer:
     return AddPeer(by=OPERATOR, peer=make_peer(number, **changes))
 
 
-def key_of(number: int = 1, *, role: Role = Role.REQUESTER, peer: int = 1) -> DelegationKey:
+def key_of(number: int = 1, *, role: DelegationRole = DelegationRole.REQUESTER, peer: int = 1) -> DelegationKey:
     return DelegationKey(role, id_of(peer), task_id(number))
 
 
-def make_offer(number: int = 1) -> Offer:
-    return Offer(offer_id=task_id(number), profile="coder", task="write a test", max_token_budget=1_000, timeout=60_000)
+def make_offer(number: int = 1) -> DelegationOffer:
+    return DelegationOffer(offer_id=task_id(number), profile="coder", task="write a test", max_token_budget=1_000, timeout=60_000)
 
 
 def begun(key: DelegationKey, *, work: TaskId | None = None) -> Delegation:
@@ -78,7 +78,7 @@ def begun(key: DelegationKey, *, work: TaskId | None = None) -> Delegation:
         offer_id=key.offer_id,
         task_id=work or TaskId(key.offer_id),
         profile="coder",
-        state=State.OFFERED,
+        state=DelegationState.OFFERED,
         budget=1_000,
         timeout_ms=60_000,
         offer=make_offer(),
@@ -89,8 +89,8 @@ def said(typ: str = "delegation_status", body: bytes = b"{}", *, latest: bool = 
     return Said(typ=typ, body=msgspec.Raw(body), latest=latest)
 
 
-def envelope(jti: str = "j1", *, seq: int | None = None, peer: int = 1, until_ms: int = UNTIL_MS) -> Envelope:
-    return Envelope(sender=id_of(peer), jti=jti, typ="delegation_status", until_ms=until_ms, seq=seq)
+def envelope(jti: str = "j1", *, seq: int | None = None, peer: int = 1, until_ms: int = UNTIL_MS) -> ReceivedEnvelope:
+    return ReceivedEnvelope(sender=id_of(peer), jti=jti, typ="delegation_status", until_ms=until_ms, seq=seq)
 
 
 def offering(number: int = 1) -> Tell:
@@ -101,7 +101,7 @@ def offering(number: int = 1) -> Tell:
 
 def offered(number: int = 1, *, jti: str = "offer", seq: int = 1) -> Hear:
     """We are offered something, and take it."""
-    key = key_of(number, role=Role.PROVIDER)
+    key = key_of(number, role=DelegationRole.PROVIDER)
     work = make_task(100 + number)
     return Hear(
         envelope=envelope(jti, seq=seq),
@@ -134,8 +134,8 @@ def result_of(number: int = 1) -> DelegationResult:
     )
 
 
-def capabilities() -> Capabilities:
-    return Capabilities(
+def capabilities() -> PeerCapabilities:
+    return PeerCapabilities(
         profiles=(Profile(name="coder", max_token_budget=1_000),),
         versions=(2,),
         active_delegations=0,
@@ -147,12 +147,12 @@ def capabilities() -> Capabilities:
     )
 
 
-def delivered(seq: int, key: DelegationKey | None = None) -> ParcelMove:
-    return ParcelMove(delegation=key or key_of(), seq=seq, delivered=True)
+def delivered(seq: int, key: DelegationKey | None = None) -> OutboxMove:
+    return OutboxMove(delegation=key or key_of(), seq=seq, delivered=True)
 
 
-def undelivered(seq: int, key: DelegationKey | None = None, attempts: int = 1) -> ParcelMove:
-    return ParcelMove(delegation=key or key_of(), seq=seq, attempts=attempts, next_ms=START_MS + 500, failure="nobody")
+def undelivered(seq: int, key: DelegationKey | None = None, attempts: int = 1) -> OutboxMove:
+    return OutboxMove(delegation=key or key_of(), seq=seq, attempts=attempts, next_ms=START_MS + 500, failure="nobody")
 
 
 def verifying(number: int = 1, challenge: Challenge = CHALLENGE) -> LearnPeer:
@@ -201,7 +201,7 @@ def held(state: LedgerState) -> dict[str, Any]:
         "delegations": delegations,
         "of task": {each.task_id: state.delegation_of(each.task_id) for each in delegations},
         "ended": (state.delegations_ended_count(), state.delegation_ended_first()),
-        "live": {each.key for role in Role for each in state.delegations_live(role)},
+        "live": {each.key for role in DelegationRole for each in state.delegations_live(role)},
         "parcels": sorted(
             state.all_parcels(), key=lambda parcel: (parcel.peer, parcel.role, parcel.offer_id, parcel.seq)
         ),

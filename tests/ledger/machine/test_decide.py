@@ -15,7 +15,7 @@ from covenant.model.ids import LeaseId
 from covenant.model.repair import ForceError, Posture, Requeue
 from covenant.model.result import Ending
 from covenant.model.task import fingerprint
-from covenant.model.update import MessageUpdate, StatusUpdate
+from covenant.model.task_event import MessageUpdate, StatusUpdate
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, ok, same_work, task_id
 

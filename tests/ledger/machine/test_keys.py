@@ -18,21 +18,21 @@ from covenant.ledger.machine.decide import _DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered, View
-from covenant.model.acquaintance import Peer
-from covenant.model.ages import Ages
-from covenant.model.asking import PushConfig
-from covenant.model.audit import AuditHead
-from covenant.model.constitution import CatalogueAgent, Constitution
-from covenant.model.correspondence import Delegation, DelegationKey, Parcel
+from covenant.model.peers.peer_record import Peer
+from covenant.model.clock_steps import Ages
+from covenant.model.a2a_requests import PushConfig
+from covenant.model.audit_chain import AuditHead
+from covenant.model.agent_definition import CatalogueAgent, AgentDefinition
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
 from covenant.model.errors import Refusal
 from covenant.model.grant import COMPACT_ACTION, REQUEUE_ACTION, Grant, Identity, send_actions
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push, PushMove
 from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
 from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint
-from covenant.model.tenant import Tenant, TenantLimits
-from covenant.model.update import MessageUpdate, StatusUpdate
+from covenant.model.tenants import Tenant, TenantLimits
+from covenant.model.task_event import MessageUpdate, StatusUpdate
 from tests.ledger.machine.peer_cast import peer_commands
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.grants import responding, sending
@@ -258,7 +258,7 @@ class Recording:
         self._need(("delegations",))
         return self._state.delegation_ended_first()
 
-    def parcel(self, key: DelegationKey, seq: int) -> Parcel | None:
+    def parcel(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
         self._need(_delegation(key))
         return self._state.parcel(key, seq)
 
@@ -266,11 +266,11 @@ class Recording:
         self._need(("peer", peer))
         return self._state.parcel_count(peer)
 
-    def parcel_first(self, key: DelegationKey) -> Parcel | None:
+    def parcel_first(self, key: DelegationKey) -> OutboxMessage | None:
         self._need(_delegation(key))
         return self._state.parcel_first(key)
 
-    def parcel_last(self, key: DelegationKey) -> Parcel | None:
+    def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
         self._need(_delegation(key))
         return self._state.parcel_last(key)
 
@@ -444,7 +444,7 @@ def push_commands() -> list[c.Command[Any]]:
 
 
 def tenant_commands() -> list[c.Command[Any]]:
-    constitution = Constitution(id="bob")
+    constitution = AgentDefinition(id="bob")
     return [
         t.PutAgent(by=OPERATOR, tenant="here", constitution=constitution, identity=BOB),
         t.AddTenant(by=OPERATOR, tenant=Tenant(name="here", token_sha256="1")),

@@ -20,11 +20,11 @@ from covenant.ledger.machine.peer_commands import (
     Tell,
 )
 from covenant.ledger.machine.view import Limits
-from covenant.model.acquaintance import PeerLimits
-from covenant.model.correspondence import Parcel
-from covenant.model.delegating import Role, State
+from covenant.model.peers.peer_record import PeerLimits
+from covenant.model.peers.delegation import OutboxMessage
+from covenant.model.peers.delegation import DelegationRole, DelegationState
 from covenant.model.errors import Refusal
-from covenant.model.peer import Trust
+from covenant.model.peers.instance import Trust
 from tests.ledger.machine.peer_cast import (
     CHALLENGE,
     OTHER_CHALLENGE,
@@ -84,7 +84,7 @@ def waiting(pure: Pure) -> list[tuple[int, str]]:
     return [(parcel.seq, bytes(parcel.body).decode()) for parcel in pure.state.parcels_of(id_of(1))]
 
 
-def state_of(pure: Pure, number: int = 1, role: Role = Role.REQUESTER) -> State:
+def state_of(pure: Pure, number: int = 1, role: DelegationRole = DelegationRole.REQUESTER) -> DelegationState:
     delegation = pure.state.delegation(key_of(number, role=role))
     assert delegation is not None
     return delegation.state
@@ -209,7 +209,7 @@ class TestTrust:
         assert delegation is not None
         assert pure.state.delegation_of(delegation.task_id) == delegation
         assert [parcel.delegation for parcel in pure.state.parcels_of(id_of(4))] == [delegation.key]
-        assert list(pure.state.delegations_live(Role.REQUESTER, id_of(4))) == [delegation]
+        assert list(pure.state.delegations_live(DelegationRole.REQUESTER, id_of(4))) == [delegation]
         assert (list(pure.state.parcels_of(id_of(1))), pure.state.delegations_live_count(id_of(1))) == ([], 0)
 
     def test_a_successor_whom_only_the_operator_vouches_for_is_a_mere_peer(self) -> None:
@@ -275,9 +275,9 @@ class TestWhatIsHeard:
         pure = known()
         pure.do(offering())
         for seq, happening, after in (
-            (1, "accept", State.ACCEPTED),
-            (2, "status", State.RUNNING),
-            (3, "result_completed", State.COMPLETED),
+            (1, "accept", DelegationState.ACCEPTED),
+            (2, "status", DelegationState.RUNNING),
+            (3, "result_completed", DelegationState.COMPLETED),
         ):
             moved = pure.do(heard(happening, seq=seq)).moved
             assert moved is not None
@@ -290,14 +290,14 @@ class TestWhatIsHeard:
         assert refused(pure, late) == "out_of_order"
         pure.do(heard("accept", seq=1))
         pure.do(late)
-        assert state_of(pure) is State.RUNNING
+        assert state_of(pure) is DelegationState.RUNNING
 
     def test_of_what_nothing_is_known_the_first_that_is_heard_is_the_first(self) -> None:
         pure = known()
         moved = pure.do(offered(2, seq=4)).moved
         assert moved is not None
         assert (moved.changed, moved.delegation.heard) == (True, 4)
-        key = key_of(2, role=Role.PROVIDER)
+        key = key_of(2, role=DelegationRole.PROVIDER)
         cancel = Hear(envelope=envelope("j6", seq=6), key=key, happenings=("cancel",))
         assert refused(pure, cancel) == "out_of_order"
 
@@ -307,7 +307,7 @@ class TestWhatIsHeard:
         pure.do(heard("accept", seq=1))
         again = pure.do(heard("status", seq=1, jti="again")).moved
         assert again is not None
-        assert (again.changed, state_of(pure)) == (False, State.ACCEPTED)
+        assert (again.changed, state_of(pure)) == (False, DelegationState.ACCEPTED)
         assert pure.state.envelope_taken(id_of(1), "again")
 
     def test_what_is_heard_of_one_that_has_ended_is_taken_and_changes_nothing(self) -> None:
@@ -317,12 +317,12 @@ class TestWhatIsHeard:
         late = pure.do(heard("result_completed", seq=2, result=result_of())).moved
         assert late is not None
         assert (late.changed, late.delegation.heard, late.delegation.result) == (False, 2, None)
-        assert state_of(pure) is State.REJECTED
+        assert state_of(pure) is DelegationState.REJECTED
 
     def test_what_cannot_happen_is_refused_and_not_taken(self) -> None:
         pure = known()
         pure.do(offered(2))
-        key = key_of(2, role=Role.PROVIDER)
+        key = key_of(2, role=DelegationRole.PROVIDER)
         assert refused(pure, Hear(envelope=envelope("j2", seq=2), key=key, happenings=("reject",))) == "illegal_move"
 
     def test_what_is_heard_of_no_delegation_that_is_known_is_taken_and_nothing_else(self) -> None:
@@ -334,7 +334,7 @@ class TestWhatIsHeard:
         pure = known()
         moved = pure.do(offered(2)).moved
         assert moved is not None
-        assert (moved.delegation.state, moved.delegation.said) == (State.ACCEPTED, 1)
+        assert (moved.delegation.state, moved.delegation.said) == (DelegationState.ACCEPTED, 1)
         assert pure.state.entry(task_id(102)) is not None
         assert waiting(pure) == [(1, "{}")]
 
@@ -349,7 +349,7 @@ class TestWhatIsHeard:
     def test_an_offer_of_work_that_is_known_and_of_which_no_record_is_left_begins_nothing(self) -> None:
         pure = known(limits=Limits(delegations_kept_max=1))
         pure.do(offered(2))
-        key = key_of(2, role=Role.PROVIDER)
+        key = key_of(2, role=DelegationRole.PROVIDER)
         pure.do(Tell(key=key, happenings=("result_completed",)))
         pure.do(offering(3))
         pure.do(heard("reject", seq=1, number=3))
@@ -436,7 +436,7 @@ class TestDelivery:
         pure.do(Tell(key=key_of(), said=tuple(said(body=str(seq).encode()) for seq in (2, 3, 4))))
         return pure
 
-    def parcel(self, pure: Pure, seq: int) -> Parcel:
+    def parcel(self, pure: Pure, seq: int) -> OutboxMessage:
         parcel = pure.state.parcel(key_of(), seq)
         assert parcel is not None
         return parcel

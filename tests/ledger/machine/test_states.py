@@ -40,12 +40,12 @@ from covenant.ledger.machine.states import (
     Cause,
     State,
 )
-from covenant.model.ages import STEADY
+from covenant.model.clock_steps import STEADY
 from covenant.model.ids import LeaseId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.repair import Posture
 from covenant.model.result import Ending
-from covenant.model.update import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from tests.ledger_contract.samples import BOB, make_task, ok, task_id
 
 LEASE = Lease(lease_id=LeaseId("l1"), leased_to=BOB, leased_at_ms=10, attempt=1)

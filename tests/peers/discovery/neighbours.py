@@ -11,7 +11,7 @@ import msgspec
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from covenant.model.ids import PublicKey
-from covenant.model.peer import SUPPORTED_VERSIONS, InstanceId, KeyBundle
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle
 from covenant.outbound.fetching import Fetcher
 from covenant.peers.discovery.candidate import Candidate
 from covenant.peers.discovery.finding import Discovery

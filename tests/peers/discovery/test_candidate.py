@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.peers.discovery.candidate import (
     CANDIDATES_MAX,
     MOVED_MS,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model.peer import SUPPORTED_VERSIONS
+from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.peers.discovery.txt import (
     CARD_PATH,
     KEY_CHARS_MAX,

@@ -8,13 +8,13 @@ import msgspec
 from hypothesis import strategies as st
 
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
-from covenant.model.file_names import segment
-from covenant.model.folding import TaskView, fold
+from covenant.model.sanitizer import file_name_of
+from covenant.model.task_view import TaskView, fold
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.result import Ending, Result, ResultStatus
-from covenant.model.step import Began, Continued, Ended, Happening, Started, Step
+from covenant.model.task_event import Began, Continued, Ended, StepContent, Started, Step
 from covenant.model.task import Task
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 
 TASK_ID = TaskId("123e4567-e89b-42d3-a456-426614174000")
 CONTEXT = "ctx-1"
@@ -34,7 +34,7 @@ USAGE = {"input_tokens": 3, "output_tokens": 5, "stop_reason": "end_turn"}
 DONE = msgspec.structs.replace(Result.ok(TASK_ID, "hello back"), metadata=USAGE)
 FAILED = Result(task_id=TASK_ID, status=ResultStatus.ERROR, error_message="it broke")
 
-STORY: tuple[Happening, ...] = (
+STORY: tuple[StepContent, ...] = (
     Began(TASK),
     Started(),
     StatusUpdate("looking", metadata={"step": 1}),
@@ -48,12 +48,12 @@ STORY: tuple[Happening, ...] = (
 )
 
 
-def steps(*story: Happening) -> list[Step]:
+def steps(*story: StepContent) -> list[Step]:
     """One a millisecond."""
     return [Step(at, AT + at, what) for at, what in enumerate(story or STORY, start=1)]
 
 
-def folded(story: Sequence[Happening] = STORY) -> TaskView:
+def folded(story: Sequence[StepContent] = STORY) -> TaskView:
     view = fold(steps(*story))
     assert view is not None
     return view
@@ -70,7 +70,7 @@ def read(data: bytes) -> Any:
 # What an A2A part can hold. Words, so that no key of metadata happens to be one of ours.
 _words = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12)
 _some = st.none() | _words.filter(bool)
-_file_name = _words.filter(bool).map(segment)
+_file_name = _words.filter(bool).map(file_name_of)
 _json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-1e9, 1e9) | _words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words, inner, max_size=3),

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.model import asking
+from covenant.model import a2a_requests as asking
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from covenant.model.result import Ending
-from covenant.model.step import Began, Ended, Started
-from covenant.model.update import ArtifactUpdate, StatusUpdate
+from covenant.model.task_event import Began, Ended, Started
+from covenant.model.task_event import ArtifactUpdate, StatusUpdate
 from covenant.wire.a2a import v03 as a2a_v03
 from covenant.wire.a2a import v1 as a2a_v1
 from covenant.wire.a2a.error_codes import Dialect, InvalidParams

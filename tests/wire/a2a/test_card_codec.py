@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.model.card import (
+from covenant.model.agent_card import (
     AgentCard,
     Capabilities,
     Extension,
@@ -17,7 +17,7 @@ from covenant.model.card import (
     SecurityRequirement,
     SecurityScheme,
     Signature,
-    Skill,
+    CardSkill,
 )
 from covenant.wire.a2a.card_codec import card_fields, encode_card, encode_combined, wants_clean
 
@@ -38,7 +38,7 @@ CARD = AgentCard(
     security_requirements=(SecurityRequirement(schemes={"bearer": Scopes()}),),
     default_input_modes=("text/plain",),
     default_output_modes=("text/plain", "application/json"),
-    skills=(Skill(id="chat", name="chat", description="Talks", tags=("text",)),),
+    skills=(CardSkill(id="chat", name="chat", description="Talks", tags=("text",)),),
 )
 
 

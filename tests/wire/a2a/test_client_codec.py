@@ -12,13 +12,13 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model import asking
+from covenant.model import a2a_requests as asking
 from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid
-from covenant.model.folding import TaskState
-from covenant.model.remote import RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
+from covenant.model.task_view import TaskState
+from covenant.model.task_view import RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
 from covenant.model.result import Ending
-from covenant.model.step import Began, Ended
+from covenant.model.task_event import Began, Ended
 from covenant.outbound.assembly import Assembly
 from covenant.wire.a2a import v03 as a2a_v03
 from covenant.wire.a2a import v1 as a2a_v1

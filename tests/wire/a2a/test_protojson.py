@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model.asking import ListTasks
+from covenant.model.a2a_requests import ListTasks
 from covenant.model.content import Json, Text
 from covenant.model.errors import Invalid
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from covenant.wire import timestamps as moments
 from covenant.wire.a2a import v1 as a2a_v1
 from covenant.wire.a2a.error_codes import InvalidParams

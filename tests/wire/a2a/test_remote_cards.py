@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model.card import (
+from covenant.model.agent_card import (
     AgentCard,
     Capabilities,
     HttpAuth,
@@ -15,7 +15,7 @@ from covenant.model.card import (
     SecurityRequirement,
     SecurityScheme,
 )
-from covenant.model.remote_card import Credential, Way
+from covenant.model.agent_card import CardCredential, RemoteInterface
 from covenant.wire.a2a.card_codec import card_fields, encode_card, encode_combined
 from covenant.wire.a2a.card_codec import BadCard, v1_fields, read_card
 from tests.wire.a2a.a2a_samples import json
@@ -41,12 +41,12 @@ OURS = AgentCard(
 def test_our_own_card_is_read_in_both_forms() -> None:
     newer = read_card(encode_card(OURS), PLACE)
     assert newer.ways == (
-        Way(url="https://h.example/rpc", binding="JSONRPC", version="1.0"),
-        Way(url="https://h.example/rest", binding="HTTP+JSON", version="1.0"),
+        RemoteInterface(url="https://h.example/rpc", binding="JSONRPC", version="1.0"),
+        RemoteInterface(url="https://h.example/rest", binding="HTTP+JSON", version="1.0"),
     )
-    assert (newer.streaming, newer.extended, newer.credentials) == (True, True, (Credential(scheme="bearer"),))
+    assert (newer.streaming, newer.extended, newer.credentials) == (True, True, (CardCredential(scheme="bearer"),))
     both = read_card(encode_combined(OURS), PLACE)
-    assert both.ways == (*newer.ways, Way(url="https://h.example/rpc", binding="JSONRPC", version="0.3"))
+    assert both.ways == (*newer.ways, RemoteInterface(url="https://h.example/rpc", binding="JSONRPC", version="0.3"))
 
 
 def test_a_card_of_both_versions_without_the_older_one_is_the_newer_one() -> None:
@@ -69,8 +69,8 @@ def test_a_card_of_0_3_is_read() -> None:
         PLACE,
     )
     assert card.ways == (
-        Way(url="https://h.example/a", binding="JSONRPC", version="0.3"),
-        Way(url="https://h.example/g", binding="GRPC", version="0.3"),
+        RemoteInterface(url="https://h.example/a", binding="JSONRPC", version="0.3"),
+        RemoteInterface(url="https://h.example/g", binding="GRPC", version="0.3"),
     )
     assert (card.streaming, card.skills[0].tags, card.skills[0].examples) == (False, ("t",), ("e",))
 
@@ -79,7 +79,7 @@ def test_a_card_of_0_3_is_read() -> None:
 def test_an_interface_says_its_own_version(version: str, dialect: str) -> None:
     way = {"url": "https://h.example", "protocolBinding": "JSONRPC", "protocolVersion": version, "tenant": "acme"}
     card = read_card(json({"name": "x", "version": "1", "supportedInterfaces": [way]}), PLACE)
-    assert card.ways == (Way(url="https://h.example", binding="JSONRPC", version=dialect, tenant="acme"),)
+    assert card.ways == (RemoteInterface(url="https://h.example", binding="JSONRPC", version=dialect, tenant="acme"),)
 
 
 def test_an_interface_of_an_unknown_version_is_left_out() -> None:

@@ -18,13 +18,13 @@ from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate, address
 from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import ANONYMOUS, Ask
-from covenant.exchange.tenancy import Caller
+from covenant.exchange.a2a_service import ANONYMOUS, A2ARequest
+from covenant.exchange.access.tenants import Caller
 from covenant.ledger.machine.tenanting import unknown_agent
-from covenant.model.asking import SendMessage
-from covenant.model.constitution import CatalogueAgent
-from covenant.model.hop import Hop
-from covenant.model.tenant import DEFAULT
+from covenant.model.a2a_requests import SendMessage
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.call_context import Hop
+from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a.error_codes import Dialect
 from covenant.wire.call_headers import (
     CHAIN_HEADER,
@@ -141,7 +141,7 @@ class Admission:
             raise unknown_agent(visit.agent_id)
         cursor = last_event_id(headers.get(b"last-event-id")) if operation.streams else None
         request = decode(said, cursor)
-        ask = Ask(
+        ask = A2ARequest(
             caller=caller,
             agent=agent,
             extensions=headers.extensions,

@@ -27,11 +27,11 @@ from covenant.doors.metrics import Meter
 from covenant.doors.waiting import CallerGoneError
 from covenant.exchange.cards import A2A_PATH, AGENTS_PATH, KEYS_PATH, Anonymous, Cards, admits_anonymous
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import Ask
-from covenant.model.card import AgentCard
-from covenant.model.constitution import CatalogueAgent
+from covenant.exchange.a2a_service import A2ARequest
+from covenant.model.agent_card import AgentCard
+from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Conflict, Refusal
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenants import DEFAULT
 from covenant.wire import jsonrpc
 from covenant.wire.a2a.error_codes import Dialect
 from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_combined, wants_clean
@@ -234,10 +234,10 @@ def _wants_clean(scope: Scope) -> bool:
     return wants_clean(Headers(scope).version(scope))
 
 
-def extended_cards(cards: Cards) -> Callable[[Ask, Dialect, str], bytes]:
+def extended_cards(cards: Cards) -> Callable[[A2ARequest, Dialect, str], bytes]:
     """The extended card for a caller that is known, in the dialect it speaks."""
 
-    def extended_card(ask: Ask, dialect: Dialect, base_url: str) -> bytes:
+    def extended_card(ask: A2ARequest, dialect: Dialect, base_url: str) -> bytes:
         card = cards.extended_card(ask.caller, ask.agent, base_url)
         return encode_card(card) if dialect is Dialect.V1 else encode_combined(card)
 

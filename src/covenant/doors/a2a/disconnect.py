@@ -13,7 +13,7 @@ from starlette.types import Receive
 
 from covenant.doors.a2a.late_timer import LateTimer
 from covenant.doors.a2a.operations import A2ACall, A2AServices, A2AOperation
-from covenant.exchange.tenancy import Tenancy, unauthenticated
+from covenant.exchange.access.tenants import TenantAccess, unauthenticated
 
 Session = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """While it is open, what it was given is called when the caller may not go on."""
@@ -84,7 +84,7 @@ class Disconnect:
 
 
 async def run_while_connected(
-    operation: A2AOperation, office: A2AServices, asked: A2ACall, receive: Receive, tenancy: Tenancy
+    operation: A2AOperation, office: A2AServices, asked: A2ACall, receive: Receive, tenancy: TenantAccess
 ) -> tuple[Any, bool]:
     """The answer of an operation, and whether its caller has left meanwhile. Only what works takes long enough.
 

@@ -34,10 +34,10 @@ from covenant.doors.http.hosts import as_host
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate, address, bearer
 from covenant.doors.metrics import Timer
-from covenant.exchange.streams import Stream
-from covenant.exchange.tenancy import Caller
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.access.tenants import Caller
 from covenant.model.errors import Invalid, NotFound, Refusal
-from covenant.model.tenant import DEFAULT
+from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a import v1 as a2a_v1
 from covenant.wire.a2a.error_codes import Dialect, details, error_code_of, message_of
 
@@ -220,7 +220,7 @@ class GrpcCalls:
             return
         error = done.exception()
         if error is None:
-            if isinstance(done.result(), Stream):
+            if isinstance(done.result(), TaskStream):
                 done.result().__exit__(None, None, None)
         elif not isinstance(error, Refusal):
             log.error("a2a.failed", exc_info=error)

@@ -14,8 +14,8 @@ from a2a.types import a2a_pb2
 
 from covenant.doors.a2a.operations import A2ACall
 from covenant.doors.a2a.protobuf_json import ResponseWriter
-from covenant.exchange.streams import Stream
-from covenant.exchange.tenancy import Tenancy
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.model.errors import Refusal, Unauthenticated, Unavailable
 from covenant.wire.a2a import v1 as a2a_v1
 
@@ -29,7 +29,7 @@ _telling = ResponseWriter(a2a_pb2.StreamResponse)
 class GrpcStream:
     """One stream on its way to its caller. Leaving, or being made to leave, ends the stream and not the task."""
 
-    def __init__(self, stream: Stream, asked: A2ACall, context: Any) -> None:
+    def __init__(self, stream: TaskStream, asked: A2ACall, context: Any) -> None:
         self._stream = stream
         self._asked = asked
         self._context = context
@@ -44,7 +44,7 @@ class GrpcStream:
             if self._work is not None:
                 self._work.cancel()
 
-    async def run(self, tenancy: Tenancy) -> None:
+    async def run(self, tenancy: TenantAccess) -> None:
         """Returns when the stream has come to its end, and raises the refusal if it was ended before."""
         with self._stream:
             # Alone, since a first write that is broken off would have this sent a second time, which ends the call.
@@ -55,7 +55,7 @@ class GrpcStream:
         if self._stream.cut:
             raise _too_slow()
 
-    async def _pour(self, tenancy: Tenancy) -> None:
+    async def _pour(self, tenancy: TenantAccess) -> None:
         work = self._work = asyncio.current_task()
         assert work is not None
         try:

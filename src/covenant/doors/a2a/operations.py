@@ -16,12 +16,12 @@ import msgspec
 from starlette.types import Scope
 
 from covenant.doors.a2a.late_timer import LateTimer
-from covenant.exchange.conversation import Ask, Conversations
-from covenant.exchange.streams import Stream
-from covenant.exchange.tenancy import unauthenticated
-from covenant.model.asking import TaskPage
+from covenant.exchange.a2a_service import A2ARequest, A2AExchange
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.access.tenants import unauthenticated
+from covenant.model.a2a_requests import TaskPage
 from covenant.model.errors import Conflict, Invalid
-from covenant.model.folding import TaskView
+from covenant.model.task_view import TaskView
 from covenant.wire.a2a import v03 as a2a_v03
 from covenant.wire.a2a import v1 as a2a_v1
 from covenant.wire.a2a.error_codes import Dialect
@@ -61,14 +61,14 @@ class CachedTask(msgspec.Struct, frozen=True):
     encoded: TaskCache
 
 
-ExtendedCard = Callable[[Ask, Dialect, str], bytes]
+ExtendedCard = Callable[[A2ARequest, Dialect, str], bytes]
 """The extended card of an agent, as JSON: who asks, in which dialect, and the base of our own address."""
 
 
 class PushService(Protocol):
     """Push notifications, where they are switched on."""
 
-    async def ask(self, ask: Ask, request: Any) -> Any:
+    async def ask(self, ask: A2ARequest, request: Any) -> Any:
         """Create, get, list or delete, by the kind of the request."""
 
 
@@ -76,7 +76,7 @@ class PushService(Protocol):
 class A2AServices:
     """What is behind the A2A door."""
 
-    conversations: Conversations
+    conversations: A2AExchange
     extended_card: ExtendedCard | None = None
     pushes: PushService | None = None
     encoded: TaskCache = field(default_factory=TaskCache)
@@ -86,7 +86,7 @@ class A2AServices:
 class A2ACall(msgspec.Struct, frozen=True):
     """One request, as its binding read it."""
 
-    ask: Ask
+    ask: A2ARequest
     request: Any
     dialect: Dialect
     reached: Callable[[Scope], str]
@@ -124,7 +124,7 @@ def _send(office: A2AServices, asked: A2ACall) -> Awaitable[TaskView]:
     return office.conversations.send(asked.ask, asked.request)
 
 
-def _stream(office: A2AServices, asked: A2ACall) -> Awaitable[Stream]:
+def _stream(office: A2AServices, asked: A2ACall) -> Awaitable[TaskStream]:
     return office.conversations.stream(asked.ask, asked.request)
 
 
@@ -140,7 +140,7 @@ def _cancel(office: A2AServices, asked: A2ACall) -> Awaitable[TaskView]:
     return office.conversations.cancel(asked.ask, asked.request)
 
 
-def _subscribe(office: A2AServices, asked: A2ACall) -> Awaitable[Stream]:
+def _subscribe(office: A2AServices, asked: A2ACall) -> Awaitable[TaskStream]:
     # A client of 0.3 follows a task from its beginning, also one that has ended; one of 1.0 from where it is.
     old = asked.dialect is V03
     return office.conversations.subscribe(asked.ask, asked.request, from_start=old, finished=old)

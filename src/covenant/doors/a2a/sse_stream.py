@@ -10,8 +10,8 @@ from starlette.types import Receive, Send
 
 from covenant.doors.a2a.disconnect import Disconnect
 from covenant.doors.a2a.operations import WIRES, A2ACall
-from covenant.exchange.streams import Stream
-from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.wire.sse import KEEP_ALIVE, SseFormat, comment
 
 _HEADERS: Final = [
@@ -25,18 +25,18 @@ TURNED_OUT: Final = comment("no longer allowed: the task goes on")
 
 
 async def write_stream(
-    stream: Stream, asked: A2ACall, framing: SseFormat, *, tenancy: Tenancy, receive: Receive, send: Send
+    stream: TaskStream, asked: A2ACall, framing: SseFormat, *, tenancy: TenantAccess, receive: Receive, send: Send
 ) -> None:
     writing = partial(_frames, stream, asked, framing)
     await run_stream(stream, asked.ask.caller, writing, tenancy=tenancy, receive=receive, send=send)
 
 
 async def run_stream(
-    stream: Stream,
+    stream: TaskStream,
     caller: Caller,
     write: Callable[[Send], Awaitable[None]],
     *,
-    tenancy: Tenancy,
+    tenancy: TenantAccess,
     receive: Receive,
     send: Send,
 ) -> None:
@@ -56,7 +56,7 @@ async def run_stream(
         await send({"type": "http.response.body", "body": TURNED_OUT, "more_body": False})
 
 
-async def _frames(stream: Stream, asked: A2ACall, framing: SseFormat, send: Send) -> None:
+async def _frames(stream: TaskStream, asked: A2ACall, framing: SseFormat, send: Send) -> None:
     first, reply, wire = stream.first, stream.reply, WIRES[asked.dialect]
     if reply is not None:
         frame = framing.frame(reply.generation, wire.encode_message(reply))

@@ -39,10 +39,10 @@ from covenant.doors.peers import PeerDesk
 from covenant.doors.table import OPERATIONS
 from covenant.doors.waiting import Waits
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.doorkeeper import Doorkeeper
+from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.mailbox import MailboxExchange
-from covenant.exchange.registry import Registry
-from covenant.exchange.tenancy import Tenancy
+from covenant.exchange.access.identities import IdentityAdmin
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.ledger.contract import Ledger
 from covenant.model.errors import Forbidden, Refusal
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
@@ -134,10 +134,10 @@ class HttpDoor:
 def build_http(
     *,
     exchange: MailboxExchange,
-    registry: Registry,
-    tenancy: Tenancy,
+    registry: IdentityAdmin,
+    tenancy: TenantAccess,
     catalogue: Catalogue,
-    doorkeeper: Doorkeeper,
+    doorkeeper: IdentityAuth,
     ledger: Ledger,
     waits: Waits,
     meter: Meter,

@@ -6,13 +6,13 @@ from typing import Final
 
 from starlette.types import Scope
 
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.principals import Principal
 
 TRANSPORT: Final = "http"
 
 
-async def authenticate(doorkeeper: Doorkeeper, scope: Scope) -> Principal:
+async def authenticate(doorkeeper: IdentityAuth, scope: Scope) -> Principal:
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")

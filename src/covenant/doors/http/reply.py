@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from covenant.doors.answers import INTERNAL_ERROR, Error, encode, error_of
 from covenant.doors.http.server.exchange import Exchange
-from covenant.exchange.limiter import REASONS
+from covenant.exchange.access.tenant_limits import REASONS
 from covenant.model.errors import Refusal, Unauthenticated
 
 Header = tuple[bytes, bytes]

@@ -21,8 +21,8 @@ from covenant.doors.http.body import BODY_TOO_LARGE, read_body
 from covenant.doors.http.reply import CLOSE, reply, reply_internal, reply_problem
 from covenant.doors.metrics import Meter
 from covenant.doors.waiting import CallerGoneError
-from covenant.exchange.limiter import Limiter
-from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.model.errors import Refusal
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 class TenantGate:
     """Shared by every door that tenants use over HTTP."""
 
-    def __init__(self, tenancy: Tenancy, limiter: Limiter) -> None:
+    def __init__(self, tenancy: TenantAccess, limiter: TenantLimiter) -> None:
         self.tenancy = tenancy
         self.limiter = limiter
         self._recognised: dict[bytes, Caller] = {}

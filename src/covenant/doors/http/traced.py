@@ -11,7 +11,7 @@ from typing import Final
 from starlette.types import Scope
 
 from covenant.doors.http.server.exchange import Door, Exchange
-from covenant.model.hop import Hop
+from covenant.model.call_context import Hop
 from covenant.model.tracing import Tracer, trace_of
 from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_context
 

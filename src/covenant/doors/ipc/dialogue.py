@@ -31,8 +31,8 @@ from covenant.doors.metrics import Meter
 from covenant.doors.operation import AnyOperation, Office
 from covenant.doors.table import BY_KIND, OPERATIONS
 from covenant.doors.waiting import CallerGoneError, Waits
-from covenant.exchange.doorkeeper import Doorkeeper
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.principals import Principal
 from covenant.model.errors import Invalid, Refusal
 from covenant.wire.json_input import check_fields, decode
 from covenant.wire.ipc_frames import FrameHeader, canonical_kind
@@ -59,7 +59,7 @@ class Talk:
     def __init__(
         self,
         office: Office,
-        doorkeeper: Doorkeeper,
+        doorkeeper: IdentityAuth,
         waits: Waits,
         meter: Meter,
         *,

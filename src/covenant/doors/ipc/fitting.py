@@ -8,7 +8,7 @@ import msgspec
 
 from covenant.doors.answers import Answer, ResultOpt, TaskOpt
 from covenant.doors.operation import Office
-from covenant.exchange.principal import Principal
+from covenant.exchange.access.principals import Principal
 from covenant.model.errors import TooLarge
 
 Encode = Callable[[Answer], bytes]

@@ -24,15 +24,15 @@ import msgspec
 from covenant.doors.mcp.telling import Told, shortened
 from covenant.doors.mcp.tools import TRUST_LEVELS, InvokeRemoteAgent, Trust
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import Conversations
-from covenant.exchange.oversight import Oversight
-from covenant.exchange.streams import Stream
-from covenant.exchange.tenancy import Caller
+from covenant.exchange.a2a_service import A2AExchange
+from covenant.exchange.task_lookup import TaskLookup
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.access.tenants import Caller
 from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, Refusal
-from covenant.model.folding import TaskState, TaskView
+from covenant.model.task_view import TaskState, TaskView
 from covenant.model.ids import TaskId
-from covenant.model.remote_card import RemoteCard
-from covenant.model.target import ELSEWHERE, Target
+from covenant.model.agent_card import RemoteCard
+from covenant.model.task import ELSEWHERE, Target
 from covenant.model.task import Task
 from covenant.outbound.registry import Remotes
 from covenant.outbound.remote_errors import NoCard, RemoteRefused
@@ -49,8 +49,8 @@ class CardOf(Protocol):
 class Abroad:
     def __init__(
         self,
-        conversations: Conversations,
-        oversight: Oversight,
+        conversations: A2AExchange,
+        oversight: TaskLookup,
         catalogue: Catalogue,
         *,
         card_of: CardOf,
@@ -74,7 +74,7 @@ class Abroad:
             raise _untold(error) from error
         return told_card(card)
 
-    async def invoke(self, caller: Caller, asked: InvokeRemoteAgent) -> Stream:
+    async def invoke(self, caller: Caller, asked: InvokeRemoteAgent) -> TaskStream:
         """The task that calls it, watched. Refused if less is known of the agent than was asked for."""
         url = asked.agent_url
         self._check_address(caller, url)

@@ -15,18 +15,18 @@ from covenant.doors.mcp import tools
 from covenant.doors.mcp.abroad import Abroad, told_answer
 from covenant.doors.mcp.telling import Told, agent_name, told_agents, told_queue, told_step, told_task
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.conversation import Ask, Conversations
+from covenant.exchange.a2a_service import A2ARequest, A2AExchange
 from covenant.exchange.delegation import target_of
-from covenant.exchange.limiter import Limiter
-from covenant.exchange.oversight import Oversight
-from covenant.exchange.streams import Stream
-from covenant.exchange.tenancy import Caller, Tenancy
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.task_lookup import TaskLookup
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.ledger.machine.tenanting import unknown_agent
-from covenant.model.asking import Message, SendMessage
-from covenant.model.constitution import CatalogueAgent
+from covenant.model.a2a_requests import Message, SendMessage
+from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Text
-from covenant.model.folding import TaskView
-from covenant.model.tenant import DEFAULT
+from covenant.model.task_view import TaskView
+from covenant.model.tenants import DEFAULT
 
 Tell = Callable[[str], Awaitable[None]]
 """Reports progress to the caller. Does nothing for one that did not ask."""
@@ -39,12 +39,12 @@ TOLD_PER_S: Final = 10.0
 class Desk:
     def __init__(
         self,
-        conversations: Conversations,
-        oversight: Oversight,
+        conversations: A2AExchange,
+        oversight: TaskLookup,
         catalogue: Catalogue,
-        tenancy: Tenancy,
+        tenancy: TenantAccess,
         *,
-        limiter: Limiter,
+        limiter: TenantLimiter,
         new_id: Callable[[], str],
         abroad: Abroad,
     ) -> None:
@@ -86,7 +86,7 @@ class Desk:
 
     async def _send(self, caller: Caller, asked: tools.SendTask, tell: Tell) -> Told:
         agent, caller = self._meant(caller, asked.agent)
-        ask = Ask(caller=caller, agent=agent, idempotency_key=asked.idempotency_key)
+        ask = A2ARequest(caller=caller, agent=agent, idempotency_key=asked.idempotency_key)
         # With a key the message is the same when it is said again, so its id must be too.
         message_id = asked.idempotency_key or self._new_id()
         message = Message(message_id=message_id, parts=(Text(asked.message),), task_id=asked.task_id)
@@ -105,7 +105,7 @@ class Desk:
             return self._told(caller, await self._heard_out(caller, stream, tell, within_s=asked.wait_seconds))
 
     async def _heard_out(
-        self, caller: Caller, stream: Stream, tell: Tell, *, within_s: float | None = None
+        self, caller: Caller, stream: TaskStream, tell: Tell, *, within_s: float | None = None
     ) -> TaskView:
         """The task when it has ended or waits for its sender, or as it stands when the time for waiting is over."""
         task = stream.first.task
@@ -145,7 +145,7 @@ class Desk:
         return told_task(view, agent=agent_id if short else recipient.display)
 
 
-async def _follow(stream: Stream, tell: Tell) -> None:
+async def _follow(stream: TaskStream, tell: Tell) -> None:
     """Tells what happens, and leaves some of it out where much does: the answer has everything."""
     loop = asyncio.get_running_loop()
     left, at_s = float(TOLD_AT_ONCE_MAX), loop.time()

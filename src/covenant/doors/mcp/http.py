@@ -23,7 +23,7 @@ from covenant.doors.http.reply import Problem, reply, reply_internal, reply_not_
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.mcp.desk import Desk
 from covenant.doors.metrics import Meter
-from covenant.exchange.tenancy import Caller
+from covenant.exchange.access.tenants import Caller
 from covenant.model.errors import Refusal, Unavailable
 
 PATH: Final = MCP

@@ -19,7 +19,7 @@ from covenant.doors.mcp.desk import Desk, Tell
 from covenant.doors.mcp.http import CALLER
 from covenant.doors.mcp.telling import Told
 from covenant.doors.mcp.tools import BY_NAME, TOOLS, ToolRow
-from covenant.exchange.tenancy import Caller
+from covenant.exchange.access.tenants import Caller
 from covenant.model.errors import Refusal
 
 NAME: Final = "covenant"

@@ -7,13 +7,13 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from covenant.exchange.oversight import QueueStatus
-from covenant.model.constitution import CatalogueAgent
+from covenant.exchange.task_lookup import QueueStatus
+from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
-from covenant.model.folding import TaskState, TaskView
-from covenant.model.step import Continued, Ended, Started, Step
-from covenant.model.tenant import DEFAULT
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_view import TaskState, TaskView
+from covenant.model.task_event import Continued, Ended, Started, Step
+from covenant.model.tenants import DEFAULT
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 
 TEXT_MAX: Final = 100_000
 PROGRESS_MAX: Final = 500

@@ -17,7 +17,7 @@ from covenant.doors.http.routes import described_routes
 from covenant.doors.http.tenant import Asked, Refused, TenantCall, TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
-from covenant.model.constitution import CatalogueAgent, Constitution, read_constitution
+from covenant.model.agent_definition import CatalogueAgent, AgentDefinition, read_agent_definition
 from covenant.model.errors import Conflict, Invalid
 from covenant.wire.json_input import decode
 
@@ -51,7 +51,7 @@ class AgentDoor:
         return 200, AgentShown.of(await self._agent(asked))
 
     async def add(self, asked: Asked) -> tuple[int, AgentShown]:
-        constitution = read_constitution(_definition(asked.body))
+        constitution = read_agent_definition(_definition(asked.body))
         try:
             return 201, AgentShown.of(await self._catalogue.store(asked.caller, constitution))
         except Conflict as conflict:
@@ -68,7 +68,7 @@ class AgentDoor:
         if agent.source == "builtin":
             # Its own id is reserved, which would be the wrong thing to say.
             return 200, AgentShown.of(await self._catalogue.replace(asked.caller, agent.constitution))
-        return 200, AgentShown.of(await self._catalogue.replace(asked.caller, read_constitution(definition)))
+        return 200, AgentShown.of(await self._catalogue.replace(asked.caller, read_agent_definition(definition)))
 
     async def remove(self, asked: Asked) -> tuple[int, Deleted]:
         agent = await self._agent(asked)
@@ -98,7 +98,7 @@ DESCRIBED: Final = (
         method="POST",
         name="add_own_agent",
         summary="Add an agent: its constitution, bare or as agent_def; 409 shows the existing one",
-        request=Constitution,
+        request=AgentDefinition,
         answer=AgentShown,
         status=201,
     ),
@@ -108,7 +108,7 @@ DESCRIBED: Final = (
         method="PATCH",
         name="replace_own_agent",
         summary="Replace an agent's constitution wholesale",
-        request=Constitution,
+        request=AgentDefinition,
         answer=AgentShown,
     ),
     Described(path=AGENT, method="DELETE", name="remove_own_agent", summary="Remove an agent", answer=Deleted),

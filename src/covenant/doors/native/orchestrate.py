@@ -27,16 +27,16 @@ from covenant.doors.http.tenant import Asked, TenantCall, TenantGate
 from covenant.doors.metrics import Meter
 from covenant.doors.native.requests import tell
 from covenant.doors.waiting import CallerGoneError
-from covenant.exchange.conversation import Ask, Conversations
-from covenant.exchange.runs import Run, Runs
-from covenant.exchange.streams import Stream
-from covenant.exchange.tenancy import Caller
-from covenant.exchange.threads import Thread, Threads, context_of
-from covenant.model.asking import Message, SendMessage
+from covenant.exchange.a2a_service import A2ARequest, A2AExchange
+from covenant.exchange.native import NativeRun, NativeRuns
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.access.tenants import Caller
+from covenant.exchange.conversations import Conversation, Conversations, context_of
+from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
-from covenant.model.folding import TaskView
-from covenant.model.hop import Hop
+from covenant.model.task_view import TaskView
+from covenant.model.call_context import Hop
 from covenant.model.ids import TaskId
 from covenant.wire.json_input import decode_query
 from covenant.wire.native import RequestEvent
@@ -73,7 +73,7 @@ class ConversationPage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """`next` is empty on the last page."""
 
     count: int
-    conversations: tuple[Thread, ...]
+    conversations: tuple[Conversation, ...]
     next: str
 
 
@@ -112,15 +112,15 @@ class Said(NamedTuple):
 
 
 class NativeDoor:
-    def __init__(self, runs: Runs, threads: Threads, conversations: Conversations) -> None:
+    def __init__(self, runs: NativeRuns, threads: Conversations, conversations: A2AExchange) -> None:
         self._runs = runs
         self._threads = threads
         self._conversations = conversations
 
-    async def run(self, caller: Caller, said: Said) -> tuple[Stream, bool]:
+    async def run(self, caller: Caller, said: Said) -> tuple[TaskStream, bool]:
         asked = decode_run(said.body)
         about = {"original_query": asked.original_query, "channel": asked.channel}
-        run = Run(
+        run = NativeRun(
             parts=message_content(asked.message),
             agent=asked.agent,
             definition=asked.agent_def,
@@ -128,22 +128,22 @@ class NativeDoor:
         )
         return await self._runs.start(caller, run, said.key, said.hop), True
 
-    async def say(self, caller: Caller, said: Said) -> tuple[Stream, bool]:
+    async def say(self, caller: Caller, said: Said) -> tuple[TaskStream, bool]:
         """A new task of the conversation's agent, or the answer that its last one waits for."""
         conversation_id, key = said.path["conversation_id"], said.key
         thread = await self._threads.get(caller, conversation_id)
         parts = message_content(decode_message(said.body).message)
         context_id = context_of(thread.conversation_id)
-        run, parent = Run(parts=parts, agent=thread.agent), TaskId(thread.conversation_id)
+        run, parent = NativeRun(parts=parts, agent=thread.agent), TaskId(thread.conversation_id)
         task = await self._runs.task(caller, run, key, parent=parent, context_id=context_id, hop=said.hop)
         waiting = await self._threads.waiting(caller, conversation_id, task.id)
         if waiting is None:
             return await self._runs.follow(caller, task), True
         message = Message(message_id=task.id, parts=parts, task_id=waiting.task.id, context_id=context_id)
-        ask = Ask(caller=caller, agent=self._runs.agent(caller, thread.agent), idempotency_key=key)
+        ask = A2ARequest(caller=caller, agent=self._runs.agent(caller, thread.agent), idempotency_key=key)
         return await self._conversations.stream(ask, SendMessage(message=message)), False
 
-    async def create(self, asked: Asked) -> tuple[int, Thread]:
+    async def create(self, asked: Asked) -> tuple[int, Conversation]:
         given = decode_conversation(asked.body)
         agent = self._runs.agent(asked.caller, given.agent)
         return 201, await self._threads.create(asked.caller, agent, given.title)
@@ -153,7 +153,7 @@ class NativeDoor:
         found, after = await self._threads.list(asked.caller, query.limit, query.after)
         return 200, ConversationPage(count=len(found), conversations=tuple(found), next=after)
 
-    async def show(self, asked: Asked) -> tuple[int, Thread]:
+    async def show(self, asked: Asked) -> tuple[int, Conversation]:
         return 200, await self._threads.get(asked.caller, asked.path["conversation_id"])
 
     async def delete(self, asked: Asked) -> tuple[int, ConversationDeleted]:
@@ -181,7 +181,7 @@ def _shown(view: TaskView) -> list[MessageShown]:
     ]
 
 
-Running = Callable[[Caller, Said], Awaitable[tuple[Stream, bool]]]
+Running = Callable[[Caller, Said], Awaitable[tuple[TaskStream, bool]]]
 """What is told, and whether from its first step on."""
 
 
@@ -251,7 +251,7 @@ DESCRIBED: Final = (
         name="create_conversation",
         summary="Begin a conversation with an agent, the master unless said otherwise",
         request=NewConversation,
-        answer=Thread,
+        answer=Conversation,
         status=201,
     ),
     Described(
@@ -262,7 +262,7 @@ DESCRIBED: Final = (
         query=ListConversations,
         answer=ConversationPage,
     ),
-    Described(path=CONVERSATION, method="GET", name="show_conversation", summary="One of them", answer=Thread),
+    Described(path=CONVERSATION, method="GET", name="show_conversation", summary="One of them", answer=Conversation),
     Described(
         path=CONVERSATION,
         method="DELETE",

@@ -20,12 +20,12 @@ from covenant.doors.http.reply import reply_problem
 from covenant.doors.http.routes import described_routes
 from covenant.doors.http.tenant import Asked, TenantCall, TenantGate
 from covenant.doors.metrics import Meter
-from covenant.exchange.requests import Requests
-from covenant.exchange.streams import Stream
-from covenant.exchange.tenancy import Caller
+from covenant.exchange.native import TenantTasks
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.access.tenants import Caller
 from covenant.ledger.contract import TaskRow
 from covenant.model.errors import NotFound, Refusal
-from covenant.model.folding import TaskState
+from covenant.model.task_view import TaskState
 from covenant.wire.json_input import decode_query
 from covenant.wire.native import RequestEvent, RequestShown, RequestEvents, conversation_of, request_state, show_request
 from covenant.wire.sse import KEEP_ALIVE, last_event_id
@@ -74,7 +74,7 @@ class Cancelled(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class RequestDoor:
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: TenantTasks) -> None:
         self._requests = requests
 
     async def list(self, asked: Asked) -> tuple[int, RequestList]:
@@ -121,7 +121,7 @@ def _listed(tenant: str, row: TaskRow) -> RequestShown:
 class Events:
     """The stream of one request, as an ASGI callable."""
 
-    def __init__(self, requests: Requests, gate: TenantGate, meter: Meter) -> None:
+    def __init__(self, requests: TenantTasks, gate: TenantGate, meter: Meter) -> None:
         self._requests = requests
         self._gate = gate
         self._meter = meter
@@ -165,7 +165,7 @@ def _cursor(scope: Scope) -> int:
     return asked.since if asked.since is not None else asked.since_seq or 0
 
 
-async def tell(stream: Stream, send: Send, *, from_start: bool) -> None:
+async def tell(stream: TaskStream, send: Send, *, from_start: bool) -> None:
     telling = RequestEvents(stream.first.task, stream.first.created_at_ms)
     if from_start:
         await send({"type": "http.response.body", "body": telling.received(), "more_body": True})
@@ -205,7 +205,7 @@ DESCRIBED: Final = (
 )
 
 
-def request_routes(requests: Requests, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
+def request_routes(requests: TenantTasks, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
     door = RequestDoor(requests)
     runs = {"list_requests": door.list, "show_request": door.show, "cancel_request": door.cancel}
     calls: dict[str, ASGIApp] = {

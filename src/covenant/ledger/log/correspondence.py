@@ -22,11 +22,11 @@ from covenant.ledger.machine.peer_events import (
     PeerSucceeded,
     TokenRevoked,
 )
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import Delegation, DelegationKey, Envelope, LoggedMessage, Parcel
-from covenant.model.delegating import Role, State
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import Delegation, DelegationKey, ReceivedEnvelope, LoggedMessage, OutboxMessage
+from covenant.model.peers.delegation import DelegationRole, DelegationState
 from covenant.model.ids import TaskId
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 
 replace = msgspec.structs.replace
 
@@ -43,14 +43,14 @@ class Correspondence:
         self._peers_by_name: dict[str, Peer] = {}
         self._delegations: OrderedDict[DelegationKey, Delegation] = OrderedDict()
         """The one that moved last is last."""
-        self._at_work: dict[tuple[Role, InstanceId], dict[DelegationKey, None]] = {}
+        self._at_work: dict[tuple[DelegationRole, InstanceId], dict[DelegationKey, None]] = {}
         self._at_rest: OrderedDict[DelegationKey, None] = OrderedDict()
         self._lost_delegations: set[DelegationKey] = set()
         self._of_task: dict[TaskId, DelegationKey] = {}
-        self._parcels: dict[InstanceId, dict[DelegationKey, dict[int, Parcel]]] = {}
+        self._parcels: dict[InstanceId, dict[DelegationKey, dict[int, OutboxMessage]]] = {}
         """By peer and delegation, in the order of their numbers."""
         self._parcel_counts: dict[InstanceId, int] = {}
-        self._taken: dict[InstanceId, dict[str, Envelope]] = {}
+        self._taken: dict[InstanceId, dict[str, ReceivedEnvelope]] = {}
         self._fading: list[tuple[int, InstanceId, str]] = []
         """When each envelope that was taken may be forgotten."""
         self.tokens_revoked: dict[str, TokenRevoked] = {}
@@ -129,7 +129,7 @@ class Correspondence:
         self._delegations[key] = delegation
         self._delegations.move_to_end(key)
         self._of_task[delegation.task_id] = key
-        if delegation.state is State.LOST and key.role is Role.REQUESTER:
+        if delegation.state is DelegationState.LOST and key.role is DelegationRole.REQUESTER:
             self._lost_delegations.add(key)
         else:
             self._lost_delegations.discard(key)
@@ -169,12 +169,12 @@ class Correspondence:
     def delegations_in_order(self) -> Iterator[Delegation]:
         return iter(self._delegations.values())
 
-    def delegations_live(self, role: Role, peer: InstanceId | None = None) -> Sequence[Delegation]:
+    def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
         of = [keys for (a_role, an_id), keys in self._at_work.items() if a_role is role and peer in (None, an_id)]
         return [self._delegations[key] for keys in of for key in keys]
 
     def delegations_live_count(self, peer: InstanceId) -> int:
-        return sum(len(self._at_work.get((role, peer), ())) for role in Role)
+        return sum(len(self._at_work.get((role, peer), ())) for role in DelegationRole)
 
     def delegation_count(self) -> int:
         """Those that have not ended."""
@@ -191,16 +191,16 @@ class Correspondence:
 
     # What waits
 
-    def put_parcel(self, parcel: Parcel) -> None:
+    def put_parcel(self, parcel: OutboxMessage) -> None:
         waiting = self._parcels.setdefault(parcel.peer, {}).setdefault(parcel.delegation, {})
         if parcel.seq not in waiting:
             self._parcel_counts[parcel.peer] = self._parcel_counts.get(parcel.peer, 0) + 1
         waiting[parcel.seq] = parcel
 
-    def _waiting(self, key: DelegationKey) -> dict[int, Parcel]:
+    def _waiting(self, key: DelegationKey) -> dict[int, OutboxMessage]:
         return self._parcels.get(key.peer, {}).get(key, {})
 
-    def parcel(self, key: DelegationKey, seq: int) -> Parcel | None:
+    def parcel(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
         return self._waiting(key).get(seq)
 
     def parcel_count(self, peer: InstanceId) -> int:
@@ -209,20 +209,20 @@ class Correspondence:
     def parcel_total(self) -> int:
         return sum(self._parcel_counts.values())
 
-    def parcel_first(self, key: DelegationKey) -> Parcel | None:
+    def parcel_first(self, key: DelegationKey) -> OutboxMessage | None:
         return next(iter(self._waiting(key).values()), None)
 
-    def parcel_last(self, key: DelegationKey) -> Parcel | None:
+    def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
         return next(reversed(self._waiting(key).values()), None)
 
-    def parcels_of(self, peer: InstanceId) -> Iterator[Parcel]:
+    def parcels_of(self, peer: InstanceId) -> Iterator[OutboxMessage]:
         """By delegation, each in its order."""
         return (parcel for waiting in self._parcels.get(peer, {}).values() for parcel in waiting.values())
 
     def addressees(self) -> Sequence[InstanceId]:
         return tuple(self._parcels)
 
-    def all_parcels(self) -> Iterator[Parcel]:
+    def all_parcels(self) -> Iterator[OutboxMessage]:
         return (parcel for peer in self._parcels for parcel in self.parcels_of(peer))
 
     def _delivered(self, key: DelegationKey, through: int, ts_ms: int) -> None:
@@ -248,7 +248,7 @@ class Correspondence:
 
     # What was taken in
 
-    def _take(self, envelope: Envelope, offer_id: str | None, ts_ms: int) -> None:
+    def _take(self, envelope: ReceivedEnvelope, offer_id: str | None, ts_ms: int) -> None:
         self.forget_envelopes(ts_ms)
         self.put_envelope(envelope)
         sender = envelope.sender
@@ -264,7 +264,7 @@ class Correspondence:
             )
         )
 
-    def put_envelope(self, envelope: Envelope) -> None:
+    def put_envelope(self, envelope: ReceivedEnvelope) -> None:
         self._taken.setdefault(envelope.sender, {})[envelope.jti] = envelope
         heapq.heappush(self._fading, (envelope.until_ms, envelope.sender, envelope.jti))
 
@@ -283,7 +283,7 @@ class Correspondence:
     def envelope_count(self, sender: InstanceId) -> int:
         return len(self._taken.get(sender, ()))
 
-    def all_envelopes(self) -> Iterator[Envelope]:
+    def all_envelopes(self) -> Iterator[ReceivedEnvelope]:
         return (envelope for of_sender in self._taken.values() for envelope in of_sender.values())
 
     # Tokens

@@ -59,16 +59,16 @@ from covenant.ledger.machine.leasing import body_unreadable
 from covenant.ledger.machine.peer_commands import Hear
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
-from covenant.model.audit import AuditHead, AuditReport
+from covenant.model.audit_chain import AuditHead, AuditReport
 from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push
 from covenant.model.result import Result
-from covenant.model.step import Step
+from covenant.model.task_event import Step
 from covenant.model.task import Task
-from covenant.model.tenant import Tenant
+from covenant.model.tenants import Tenant
 
 A = TypeVar("A")
 

@@ -35,11 +35,11 @@ from covenant.ledger.log.sql import statement
 from covenant.ledger.log.steps import decode_steps
 from covenant.ledger.log.verify import PAGE_ROWS, Marks, StoredRow, Verification
 from covenant.ledger.machine.view import Archived
-from covenant.model.audit import AuditHead, AuditReport
+from covenant.model.audit_chain import AuditHead, AuditReport
 from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.result import Result
-from covenant.model.step import Step
+from covenant.model.task_event import Step
 from covenant.model.task import SIMPLE, Task
 from covenant.model.usage import add_usage, read_usage, usage_in
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from covenant.ledger.log.state import LedgerState
-from covenant.model.acquaintance import Peer
-from covenant.model.constitution import CatalogueAgent
-from covenant.model.correspondence import Delegation, DelegationKey, LoggedMessage, Parcel
-from covenant.model.delegating import Role
+from covenant.model.peers.peer_record import Peer
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.peers.delegation import Delegation, DelegationKey, LoggedMessage, OutboxMessage
+from covenant.model.peers.delegation import DelegationRole
 from covenant.model.grant import Identity
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push
-from covenant.model.tenant import Tenant
+from covenant.model.tenants import Tenant
 
 
 class Lookups:
@@ -44,10 +44,10 @@ class Lookups:
     def delegations(self) -> Sequence[Delegation]:
         return tuple(self._state.delegations())
 
-    def delegations_live(self, role: Role, peer: InstanceId | None = None) -> Sequence[Delegation]:
+    def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
         return self._state.delegations_live(role, peer)
 
-    def parcels(self, peer: InstanceId) -> Sequence[Parcel]:
+    def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
         return tuple(self._state.parcels_of(peer))
 
     def addressees(self) -> Sequence[InstanceId]:

@@ -10,7 +10,7 @@ import msgspec
 
 from covenant.ledger.machine.events import PushDropped, PushEvent, PushMoved, PushPut
 from covenant.ledger.machine.view import Limits
-from covenant.model.ages import Ages
+from covenant.model.clock_steps import Ages
 from covenant.model.ids import TaskId
 from covenant.model.push import Push, tenant_of
 

@@ -21,11 +21,11 @@ from covenant.ledger.machine.events import (
     IdentityRevoked,
     TenantPut,
 )
-from covenant.model.audit import GENESIS, AuditHead
-from covenant.model.constitution import CatalogueAgent
+from covenant.model.audit_chain import GENESIS, AuditHead
+from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
-from covenant.model.tenant import Tenant
+from covenant.model.tenants import Tenant
 
 replace = msgspec.structs.replace
 

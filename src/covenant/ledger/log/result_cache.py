@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from covenant.ledger.machine.view import Cached, Limits
-from covenant.model.ages import Ages
+from covenant.model.clock_steps import Ages
 from covenant.model.result import weigh_result
 from covenant.model.task import CacheKey
 

@@ -20,16 +20,16 @@ from covenant.ledger.log.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.peer_events import TokenRevoked
 from covenant.ledger.machine.view import Cached, Remembered
-from covenant.model.acquaintance import Peer
-from covenant.model.audit import AuditHead
-from covenant.model.constitution import CatalogueAgent
-from covenant.model.correspondence import Delegation, Envelope, LoggedMessage, Parcel
+from covenant.model.peers.peer_record import Peer
+from covenant.model.audit_chain import AuditHead
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.peers.delegation import Delegation, ReceivedEnvelope, LoggedMessage, OutboxMessage
 from covenant.model.errors import Damaged
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.push import Push
 from covenant.model.task import CacheKey, Task, short_kind
-from covenant.model.tenant import Tenant
+from covenant.model.tenants import Tenant
 
 PREFIX: Final = "snapshot-"
 VERSION: Final = 1
@@ -80,11 +80,11 @@ class DelegationLine(_Line, frozen=True, gc=False, tag="delegation"):
 
 
 class ParcelLine(_Line, frozen=True, gc=False, tag="parcel"):
-    parcel: Parcel
+    parcel: OutboxMessage
 
 
 class EnvelopeLine(_Line, frozen=True, gc=False, tag="envelope"):
-    envelope: Envelope
+    envelope: ReceivedEnvelope
 
 
 class RevokedLine(_Line, frozen=True, gc=False, tag="revoked"):

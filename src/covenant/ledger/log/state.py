@@ -44,11 +44,11 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.peer_events import PeerEvent
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered
-from covenant.model.ages import STEADY, Ages
+from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.ids import LeaseId, PublicKey, TaskId
 from covenant.model.result import weigh_result
 from covenant.model.task import DELEGATION, CacheKey, Task, weigh
-from covenant.model.update import weigh_message
+from covenant.model.task_event import weigh_message
 
 _WAITING = frozenset({QUEUED, PARKED, FOLLOWING})
 

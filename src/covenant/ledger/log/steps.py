@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.result import Ending, Result
-from covenant.model.step import Began, Continued, Ended, Happening, Started, Step
+from covenant.model.task_event import Began, Continued, Ended, StepContent, Started, Step
 from covenant.model.task import Task
-from covenant.model.update import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 
 
 class StoredStep(msgspec.Struct, frozen=True, gc=False):
@@ -25,16 +25,16 @@ class _End(msgspec.Struct, frozen=True, gc=False):
     result: Result
 
 
-def _decoded(kind: type[Any], made: Callable[[Any], Happening]) -> Callable[[msgspec.Raw], Happening]:
+def _decoded(kind: type[Any], made: Callable[[Any], StepContent]) -> Callable[[msgspec.Raw], StepContent]:
     decode = msgspec.json.Decoder(kind).decode
     return lambda body: made(decode(body))
 
 
-def _as_it_is(update: Happening) -> Happening:
+def _as_it_is(update: StepContent) -> StepContent:
     return update
 
 
-_KINDS: Final[dict[str, Callable[[msgspec.Raw], Happening]]] = {
+_KINDS: Final[dict[str, Callable[[msgspec.Raw], StepContent]]] = {
     "submitted": _decoded(Task, Began),
     "working": lambda _: Started(),
     "status": _decoded(StatusUpdate, _as_it_is),

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from covenant.model.audit import AuditHead, AuditReport, link
+from covenant.model.audit_chain import AuditHead, AuditReport, link
 
 PAGE_ROWS: Final = 1_000
 FINDINGS_MAX: Final = 100

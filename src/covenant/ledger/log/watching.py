@@ -32,9 +32,9 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.peer_events import PeerEvent, peer_of
 from covenant.model.ids import TaskId
-from covenant.model.peer import InstanceId
-from covenant.model.step import Began, Continued, Ended, Started, Step
-from covenant.model.update import StatusUpdate
+from covenant.model.peers.instance import InstanceId
+from covenant.model.task_event import Began, Continued, Ended, Started, Step
+from covenant.model.task_event import StatusUpdate
 
 KEPT_MAX: Final = 2_048
 """How many steps wait for a slow reader before it is cut off; it can come back with its cursor."""

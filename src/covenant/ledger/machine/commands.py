@@ -13,14 +13,14 @@ from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from covenant.model.asking import PushConfig
+from covenant.model.a2a_requests import PushConfig
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.repair import RepairCommand, RepairOutcome, RetryPolicy, RetryReport
 from covenant.model.result import Ending, Result
 from covenant.model.task import DELEGATION, Task, account_of, cache_key
-from covenant.model.update import MessageUpdate, Update
+from covenant.model.task_event import MessageUpdate, Update
 
 A = TypeVar("A")
 Key = tuple[str, ...]

@@ -26,7 +26,7 @@ from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.decision import Decide, NewId
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import View
-from covenant.model.ages import STEADY, Ages
+from covenant.model.clock_steps import STEADY, Ages
 
 A = TypeVar("A")
 

@@ -9,8 +9,8 @@ import msgspec
 
 from covenant.ledger.machine.events import AnyEvent, Audited
 from covenant.ledger.machine.view import View
-from covenant.model.ages import STEADY, Ages
-from covenant.model.audit import AuditHead, AuditRow, link
+from covenant.model.clock_steps import STEADY, Ages
+from covenant.model.audit_chain import AuditHead, AuditRow, link
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId
 

@@ -28,12 +28,12 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import FINISHED, TRANSITIONS, Cause, State
-from covenant.model.ages import Ages
+from covenant.model.clock_steps import Ages
 from covenant.model.ids import LeaseId, PublicKey
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.result import Ending, Result, weigh_result
 from covenant.model.task import CacheKey, Task, cache_key, weigh, without_body
-from covenant.model.update import ArtifactUpdate, Interruption, MessageUpdate, weigh_message
+from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, weigh_message
 
 SAID_MAX: Final = 16
 """Of so many messages to a task is it known that they were said, however often they are said again."""

@@ -20,16 +20,16 @@ from covenant.ledger.machine.peer_events import (
     TokenRevoked,
 )
 from covenant.ledger.machine.states import Cause
-from covenant.model.constitution import CatalogueAgent
+from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import LeaseId, PublicKey, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.push import Push, PushMove
 from covenant.model.repair import Posture
 from covenant.model.result import Ending, Result
 from covenant.model.task import Task
-from covenant.model.tenant import Tenant
-from covenant.model.update import Interruption, MessageUpdate, Update
+from covenant.model.tenants import Tenant
+from covenant.model.task_event import Interruption, MessageUpdate, Update
 
 
 class TaskEvent(Event, frozen=True, gc=False):

@@ -43,9 +43,9 @@ from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict, Invalid, OverLimit, Unavailable
 from covenant.model.ids import LeaseId, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.task import Task
-from covenant.model.update import ArtifactUpdate, Interruption, StatusUpdate, Update, weigh_message
+from covenant.model.task_event import ArtifactUpdate, Interruption, StatusUpdate, Update, weigh_message
 
 _INTERRUPTIONS = frozenset(Interruption)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from covenant.ledger.machine.commands import AUDIT, Accept, Command, Key
-from covenant.model.acquaintance import Capabilities, Challenge, IssuedToken, Peer, PeerLimits
-from covenant.model.correspondence import Delegation, DelegationKey, Envelope, ParcelMove
-from covenant.model.delegation import DelegationResult, Proof, TokenUsage
+from covenant.model.peers.peer_record import PeerCapabilities, Challenge, IssuedToken, Peer, PeerLimits
+from covenant.model.peers.delegation import Delegation, DelegationKey, ReceivedEnvelope, OutboxMove
+from covenant.model.peers.delegation_messages import DelegationResult, Proof, TokenUsage
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId, KeyBundle, Trust
+from covenant.model.peers.instance import InstanceId, KeyBundle, Trust
 
 PEERS: Key = ("peers",)
 """How many there are, and what they are called."""
@@ -62,7 +62,7 @@ class LearnPeer(PeerCommand, frozen=True, gc=False, kw_only=True):
     by: AgentId
     keys_shown: KeyBundle | None = None
     challenge: Challenge | None = None
-    capabilities: Capabilities | None = None
+    capabilities: PeerCapabilities | None = None
     verified: bool = False
     conflict: str | None = None
     """Empty: there is none any more."""
@@ -168,7 +168,7 @@ class Hear(Command[Heard], frozen=True, gc=False, kw_only=True):
     can not happen to a delegation any more, because it has ended, changes nothing either. The rest is as in `Tell`.
     """
 
-    envelope: Envelope
+    envelope: ReceivedEnvelope
     key: DelegationKey | None = None
     begin: Delegation | None = None
     happenings: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class Hear(Command[Heard], frozen=True, gc=False, kw_only=True):
 class MoveParcels(Command[None], frozen=True, gc=False, kw_only=True):
     """What deliveries came to. Those that are gone already are left alone."""
 
-    moves: tuple[ParcelMove, ...]
+    moves: tuple[OutboxMove, ...]
 
     def keys(self) -> tuple[Key, ...]:
         return tuple(

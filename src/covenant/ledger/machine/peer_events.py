@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from covenant.ledger.machine.event import Event
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import Delegation, DelegationKey, Envelope, Parcel, ParcelMove
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import Delegation, DelegationKey, ReceivedEnvelope, OutboxMessage, OutboxMove
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 
 
 class PeerEvent(Event, frozen=True, gc=False):
@@ -36,7 +36,7 @@ class PeerSucceeded(PeerEvent, frozen=True, gc=False, tag="peer_succeeded"):
 
 
 class EnvelopeTaken(PeerEvent, frozen=True, gc=False, tag="envelope_taken"):
-    envelope: Envelope
+    envelope: ReceivedEnvelope
     offer_id: str | None = None
 
 
@@ -55,11 +55,11 @@ class DelegationDropped(PeerEvent, frozen=True, gc=False, tag="delegation_droppe
 class ParcelPut(PeerEvent, frozen=True, gc=False, tag="parcel_put"):
     """Put into the outbox; or in the place of the one with its number."""
 
-    parcel: Parcel
+    parcel: OutboxMessage
 
 
 class ParcelMoved(PeerEvent, frozen=True, gc=False, tag="parcel_moved"):
-    move: ParcelMove
+    move: OutboxMove
 
 
 class ParcelsDropped(PeerEvent, frozen=True, gc=False, tag="parcels_dropped"):

@@ -35,12 +35,12 @@ from covenant.ledger.machine.peer_events import (
     PeerSucceeded,
     TokenRevoked,
 )
-from covenant.model.acquaintance import Peer
-from covenant.model.correspondence import Delegation, DelegationKey, Parcel, ParcelMove
-from covenant.model.delegating import State, move
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, OutboxMove
+from covenant.model.peers.delegation import DelegationState, move
 from covenant.model.errors import Conflict, Forbidden, NotFound, OverLimit
 from covenant.model.ids import AgentId
-from covenant.model.peer import InstanceId, Trust
+from covenant.model.peers.instance import InstanceId, Trust
 
 replace = msgspec.structs.replace
 
@@ -251,7 +251,7 @@ def _begun(decide: Decide, begin: Delegation | None) -> Delegation:
 
 
 def _moved(
-    decide: Decide, before: Delegation, state: State | None, happenings: tuple[str, ...], changes: Changes
+    decide: Decide, before: Delegation, state: DelegationState | None, happenings: tuple[str, ...], changes: Changes
 ) -> Delegation:
     for happening in happenings:
         try:
@@ -300,7 +300,7 @@ def _put_parcel(decide: Decide, delegation: Delegation, said: Said) -> Delegatio
         seq = last.seq
     decide.add(
         ParcelPut(
-            Parcel(
+            OutboxMessage(
                 role=delegation.role,
                 peer=delegation.peer,
                 offer_id=delegation.offer_id,
@@ -323,7 +323,7 @@ def _make_room(decide: Decide, ending: DelegationKey) -> None:
 
 def move_parcels(decide: Decide, command: MoveParcels) -> None:
     through: dict[DelegationKey, int] = {}
-    failed: dict[tuple[DelegationKey, int], ParcelMove] = {}
+    failed: dict[tuple[DelegationKey, int], OutboxMove] = {}
     for each in command.moves:
         if each.delivered:
             through[each.delegation] = max(each.seq, through.get(each.delegation, 0))

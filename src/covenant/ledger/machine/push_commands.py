@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from covenant.ledger.machine.commands import AUDIT, Command, Key, TaskCommand
-from covenant.model.asking import PushConfig
+from covenant.model.a2a_requests import PushConfig
 from covenant.model.ids import AgentId
 from covenant.model.push import Push, PushMove
 

@@ -9,7 +9,7 @@ from covenant.ledger.machine.events import PushDropped, PushMoved, PushPut
 from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush, RetryPush
 from covenant.ledger.machine.refusals import find, unknown
 from covenant.ledger.machine.view import Archived
-from covenant.model.asking import PushConfig
+from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import NotFound, OverLimit
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.push import Push, tenant_of

@@ -19,10 +19,10 @@ from covenant.ledger.machine.refusals import find, unknown
 from covenant.ledger.machine.settling import end
 from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived
-from covenant.model.ages import STEADY, Ages
+from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import Conflict
 from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.repair import (
     ForceError,
     Posture,

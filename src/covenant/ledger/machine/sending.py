@@ -15,7 +15,7 @@ from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
 from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.task import DELEGATION, MAILBOX, CacheKey, Task, cache_key, weigh
 

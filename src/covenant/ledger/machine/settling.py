@@ -39,10 +39,10 @@ from covenant.ledger.machine.states import Cause, State
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict
 from covenant.model.ids import LeaseId, PublicKey, TaskId
-from covenant.model.lease import Lease
+from covenant.model.task import Lease
 from covenant.model.result import Ending, Result, ResultStatus, error_result, result_digest
 from covenant.model.task import DELEGATION
-from covenant.model.update import MessageUpdate
+from covenant.model.task_event import MessageUpdate
 
 DEADLINE_MESSAGE = "deadline_exceeded"
 TIMEOUT_MESSAGE = "Task timed out"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from covenant.ledger.machine.commands import AUDIT, Command, Key
-from covenant.model.constitution import RESERVED, CatalogueAgent, Constitution
+from covenant.model.agent_definition import RESERVED, CatalogueAgent, AgentDefinition
 from covenant.model.ids import AgentId
-from covenant.model.tenant import Tenant, TenantLimits
+from covenant.model.tenants import Tenant, TenantLimits
 
 
 class AddTenant(Command[Tenant], frozen=True, gc=False, kw_only=True):
@@ -53,7 +53,7 @@ class PutAgent(Command[CatalogueAgent], frozen=True, gc=False, kw_only=True):
 
     by: AgentId
     tenant: str
-    constitution: Constitution
+    constitution: AgentDefinition
     identity: AgentId
     replace: bool = False
 

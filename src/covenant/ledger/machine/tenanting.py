@@ -7,9 +7,9 @@ import msgspec
 from covenant.ledger.machine.decision import Decide
 from covenant.ledger.machine.events import AgentPut, AgentRemoved, TenantPut
 from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant, PutAgent, RemoveAgent, RotateTenant
-from covenant.model.constitution import CatalogueAgent
+from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Conflict, NotFound, OverLimit
-from covenant.model.tenant import Tenant
+from covenant.model.tenants import Tenant
 
 replace = msgspec.structs.replace
 

@@ -9,19 +9,19 @@ import msgspec
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import Cause
-from covenant.model.acquaintance import Peer
-from covenant.model.ages import Ages
-from covenant.model.audit import AuditHead
-from covenant.model.constitution import CatalogueAgent
-from covenant.model.correspondence import Delegation, DelegationKey, Parcel
+from covenant.model.peers.peer_record import Peer
+from covenant.model.clock_steps import Ages
+from covenant.model.audit_chain import AuditHead
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.lease import Lease
-from covenant.model.peer import InstanceId
+from covenant.model.task import Lease
+from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push
 from covenant.model.result import Ending, Result
 from covenant.model.task import CacheKey, Task
-from covenant.model.tenant import Tenant
+from covenant.model.tenants import Tenant
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -184,10 +184,10 @@ class View(Protocol):
     def delegations_live_count(self, peer: InstanceId) -> int: ...
     def delegations_ended_count(self) -> int: ...
     def delegation_ended_first(self) -> DelegationKey | None: ...
-    def parcel(self, key: DelegationKey, seq: int) -> Parcel | None: ...
+    def parcel(self, key: DelegationKey, seq: int) -> OutboxMessage | None: ...
     def parcel_count(self, peer: InstanceId) -> int: ...
-    def parcel_first(self, key: DelegationKey) -> Parcel | None: ...
-    def parcel_last(self, key: DelegationKey) -> Parcel | None:
+    def parcel_first(self, key: DelegationKey) -> OutboxMessage | None: ...
+    def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
         """What was said first, and last, of what the peer does not have yet."""
 
     def envelope_taken(self, sender: InstanceId, jti: str) -> bool: ...

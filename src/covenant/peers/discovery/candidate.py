@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from covenant.model.peer import InstanceId, parse_instance_id
+from covenant.model.peers.instance import InstanceId, parse_instance_id
 from covenant.outbound.location import Unreadable
 from covenant.peers.discovery.settings import root_of
 from covenant.seal.identity import fingerprint_of

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from covenant.model.ids import PublicKey
-from covenant.model.peer import InstanceId
+from covenant.model.peers.instance import InstanceId
 from covenant.outbound.allowlist import port_is_open
 from covenant.outbound.failures import AddressRefused, CallFailed
 from covenant.outbound.fetching import Fetcher

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from covenant.model.errors import CovenantError, Invalid
-from covenant.model.peer import KeyBundle, negotiate, parse_instance_id
+from covenant.model.peers.instance import KeyBundle, negotiate, parse_instance_id
 from covenant.outbound.fetching import Fetcher
 from covenant.peers.discovery.candidate import shown_name
 from covenant.peers.discovery.settings import root_of

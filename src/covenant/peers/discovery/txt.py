@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from covenant.model.errors import Invalid
-from covenant.model.peer import VERSIONS_MAX, parse_instance_id
+from covenant.model.peers.instance import VERSIONS_MAX, parse_instance_id
 
 CARD_PATH: Final = "/.well-known/agent-card.json"
 TXT_BYTES_MAX: Final = 1_300

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model.card import JSONRPC, AgentCard, Capabilities, Interface, SecurityScheme
+from covenant.model.agent_card import JSONRPC, AgentCard, Capabilities, Interface, SecurityScheme
 from covenant.model.errors import Invalid
-from covenant.model.remote_card import Credential, Offered, RemoteCard, Way
+from covenant.model.agent_card import CardCredential, RemoteSkill, RemoteCard, RemoteInterface
 from covenant.wire.json_input import decode
 
 PROTOCOL_VERSION: Final = "1.0"
@@ -185,7 +185,7 @@ def _required(fields: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _ways(fields: Mapping[str, Any]) -> Iterator[Way]:
+def _ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
     seen: set[tuple[str, str, str]] = set()
     for way in (*_newer_ways(fields), *_older_ways(fields)):
         key = (way.url, way.binding, way.version)
@@ -194,24 +194,24 @@ def _ways(fields: Mapping[str, Any]) -> Iterator[Way]:
             yield way
 
 
-def _newer_ways(fields: Mapping[str, Any]) -> Iterator[Way]:
+def _newer_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
     for each in _list(fields.get("supportedInterfaces")):
         said = _object(each)
         url, binding = _text(said.get("url")), _text(said.get("protocolBinding"))
         version = _version(_text(said.get("protocolVersion")) or "1.0")
         if url and binding and version:
-            yield Way(url=url, binding=binding.upper(), version=version, tenant=_text(said.get("tenant")) or None)
+            yield RemoteInterface(url=url, binding=binding.upper(), version=version, tenant=_text(said.get("tenant")) or None)
 
 
-def _older_ways(fields: Mapping[str, Any]) -> Iterator[Way]:
+def _older_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
     """0.3 has one address, and others besides. In this form, also what calls itself 1.0 speaks the older dialect."""
     if url := _text(fields.get("url")):
-        yield Way(url=url, binding=(_text(fields.get("preferredTransport")) or JSONRPC).upper(), version="0.3")
+        yield RemoteInterface(url=url, binding=(_text(fields.get("preferredTransport")) or JSONRPC).upper(), version="0.3")
     for each in _list(fields.get("additionalInterfaces")):
         said = _object(each)
         url, binding = _text(said.get("url")), _text(said.get("transport"))
         if url and binding:
-            yield Way(url=url, binding=binding.upper(), version="0.3")
+            yield RemoteInterface(url=url, binding=binding.upper(), version="0.3")
 
 
 def _version(said: str) -> str | None:
@@ -222,12 +222,12 @@ def _version(said: str) -> str | None:
     return "0.3" if major == "0" and minor.partition(".")[0] in ("2", "3") else None
 
 
-def _skills(said: Any) -> Iterator[Offered]:
+def _skills(said: Any) -> Iterator[RemoteSkill]:
     for each in _list(said):
         skill = _object(each)
         identity, name = _text(skill.get("id")), _text(skill.get("name"))
         if identity or name:
-            yield Offered(
+            yield RemoteSkill(
                 id=identity or name,
                 name=name or identity,
                 description=_text(skill.get("description")),
@@ -236,7 +236,7 @@ def _skills(said: Any) -> Iterator[Offered]:
             )
 
 
-def _credentials(fields: Mapping[str, Any]) -> Iterator[Credential]:
+def _credentials(fields: Mapping[str, Any]) -> Iterator[CardCredential]:
     """One for each requirement that a single secret can meet, in the card's order."""
     schemes = _object(fields.get("securitySchemes"))
     required = [_object(_object(each).get("schemes")) for each in _list(fields.get("securityRequirements"))]
@@ -248,16 +248,16 @@ def _credentials(fields: Mapping[str, Any]) -> Iterator[Credential]:
                 yield credential
 
 
-def _credential(scheme: Mapping[str, Any]) -> Credential | None:
+def _credential(scheme: Mapping[str, Any]) -> CardCredential | None:
     key = _object(scheme.get("apiKeySecurityScheme")) or (scheme if scheme.get("type") == "apiKey" else {})
     if key:
         place, name = key.get("location") or key.get("in"), _text(key.get("name"))
-        return Credential(scheme="api_key", header=name) if place == "header" and name else None
+        return CardCredential(scheme="api_key", header=name) if place == "header" and name else None
     auth = _object(scheme.get("httpAuthSecurityScheme")) or (scheme if scheme.get("type") == "http" else {})
     if auth:
-        return Credential(scheme="bearer") if _text(auth.get("scheme")).lower() == "bearer" else None
+        return CardCredential(scheme="bearer") if _text(auth.get("scheme")).lower() == "bearer" else None
     newer = {"oauth2SecurityScheme", "openIdConnectSecurityScheme"} & scheme.keys()
-    return Credential(scheme="bearer") if newer or scheme.get("type") in ("oauth2", "openIdConnect") else None
+    return CardCredential(scheme="bearer") if newer or scheme.get("type") in ("oauth2", "openIdConnect") else None
 
 
 def _object(value: Any) -> Mapping[str, Any]:

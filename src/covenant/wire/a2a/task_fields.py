@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model.folding import TaskState, TaskView, final_message, status_message
+from covenant.model.task_view import TaskState, TaskView, final_message, status_message
 from covenant.model.result import Result, ResultStatus
-from covenant.model.step import Continued, Ended, Started
+from covenant.model.task_event import Continued, Ended, Started
 from covenant.model.task import Task
-from covenant.model.update import MessageUpdate, StatusUpdate
+from covenant.model.task_event import MessageUpdate, StatusUpdate
 
 USAGE: Final = "covenant.usage"
 """In metadata: what the work took."""

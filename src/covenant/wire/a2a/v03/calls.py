@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model import asking
-from covenant.model.folding import Artifact, TaskState
-from covenant.model.remote import Heard, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
-from covenant.model.update import ArtifactUpdate, MessageUpdate
+from covenant.model import a2a_requests as asking
+from covenant.model.task_view import Artifact, TaskState
+from covenant.model.task_view import RemoteEvent, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate
 from covenant.wire.a2a.v03.parts import Message, Part, content_of, part_of
 from covenant.wire.jsonrpc import BadResponse
 from covenant.wire.a2a.protojson import ParamsReader
@@ -111,7 +111,7 @@ def encode_named(task_id: str, tenant: str | None = None, history_length: int | 
     return _encode(_Named(id=task_id, history_length=history_length))
 
 
-def hear(data: bytes) -> Heard:
+def hear(data: bytes) -> RemoteEvent:
     """What a send answers, and what a stream tells. Raises BadResponse, and InvalidParams where a member misfits."""
     said: _Any = _any(data)
     match said.kind or _kind(said):

@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
-from covenant.model.file_names import segment
-from covenant.model.update import MessageUpdate
+from covenant.model.sanitizer import file_name_of
+from covenant.model.task_event import MessageUpdate
 from covenant.wire.a2a.error_codes import InvalidParams
 from covenant.wire.a2a.protojson import standard_base64
 
@@ -74,7 +74,7 @@ def content_of(part: Part, where: str) -> Content:
 def _file(file: File, metadata: dict[str, Any] | None, where: str) -> Content:
     if (file.bytes is None) == (file.uri is None):
         raise InvalidParams(where, "must have either bytes or uri")
-    media_type, name = file.mime_type or None, segment(file.name) if file.name else None
+    media_type, name = file.mime_type or None, file_name_of(file.name) if file.name else None
     if file.bytes is not None:
         blob = standard_base64(file.bytes, f"{where}.bytes")
         return Resource(Embedded("", media_type, blob=blob), name, metadata)
@@ -104,7 +104,7 @@ def _taken(metadata: dict[str, Any] | None) -> tuple[str | None, str | None, dic
     media_type, filename = left.pop(MEDIA_TYPE, None), left.pop(FILENAME, None)
     if not isinstance(media_type, str | None) or not isinstance(filename, str | None):
         return None, None, metadata
-    return media_type, segment(filename) if filename else filename, left or None
+    return media_type, file_name_of(filename) if filename else filename, left or None
 
 
 def part_of(block: Content) -> Part:

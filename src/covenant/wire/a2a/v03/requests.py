@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model import asking
-from covenant.model.asking import PAGE_SIZE, PAGE_SIZE_MAX
-from covenant.model.folding import TaskState
+from covenant.model import a2a_requests as asking
+from covenant.model.a2a_requests import PAGE_SIZE, PAGE_SIZE_MAX
+from covenant.model.task_view import TaskState
 from covenant.wire import timestamps as moments
 from covenant.wire.a2a.error_codes import InvalidParams
 from covenant.wire.a2a.v03.parts import Message, content_of

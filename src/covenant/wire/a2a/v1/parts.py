@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
-from covenant.model.file_names import segment
-from covenant.model.update import MessageUpdate
+from covenant.model.sanitizer import file_name_of
+from covenant.model.task_event import MessageUpdate
 from covenant.wire.a2a.error_codes import InvalidParams
 from covenant.wire.a2a.protojson import standard_base64
 
@@ -57,7 +57,7 @@ def _plain(part: Part) -> Text | None:
     text, data = part.text, part.data
     if text is None or part.raw is not None or part.url is not None or not (data is msgspec.UNSET or data is None):
         return None
-    return Text(text, part.media_type or None, segment(part.filename) if part.filename else None, part.metadata)
+    return Text(text, part.media_type or None, file_name_of(part.filename) if part.filename else None, part.metadata)
 
 
 def content_of(part: Part, where: str) -> Content:
@@ -65,7 +65,7 @@ def content_of(part: Part, where: str) -> Content:
     plain = _plain(part)
     if plain is not None:
         return plain
-    media_type, filename = part.media_type or None, segment(part.filename) if part.filename else None
+    media_type, filename = part.media_type or None, file_name_of(part.filename) if part.filename else None
     given = (part.text is not None) + (part.raw is not None) + (part.url is not None) + _holds(part.data)
     if given > 1:
         raise InvalidParams(where, "must have one of text, raw, url and data, not several")

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from covenant.model import asking
+from covenant.model import a2a_requests as asking
 from covenant.wire.a2a.error_codes import InvalidParams
 from covenant.wire.a2a.v1.requests import decode_get_task, decode_list_push, decode_list_tasks
 from covenant.wire.json_input import QUERY_FIELDS_MAX

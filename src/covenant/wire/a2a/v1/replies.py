@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model.asking import ListTasks, PushConfig, TaskPage
-from covenant.model.folding import TaskView, fold
+from covenant.model.a2a_requests import ListTasks, PushConfig, TaskPage
+from covenant.model.task_view import TaskView, fold
 from covenant.model.result import Result
-from covenant.model.step import Began, Step
+from covenant.model.task_event import Began, Step
 from covenant.model.task import Task
-from covenant.model.update import ArtifactUpdate
+from covenant.model.task_event import ArtifactUpdate
 from covenant.wire.a2a.v1.parts import Message, Part, message_of, parts_of
 from covenant.wire.a2a.v1.requests import STATE_NAMES
 from covenant.wire.timestamps import format_ms

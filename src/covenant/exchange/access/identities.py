@@ -1,0 +1,279 @@
+"""Identities, grants and audit: what only the operator changes, and what each caller may see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.principals import require_operator
+from covenant.exchange.access.principals import Principal
+from covenant.ledger.contract import AuditRecord, Ledger
+from covenant.ledger.machine.commands import (
+    Enroll,
+    MakeGrant,
+    Note,
+    PurgeAudit,
+    PurgeGrants,
+    PurgeIdentities,
+    RevokeGrant,
+    RevokeIdentity,
+    RotateToken,
+)
+from covenant.model.audit_chain import AuditReport
+from covenant.model.errors import Conflict, Invalid, NotFound
+from covenant.model.grant import Grant, Identity, check_action, read_scope
+from covenant.model.ids import AgentId, PublicKey, check_display, check_pubkey
+from covenant.seal.grants import sign_grant
+from covenant.seal.keys import (
+    TOKEN_PREFIX_LENGTH,
+    new_private_key,
+    new_token,
+    nonce,
+    public_key,
+    token_hash,
+)
+
+GRANTS_PER_ENROLMENT_MAX: Final = 100
+SCOPE_BYTES_MAX: Final = 8_192
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class EnrolledIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`token` is told once, here, and kept nowhere."""
+
+    identity: Identity
+    token: str
+    granted: tuple[Grant, ...] = ()
+
+
+class ReservedIdentity(msgspec.Struct, frozen=True, gc=False):
+    """What an identity under a certain name must be: its key is given, and what it may do comes with it."""
+
+    pubkey: PublicKey
+    actions: tuple[str, ...] = ()
+
+
+class IdentityAdmin:
+    """`save_operator_token` puts a rotated operator token where the operator's tools find it.
+
+    `seat` says what is kept for a name, and refuses names that nobody may enrol under.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        doorkeeper: IdentityAuth,
+        operator: AgentId,
+        operator_key: bytes,
+        save_operator_token: Callable[[str], None],
+        *,
+        seat: Callable[[str], ReservedIdentity | None] = lambda _: None,
+    ) -> None:
+        self._ledger = ledger
+        self._doorkeeper = doorkeeper
+        self._operator = operator
+        self._operator_key = operator_key
+        self._save_operator_token = save_operator_token
+        self._seat = seat
+
+    async def enroll(
+        self,
+        principal: Principal,
+        display: str,
+        *,
+        pubkey: str | None = None,
+        actions: Sequence[str] = (),
+    ) -> EnrolledIdentity:
+        await require_operator(self._ledger, principal, "enrolling an identity")
+        check_display(display)
+        if len(actions) > GRANTS_PER_ENROLMENT_MAX:
+            raise Invalid("invalid_limit", f"at most {GRANTS_PER_ENROLMENT_MAX} grants at once")
+        key, actions = self._placed(display, pubkey, actions)
+        agent = AgentId(display, key)
+        taken = self._ledger.enrolled(agent)
+        if taken is not None and taken.pubkey == key:
+            raise Conflict("pubkey_taken", f"this key is enrolled already, as {taken.display}")
+        token = new_token()
+        identity = Identity(
+            agent=agent,
+            token_sha256=token_hash(token),
+            token_prefix=token[:TOKEN_PREFIX_LENGTH],
+            registered_at_ms=self._ledger.now_ms(),
+        )
+        grants = tuple(self._sign(agent, action, {}, None) for action in actions)
+        await self._ledger.commit(Enroll(by=principal.agent, identity=identity, grants=grants))
+        return EnrolledIdentity(identity=identity, token=token, granted=grants)
+
+    def _placed(self, display: str, pubkey: str | None, actions: Sequence[str]) -> tuple[PublicKey, Sequence[str]]:
+        """The key of a new identity, and what is granted to it."""
+        given = check_pubkey(pubkey) if pubkey is not None else None
+        seat = self._seat(display)
+        if seat is None:
+            return given if given is not None else public_key(new_private_key()), actions
+        if given not in (None, seat.pubkey):
+            raise Invalid("pubkey_given", f"{display} is an agent here, whose key is {seat.pubkey}; leave the key out")
+        return seat.pubkey, tuple(dict.fromkeys((*actions, *seat.actions)))
+
+    async def identities(self, principal: Principal) -> Sequence[Identity]:
+        await require_operator(self._ledger, principal, "listing identities")
+        return await self._ledger.identities()
+
+    async def revoke(self, principal: Principal, which: str, *, force: bool = False) -> Identity:
+        """Revoke by display or token prefix; ends the live connections of that token."""
+        await require_operator(self._ledger, principal, "revoking an identity")
+        identity = await self._one(which)
+        if identity.operator and not force:
+            await self._ledger.commit(
+                Note(
+                    by=principal.agent,
+                    row={
+                        "type": "identity_self_revoke_blocked",
+                        "display": identity.agent.display,
+                        "pubkey_b58": identity.agent.pubkey,
+                        "token_prefix": identity.token_prefix,
+                    },
+                )
+            )
+            raise Conflict(
+                "self_revoke_forbidden",
+                "this is the operator's own token; rotate it instead, or use --force and restart the daemon",
+            )
+        revoked = await self._ledger.commit(RevokeIdentity(by=principal.agent, token_sha256=identity.token_sha256))
+        self._doorkeeper.end_sessions(identity.token_sha256)
+        return revoked
+
+    async def rotate(self, principal: Principal, which: str | None) -> EnrolledIdentity:
+        """A new token for an identity, the operator's own by default. The old one ends at once."""
+        await require_operator(self._ledger, principal, "rotating a token")
+        old_hash = principal.token_sha256 if which is None else (await self._one(which)).token_sha256
+        token = new_token()
+        if old_hash == principal.token_sha256:
+            # First the file, then the record: a daemon that finds an unknown token in the file at its start takes it
+            # for the operator's, so dying in between locks nobody out.
+            self._save_operator_token(token)
+        identity = await self._ledger.commit(
+            RotateToken(
+                by=principal.agent,
+                token_sha256=old_hash,
+                new_token_sha256=token_hash(token),
+                new_token_prefix=token[:TOKEN_PREFIX_LENGTH],
+            )
+        )
+        self._doorkeeper.end_sessions(old_hash)
+        return EnrolledIdentity(identity=identity, token=token)
+
+    async def purge_identities(self, principal: Principal, before_ms: int) -> int:
+        await require_operator(self._ledger, principal, "purging identities")
+        return await self._ledger.commit(PurgeIdentities(by=principal.agent, before_ms=before_ms))
+
+    async def _one(self, which: str) -> Identity:
+        """The live identity named by display, key or token prefix; a refusal lists the candidates if several."""
+        if not which:
+            raise Invalid("invalid_identity", "name an identity by name@host, or by the prefix of its token")
+        matches = [
+            identity
+            for identity in await self._ledger.identities()
+            if identity.revoked_at_ms is None
+            and (which in (identity.agent.display, identity.agent.pubkey) or identity.token_prefix.startswith(which))
+        ]
+        if not matches:
+            raise NotFound("unknown_identity", f"no live identity is called {which!r}")
+        if len(matches) > 1:
+            names = ", ".join(f"{m.agent.display} ({m.token_prefix}…)" for m in matches[:16])
+            raise Conflict("ambiguous_identity", f"{which!r} matches several: {names}")
+        return matches[0]
+
+    async def grant(
+        self,
+        principal: Principal,
+        action: str,
+        *,
+        to: str | None = None,
+        scope: dict[str, Any] | None = None,
+        expires_at: int | None = None,
+    ) -> Grant:
+        """Only the operator grants; to itself unless told otherwise."""
+        await require_operator(self._ledger, principal, "granting a capability", action=action)
+        subject = principal.agent if to is None else (await self._one(to)).agent
+        if expires_at is not None and expires_at <= self._ledger.now_ms():
+            raise Invalid("invalid_expiry", "expires_at is already past; give epoch milliseconds in the future")
+        grant = self._sign(subject, action, scope or {}, expires_at)
+        return await self._ledger.commit(MakeGrant(by=principal.agent, grant=grant))
+
+    def _sign(self, subject: AgentId, action: str, scope: dict[str, Any], expires_at: int | None) -> Grant:
+        check_action(action)
+        pins, max_uses = read_scope(scope)
+        scope_json = _encode(scope).decode()
+        if len(scope_json) > SCOPE_BYTES_MAX:
+            raise Invalid("invalid_scope", f"the scope may have at most {SCOPE_BYTES_MAX} bytes")
+        unsigned = Grant(
+            signature_b58="",
+            subject=subject,
+            action=action,
+            granted_by=self._operator,
+            granted_at_ms=self._ledger.now_ms(),
+            nonce=nonce(),
+            scope_json=scope_json,
+            pins=pins,
+            expires_at=expires_at,
+            max_uses=max_uses,
+        )
+        return msgspec.structs.replace(unsigned, signature_b58=sign_grant(self._operator_key, unsigned))
+
+    async def revoke_grant(self, principal: Principal, signature_b58: str) -> bool:
+        """The operator revokes any grant; an identity may give up its own."""
+        grant = next((g for g in await self._ledger.grants() if g.signature_b58 == signature_b58), None)
+        if not principal.operator and (grant is None or grant.subject.pubkey != principal.agent.pubkey):
+            await require_operator(self._ledger, principal, "revoking another's capability")
+        return await self._ledger.commit(RevokeGrant(by=principal.agent, signature_b58=signature_b58))
+
+    async def grants(self, principal: Principal, limit: int) -> Sequence[Grant]:
+        """The newest grants that concern the caller, newest first; all of them, to the operator."""
+        if not 1 <= limit <= 1_000:
+            raise Invalid("invalid_limit", "limit must be between 1 and 1000")
+        viewer = principal.viewer
+        mine = [
+            grant
+            for grant in await self._ledger.grants()
+            if viewer is None or viewer in (grant.subject.pubkey, grant.granted_by.pubkey)
+        ]
+        # Turned round and not sorted in reverse: so those made within one millisecond are told newest first too.
+        return sorted(mine, key=lambda grant: grant.granted_at_ms)[::-1][:limit]
+
+    async def purge_grants(self, principal: Principal, before_ms: int) -> int:
+        await require_operator(self._ledger, principal, "purging capabilities")
+        return await self._ledger.commit(PurgeGrants(by=principal.agent, before_ms=before_ms))
+
+    async def audit_recent(self, principal: Principal, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
+        if not 1 <= limit <= 1_000:
+            raise Invalid("invalid_limit", "limit must be between 1 and 1000")
+        return await self._ledger.audit_recent(principal.viewer, limit, since_ms)
+
+    async def audit_verify(self, principal: Principal) -> AuditReport:
+        await require_operator(self._ledger, principal, "verifying the audit")
+        return await self._ledger.audit_verify()
+
+    async def audit_purge(self, principal: Principal, before_ms: int) -> int:
+        """Leaves a marker row that says how many rows are gone and where the chain is anchored now."""
+        await require_operator(self._ledger, principal, "purging the audit")
+        found = await self._ledger.audit_before(before_ms)
+        if found is None:
+            return 0
+        count, through, anchor_hash = found
+        return await self._ledger.commit(
+            PurgeAudit(
+                by=principal.agent,
+                before_ms=before_ms,
+                through=through,
+                anchor_hash=anchor_hash,
+                count=count,
+            )
+        )
+
+
+def operator_agent(display: str, key: bytes) -> AgentId:
+    return AgentId(display, PublicKey(public_key(key)))

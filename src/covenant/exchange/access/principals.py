@@ -1,0 +1,143 @@
+"""The doorkeeper: from a bearer token to a principal, and out again when the token is revoked.
+
+A refused token is audited before the refusal is told. One address that keeps failing costs one row a window, with a
+count, and all addresses together cost a bounded number of rows: an attacker cannot fill the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.commands import Note
+from covenant.model.errors import Forbidden, Unauthenticated
+from covenant.model.ids import AgentId, PublicKey
+from covenant.seal.keys import token_hash
+
+WINDOW_MS: Final = 60_000
+STRANGERS_MAX: Final = 100
+"""Rows a window for all that come from nobody we know."""
+SOURCES_MAX: Final = 10_000
+
+
+class AuditBudget:
+    def __init__(self) -> None:
+        self._sources: dict[Hashable, tuple[int, int]] = {}
+        """Since when each is counted, and how many rows were left out."""
+        self._strangers = (0, 0, 0)
+        """Since when they are counted, how many rows they had, and how many were left out."""
+
+    def spend(self, source: Hashable, now_ms: int, *, stranger: bool) -> int | None:
+        """Room for a row: how many were left out before it. None: this one is left out and counted."""
+        since_ms, left_out = self._sources.get(source, (None, 0))
+        if since_ms is not None and 0 <= now_ms - since_ms < WINDOW_MS:
+            self._sources[source] = (since_ms, left_out + 1)
+            return None
+        if stranger:
+            crowd = self._crowd(now_ms)
+            if crowd is None:
+                return None
+            left_out += crowd
+        if len(self._sources) >= SOURCES_MAX:
+            self._sources.clear()
+        self._sources[source] = (now_ms, 0)
+        return left_out
+
+    def _crowd(self, now_ms: int) -> int | None:
+        since_ms, rows, left_out = self._strangers
+        if not 0 <= now_ms - since_ms < WINDOW_MS:
+            since_ms, rows = now_ms, 0
+        if rows >= STRANGERS_MAX:
+            self._strangers = (since_ms, rows, left_out + 1)
+            return None
+        self._strangers = (since_ms, rows + 1, 0)
+        return left_out
+
+
+class Principal(msgspec.Struct, frozen=True, gc=False):
+    agent: AgentId
+    operator: bool
+    token_sha256: str
+
+    @property
+    def viewer(self) -> PublicKey | None:
+        """Whose tasks are visible: one's own; all, to the operator."""
+        return None if self.operator else self.agent.pubkey
+
+
+TOKEN_LENGTH_MAX: Final = 256
+
+
+class IdentityAuth:
+    def __init__(self, ledger: Ledger, operator: AgentId) -> None:
+        self._ledger = ledger
+        self._operator = operator
+        self._sessions: dict[str, set[Callable[[], None]]] = {}
+        self._budget = AuditBudget()
+
+    def recognise(self, token: str) -> Principal | None:
+        """The hot path: one hash, one look-up."""
+        if len(token) > TOKEN_LENGTH_MAX:
+            return None
+        identity = self._ledger.identity(token_hash(token))
+        if identity is None or identity.revoked_at_ms is not None:
+            return None
+        return Principal(identity.agent, identity.operator, identity.token_sha256)
+
+    async def authenticate(self, token: str | None, *, transport: str, address: str) -> Principal:
+        principal = self.recognise(token) if token else None
+        if principal is None:
+            raise await self.turned_away("unknown or revoked token", transport=transport, address=address)
+        return principal
+
+    async def turned_away(self, reason: str, *, transport: str, address: str) -> Unauthenticated:
+        """Audit a refused caller; the refusal to answer with."""
+        left_out = self._budget.spend((transport, address), self._ledger.clock.monotonic_ms(), stranger=True)
+        if left_out is not None:
+            row = {
+                "type": "authentication_failed",
+                "transport": transport,
+                "reason": reason,
+                "address": address,
+                "suppressed_before": left_out,
+            }
+            await self._ledger.commit(Note(by=self._operator, row=row))
+        return Unauthenticated("unknown_token", reason)
+
+    @contextmanager
+    def session(self, principal: Principal, end: Callable[[], None]) -> Iterator[None]:
+        """While a connection or wait of this caller is open: `end` is called if its token is revoked."""
+        ends = self._sessions.setdefault(principal.token_sha256, set())
+        ends.add(end)
+        try:
+            yield
+        finally:
+            ends.discard(end)
+            if not ends:
+                self._sessions.pop(principal.token_sha256, None)
+
+    def end_sessions(self, token_sha256: str) -> None:
+        for end in tuple(self._sessions.get(token_sha256, ())):
+            end()
+
+
+async def require_operator(ledger: Ledger, principal: Principal, what: str, *, action: str | None = None) -> None:
+    if principal.operator:
+        return
+    await ledger.commit(
+        Note(
+            by=principal.agent,
+            row={
+                "type": "operator_required",
+                "peer_display": principal.agent.display,
+                "peer_pubkey_b58": principal.agent.pubkey,
+                "what": what,
+                "action": action,
+            },
+        )
+    )
+    raise Forbidden("operator_required", f"{what} requires the operator's token")

@@ -1,0 +1,199 @@
+"""Tenants: from a bearer token to the tenant that is calling, and out again when it is disabled or its token replaced.
+
+Everything a tenant asks is scoped to it before anything is looked up. Disabling a tenant, or rotating its token, ends
+what it has running towards the caller (streams, waits): the work itself goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from covenant.exchange.access.principals import TOKEN_LENGTH_MAX, IdentityAuth
+from covenant.exchange.access.principals import require_operator
+from covenant.exchange.access.principals import Principal
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant, RotateTenant
+from covenant.ledger.machine.tenanting import unknown_tenant
+from covenant.model.errors import Invalid, Unauthenticated
+from covenant.model.ids import AgentId
+from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, check_tenant_name
+from covenant.seal.keys import TENANT_TOKEN_PREFIX_LENGTH, new_tenant_token, token_hash
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """A tenant that is calling. `name` says who exactly: keys that callers choose are theirs alone."""
+
+    tenant: Tenant
+    token_sha256: str
+    """Empty for somebody without a token, at an agent that is published for everybody."""
+    operator: bool
+    name: str
+
+    @property
+    def anonymous(self) -> bool:
+        return not self.token_sha256
+
+
+class MintedToken(msgspec.Struct, frozen=True, gc=False):
+    """`token` is told once, here, and kept nowhere."""
+
+    tenant: Tenant
+    token: str
+
+
+class TenantAccess:
+    def __init__(self, ledger: Ledger, operator: AgentId, doorkeeper: IdentityAuth) -> None:
+        self._ledger = ledger
+        self._operator = operator
+        self._doorkeeper = doorkeeper
+        self._ends: dict[str, set[Callable[[], None]]] = {}
+
+    async def open(self) -> None:
+        """See to it that the first tenant is there. It has no token of its own until one is made by rotating."""
+        if self._ledger.tenant(DEFAULT) is None:
+            await self._ledger.commit(AddTenant(by=self._operator, tenant=Tenant(name=DEFAULT)))
+
+    def recognise(self, token: str) -> Caller | None:
+        """The hot path: one hash, one look-up."""
+        return self._caller(token_hash(token)) if len(token) <= TOKEN_LENGTH_MAX else None
+
+    def still(self, caller: Caller) -> bool:
+        """Whether somebody who was recognised would be recognised as the very same now: three look-ups, and no hash.
+
+        What is kept of a tenant is never changed but replaced, so that the same is as it was.
+        """
+        tenant = self._ledger.tenant_of(caller.token_sha256)
+        if not caller.operator:
+            return tenant is caller.tenant
+        identity = self._ledger.identity(caller.token_sha256)
+        return (
+            tenant is None
+            and self._ledger.tenant(DEFAULT) is caller.tenant
+            and identity is not None
+            and identity.revoked_at_ms is None
+            and identity.operator
+            and identity.agent.display == caller.name
+        )
+
+    def _caller(self, token_sha256: str) -> Caller | None:
+        tenant = self._ledger.tenant_of(token_sha256)
+        if tenant is not None:
+            if tenant.disabled_at_ms is not None:
+                return None
+            return Caller(tenant, token_sha256, operator=False, name=f"client@{tenant.name}")
+        identity = self._ledger.identity(token_sha256)
+        if identity is None or identity.revoked_at_ms is not None or not identity.operator:
+            return None
+        tenant = self._ledger.tenant(DEFAULT)
+        if tenant is None or tenant.disabled_at_ms is not None:
+            return None
+        return Caller(tenant, token_sha256, operator=True, name=identity.agent.display)
+
+    async def authenticate(self, token: str | None, *, transport: str, address: str) -> Caller:
+        """One answer for all that can be wrong with a token; the audit knows which it was."""
+        caller = self.recognise(token) if token else None
+        if caller is None:
+            reason = "no tenant has this token, or not any more" if token else "missing bearer token"
+            await self._doorkeeper.turned_away(reason, transport=transport, address=address)
+            raise unauthenticated()
+        return caller
+
+    @contextmanager
+    def session(self, caller: Caller, end: Callable[[], None]) -> Iterator[None]:
+        """While a stream or wait of this caller is open: `end` is called when it may not go on.
+
+        At once, if that happened between its authentication and here.
+        """
+        ends = self._ends.setdefault(caller.tenant.name, set())
+        ends.add(end)
+        principal = Principal(self._operator, caller.operator, caller.token_sha256)
+        try:
+            with self._doorkeeper.session(principal, end):
+                if not caller.anonymous and self._caller(caller.token_sha256) is None:
+                    end()
+                yield
+        finally:
+            ends.discard(end)
+            if not ends:
+                self._ends.pop(caller.tenant.name, None)
+
+    def tenant(self, name: str) -> Tenant | None:
+        return self._ledger.tenant(name)
+
+    async def acting(self, principal: Principal, name: str) -> Caller:
+        """The operator in a tenant's place."""
+        await require_operator(self._ledger, principal, "acting for a tenant")
+        tenant = self._ledger.tenant(name)
+        if tenant is None:
+            await self._ledger.durable()
+            raise unknown_tenant(name)
+        return Caller(tenant, principal.token_sha256, operator=True, name=principal.agent.display)
+
+    async def add(self, principal: Principal, name: str, limits: TenantLimits | None = None) -> MintedToken:
+        await require_operator(self._ledger, principal, "adding a tenant")
+        check_tenant_name(name)
+        token = new_tenant_token()
+        tenant = Tenant(
+            name=name,
+            token_sha256=token_hash(token),
+            token_prefix=token[:TENANT_TOKEN_PREFIX_LENGTH],
+            limits=check_limits(limits or TenantLimits()),
+        )
+        return MintedToken(await self._ledger.commit(AddTenant(by=principal.agent, tenant=tenant)), token)
+
+    async def list(self, principal: Principal) -> Sequence[Tenant]:
+        """The oldest first."""
+        await require_operator(self._ledger, principal, "listing tenants")
+        return await self._ledger.tenants()
+
+    async def disable(self, principal: Principal, name: str) -> Tenant:
+        """From now on nobody speaks for it; what it has open is ended, what it has running goes on."""
+        return await self.change(principal, name, disabled=True)
+
+    async def enable(self, principal: Principal, name: str) -> Tenant:
+        return await self.change(principal, name, disabled=False)
+
+    async def change(
+        self, principal: Principal, name: str, *, disabled: bool | None = None, limits: TenantLimits | None = None
+    ) -> Tenant:
+        """What is None stays as it is."""
+        await require_operator(self._ledger, principal, "changing a tenant")
+        checked = check_limits(limits) if limits is not None else None
+        command = ChangeTenant(by=principal.agent, name=name, disabled=disabled, limits=checked)
+        tenant = await self._ledger.commit(command)
+        if tenant.disabled_at_ms is not None:
+            for end in tuple(self._ends.get(name, ())):
+                end()
+        return tenant
+
+    async def rotate(self, principal: Principal, name: str) -> MintedToken:
+        """A new token; the old one ends at once."""
+        await require_operator(self._ledger, principal, "rotating a tenant's token")
+        token = new_tenant_token()
+        old = self._ledger.tenant(name)
+        tenant = await self._ledger.commit(
+            RotateTenant(
+                by=principal.agent,
+                name=name,
+                token_sha256=token_hash(token),
+                token_prefix=token[:TENANT_TOKEN_PREFIX_LENGTH],
+            )
+        )
+        if old is not None and old.token_sha256:
+            self._doorkeeper.end_sessions(old.token_sha256)
+        return MintedToken(tenant, token)
+
+
+def unauthenticated() -> Unauthenticated:
+    return Unauthenticated("unauthenticated", "missing or invalid bearer token")
+
+
+def check_limits(limits: TenantLimits) -> TenantLimits:
+    for name in TenantLimits.__struct_fields__:
+        most = limits.most(name)
+        if not 0 <= getattr(limits, name) <= most:
+            raise Invalid("invalid_limit", f"{name} must be between 0 and {most}; 0 for the daemon's default")
+    return limits

@@ -1,0 +1,139 @@
+"""Push configurations, for a tenant's caller at one agent; and the outbox of them all, for the operator.
+
+A configuration is a fact of its task: scoped to the tenant and the agent like everything of it. What is checked when
+one is made is its text alone. Where its address leads is judged when it is called: judging it here would answer
+strangers who ask which names and addresses there are inside.
+
+Its token and credentials are shown to whoever may read the task, and to nobody else, the operator included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from covenant.exchange.a2a_service import A2ARequest
+from covenant.exchange.access.principals import require_operator
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.tasks.reader import parse_known_id, unknown
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.push_commands import DropPush, PutPush, RetryPush
+from covenant.ledger.machine.pushing import unknown_push
+from covenant.model.a2a_requests import CreatePush, DeletePush, GetPush, ListPush, PushConfig, PushPage
+from covenant.model.errors import Invalid
+from covenant.model.ids import PublicKey, TaskId
+from covenant.model.push import Push
+
+TOKEN_LENGTH_MAX: Final = 4_096
+CREDENTIALS_LENGTH_MAX: Final = 16_384
+
+CheckUrl = Callable[[str], None]
+"""Raises ValueError with what is wrong with the text of a URL."""
+
+# Ids stand in paths and in headers, secrets in headers.
+_ID: Final = re.compile(r"[A-Za-z0-9._~:@=+,-]{1,256}")
+_SCHEME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+
+
+def check_config(config: PushConfig, check_url: CheckUrl) -> None:
+    """Refuse what cannot be kept or sent."""
+    try:
+        check_url(config.url)
+    except ValueError as error:
+        raise _wrong("url", str(error)) from None
+    if config.id is not None and not _ID.fullmatch(config.id):
+        raise _wrong("id", "1 to 256 letters, digits and -._~:@=+,")
+    if config.token is not None and not _fits(config.token, TOKEN_LENGTH_MAX):
+        raise _wrong("token", f"1 to {TOKEN_LENGTH_MAX} characters that a header can have")
+    known = config.authentication
+    if known is None:
+        return
+    if not _SCHEME.fullmatch(known.scheme):
+        raise _wrong("authentication.scheme", "the name of a scheme of HTTP authentication, such as Bearer")
+    if known.credentials is not None:
+        raw = known.scheme.lower() == "basic" and ":" in known.credentials  # sent in base64
+        if len(known.credentials) > CREDENTIALS_LENGTH_MAX or not (raw or _VALUE.fullmatch(known.credentials)):
+            words = f"1 to {CREDENTIALS_LENGTH_MAX} characters that a header can have"
+            raise _wrong("authentication.credentials", words)
+
+
+def _fits(value: str, length_max: int) -> bool:
+    return len(value) <= length_max and _VALUE.fullmatch(value) is not None
+
+
+def _wrong(field: str, description: str) -> Invalid:
+    return Invalid("invalid_params", f"pushNotificationConfig.{field}: {description}")
+
+
+class PushConfigs:
+    """`scope`: whose tasks a caller asks about, and who must have part in them. `check` refuses a configuration."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        scope: Callable[[A2ARequest], tuple[PublicKey, PublicKey | None]],
+        check: Callable[[PushConfig], None],
+    ) -> None:
+        self._ledger = ledger
+        self._scope = scope
+        self._check = check
+
+    async def ask(self, ask: A2ARequest, request: Any) -> PushConfig | PushPage | None:
+        """Create, get, list or delete, by the kind of the request."""
+        task_id, (recipient, viewer) = parse_known_id(request.task_id), self._scope(ask)
+        match request:
+            case CreatePush():
+                self._check(request.config)
+                put = PutPush(task_id=task_id, viewer=viewer, recipient=recipient, config=request.config)
+                return (await self._ledger.commit(put)).config
+            case DeletePush():
+                drop = DropPush(task_id=task_id, viewer=viewer, recipient=recipient, id=request.id)
+                await self._ledger.commit(drop)
+                return None
+            case GetPush():
+                found = await self._of_task(task_id, recipient, viewer)
+                if request.id is not None:
+                    found = [push for push in found if push.id == request.id]
+                if not found:
+                    raise unknown_push(request.id or "")
+                return found[0].config
+            case ListPush():
+                return _page(await self._of_task(task_id, recipient, viewer), request)
+            case _:
+                raise AssertionError(f"nothing about push: {type(request)}")
+
+    async def _of_task(self, task_id: TaskId, recipient: PublicKey, viewer: PublicKey | None) -> Sequence[Push]:
+        """Refuses a task that is not there, or not theirs."""
+        whose = await self._ledger.parties(task_id)
+        if whose is None or whose.recipient.pubkey != recipient or viewer not in (None, whose.sender.pubkey):
+            raise unknown(task_id)
+        return self._ledger.pushes(task_id)
+
+
+def _page(found: Sequence[Push], asked: ListPush) -> PushPage:
+    """After the one that the last page ended with; if that is gone meanwhile, from the beginning."""
+    ids = [push.id for push in found]
+    first = ids.index(asked.page_token) + 1 if asked.page_token in ids else 0
+    page = found[first : first + max(1, asked.page_size)]
+    more = first + len(page) < len(found)
+    return PushPage(configs=tuple(push.config for push in page), next_page_token=page[-1].id if more else "")
+
+
+async def outbox(ledger: Ledger, principal: Principal, *, dead: bool = False) -> Sequence[Push]:
+    """Those given up first, the longest first; then those that fail, then the rest, the oldest first."""
+    await require_operator(ledger, principal, "listing push configurations")
+    found = [push for push in await ledger.outbox() if push.dead_at_ms is not None or not dead]
+    return sorted(found, key=_urgency)
+
+
+def _urgency(push: Push) -> tuple[int, int]:
+    if push.dead_at_ms is not None:
+        return 0, push.dead_at_ms
+    return (1, -push.attempts) if push.attempts else (2, push.made_at_ms)
+
+
+async def retry(ledger: Ledger, principal: Principal, task_id: TaskId, push_id: str) -> Push:
+    await require_operator(ledger, principal, "retrying a push configuration")
+    return await ledger.commit(RetryPush(task_id=task_id, by=principal.agent, id=push_id))

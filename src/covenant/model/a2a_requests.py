@@ -1,0 +1,123 @@
+"""What an A2A client can ask of an agent, whichever dialect and binding it asks in. Doors decode into these."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.content import Content
+from covenant.model.task_view import TaskState, TaskView
+
+PAGE_SIZE: Final = 50
+PAGE_SIZE_MAX: Final = 100
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says. `task_id` continues a task; without one it begins a new one."""
+
+    message_id: str
+    parts: tuple[Content, ...]
+    role: str = "user"
+    task_id: str | None = None
+    context_id: str | None = None
+    metadata: dict[str, Any] | None = None
+    extensions: tuple[str, ...] = ()
+    reference_task_ids: tuple[str, ...] = ()
+
+
+class PushAuthentication(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    scheme: str
+    credentials: str | None = None
+
+    def __repr__(self) -> str:
+        """Without the secret, wherever it ends up."""
+        return f"PushAuthentication(scheme={self.scheme!r})"
+
+
+class PushConfig(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """Where a client wants to be told what happens to a task. `id` is given by the client, or minted."""
+
+    url: str
+    id: str | None = None
+    token: str | None = None
+    authentication: PushAuthentication | None = None
+
+    def __repr__(self) -> str:
+        """Without secrets; a webhook's address is often one."""
+        return f"PushConfig(id={self.id!r})"
+
+
+class SendMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """`blocking`: answer when the task has ended or waits for its sender; otherwise as soon as it is accepted."""
+
+    message: Message
+    blocking: bool = True
+    history_length: int | None = None
+    output_modes: tuple[str, ...] = ()
+    push: PushConfig | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class GetTask(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: str
+    history_length: int | None = None
+    """None: all of it; 0: none."""
+
+
+class ListTasks(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    context_id: str | None = None
+    state: TaskState | None = None
+    updated_after_ms: int | None = None
+    page_size: int = PAGE_SIZE
+    page_token: str = ""
+    history_length: int | None = None
+    include_artifacts: bool = False
+
+
+class TaskPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest status first. `next_page_token` is empty on the last page."""
+
+    tasks: tuple[TaskView, ...]
+    total_size: int
+    page_size: int
+    next_page_token: str
+
+
+class CancelTask(msgspec.Struct, frozen=True, kw_only=True):
+    task_id: str
+    metadata: dict[str, Any] | None = None
+
+
+class Subscribe(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: str
+    after: int | None = None
+    """The last generation that the client has seen; None if it has none."""
+
+
+class CreatePush(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: str
+    config: PushConfig
+
+
+class GetPush(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: str
+    id: str | None = None
+
+
+class ListPush(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: str
+    page_size: int = PAGE_SIZE
+    page_token: str = ""
+
+
+class DeletePush(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    task_id: str
+    id: str
+
+
+class PushPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The oldest first. `next_page_token` is empty on the last page."""
+
+    configs: tuple[PushConfig, ...]
+    next_page_token: str = ""

@@ -1,0 +1,282 @@
+"""The constitution: what a catalogue agent is, does and may use, as its author wrote it down.
+
+Read strictly: an unknown key, a wrong type or a value that is not allowed is refused, and the refusal names the key by
+its JSON json_pointer (`/advisor/mode: …`, `unknown key /colour`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+import msgspec
+
+from covenant.model.errors import Invalid
+from covenant.model.errors import did_you_mean
+
+AGENT_ID_LENGTH_MAX: Final = 64
+DEFINITION_BYTES_MAX: Final = 256 * 1024
+INDEX: Final = "index"
+"""The master agent of every tenant: built in, always there, never changed."""
+RESERVED: Final = frozenset({INDEX, "client", "anonymous", "conversations"})
+"""`client@<tenant>` is who a tenant's callers appear as, `conversations@<tenant>` who keeps their conversations."""
+
+AgentKind = Literal["function", "process", "worker", "model", "remote", "peer"]
+OnLost = Literal["hold", "fail", "requeue"]
+AgentSource = Literal["stored", "file", "code", "builtin"]
+
+AgentKey = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+Line = Annotated[str, msgspec.Meta(max_length=1_000)]
+Prose = Annotated[str, msgspec.Meta(max_length=32_000)]
+Lines = Annotated[tuple[Line, ...], msgspec.Meta(max_length=200)]
+Rules = Annotated[tuple[Prose, ...], msgspec.Meta(max_length=200)]
+Arguments = Annotated[tuple[Prose, ...], msgspec.Meta(max_length=200)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class _Part(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """The root of what is read strictly."""
+
+
+class Advisor(_Part, frozen=True, gc=False, kw_only=True):
+    model: Line
+    prompt: Prose = ""
+    mode: Literal["off", "consult", "gate"] = "consult"
+    max_redirects: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    malformed_halts: bool = True
+
+
+class MemoryOptions(_Part, frozen=True, gc=False, kw_only=True):
+    search_expand: bool = False
+    auto_tag: bool = False
+    auto_supersede: bool = False
+    intent_routing: bool = True
+    age_decay: bool = True
+    age_half_life_days: Annotated[float, msgspec.Meta(gt=0, le=100_000)] = 90.0
+    age_floor: Share = 0.5
+
+
+class IntentOptions(_Part, frozen=True, gc=False, kw_only=True):
+    mode: Literal["off", "heuristic", "hybrid", "llm"] = "off"
+    min_confidence: Share = 0.8
+    apply_routing: bool = True
+    model: Line = ""
+
+
+class Skill(_Part, frozen=True, gc=False, kw_only=True):
+    """What the agent's card says it can do. A plain string is a skill with that id."""
+
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    name: Line = ""
+    description: Prose = ""
+    tags: Lines = ()
+    examples: Lines = ()
+    input_modes: Lines = ()
+    output_modes: Lines = ()
+
+
+class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
+    id: AgentKey
+    name: Line = ""
+    role: Line = ""
+    personality: Prose = ""
+    goal: Prose = ""
+    description: Prose = ""
+    rules: Rules = ()
+    capabilities: Lines = ()
+    """What it may use. Empty: everything."""
+    event_types: Lines = ()
+    model: Line = ""
+    """Which model plays it. Empty: the daemon's own, `model.name`."""
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1024
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.3
+    brevity: Literal["lite", "full", "ultra"] = "full"
+    mode: Literal["", "standard", "conversational", "spoken", "writer", "planner"] = ""
+    channel: Literal["text", "voice"] | None = None
+    advisor: Advisor | None = None
+    memory: MemoryOptions = MemoryOptions()
+    intent: IntentOptions = IntentOptions()
+
+    kind: AgentKind = "model"
+    """Who does its work. What says nothing is an agent that a language model plays."""
+    default_project: Line = ""
+    """The simple door gives its tasks to the first agent that has one."""
+    mcp_tool_permissions: Lines | None = None
+    """The registered MCP tools that it may use. None: all of them."""
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=7 * 24 * 3_600_000)] | None = None
+    """How long a turn may take. None: as long as agents of its kind may."""
+    idempotent: bool = False
+    """Whether running the same task twice does no harm: only then may its lost work be requeued by itself."""
+    on_lost: OnLost = "hold"
+    input_modes: Lines = ()
+    """Media types that it takes. Empty: whatever comes."""
+    output_modes: Lines = ()
+    """Media types that it may answer with. Empty: whatever it makes."""
+    command: Arguments = ()
+    """The program of a process agent, and its arguments."""
+    url: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
+    """Where a remote agent is: its address, or its card's. Empty: where `a2a_agents.json` has it, under its id."""
+    peer: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """Who does a peer agent's work: the peer's name or id, then `/` and the profile there if that is not its own id.
+
+    Empty: whichever peer offers its id as a profile.
+    """
+    skills: Annotated[tuple[Skill, ...], msgspec.Meta(max_length=200)] = ()
+    extensions: Lines = ()
+    """A2A extensions that a caller must declare, by URI."""
+    concurrency: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+    """Tasks at once. 0: as agents of its kind do."""
+
+
+class CatalogueAgent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """An agent as a tenant's catalogue has it. `source` says where it is kept, and so where it can be changed."""
+
+    tenant: str
+    constitution: AgentDefinition
+    created_at_ms: int = 0
+    updated_at_ms: int = 0
+    source: AgentSource = "stored"
+
+    @property
+    def id(self) -> str:
+        return self.constitution.id
+
+
+INDEX_DEFINITION: Final = AgentDefinition(
+    id=INDEX,
+    name=INDEX,
+    role="orchestrator",
+    goal="Route each turn to the agent that can do it best.",
+    mode="conversational",
+    brevity="lite",
+    temperature=0.45,
+    max_tokens=2048,
+    intent=IntentOptions(mode="hybrid"),
+)
+
+
+IGNORED_KEYS: Final = ("event_types", "memory", "intent")
+"""Keys that are read and kept, and that nothing acts on."""
+_PLAIN: Final = AgentDefinition(id="plain")
+
+
+def ignored_keys(constitution: AgentDefinition) -> tuple[str, ...]:
+    """What it asks for in vain: said to whoever stores it, so that nobody relies on it."""
+    return tuple(key for key in IGNORED_KEYS if getattr(constitution, key) != getattr(_PLAIN, key))
+
+
+def read_agent_definition(given: object) -> AgentDefinition:
+    """A constitution from JSON or TOML that was read already. A refusal says which key is wrong, and how."""
+    if not isinstance(given, dict):
+        raise _wrong("the constitution must be an object")
+    fields = dict(given)
+    fields["advisor"] = _advisor(fields)
+    if isinstance(skills := fields.get("skills"), (list, tuple)):
+        fields["skills"] = [{"id": skill} if isinstance(skill, str) else skill for skill in skills]
+    try:
+        made = msgspec.convert(fields, AgentDefinition)
+    except msgspec.ValidationError as wrong:
+        raise _wrong(explain_invalid(str(wrong), AgentDefinition)) from None
+    _check_whole(made)
+    return made
+
+
+def _advisor(fields: dict[Any, Any]) -> object:
+    """An advisor may be written as the name of its model, and once was `advisor_model`."""
+    given = fields.pop("advisor", None)
+    if "advisor_model" in fields:
+        if given is not None:
+            raise _wrong("/advisor_model: give either advisor or advisor_model")
+        given = fields.pop("advisor_model")
+    return {"model": given} if isinstance(given, str) else given
+
+
+def _check_whole(made: AgentDefinition) -> None:
+    """What no single type can say."""
+    if made.id in RESERVED:
+        raise _wrong(f"/id: {made.id!r} is reserved")
+    if made.on_lost == "requeue" and not made.idempotent:
+        raise _wrong('/on_lost: "requeue" needs "idempotent": true, since the work may have been done')
+    if (made.kind == "process") != bool(made.command):
+        needs = "a process agent needs a command" if made.kind == "process" else 'only a "process" agent has one'
+        raise _wrong(f"/command: {needs}")
+    if made.url and not made.url.startswith(("https://", "http://")):
+        raise _wrong("/url: must be an http or https URL")
+    if made.url and made.kind != "remote":
+        raise _wrong('/url: only a "remote" agent has one')
+    if made.peer and made.kind != "peer":
+        raise _wrong('/peer: only a "peer" agent has one')
+    if len(msgspec.json.encode(made)) > DEFINITION_BYTES_MAX:
+        raise _wrong(f"a constitution may have at most {DEFINITION_BYTES_MAX} bytes")
+
+
+def _wrong(message: str) -> Invalid:
+    return Invalid("invalid_agent", message)
+
+
+# The place stands at the end. It has no backtick in it, so that nobody's words are searched for it again and again.
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
+_MISSING = re.compile(r"Object missing required field `(.*?)`(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
+_PLACED = re.compile(r"(.*?)(?: - at `([^`]*+)`)?", re.DOTALL).fullmatch
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_MESSAGE_LENGTH_MAX: Final = 200
+
+
+def explain_invalid(message: str, kind: type[msgspec.Struct]) -> str:
+    """What the decoder says, with a JSON json_pointer to the key it is about."""
+    if (unknown := _UNKNOWN(message)) is not None:
+        key, where = unknown[1], json_pointer(unknown[2])
+        meant = did_you_mean(key, _keys(kind, where.split("/")[1:]))
+        return f"unknown key {where}/{_escaped(key)[:_MESSAGE_LENGTH_MAX]}{meant}"
+    if (missing := _MISSING(message)) is not None:
+        return f"{json_pointer(missing[2])}/{_escaped(missing[1])}: must be given"
+    placed = _PLACED(message)
+    assert placed is not None
+    said, where = placed[1][:_MESSAGE_LENGTH_MAX], json_pointer(placed[2])
+    if allowed := _allowed(kind, where.split("/")[1:]):
+        said = f"{said}; give one of {', '.join(map(repr, allowed))}"
+    return f"{where}: {said}" if where else said
+
+
+def json_pointer(path: str | None) -> str:
+    """The decoder's `$.skills[0].id` as a JSON json_pointer, `/skills/0/id`."""
+    return "".join(f"/{_escaped(step[1] or step[2])}" for step in _STEP.finditer(path or ""))
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _allowed(kind: Any, steps: list[str]) -> tuple[Any, ...]:
+    """The values a key may have, if they are few."""
+    for step in steps:
+        hints = _hints(kind)
+        kind = hints.get(step)
+    return tuple(value for each in _alternatives(kind) if get_origin(each) is Literal for value in get_args(each))
+
+
+def _keys(kind: Any, steps: list[str]) -> tuple[str, ...]:
+    """The keys that an object at this place may have."""
+    for step in steps:
+        if step != "..." and not step.isdigit():
+            kind = _hints(kind).get(step)
+        else:
+            kind = next((inner for each in _unannotated(kind) for inner in get_args(each)), None)
+    return tuple(_hints(kind))
+
+
+def _unannotated(kind: Any) -> tuple[Any, ...]:
+    return _unannotated(get_args(kind)[0]) if get_origin(kind) is Annotated else (kind,)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    for each in _alternatives(kind):
+        if isinstance(each, type) and issubclass(each, msgspec.Struct):
+            return {field.name: field.type for field in msgspec.structs.fields(each)}
+    return {}
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) is Annotated or kind is None:
+        return ()
+    return (kind,) if get_origin(kind) is Literal or isinstance(kind, type) else get_args(kind)

@@ -1,0 +1,278 @@
+"""What is said between this instance and its peers: delegations, what waits to be delivered, and what was taken in.
+
+A delegation is known by its role here, the peer and the offer's id, which the requester chose. What either side says of
+one is numbered from 1, delivered in that order and taken in once, however often it arrives.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from covenant.model.errors import Conflict
+from covenant.model.ids import TaskId
+from covenant.model.peers.delegation_messages import (
+    DelegationOffer,
+    DelegationOutcome,
+    DelegationResult,
+    DelegationStatus,
+    Proof,
+    TokenUsage,
+)
+from covenant.model.peers.instance import InstanceId
+from covenant.model.task import Task
+
+
+class DelegationRole(enum.StrEnum):
+    REQUESTER = "requester"
+    PROVIDER = "provider"
+
+
+class DelegationState(enum.StrEnum):
+    OFFERED = "offered"
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    """Asked to stop; the provider's last word is still to come."""
+    LOST = "lost"
+    """The provider has been silent beyond the bound. It may be heard of again."""
+    REJECTED = "rejected"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+
+
+OFFERED, ACCEPTED, RUNNING, CANCELLING, LOST, REJECTED, COMPLETED, FAILED, CANCELLED, TIMEOUT = DelegationState
+
+ENDED: Final = frozenset({REJECTED, COMPLETED, FAILED, CANCELLED, TIMEOUT})
+OUTCOMES: Final[dict[DelegationOutcome, DelegationState]] = {
+    "completed": COMPLETED,
+    "failed": FAILED,
+    "cancelled": CANCELLED,
+    "timeout": TIMEOUT,
+}
+
+
+def _results(*befores: DelegationState) -> dict[tuple[DelegationState | None, str], DelegationState]:
+    """A result may come in each of these states: the other side's word is the end, whatever was missed before it."""
+    return {(before, f"result_{outcome}"): after for before in befores for outcome, after in OUTCOMES.items()}
+
+
+_REQUESTER: Final[dict[tuple[DelegationState | None, str], DelegationState]] = {
+    (None, "offer"): OFFERED,
+    (OFFERED, "offer"): OFFERED,
+    (OFFERED, "accept"): ACCEPTED,
+    (ACCEPTED, "accept"): ACCEPTED,
+    (RUNNING, "accept"): RUNNING,
+    (CANCELLING, "accept"): CANCELLING,
+    (LOST, "accept"): ACCEPTED,
+    (OFFERED, "reject"): REJECTED,
+    (LOST, "reject"): REJECTED,
+    (CANCELLING, "reject"): CANCELLED,
+    (OFFERED, "status"): RUNNING,
+    (ACCEPTED, "status"): RUNNING,
+    (RUNNING, "status"): RUNNING,
+    (CANCELLING, "status"): CANCELLING,
+    (LOST, "status"): RUNNING,
+    (OFFERED, "cancel"): CANCELLING,
+    (ACCEPTED, "cancel"): CANCELLING,
+    (RUNNING, "cancel"): CANCELLING,
+    (CANCELLING, "cancel"): CANCELLING,
+    (LOST, "cancel"): CANCELLING,
+    (OFFERED, "silence"): LOST,
+    (ACCEPTED, "silence"): LOST,
+    (RUNNING, "silence"): LOST,
+    (LOST, "offer"): OFFERED,
+    (LOST, "force_error"): FAILED,
+    (CANCELLING, "force_error"): CANCELLED,
+    (OFFERED, "timeout"): TIMEOUT,
+    (ACCEPTED, "timeout"): TIMEOUT,
+    (RUNNING, "timeout"): TIMEOUT,
+    **_results(OFFERED, ACCEPTED, RUNNING, CANCELLING, LOST),
+}
+
+_PROVIDER: Final[dict[tuple[DelegationState | None, str], DelegationState]] = {
+    (None, "offer"): OFFERED,
+    (OFFERED, "offer"): OFFERED,
+    (ACCEPTED, "offer"): ACCEPTED,
+    (RUNNING, "offer"): RUNNING,
+    (CANCELLING, "offer"): CANCELLING,
+    (OFFERED, "accept"): ACCEPTED,
+    (OFFERED, "reject"): REJECTED,
+    (ACCEPTED, "start"): RUNNING,
+    (ACCEPTED, "status"): ACCEPTED,
+    (RUNNING, "status"): RUNNING,
+    (CANCELLING, "status"): CANCELLING,
+    (OFFERED, "cancel"): CANCELLING,
+    (ACCEPTED, "cancel"): CANCELLING,
+    (RUNNING, "cancel"): CANCELLING,
+    (CANCELLING, "cancel"): CANCELLING,
+    **_results(ACCEPTED, RUNNING, CANCELLING),
+}
+
+# role -> (state before, what happens) -> state after. None is a delegation that this side has never heard of.
+DELEGATION_TRANSITIONS: Final = {DelegationRole.REQUESTER: _REQUESTER, DelegationRole.PROVIDER: _PROVIDER}
+
+STATUS: Final[dict[DelegationState, DelegationStatus]] = {
+    OFFERED: "pending",
+    ACCEPTED: "pending",
+    RUNNING: "running",
+    CANCELLING: "running",
+    LOST: "running",
+    REJECTED: "failed",
+    COMPLETED: "completed",
+    FAILED: "failed",
+    CANCELLED: "cancelled",
+    TIMEOUT: "timeout",
+}
+"""How each state is told in the protocol's six words."""
+
+
+def move(role: DelegationRole, before: DelegationState | None, happening: str) -> DelegationState:
+    after = DELEGATION_TRANSITIONS[role].get((before, happening))
+    if after is None:
+        said = "unknown" if before is None else before.value
+        raise Conflict("illegal_move", f"{happening} cannot happen to a delegation that is {said}")
+    return after
+
+
+PEER: Final = "peer"
+"""The origin of tasks that a peer has delegated to us."""
+TERMS: Final = "covenant.peer"
+"""In such a task's request metadata: what was agreed (`budget`, `depth_remaining`) and with whom (`peer`)."""
+ARTIFACT: Final = "covenant.artifact"
+"""In the metadata of a result's part: which artifact of the provider's it is of (`id`, `name`)."""
+PROOF: Final = "covenant.proof"
+"""In the metadata of an update of the requester's task: all that proves the result, as it can be checked offline."""
+BUDGET_EXCEEDED: Final = "budget_exceeded"
+
+
+def budget_of(task: Task) -> int | None:
+    """How many tokens a task may use, with all that it delegates; None where nobody has said."""
+    if task.origin != PEER:
+        return None
+    budget = ((task.request_metadata or {}).get(TERMS) or {}).get("budget")
+    return budget if isinstance(budget, int) else None
+
+
+class DelegationKey(msgspec.Struct, frozen=True, gc=False):
+    role: DelegationRole
+    """Ours."""
+    peer: InstanceId
+    offer_id: str
+
+
+class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What this side knows of one delegation."""
+
+    role: DelegationRole
+    peer: InstanceId
+    offer_id: str
+    task_id: TaskId
+    """The task here: the requester's waits for the result, the provider's is the work."""
+    profile: str
+    state: DelegationState
+    budget: int
+    timeout_ms: int
+    """As agreed; until then, as offered."""
+    depth_remaining: int = 0
+    delegation_id: str | None = None
+    """What the provider calls it."""
+    made_at_ms: int = 0
+    moved_at_ms: int = 0
+    heard_at_ms: int = 0
+    """When the other side last said something of it."""
+    accepted_at_ms: int = 0
+    """The requester's: when it was told so first. From then on its time runs."""
+    status_interval_ms: int = 0
+    said: int = 0
+    """The number of what we said of it last, and of what we heard."""
+    heard: int = 0
+    status_seq: int = 0
+    usage: TokenUsage = TokenUsage()
+    progress: float | None = None
+    message: str | None = None
+    code: str | None = None
+    """Why it was rejected, failed or given up, for machines; `reason` for people."""
+    reason: str | None = None
+    retry_after_ms: int | None = None
+    overspent: bool = False
+    """The provider used more than was agreed."""
+    broken: tuple[str, ...] = ()
+    """What of its proof does not hold."""
+    redacted: int = 0
+    """How many secrets were found in what we said."""
+    offer: DelegationOffer | None = None
+    """While it has not ended, or its result was not taken: to be offered again, and to be proven."""
+    result: DelegationResult | None = None
+    """The requester's, until its task has taken it."""
+    proof: Proof | None = None
+
+    @property
+    def key(self) -> DelegationKey:
+        return DelegationKey(self.role, self.peer, self.offer_id)
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def status(self) -> DelegationStatus:
+        return STATUS[self.state]
+
+
+class OutboxMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message that a peer does not have yet. Sealed anew for each delivery: an envelope lives for minutes."""
+
+    role: DelegationRole
+    peer: InstanceId
+    offer_id: str
+    seq: int
+    typ: str
+    body: msgspec.Raw
+    made_at_ms: int
+    attempts: int = 0
+    next_ms: int = 0
+    failure: str | None = None
+
+    @property
+    def delegation(self) -> DelegationKey:
+        return DelegationKey(self.role, self.peer, self.offer_id)
+
+
+class OutboxMove(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """What a delivery came to. `delivered`: the peer has this one and all before it."""
+
+    delegation: DelegationKey
+    seq: int
+    delivered: bool = False
+    attempts: int = 0
+    next_ms: int = 0
+    failure: str | None = None
+
+
+class ReceivedEnvelope(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """An envelope that was taken in: what is kept of it, so that it is taken once."""
+
+    sender: InstanceId
+    jti: str
+    typ: str
+    until_ms: int
+    """From then on it would be stale anyway."""
+    seq: int | None = None
+
+
+class LoggedMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One line of what went to and fro; never what it said."""
+
+    at_ms: int
+    direction: str
+    """`sent` (the peer has it) or `received`."""
+    peer: InstanceId
+    typ: str
+    id: str
+    """The envelope's, of what was received; of what was sent, its number among what was said of the offer."""
+    offer_id: str | None = None

@@ -1,0 +1,114 @@
+"""Names of files that come from others: one file_name_of each, so that whoever saves a file saves it where it means to.
+
+What comes before the last slash or backslash is left out, and so is what cannot be printed. A name that says nothing
+then, or that means a folder, is `file`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.result import Result
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate, Update
+
+NAME_CHARS_MAX: Final = 255
+NAMELESS: Final = "file"
+
+S = TypeVar("S", bound=ArtifactUpdate | MessageUpdate | StatusUpdate | Result)
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_](?:[\w.,+@() -]{0,98}[\w)])?", re.ASCII).fullmatch
+_replace = msgspec.structs.replace
+
+
+def is_file_name(name: str) -> bool:
+    return _PLAIN(name) is not None or file_name_of(name) == name
+
+
+def file_name_of(name: str) -> str:
+    last = name[-4 * NAME_CHARS_MAX :].replace("\\", "/").rpartition("/")[2]
+    kept = "".join(filter(str.isprintable, last)).strip()[-NAME_CHARS_MAX:]
+    return kept if kept.strip(". ") else NAMELESS
+
+
+def named_safely(said: S) -> S:
+    """With such names alone; the very same where they are so already."""
+    changed: dict[str, object] = {}
+    member = "content" if isinstance(said, Result) else "parts"
+    blocks: tuple[Content, ...] = getattr(said, member)
+    if (safe := blocks_named_safely(blocks)) is not blocks:
+        changed[member] = safe
+    if isinstance(said, ArtifactUpdate) and said.name and not is_file_name(said.name):
+        changed["name"] = file_name_of(said.name)
+    return _replace(said, **changed) if changed else said
+
+
+def name_of(block: Content) -> str | None:
+    """What a block calls the file that it is."""
+    if isinstance(block, ResourceLink):
+        return block.name or None
+    return block.filename if isinstance(block, Text | Json | Resource) else None
+
+
+def blocks_named_safely(blocks: tuple[Content, ...]) -> tuple[Content, ...]:
+    if all((name := name_of(block)) is None or is_file_name(name) for block in blocks):
+        return blocks
+    return tuple(map(_named_safely, blocks))
+
+
+def _named_safely(block: Content) -> Content:
+    name = name_of(block)
+    if name is None or is_file_name(name):
+        return block
+    if isinstance(block, ResourceLink):
+        return _replace(block, name=file_name_of(name))
+    return _replace(block, filename=file_name_of(name))
+
+
+PREFIXES: Final = ("covenant.", "x-arbiter.")
+TRACE_KEYS: Final = frozenset({"traceparent", "tracestate"})
+
+
+def is_reserved(key: str) -> bool:
+    return key.startswith(PREFIXES) or key in TRACE_KEYS
+
+
+def without_reserved(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What others said under keys of their own; None if that is nothing."""
+    if not metadata:
+        return None
+    return {key: value for key, value in metadata.items() if not is_reserved(key)} or None
+
+
+def unreserved_parts(parts: tuple[Content, ...]) -> tuple[Content, ...]:
+    """The same tuple, if none of its parts has a reserved key."""
+    if not any(_has_reserved(part) for part in parts):
+        return parts
+    return tuple(_unreserved(part) for part in parts)
+
+
+def unreserved_update(update: Update) -> Update:
+    parts, metadata = unreserved_parts(update.parts), update.metadata
+    if metadata is not None and any(map(is_reserved, metadata)):
+        metadata = without_reserved(metadata)
+    if parts is update.parts and metadata is update.metadata:
+        return update
+    changed: StatusUpdate | ArtifactUpdate | MessageUpdate = msgspec.structs.replace(
+        update, parts=parts, metadata=metadata
+    )
+    return changed
+
+
+def _has_reserved(part: Content) -> bool:
+    if isinstance(part, Image | Audio) or part.metadata is None:
+        return False
+    return any(map(is_reserved, part.metadata))
+
+
+def _unreserved(part: Content) -> Content:
+    if isinstance(part, Image | Audio) or part.metadata is None:
+        return part
+    return msgspec.structs.replace(part, metadata=without_reserved(part.metadata))

@@ -1,0 +1,303 @@
+"""Folding: from the steps of a task to the task as a reader sees it, at any generation.
+
+Pure, and the same for every door: what a stream's client puts together from the frames is what a later read returns.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import msgspec
+
+from covenant.model.content import Content, Text, is_plain
+from covenant.model.result import Ending, Result, ResultStatus
+from covenant.model.task_event import Began, Continued, Ended, Started, Step
+from covenant.model.task import Task
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
+
+
+class TaskState(enum.StrEnum):
+    """A task's state in A2A's words."""
+
+    SUBMITTED = "submitted"
+    WORKING = "working"
+    INPUT_REQUIRED = "input-required"
+    AUTH_REQUIRED = "auth-required"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    REJECTED = "rejected"
+
+    @property
+    def terminal(self) -> bool:
+        return self in _TERMINAL
+
+    @property
+    def waits(self) -> bool:
+        """Parked: nothing happens before its sender's next message."""
+        return self in _INTERRUPTED
+
+
+_ENDED = {ending: TaskState(ending.value) for ending in Ending}
+_TERMINAL = frozenset(_ENDED.values())
+_INTERRUPTED = frozenset({TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED})
+
+
+class Artifact(msgspec.Struct, frozen=True, kw_only=True):
+    artifact_id: str
+    parts: tuple[Content, ...]
+    name: str | None = None
+    description: str | None = None
+    metadata: dict[str, Any] | None = None
+    extensions: tuple[str, ...] = ()
+
+
+class TaskView(msgspec.Struct, frozen=True, kw_only=True):
+    """A task, folded at `generation`."""
+
+    task: Task
+    state: TaskState
+    generation: int
+    created_at_ms: int
+    updated_at_ms: int
+    """When something last happened to it."""
+    message: MessageUpdate | None
+    """What was said with the state."""
+    history: tuple[MessageUpdate, ...]
+    artifacts: tuple[Artifact, ...]
+    result: Result | None = None
+    holder_lost: bool = False
+    """Whoever worked on it is gone: it waits for an operator."""
+
+    @property
+    def partial(self) -> bool:
+        return self.result is not None and self.result.status is ResultStatus.PARTIAL
+
+
+def fold(steps: Iterable[Step]) -> TaskView | None:
+    """None without a first step."""
+    folder = TaskViewBuilder()
+    for step in steps:
+        folder.add(step)
+    return folder.view()
+
+
+class TaskViewBuilder:
+    """Folds step by step, at a cost that does not grow with what is folded already."""
+
+    __slots__ = (
+        "_artifacts",
+        "_created_at_ms",
+        "_history",
+        "_message",
+        "_result",
+        "_task",
+        "generation",
+        "state",
+        "updated_at_ms",
+    )
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.updated_at_ms = 0
+        self._task: Task | None = None
+        self.state = TaskState.SUBMITTED
+        self._created_at_ms = 0
+        self._message: MessageUpdate | None = None
+        self._history: list[MessageUpdate] = []
+        self._artifacts: dict[str, _Draft] = {}
+        self._result: Result | None = None
+
+    def add(self, step: Step) -> None:
+        # By class, since a `match` over the same ones takes three times as long.
+        self.generation, self.updated_at_ms = step.generation, step.ts_ms
+        self._folded[type(step.what)](self, step.what)
+
+    def _begin(self, what: Began) -> None:
+        self._task = what.task
+        self._created_at_ms = self.updated_at_ms
+        self._history.append(first_message(what.task))
+
+    def _start(self, _: Started) -> None:
+        self.state = TaskState.WORKING
+
+    def _artifact(self, what: ArtifactUpdate) -> None:
+        draft = self._artifacts.get(what.artifact_id)
+        if draft is None or not what.append:
+            # A replaced artifact keeps its place among the others.
+            self._artifacts[what.artifact_id] = draft = _Draft(what)
+        draft.add(what)
+
+    def _say(self, what: MessageUpdate) -> None:
+        self._history.append(what)
+
+    def _status(self, what: StatusUpdate) -> None:
+        assert self._task is not None
+        self.state = TaskState(what.state)
+        self._message = status_message(self._task.id, what, self.generation)
+        if self._message is not None and self.state.waits:
+            self._history.append(self._message)
+
+    def _continue(self, what: Continued) -> None:
+        self.state, self._message = TaskState.WORKING, None
+        self._history.append(what.message)
+
+    def _end(self, what: Ended) -> None:
+        self.state, self._result = _ENDED[what.ending], what.result
+        self._message = final_message(what.result, what.ending)
+        if self._message is not None:
+            self._history.append(self._message)
+
+    _folded: ClassVar[dict[type[Any], Callable[[TaskViewBuilder, Any], None]]] = {
+        Began: _begin,
+        Started: _start,
+        ArtifactUpdate: _artifact,
+        MessageUpdate: _say,
+        StatusUpdate: _status,
+        Continued: _continue,
+        Ended: _end,
+    }
+
+    def view(self) -> TaskView | None:
+        if self._task is None:
+            return None
+        return TaskView(
+            task=self._task,
+            state=self.state,
+            generation=self.generation,
+            created_at_ms=self._created_at_ms,
+            updated_at_ms=self.updated_at_ms,
+            message=self._message,
+            history=tuple(self._history),
+            artifacts=tuple(draft.artifact() for draft in self._artifacts.values()),
+            result=self._result,
+        )
+
+
+class _Draft:
+    """An artifact in the making. Consecutive plain text is one part: chunks are how it came, not what it is."""
+
+    __slots__ = ("_first", "_metadata", "_parts", "_text")
+
+    def __init__(self, first: ArtifactUpdate) -> None:
+        self._first = first
+        self._parts: list[Content] = []
+        self._text: list[str] = []
+        self._metadata: dict[str, Any] | None = None
+
+    def add(self, update: ArtifactUpdate) -> None:
+        for part in update.parts:
+            if is_plain(part):
+                self._text.append(part.text)
+            else:
+                self._flush()
+                self._parts.append(part)
+        if update.metadata:
+            self._metadata = {**(self._metadata or {}), **update.metadata}
+
+    def _flush(self) -> None:
+        if self._text:
+            self._parts.append(Text("".join(self._text)))
+            self._text = []
+
+    def artifact(self) -> Artifact:
+        parts = (*self._parts, Text("".join(self._text))) if self._text else tuple(self._parts)
+        return Artifact(
+            artifact_id=self._first.artifact_id,
+            parts=parts,
+            name=self._first.name,
+            description=self._first.description,
+            metadata=self._metadata,
+            extensions=self._first.extensions,
+        )
+
+
+def first_message(task: Task) -> MessageUpdate:
+    """The message that a task began with."""
+    return MessageUpdate(
+        role="user",
+        parts=task.parts or (Text(task.intent_text),),
+        message_id=task.message_id or f"{task.id}-m",
+        metadata=task.metadata,
+        extensions=task.extensions,
+        reference_task_ids=task.reference_task_ids,
+    )
+
+
+def status_message(task_id: str, update: StatusUpdate, generation: int) -> MessageUpdate | None:
+    parts = update.parts or ((Text(update.text),) if update.text else ())
+    if not parts:
+        return None
+    return MessageUpdate(role="agent", parts=parts, message_id=update.message_id or f"{task_id}-s{generation}")
+
+
+def final_message(result: Result, ending: Ending) -> MessageUpdate | None:
+    """The reply, or what went wrong, as the message of the last status."""
+    if ending is Ending.COMPLETED:
+        return MessageUpdate(parts=result.content, message_id=f"{result.task_id}-r") if result.content else None
+    said = result.error_message
+    parts: tuple[Content, ...] = result.content or ((Text(said),) if isinstance(said, str) and said else ())
+    return MessageUpdate(parts=parts, message_id=f"{result.task_id}-err") if parts else None
+
+
+class RemoteTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The task as it stands."""
+
+    task_id: str
+    context_id: str | None
+    state: TaskState
+    message: MessageUpdate | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    history: tuple[MessageUpdate, ...] = ()
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        return plain_text(self.message.parts) if self.message is not None else ""
+
+
+class RemoteStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`final`: nothing follows on this stream (only the older dialect says so)."""
+
+    task_id: str
+    context_id: str | None
+    state: TaskState
+    message: MessageUpdate | None = None
+    final: bool = False
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        return plain_text(self.message.parts) if self.message is not None else ""
+
+
+class RemoteArtifact(msgspec.Struct, frozen=True, kw_only=True):
+    task_id: str
+    context_id: str | None
+    update: ArtifactUpdate
+
+    @property
+    def text(self) -> str:
+        return plain_text(self.update.parts)
+
+
+class RemoteMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is the whole answer: there is no task."""
+
+    message: MessageUpdate
+    context_id: str | None
+    task_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        return plain_text(self.message.parts)
+
+
+RemoteEvent = RemoteTask | RemoteStatus | RemoteArtifact | RemoteMessage
+
+
+def plain_text(content: tuple[Content, ...]) -> str:
+    """What can be read aloud of it."""
+    return "".join(part.text for part in content if isinstance(part, Text))

@@ -1,0 +1,105 @@
+"""The table of a delegation's states, on both sides."""
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covenant.model.peers.delegation import ENDED, OUTCOMES, STATUS, DELEGATION_TRANSITIONS, DelegationRole, DelegationState, move
+from covenant.model.peers.delegation_messages import DelegationStatus
+from covenant.model.errors import Conflict
+
+HAPPENINGS = sorted({happening for table in DELEGATION_TRANSITIONS.values() for _, happening in table})
+
+
+def reachable(role: DelegationRole, start: DelegationState | None) -> set[DelegationState | None]:
+    found: set[DelegationState | None] = {start}
+    while True:
+        more = {after for (before, _), after in DELEGATION_TRANSITIONS[role].items() if before in found} - found
+        if not more:
+            return found
+        found |= more
+
+
+@pytest.mark.parametrize("role", DelegationRole)
+def test_nothing_leaves_an_ended_delegation(role: DelegationRole) -> None:
+    assert not {before for before, _ in DELEGATION_TRANSITIONS[role]} & ENDED
+
+
+@pytest.mark.parametrize("role", DelegationRole)
+def test_every_state_of_a_side_can_come_to_an_end_and_is_reached_from_nothing(role: DelegationRole) -> None:
+    states = reachable(role, None) - {None}
+    assert all(reachable(role, state) & ENDED for state in states)
+    assert {before for before, _ in DELEGATION_TRANSITIONS[role]} - {None} <= states
+
+
+def test_only_a_requester_loses_sight_of_the_other_side() -> None:
+    assert DelegationState.LOST in reachable(DelegationRole.REQUESTER, None)
+    assert DelegationState.LOST not in reachable(DelegationRole.PROVIDER, None)
+
+
+@given(st.sampled_from(DelegationRole), st.lists(st.sampled_from(HAPPENINGS), max_size=30))
+def test_whatever_happens_an_end_is_the_end(role: DelegationRole, happenings: list[str]) -> None:
+    state: DelegationState | None = None
+    for happening in happenings:
+        before = state
+        try:
+            state = move(role, before, happening)
+        except Conflict:
+            continue
+        assert before not in ENDED
+        assert state in DelegationState
+
+
+def test_every_state_is_told_in_the_protocols_words() -> None:
+    assert STATUS.keys() == set(DelegationState)
+    assert set(STATUS.values()) == set(get_args(DelegationStatus))
+    assert {STATUS[state] for state in ENDED} == set(OUTCOMES)
+
+
+LIVES: list[tuple[DelegationRole, list[Any]]] = [
+    (DelegationRole.REQUESTER, ["offer", "accept", "status", "status", "result_completed", DelegationState.COMPLETED]),
+    (DelegationRole.REQUESTER, ["offer", "reject", DelegationState.REJECTED]),
+    (DelegationRole.REQUESTER, ["offer", "offer", "accept", DelegationState.ACCEPTED]),
+    (DelegationRole.REQUESTER, ["offer", "accept", "cancel", "status", "result_cancelled", DelegationState.CANCELLED]),
+    (DelegationRole.REQUESTER, ["offer", "cancel", "reject", DelegationState.CANCELLED]),
+    (DelegationRole.REQUESTER, ["offer", "accept", "cancel", "result_completed", DelegationState.COMPLETED]),
+    (DelegationRole.REQUESTER, ["offer", "accept", "silence", DelegationState.LOST]),
+    (DelegationRole.REQUESTER, ["offer", "accept", "silence", "status", DelegationState.RUNNING]),
+    (DelegationRole.REQUESTER, ["offer", "accept", "silence", "offer", "accept", DelegationState.ACCEPTED]),
+    (DelegationRole.REQUESTER, ["offer", "accept", "silence", "force_error", DelegationState.FAILED]),
+    (DelegationRole.REQUESTER, ["offer", "accept", "silence", "result_completed", DelegationState.COMPLETED]),
+    (DelegationRole.REQUESTER, ["offer", "accept", "status", "timeout", DelegationState.TIMEOUT]),
+    (DelegationRole.PROVIDER, ["offer", "accept", "start", "status", "result_completed", DelegationState.COMPLETED]),
+    (DelegationRole.PROVIDER, ["offer", "accept", "offer", "start", "offer", DelegationState.RUNNING]),
+    (DelegationRole.PROVIDER, ["offer", "reject", DelegationState.REJECTED]),
+    (DelegationRole.PROVIDER, ["offer", "accept", "start", "cancel", "result_cancelled", DelegationState.CANCELLED]),
+    (DelegationRole.PROVIDER, ["offer", "cancel", "result_cancelled", DelegationState.CANCELLED]),
+    (DelegationRole.PROVIDER, ["offer", "accept", "start", "result_timeout", DelegationState.TIMEOUT]),
+]
+
+
+@pytest.mark.parametrize(("role", "life"), LIVES, ids=lambda value: "-".join(map(str, value)) if value else "")
+def test_a_life_ends_where_the_table_says(role: DelegationRole, life: list[Any]) -> None:
+    state: DelegationState | None = None
+    for happening in life[:-1]:
+        state = move(role, state, happening)
+    assert state is life[-1]
+
+
+@pytest.mark.parametrize(
+    ("role", "state", "happening"),
+    [
+        (DelegationRole.REQUESTER, None, "accept"),
+        (DelegationRole.REQUESTER, DelegationState.ACCEPTED, "reject"),
+        (DelegationRole.REQUESTER, DelegationState.COMPLETED, "result_failed"),
+        (DelegationRole.REQUESTER, DelegationState.RUNNING, "force_error"),
+        (DelegationRole.PROVIDER, None, "cancel"),
+        (DelegationRole.PROVIDER, DelegationState.OFFERED, "result_completed"),
+        (DelegationRole.PROVIDER, DelegationState.CANCELLED, "offer"),
+    ],
+)
+def test_a_move_that_is_not_in_the_table_is_refused(role: DelegationRole, state: DelegationState | None, happening: str) -> None:
+    with pytest.raises(Conflict, match=happening):
+        move(role, state, happening)
