@@ -20,7 +20,7 @@ from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.server.asgi import AsgiDoor
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey
 from covenant.seal.envelope import check, open_checked, seal
-from covenant.seal.identity import Identity, PrivatePrekey, new_prekey, prekey_to_use, sign_bundle
+from covenant.seal.identity import InstanceIdentity, PrivatePrekey, new_prekey, prekey_to_use, sign_bundle
 from covenant.seal.keys import new_private_key
 
 TYPE: Final = "capability_query"
@@ -38,7 +38,7 @@ class Party:
 
     def __init__(self) -> None:
         private_key = new_private_key()
-        self.identity = Identity(private_key)
+        self.identity = InstanceIdentity(private_key)
         self._prekey: PrivatePrekey = new_prekey(private_key, now_ms())
         self.bundle = sign_bundle(private_key, [self._prekey.prekey], now_ms())
         self.other: KeyBundle | None = None

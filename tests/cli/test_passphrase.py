@@ -17,7 +17,7 @@ from covenant.daemon.keystore import PREKEYS_NAME, Keystore
 from covenant.ledger.log.opening import lock_home
 from covenant.seal.identity import PrivatePrekey, new_prekey
 from covenant.seal.keys import new_private_key
-from covenant.seal.locking import COST_MIN, is_locked
+from covenant.seal.locked_key import COST_MIN, is_locked
 from tests.cli.daemons import BOUND_S, COVENANT, Ran, covenant, environment
 
 OLD: Final = "correct horse ✓"

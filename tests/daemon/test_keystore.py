@@ -10,10 +10,10 @@ import pytest
 from covenant.daemon.home import KEY_NAME, LockedHome, UnsafeHome, _write_aside, make_key, read_key, save_secret
 from covenant.daemon.keystore import CHANGE_NAME, PREKEYS_NAME, Keystore, find_passphrase
 from covenant.model.errors import SettingsError
-from covenant.peers.keyring import PREKEYS_KEPT_MAX, Keyring
+from covenant.peers.directory.instance_keys import PREKEYS_KEPT_MAX, InstanceKeys
 from covenant.seal.identity import PREKEY_PERIOD_MS, PrivatePrekey, new_prekey, sign_change
 from covenant.seal.keys import new_private_key
-from covenant.seal.locking import COST_MIN, KEY_BYTES_MAX, KeyLocked, Locker, is_locked, lock_key
+from covenant.seal.locked_key import COST_MIN, KEY_BYTES_MAX, KeyLocked, Locker, is_locked, lock_key
 from covenant.simple import A2ATaskDeps
 from tests.cli.daemons import Daemon, covenant
 from tests.places import short_folder
@@ -155,7 +155,7 @@ class TestPrekeys:
         for store in (keystore(tmp_path, None), keystore(tmp_path, "battery staple")):
             assert list(store.read_prekeys()) == []
         store = keystore(tmp_path, None)
-        keyring = Keyring(private_key, store.read_prekeys(), store.save_prekeys)
+        keyring = InstanceKeys(private_key, store.read_prekeys(), store.save_prekeys)
         assert keyring.rotate(NOW)
         assert [each.prekey for each in store.read_prekeys()] == list(keyring.bundle(NOW).prekeys)
 

@@ -20,7 +20,7 @@ from covenant.outbound.addresses import Address
 from covenant.outbound.fetching import Trust
 from covenant.outbound.guard import AddressGuard
 from covenant.outbound.resolving import Unresolved
-from covenant.peers.line import LineFailed
+from covenant.peers.transport.peer_client import PeerCallFailed
 from tests.outbound.http_servers import LOADED, always, by_path, endless, http_server, redirect, reply, silence
 
 NAMES = {
@@ -47,8 +47,8 @@ async def lines(trust: Trust | None = None) -> AsyncIterator[PeerLines]:
         await opened.close()
 
 
-async def failure(opened: PeerLines, url: str, *, timeout_s: float = 10.0) -> LineFailed:
-    with pytest.raises(LineFailed) as caught:
+async def failure(opened: PeerLines, url: str, *, timeout_s: float = 10.0) -> PeerCallFailed:
+    with pytest.raises(PeerCallFailed) as caught:
         await opened.to(url).post("/p", b"{}", timeout_s=timeout_s)
     return caught.value
 
@@ -91,7 +91,7 @@ async def test_an_answer_is_bounded_in_size_while_it_arrives() -> None:
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     piece = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
     async with http_server(endless(head, piece)) as served, lines() as opened:
-        with pytest.raises(LineFailed) as caught:
+        with pytest.raises(PeerCallFailed) as caught:
             await opened.to(served.url()).get("/")
         assert (caught.value.code, caught.value.passing) == ("too_large", False)
         assert (await failure(opened, served.url(), timeout_s=60)).code == "too_large"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from covenant.peers.discovery.candidate import CANDIDATES_MAX, Candidate, Conflict, Note
+from covenant.peers.discovery.candidates import CANDIDATES_MAX, Candidate, CandidateConflict, CandidateNote
 from covenant.peers.discovery.dns_sd import INSTANCES_MAX, SERVICE
 from covenant.peers.discovery.mdns import SERVICE_TYPE
-from covenant.peers.discovery.txt import CARD_PATH, TXT_BYTES_MAX
+from covenant.peers.discovery.dns_sd import CARD_PATH, TXT_BYTES_MAX
 
 PAGE = (Path(__file__).parents[2] / "docs" / "discovery.md").read_text(encoding="utf-8")
 
@@ -22,8 +22,8 @@ def rows(heading: str) -> set[str]:
 
 
 def test_every_conflict_and_note_is_explained_and_no_other() -> None:
-    assert rows("conflict") == set(Conflict)
-    assert rows("note") == set(Note)
+    assert rows("conflict") == set(CandidateConflict)
+    assert rows("note") == set(CandidateNote)
 
 
 def test_every_field_of_a_candidate_is_explained_and_no_other() -> None:

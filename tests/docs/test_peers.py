@@ -12,7 +12,7 @@ from covenant.model.peers.delegation_messages import RejectCode
 from covenant.model.ids import base58
 from covenant.model.peers.instance import SUITE, Prekey
 from covenant.seal.envelope import Code, Header, open_
-from covenant.seal.identity import PREKEY_LIFE_MS, Identity, PrivatePrekey
+from covenant.seal.identity import PREKEY_LIFE_MS, InstanceIdentity, PrivatePrekey
 from covenant.wire.peers import TYPES
 
 FORMATS = Path(__file__).parents[2] / "docs" / "formats"
@@ -24,7 +24,7 @@ NOW = 1_800_000_000_000
 def test_the_example_opens_with_the_keys_it_names() -> None:
     given, envelope = re.findall(r"```json\n(.*?)\n```", ENVELOPE, re.DOTALL)
     named = json.loads(given)
-    sender, recipient = (Identity(bytes.fromhex(named[f"{who}_seed"])) for who in ("sender", "recipient"))
+    sender, recipient = (InstanceIdentity(bytes.fromhex(named[f"{who}_seed"])) for who in ("sender", "recipient"))
     prekey = Prekey(
         kid=named["kid"],
         suite=SUITE,

@@ -34,7 +34,7 @@ from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
 from covenant.model.peers.instance import KeyBundle, Trust
 from covenant.model.task import Task, fingerprint
-from covenant.seal.identity import Identity
+from covenant.seal.identity import InstanceIdentity
 from tests.faults.facts import Told
 from tests.ledger.machine.peer_cast import (
     CHALLENGE,
@@ -66,7 +66,7 @@ WORK: Final[dict[TaskId, Task]] = {
 
 def keys_of(number: int) -> KeyBundle:
     """The same in every process: of a signed one, with nothing in it that is made by chance."""
-    key = Identity(bytes([number]) * 32).key
+    key = InstanceIdentity(bytes([number]) * 32).key
     prekey = replace(bundle_of(number).prekeys[0], kid="pk_" + "a" * 16, public_key=key, signature=SIGNATURE)
     return replace(bundle_of(number), prekeys=(prekey,), signature=SIGNATURE)
 

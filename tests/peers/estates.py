@@ -40,13 +40,13 @@ from covenant.model.task import NATIVE, Task, fingerprint
 from covenant.model.tenants import DEFAULT, Tenant
 from covenant.model.task_event import StatusUpdate
 from covenant.outbound.guard import AddressGuard
-from covenant.peers.acquaintances import Acquaintances
-from covenant.peers.courier import Courier
-from covenant.peers.keyring import Keyring
-from covenant.peers.providing import Providing
-from covenant.peers.reception import Reception
-from covenant.peers.requesting import Requesting
-from covenant.peers.settings import PeerSettings
+from covenant.peers.directory.peer_directory import PeerDirectory
+from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.provider.provider_service import Provider
+from covenant.peers.transport.inbox import Inbox
+from covenant.peers.requester.requester_service import Requester
+from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.identity import prekey_to_use
 from tests.ledger_contract.samples import ALICE, OPERATOR
 from tests.peers.houses import BOUND_S, Clock, Keys, delivering, listening, nobody
@@ -65,13 +65,13 @@ class Estate:
     ledger: LogLedger
     catalogue: Catalogue
     crew: Crew
-    keyring: Keyring
+    keyring: InstanceKeys
     lines: PeerLines
-    acquaintances: Acquaintances
-    providing: Providing
-    requesting: Requesting
-    reception: Reception
-    courier: Courier
+    acquaintances: PeerDirectory
+    providing: Provider
+    requesting: Requester
+    reception: Inbox
+    courier: OutboxSender
     bells: list[asyncio.Event] = field(default_factory=list)
 
     @property
@@ -206,12 +206,12 @@ async def estate(
         stack.push_async_callback(ledger.close)
         if ledger.tenant(DEFAULT) is None:
             await ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name=DEFAULT, created_at_ms=clock())))
-        keyring = Keyring(keys.private_key, keys.prekeys, keys.save)
+        keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save)
         keyring.rotate(clock())
         catalogue, crew = Catalogue(ledger, keys.private_key), Crew(ledger, stop_s=0.2)
         lines = PeerLines(AddressGuard((), resolver=nobody))
         stack.push_async_callback(lines.close)
-        providing = Providing(
+        providing = Provider(
             ledger,
             keyring,
             catalogue,
@@ -222,16 +222,16 @@ async def estate(
             used=crew.used,
             begun=lambda key: max(courier.begun(key), reception.handed(key)),
         )
-        acquaintances = Acquaintances(
+        acquaintances = PeerDirectory(
             ledger, keyring, lines, settings, us=OPERATOR, offering=providing.offering, now_ms=clock
         )
         stack.push_async_callback(acquaintances.stop)
-        requesting = Requesting(ledger, keyring, acquaintances, settings, depth_max=DEPTH_MAX, now_ms=clock)
-        reception = Reception(
+        requesting = Requester(ledger, keyring, acquaintances, settings, depth_max=DEPTH_MAX, now_ms=clock)
+        reception = Inbox(
             ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock
         )
         stack.callback(reception.close)
-        courier = Courier(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
+        courier = OutboxSender(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
         calls = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
         crew.delegations = Delegations(ledger, catalogue, crew, calls, peers=requesting.callee)
         for agent in agents:

@@ -34,12 +34,13 @@ from covenant.model.ids import TaskId
 from covenant.model.peers.instance import IdentityChange, InstanceId, Prekey, Trust
 from covenant.outbound.guard import AddressGuard
 from covenant.outbound.resolving import Unresolved
-from covenant.peers.acquaintances import Acquaintances, Offering
-from covenant.peers.courier import Courier
-from covenant.peers.incoming import Incoming
-from covenant.peers.keyring import Keyring
-from covenant.peers.reception import Reception
-from covenant.peers.settings import PeerSettings
+from covenant.peers.directory.peer_directory import PeerDirectory
+from covenant.peers.directory.handshake import OfferedProfiles
+from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.peers.transport.inbox import IncomingMessage
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.transport.inbox import Inbox
+from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.identity import PrivatePrekey, prekey_to_use
 from covenant.seal.keys import new_private_key
 from covenant.wire import peers
@@ -47,7 +48,7 @@ from covenant.wire.peers import Introduction
 from tests.ledger_contract.samples import OPERATOR
 
 BOUND_S: Final = 20.0
-NOTHING: Final = Offering((), 0, 0)
+NOTHING: Final = OfferedProfiles((), 0, 0)
 QUICK: Final = PeerSettings(retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000)
 
 
@@ -124,7 +125,7 @@ class Listener:
         self.messages: list[DelegationMessage] = []
         self._changed = asyncio.Condition()
 
-    async def hear(self, incoming: Incoming) -> Heard:
+    async def hear(self, incoming: IncomingMessage) -> Heard:
         peer, envelope, message = incoming
         number = str(message.offer_id)  # type: ignore[union-attr]  # what belongs to a delegation has one
         key = DelegationKey(self._role, peer.id, number)
@@ -186,13 +187,13 @@ class House:
     clock: Clock
     keys: Keys
     ledger: LogLedger
-    keyring: Keyring
+    keyring: InstanceKeys
     lines: PeerLines
-    acquaintances: Acquaintances
+    acquaintances: PeerDirectory
     providing: Listener
     requesting: Listener
-    reception: Reception
-    courier: Courier
+    reception: Inbox
+    courier: OutboxSender
     bells: list[asyncio.Event] = field(default_factory=list)
 
     @property
@@ -286,20 +287,20 @@ async def house(
     settings: PeerSettings = QUICK,
     clock: Clock | None = None,
     limits: Limits | None = None,
-    offering: Offering = NOTHING,
+    offering: OfferedProfiles = NOTHING,
 ) -> AsyncIterator[House]:
     """An instance that is open, listens nowhere and delivers nothing yet."""
     keys, clock = keys or Keys(), clock or Clock()
     ledger = await open_ledger(folder, clock=clock, monotonic_ms=clock.monotonic_ms, limits=limits)
-    keyring = Keyring(keys.private_key, keys.prekeys, keys.save, change=keys.change)
+    keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save, change=keys.change)
     keyring.rotate(clock())
     lines = PeerLines(AddressGuard((), resolver=nobody))
-    acquaintances = Acquaintances(
+    acquaintances = PeerDirectory(
         ledger, keyring, lines, settings, us=OPERATOR, offering=lambda _: offering, now_ms=clock
     )
     providing, requesting = Listener(ledger, DelegationRole.PROVIDER), Listener(ledger, DelegationRole.REQUESTER)
-    reception = Reception(ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock)
-    courier = Courier(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
+    reception = Inbox(ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock)
+    courier = OutboxSender(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
     made = House(folder, clock, keys, ledger, keyring, lines, acquaintances, providing, requesting, reception, courier)
     ledger.on_peer(made.ring)
     try:

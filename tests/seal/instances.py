@@ -8,9 +8,9 @@ from typing import Any
 
 from covenant.model.peers.delegation_messages import DelegationResult, DelegationOffer, TokenUsage, TranscriptEntry
 from covenant.model.peers.instance import InstanceId
-from covenant.seal.documents import base64url, canonical, from_base64url
+from covenant.seal.signed_documents import base64url, canonical, from_base64url
 from covenant.seal.envelope import Opened, _signed_bytes, open_, seal
-from covenant.seal.identity import Identity, PrivatePrekey, new_prekey
+from covenant.seal.identity import InstanceIdentity, PrivatePrekey, new_prekey
 from covenant.seal.keys import new_private_key
 
 NOW = 1_800_000_000_000
@@ -22,7 +22,7 @@ DELEGATION_ID = "1c1f4d63-5a70-4c9f-9e1b-7b2a2e3d4c5b"
 class Instance:
     def __init__(self) -> None:
         self.private_key = new_private_key()
-        self.identity = Identity(self.private_key)
+        self.identity = InstanceIdentity(self.private_key)
         self.prekey: PrivatePrekey = new_prekey(self.private_key, NOW - 1_000)
 
     @property
@@ -63,7 +63,7 @@ def envelope(protected: bytes, ciphertext: bytes, signature: bytes) -> bytes:
     return json.dumps({name: base64url(data) for name, data in named.items()}).encode()
 
 
-def rewritten(sealed: bytes, signer: Identity | None = None, **changes: Any) -> bytes:
+def rewritten(sealed: bytes, signer: InstanceIdentity | None = None, **changes: Any) -> bytes:
     """The envelope with another header; signed again by `signer`, or left with the signature it had."""
     was = parts(sealed)
     header = {**json.loads(was["protected"]), **changes}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from covenant.model.ids import base58
 from covenant.model.peers.instance import SUITE, InstanceId
-from covenant.seal.documents import base64url
+from covenant.seal.signed_documents import base64url
 from covenant.seal.envelope import (
     BODY_BYTES_MAX,
     ENVELOPE_BYTES_MAX,

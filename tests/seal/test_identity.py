@@ -12,13 +12,13 @@ from joserfc.jwk import OKPKey
 from covenant.model.errors import Invalid
 from covenant.model.ids import PublicKey, base58, from_base58
 from covenant.model.peers.instance import IdentityChange, KeyBundle, Prekey, Trust, negotiate, parse_instance_id
-from covenant.seal.documents import base64url, canonical, checked_key, document_holds, from_base64url, sign_document
+from covenant.seal.signed_documents import base64url, canonical, checked_key, document_holds, from_base64url, sign_document
 from covenant.seal.identity import (
     ENVELOPE_LIFE_MS_MAX,
     PREKEY_LIFE_MS,
     PREKEY_PERIOD_MS,
     SKEW_MS,
-    Identity,
+    InstanceIdentity,
     PrivatePrekey,
     bundle_holds,
     change_holds,
@@ -45,7 +45,7 @@ def test_an_id_is_made_from_the_key_alone_and_stays_the_same() -> None:
     key = PublicKey(base58(bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")))
     assert instance_id(key) == "frd1_eh7ddx5bksrgcytl7bkai36se4nxx3klnk7elksy"
     assert parse_instance_id(instance_id(key)) == instance_id(key)
-    assert Identity(A.private_key).id == A.id == instance_id(A.identity.key)
+    assert InstanceIdentity(A.private_key).id == A.id == instance_id(A.identity.key)
     assert fingerprint(key) == hashlib.sha256(from_base58(key)).hexdigest()[:16]
 
 
@@ -185,11 +185,11 @@ def test_an_identity_changes_when_the_old_key_and_the_new_one_say_so() -> None:
     new = new_private_key()
     change = sign_change(A.private_key, new, NOW)
     assert change_holds(change)
-    assert (change.old_id, change.new_id) == (A.id, Identity(new).id)
+    assert (change.old_id, change.new_id) == (A.id, InstanceIdentity(new).id)
     prekey = new_prekey(new, NOW).prekey
-    assert bundle_holds(sign_bundle(new, [prekey], NOW, change=change), Identity(new).id, NOW)
+    assert bundle_holds(sign_bundle(new, [prekey], NOW, change=change), InstanceIdentity(new).id, NOW)
     other = sign_change(A.private_key, MALLORY.private_key, NOW)
-    assert not bundle_holds(sign_bundle(new, [prekey], NOW, change=other), Identity(new).id, NOW)
+    assert not bundle_holds(sign_bundle(new, [prekey], NOW, change=other), InstanceIdentity(new).id, NOW)
 
 
 def test_nobody_can_make_himself_or_somebody_else_a_successor() -> None:

@@ -20,7 +20,7 @@ from covenant.model.peers.delegation_messages import (
     TranscriptEntry,
 )
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, Trust
-from covenant.seal import merkle
+from covenant.seal.proofs import inclusion_path, is_included, merkle_leaf, merkle_root
 from covenant.seal.assertions import (
     assert_offer,
     capabilities_hold,
@@ -70,22 +70,22 @@ CT_ROOTS = {
 
 @pytest.mark.parametrize("size", CT_ROOTS)
 def test_roots_are_those_of_certificate_transparency(size: int) -> None:
-    leaves = [merkle.leaf(bytes.fromhex(text)) for text in CT_LEAVES[:size]]
-    assert merkle.root(leaves).hex() == CT_ROOTS[size]
+    leaves = [merkle_leaf(bytes.fromhex(text)) for text in CT_LEAVES[:size]]
+    assert merkle_root(leaves).hex() == CT_ROOTS[size]
 
 
 @given(size=st.integers(1, 70), data=st.data())
 def test_each_line_is_included_at_its_place_and_nowhere_else(size: int, data: st.DataObject) -> None:
-    leaves = [merkle.leaf(bytes([n])) for n in range(size)]
+    leaves = [merkle_leaf(bytes([n])) for n in range(size)]
     index = data.draw(st.integers(0, size - 1))
-    root, path = merkle.root(leaves), merkle.inclusion(leaves, index)
-    assert merkle.includes(root, size, index, leaves[index], path)
+    root, path = merkle_root(leaves), inclusion_path(leaves, index)
+    assert is_included(root, size, index, leaves[index], path)
     other = data.draw(st.integers(-1, size + 1))
     if other != index:
-        assert not merkle.includes(root, size, other, leaves[index], path)
-    assert not merkle.includes(root, size, index, merkle.leaf(b"other"), path)
-    assert not merkle.includes(root, size, index, leaves[index], (*path, bytes(32)))
-    assert not path or not merkle.includes(root, size, index, leaves[index], path[:-1])
+        assert not is_included(root, size, other, leaves[index], path)
+    assert not is_included(root, size, index, merkle_leaf(b"other"), path)
+    assert not is_included(root, size, index, leaves[index], (*path, bytes(32)))
+    assert not path or not is_included(root, size, index, leaves[index], path[:-1])
 
 
 def test_there_is_no_line_outside_the_tree() -> None:
@@ -94,9 +94,9 @@ def test_there_is_no_line_outside_the_tree() -> None:
 
 
 def test_a_node_cannot_be_passed_off_as_a_leaf() -> None:
-    left, right = merkle.leaf(b"a"), merkle.leaf(b"b")
-    assert merkle.leaf(left + right) != merkle.root([left, right])
-    assert merkle.root([left, right]) == hashlib.sha256(b"\x01" + left + right).digest()
+    left, right = merkle_leaf(b"a"), merkle_leaf(b"b")
+    assert merkle_leaf(left + right) != merkle_root([left, right])
+    assert merkle_root([left, right]) == hashlib.sha256(b"\x01" + left + right).digest()
 
 
 def test_an_honest_proof_holds_in_every_respect() -> None:

@@ -346,7 +346,7 @@ def verify_proof(*, file: IO[bytes], as_json: bool, **expected: Any) -> None:
     Exits with 0 if the offer and the result were there and everything holds, with 1 if something is broken, and with
     4 if the offer or the result is missing from FILE: then nothing is known about what was asked or answered.
     """
-    from covenant.seal.evidence import verify_evidence
+    from covenant.seal.proofs import verify_evidence
 
     data = file.read(PROOF_BYTES_MAX + 1)
     if len(data) > PROOF_BYTES_MAX:

@@ -38,7 +38,7 @@ from covenant.daemon.home import (
 from covenant.model.errors import SettingsError
 from covenant.model.peers.instance import IdentityChange, Prekey
 from covenant.seal.identity import PrivatePrekey
-from covenant.seal.locking import COST, KeyLocked, Locker
+from covenant.seal.locked_key import COST, KeyLocked, Locker
 
 PREKEYS_NAME: Final = "identity/prekeys.json"
 CHANGE_NAME: Final = "identity/change.json"

@@ -20,7 +20,7 @@ from covenant.outbound.failures import AddressRefused
 from covenant.outbound.fetching import Trust
 from covenant.outbound.guard import AddressGuard
 from covenant.outbound.location import Location, Unreadable, host_text, read_url
-from covenant.peers.line import LineFailed, Response
+from covenant.peers.transport.peer_client import PeerCallFailed, PeerResponse
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class PeerLines:
 
 
 class PeerLine:
-    """To one place. Whatever becomes of a call, `LineFailed` is all that it raises."""
+    """To one place. Whatever becomes of a call, `PeerCallFailed` is all that it raises."""
 
     def __init__(self, url: str, guard: AddressGuard, trust: Trust, user_agent: str) -> None:
         self._url = url
@@ -80,10 +80,10 @@ class PeerLine:
         self._used = 0
         self._closed = False
 
-    async def get(self, path: str) -> Response:
+    async def get(self, path: str) -> PeerResponse:
         return await self._call("GET", path, b"", timeout_s=GET_S, bytes_max=INTRODUCTION_BYTES_MAX)
 
-    async def post(self, path: str, body: bytes, *, timeout_s: float) -> Response:
+    async def post(self, path: str, body: bytes, *, timeout_s: float) -> PeerResponse:
         return await self._call("POST", path, body, timeout_s=timeout_s, bytes_max=ANSWER_BYTES_MAX)
 
     async def close(self) -> None:
@@ -93,7 +93,7 @@ class PeerLine:
             pool, self._pool = self._pool, None
             await pool.aclose()
 
-    async def _call(self, method: str, path: str, body: bytes, *, timeout_s: float, bytes_max: int) -> Response:
+    async def _call(self, method: str, path: str, body: bytes, *, timeout_s: float, bytes_max: int) -> PeerResponse:
         self._used += 1
         try:
             with _failures_named():
@@ -107,7 +107,7 @@ class PeerLine:
 
     async def _exchange(
         self, method: str, location: Location, body: bytes, *, timeout_s: float, bytes_max: int
-    ) -> Response:
+    ) -> PeerResponse:
         pool = await self._opened()
         import httpcore2  # noqa: PLC0415  (loaded by now; see `Trust`)
 
@@ -131,7 +131,7 @@ class PeerLine:
             )
         )
         async with aclosing(response):
-            return Response(response.status, _plain(response), await _read(response, bytes_max))
+            return PeerResponse(response.status, _plain(response), await _read(response, bytes_max))
 
     def _place(self) -> Location:
         """Where the peer is, as somebody has given it."""
@@ -168,14 +168,14 @@ def _plain(response: httpcore2.Response) -> Mapping[str, str]:
 
 async def _read(response: httpcore2.Response, bytes_max: int) -> bytes:
     if _plain(response).get("content-encoding", "identity") != "identity":
-        raise LineFailed("bad_response", "the answer came compressed, unasked", passing=False)
+        raise PeerCallFailed("bad_response", "the answer came compressed, unasked", passing=False)
     pieces: list[bytes] = []
     size = 0
     async with aclosing(response.aiter_stream()) as stream:
         async for piece in stream:
             size += len(piece)
             if size > bytes_max:
-                raise LineFailed("too_large", f"the answer has more than {bytes_max} bytes", passing=False)
+                raise PeerCallFailed("too_large", f"the answer has more than {bytes_max} bytes", passing=False)
             pieces.append(piece)
     return b"".join(pieces)
 
@@ -185,12 +185,12 @@ def _failures_named() -> Iterator[None]:
     """One word for each way in which nobody answered."""
     try:
         yield
-    except LineFailed:
+    except PeerCallFailed:
         raise
     except AddressRefused as refused:
-        raise LineFailed(refused.code, refused.detail, passing=refused.transient) from refused
+        raise PeerCallFailed(refused.code, refused.detail, passing=refused.transient) from refused
     except TimeoutError as error:
-        raise LineFailed("timed_out", "no answer in time", passing=True) from error
+        raise PeerCallFailed("timed_out", "no answer in time", passing=True) from error
     except Exception as error:
         import httpcore2  # noqa: PLC0415  (loaded, if it raised this)
 
@@ -201,5 +201,5 @@ def _failures_named() -> Iterator[None]:
             (httpcore2.RemoteProtocolError, "connection_lost", "the connection ended, or what came was not HTTP"),
         ):
             if isinstance(error, kind):
-                raise LineFailed(code, message, passing=True) from error
+                raise PeerCallFailed(code, message, passing=True) from error
         raise

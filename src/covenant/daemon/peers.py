@@ -31,20 +31,20 @@ from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId
 from covenant.model.tracing import Tracer
 from covenant.outbound.fetching import Fetcher
 from covenant.outbound.guard import AddressGuard
-from covenant.peers.acquaintances import Acquaintances
-from covenant.peers.courier import Courier
-from covenant.peers.desk import Desk
-from covenant.peers.discovery.finding import Discovery
+from covenant.peers.directory.peer_directory import PeerDirectory
+from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.peers.peer_admin import PeerAdmin
+from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.mdns import Announcement
-from covenant.peers.discovery.settings import DiscoverySettings
-from covenant.peers.discovery.txt import Announced
-from covenant.peers.keyring import Keyring
-from covenant.peers.naming import read_entry
-from covenant.peers.providing import Providing
-from covenant.peers.reception import Reception
-from covenant.peers.requesting import Requesting
-from covenant.peers.settings import PeerSettings
-from covenant.peers.upkeep import Upkeep
+from covenant.peers.peer_settings import DiscoverySettings
+from covenant.peers.discovery.dns_sd import TxtRecord
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.directory.peer_directory import read_peer_entry
+from covenant.peers.provider.provider_service import Provider
+from covenant.peers.transport.inbox import Inbox
+from covenant.peers.requester.requester_service import Requester
+from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.directory.peer_maintenance import PeerMaintenance
 from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction
 
@@ -67,7 +67,7 @@ class Outside:
 
     guard: AddressGuard
     fetcher: Fetcher
-    keyring: Keyring | None
+    keyring: InstanceKeys | None
 
 
 class Peering:
@@ -84,7 +84,7 @@ class Peering:
         self._keyring = keyring
         self._settings = ours
         self._lines = PeerLines(outside.guard, user_agent=f"covenant/{covenant.__version__}")
-        self._providing = Providing(
+        self._providing = Provider(
             ledger,
             keyring,
             around.catalogue,
@@ -95,14 +95,14 @@ class Peering:
             used=crew.used,
             begun=lambda key: max(self._courier.begun(key), self._reception.handed(key)),
         )
-        acquaintances = Acquaintances(
+        acquaintances = PeerDirectory(
             ledger, keyring, self._lines, ours, us=us, offering=self._providing.offering, now_ms=ledger.now_ms
         )
-        self.requesting = Requesting(ledger, keyring, acquaintances, ours, depth_max=depth_max, now_ms=ledger.now_ms)
-        self._reception = Reception(
+        self.requesting = Requester(ledger, keyring, acquaintances, ours, depth_max=depth_max, now_ms=ledger.now_ms)
+        self._reception = Inbox(
             ledger, keyring, acquaintances, self._providing, self.requesting, ours, us=us, now_ms=ledger.now_ms
         )
-        self._courier = Courier(
+        self._courier = OutboxSender(
             ledger,
             keyring,
             acquaintances,
@@ -112,9 +112,9 @@ class Peering:
             now_ms=ledger.now_ms,
             chance=random.random,
         )
-        self._upkeep = Upkeep(ledger, keyring, acquaintances, us=us, now_ms=ledger.now_ms)
+        self._upkeep = PeerMaintenance(ledger, keyring, acquaintances, us=us, now_ms=ledger.now_ms)
         self._discovery = self._look_around(settings.http.bind_addr, settings.http.port)
-        self.desk = Desk(
+        self.desk = PeerAdmin(
             ledger,
             around.catalogue,
             TaskAcceptor(ledger, crew, tracer),
@@ -171,7 +171,7 @@ class Peering:
 
     def _look_around(self, address: str, port: int) -> Discovery:
         ours, http = self._around.settings.peers, self._around.settings.http
-        places = [read_entry(entry).url for entry in ours.static]
+        places = [read_peer_entry(entry).url for entry in ours.static]
         settings = DiscoverySettings(
             static=tuple(url for url in places if url is not None),
             mdns=ours.mdns,
@@ -180,7 +180,7 @@ class Peering:
             dns_servers=ours.dns_servers,
             name=ours.name or self.id[-8:],
         )
-        said = Announced(instance_id=self.id, versions=SUPPORTED_VERSIONS, fingerprint=fingerprint(self._keyring.key))
+        said = TxtRecord(instance_id=self.id, versions=SUPPORTED_VERSIONS, fingerprint=fingerprint(self._keyring.key))
         announcement = Announcement(said=said, port=port, listens=(address,))
         if http.public_base_url:
             announcement = _announced_as(announcement, http.public_base_url)
@@ -206,13 +206,13 @@ def _announced_as(announcement: Announcement, public_url: str) -> Announcement:
     )
 
 
-async def open_keyring(settings: Settings, key: bytes, keystore: Keystore) -> Keyring | None:
+async def open_keyring(settings: Settings, key: bytes, keystore: Keystore) -> InstanceKeys | None:
     """The keys that others seal to, with a fresh one if it is time; None: peers are switched off."""
     if not settings.peers.enabled:
         return None
     prekeys = await asyncio.to_thread(keystore.read_prekeys)
     change = await asyncio.to_thread(keystore.read_change)
-    keyring = Keyring(key, prekeys, keystore.save_prekeys, change=change)
+    keyring = InstanceKeys(key, prekeys, keystore.save_prekeys, change=change)
     await asyncio.to_thread(keyring.rotate, now_ms())
     return keyring
 

@@ -106,7 +106,7 @@ async def verified(fetcher: Fetcher, card: RemoteCard) -> RemoteCard:
     Raises NoCard if no signature holds.
     """
     # A quarter of what a call from a command line takes to start, for cards that are to be verified.
-    from covenant.seal.card_checking import SIGNATURES_MAX, header_of, signer_of  # noqa: PLC0415
+    from covenant.seal.cards import SIGNATURES_MAX, header_of, signer_of  # noqa: PLC0415
 
     if not card.signatures:
         raise NoCard(f"the card at {card.url} has no signature")

@@ -1,1 +1,1 @@
-"""Other instances: finding them, and delegating to them."""
+"""Delegation between instances: sealed messages, signed results, and who may ask whom for what."""

@@ -1,20 +1,26 @@
 """Signed cards: a JWS over the canonical form (RFC 8785) of a card of A2A 1.0 without its signatures.
 
-The payload is detached: a signature is its protected header and its value, and whoever checks it makes the payload
-again from the card. The specification keeps required members and those set on purpose even when they are empty; the
-official SDK leaves out everything empty, all the way up. Where the two differ, a card gets a signature for each. What
-the second one does not cover is empty, so nothing that a reader could act on is left unsigned.
+The payload is detached: a signature is its protected header and its value, and the verifier makes the payload again
+from the card. The specification keeps required members and those set on purpose even when they are empty; the official
+SDK leaves out everything empty. Where the two differ, a card gets a signature for each. The second one leaves only
+empty members unsigned, on which no reader can act.
+
+A verifier accepts only algorithms with a public key, each with a key of its own kind. The key comes from the set that
+the caller trusts, by its id. A signature is valid if it is valid for one of the forms that a signer may have meant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from joserfc import jws
-from joserfc.jwk import OKPKey
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet, OKPKey
 
 from covenant.model.ids import PublicKey
 from covenant.seal.keys import public_key
@@ -89,3 +95,79 @@ class _Registry(jws.JWSRegistry):
 
 
 _REGISTRY: Final = _Registry(algorithms=[ALGORITHM])
+
+
+ALGORITHMS: Final = (
+    "EdDSA",
+    "Ed25519",
+    "ES256",
+    "ES384",
+    "ES512",
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+)
+SIGNATURES_MAX: Final = 16
+_PART_CHARS_MAX: Final = 16 * 1024
+
+
+class _CheckingRegistry(jws.JWSRegistry):
+    max_header_length = _PART_CHARS_MAX
+    max_payload_length = 16 * 1024 * 1024
+
+    def get_alg(self, name: str) -> Any:  # the library does not export the type
+        # It knows more than it recommends; the list above is ours.
+        return self.algorithms[name] if name in ALGORITHMS else super().get_alg(name)
+
+
+_CHECKING_REGISTRY: Final = _CheckingRegistry(algorithms=list(ALGORITHMS))
+
+
+def header_of(signature: Mapping[str, Any]) -> dict[str, Any]:
+    """The protected header, unproven; empty if it cannot be read."""
+    protected = signature.get("protected")
+    if not isinstance(protected, str) or len(protected) > _PART_CHARS_MAX:
+        return {}
+    try:
+        read = json.loads(base64.urlsafe_b64decode(protected + "=" * (-len(protected) % 4)))
+    except (ValueError, RecursionError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def signer_of(forms: Sequence[Mapping[str, Any]], signature: Mapping[str, Any], keys: Mapping[str, Any]) -> str | None:
+    """The id of the key that signed one of these forms of a card; None if the signature does not hold."""
+    protected, value = signature.get("protected"), signature.get("signature")
+    if not isinstance(protected, str) or not isinstance(value, str) or len(protected) + len(value) > _PART_CHARS_MAX:
+        return None
+    header = header_of(signature)
+    key_id = header.get("kid")
+    if header.get("alg") not in ALGORITHMS or not isinstance(key_id, str):
+        return None
+    try:
+        trusted = KeySet.import_key_set({"keys": [key for key in keys.get("keys", ()) if key.get("kid") == key_id]})
+    except (JoseError, ValueError, TypeError, AttributeError, KeyError):
+        return None
+    if not trusted.keys:
+        return None
+    return key_id if any(_holds(protected, payload, value, trusted) for payload in _payloads(forms)) else None
+
+
+def _payloads(forms: Sequence[Mapping[str, Any]]) -> Iterable[bytes]:
+    unsigned = [{name: value for name, value in form.items() if name != "signatures"} for form in forms]
+    try:
+        return dict.fromkeys([canonical(form) for each in unsigned for form in (each, without_empty(each))])
+    except (ValueError, RecursionError):
+        return ()
+
+
+def _holds(protected: str, payload: bytes, signature: str, keys: KeySet) -> bool:
+    encoded = base64.urlsafe_b64encode(payload).rstrip(b"=").decode()
+    try:
+        jws.deserialize_compact(f"{protected}.{encoded}.{signature}", keys, registry=_CHECKING_REGISTRY)
+    except (JoseError, ValueError, TypeError):
+        return False
+    return True

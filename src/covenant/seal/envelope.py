@@ -37,8 +37,8 @@ from covenant.model.peers.instance import (
     Prekey,
     Whole,
 )
-from covenant.seal.documents import base64url, canonical, checked_key, from_base64url
-from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX, SKEW_MS, Identity, PrivatePrekey, is_key_of, prekey_opens
+from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX, SKEW_MS, InstanceIdentity, PrivatePrekey, is_key_of, prekey_opens
+from covenant.seal.signed_documents import base64url, canonical, checked_key, from_base64url
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
 HEADER_BYTES_MAX: Final = 2_048
@@ -150,7 +150,7 @@ def seal(
     body: bytes,
     *,
     typ: str,
-    sender: Identity,
+    sender: InstanceIdentity,
     to: InstanceId,
     prekey: Prekey,
     jti: str,
@@ -311,3 +311,23 @@ def _signed_bytes(protected: bytes, ciphertext: bytes) -> bytes:
 def remember_until_ms(header: Header) -> int:
     """Until when (sender, jti) must be remembered: afterwards a replay is stale anyway."""
     return header.exp + SKEW_MS
+
+
+_RECEIPT: Final = b"covenant.envelope.receipt.v2\n"
+
+
+def receipt(recipient: InstanceIdentity, envelope: bytes) -> str:
+    return base64url(recipient.sign(_receipted(envelope)))
+
+
+def receipt_holds(recipient: PublicKey, envelope: bytes, given: str) -> bool:
+    """Whether the holder of this key has taken in this very envelope."""
+    try:
+        checked_key(recipient).verify(from_base64url(given), _receipted(envelope))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _receipted(envelope: bytes) -> bytes:
+    return _RECEIPT + hashlib.sha256(envelope).digest()

@@ -29,7 +29,7 @@ from covenant.model.peers.instance import (
     KeyBundle,
     Prekey,
 )
-from covenant.seal.documents import checked_key, document_holds, sign_document
+from covenant.seal.signed_documents import checked_key, document_holds, sign_document
 from covenant.seal.keys import public_key
 
 ID_PREFIX: Final = "frd1_"
@@ -43,7 +43,7 @@ ENVELOPE_LIFE_MS_MAX: Final = 300_000
 _KID_BYTES: Final = 10
 
 
-class Identity:
+class InstanceIdentity:
     """The key that an instance is. Kept ready, since making it from its bytes costs as much as a signature."""
 
     def __init__(self, private_key: bytes) -> None:
@@ -55,7 +55,7 @@ class Identity:
         return self._key.sign(message)
 
     def __repr__(self) -> str:
-        return f"Identity({self.id})"
+        return f"InstanceIdentity({self.id})"
 
 
 class PrivatePrekey(NamedTuple):

@@ -1,10 +1,11 @@
-"""What a result proves: the provider's signature over what was asked, what was said, what came of it and what it cost.
+"""Proofs: a provider's signature over an offer, its transcript, its result and its usage, checked offline.
 
-A transcript's entries are lines in canonical JSON and the leaves of a Merkle tree. The proof has the root, so one
-changed, missing, added or moved line is another proof; a single line can be shown with an inclusion proof, and where
-the transcript may not leave the provider the root alone still binds it (metadata only).
+The entries of a transcript are lines in canonical JSON and the leaves of a Merkle tree (RFC 6962 and 9162, SHA-256).
+The proof has the root, so a changed, missing, added or moved line breaks it. Where the transcript stays with the
+provider, the root alone still binds it.
 
-Everything can be checked offline: the provider's key is in the proof and gives the provider's id.
+The provider's key is in the proof and gives the provider's id. `Evidence` is everything that a proof is about, in one
+document.
 """
 
 from __future__ import annotations
@@ -16,13 +17,77 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model.peers.delegation_messages import DelegationResult, DelegationOffer, Proof, TranscriptEntry
 from covenant.model.ids import PublicKey
+from covenant.model.peers.delegation_messages import (
+    DelegationOffer,
+    DelegationResult,
+    Proof,
+    Transcript,
+    TranscriptEntry,
+)
 from covenant.model.peers.instance import InstanceId
-from covenant.seal import merkle
-from covenant.seal.documents import Uncanonical, base64url, canonical, digest, document_holds, sign_document
 from covenant.seal.identity import instance_id, is_key_of, unsigned
 from covenant.seal.keys import public_key
+from covenant.seal.signed_documents import Uncanonical, base64url, canonical, digest, document_holds, sign_document
+
+_LEAF: Final = b"\x00"
+_NODE: Final = b"\x01"
+DIGEST_BYTES: Final = 32
+
+
+def merkle_leaf(line: bytes) -> bytes:
+    return hashlib.sha256(_LEAF + line).digest()
+
+
+def merkle_root(leaves: Sequence[bytes]) -> bytes:
+    """The root over leaves that are hashes already; that of no leaves is the hash of nothing."""
+    if not leaves:
+        return hashlib.sha256().digest()
+    level = list(leaves)
+    # Pairing from the left, and letting an odd last one rise, gives the tree of the RFC, without its recursion.
+    while len(level) > 1:
+        paired = [_node(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
+        level = paired + level[len(paired) * 2 :]
+    return level[0]
+
+
+def inclusion_path(leaves: Sequence[bytes], index: int) -> tuple[bytes, ...]:
+    """The hashes beside the way from the leaf at `index` up to the root, lowest first."""
+    if not 0 <= index < len(leaves):
+        raise IndexError(index)
+    path: list[bytes] = []
+    level = list(leaves)
+    while len(level) > 1:
+        beside = index ^ 1
+        if beside < len(level):
+            path.append(level[beside])
+        paired = [_node(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
+        level = paired + level[len(paired) * 2 :]
+        index //= 2
+    return tuple(path)
+
+
+def is_included(tree_root: bytes, size: int, index: int, leaf_hash: bytes, path: Sequence[bytes]) -> bool:
+    """RFC 9162, section 2.1.3.2: whether the leaf is at this place in the tree with this root and size."""
+    if not 0 <= index < size or any(len(each) != DIGEST_BYTES for each in (leaf_hash, *path)):
+        return False
+    at, last, reached = index, size - 1, leaf_hash
+    for beside in path:
+        if last == 0:
+            return False
+        if at & 1 or at == last:
+            reached = _node(beside, reached)
+            while not at & 1 and at:
+                at, last = at >> 1, last >> 1
+        else:
+            reached = _node(reached, beside)
+        at, last = at >> 1, last >> 1
+    return last == 0 and hmac.compare_digest(reached, tree_root)
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(_NODE + left + right).digest()
+
 
 KIND: Final = "proof"
 _SALT: Final = b"covenant.transcript.salt.v1\n"
@@ -87,7 +152,7 @@ def line_salt(private_key: bytes, delegation_id: str, seq: int) -> str:
 
 
 def transcript_root(transcript: Sequence[TranscriptEntry]) -> str:
-    return merkle.root(_leaves(transcript)).hex()
+    return merkle_root(_leaves(transcript)).hex()
 
 
 def sign_proof(
@@ -160,7 +225,7 @@ def verify_proof(
 
 def prove_line(transcript: Sequence[TranscriptEntry], index: int) -> LineProof:
     """Shows one line, and hashes of others: what is short and easily guessed there needs a salt."""
-    path = merkle.inclusion(_leaves(transcript), index)
+    path = inclusion_path(_leaves(transcript), index)
     return LineProof(index, transcript[index], tuple(each.hex() for each in path))
 
 
@@ -168,11 +233,11 @@ def line_holds(proof: Proof, line: LineProof) -> bool:
     """Whether the line is part of what was proven. The proof's own signature is for `verify_proof`."""
     try:
         path = [bytes.fromhex(each) for each in line.path]
-        shown = merkle.leaf(_line(line.entry))
+        shown = merkle_leaf(_line(line.entry))
         proven = bytes.fromhex(proof.transcript_root)
     except ValueError:
         return False
-    return merkle.includes(proven, proof.entries, line.index, shown, path)
+    return is_included(proven, proof.entries, line.index, shown, path)
 
 
 def _check_transcript(proof: Proof, transcript: Sequence[TranscriptEntry]) -> Check:
@@ -190,8 +255,42 @@ def _equal(expected: str, hashed: Any, document: Any) -> bool:
 
 
 def _leaves(transcript: Sequence[TranscriptEntry]) -> list[bytes]:
-    return [merkle.leaf(_line(entry)) for entry in transcript]
+    return [merkle_leaf(_line(entry)) for entry in transcript]
 
 
 def _line(entry: TranscriptEntry) -> bytes:
     return canonical(msgspec.to_builtins(entry))
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """`transcript` is None where it stayed with the provider. Further fields are not looked at."""
+
+    proof: Proof
+    offer: DelegationOffer | None = None
+    result: DelegationResult | None = None
+    transcript: Transcript | None = None
+
+
+_READ: Final = msgspec.json.Decoder(Evidence)
+
+
+def verify_evidence(
+    data: bytes, *, provider: str | None = None, requester: str | None = None, budget: int | None = None
+) -> ProofReport:
+    """`ValueError` if it cannot be read as evidence at all."""
+    try:
+        evidence = _READ.decode(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    transcript = evidence.transcript
+    if transcript is None and evidence.result is not None:
+        transcript = evidence.result.transcript
+    return verify_proof(
+        evidence.proof,
+        offer=evidence.offer,
+        result=evidence.result,
+        transcript=transcript,
+        provider=InstanceId(provider) if provider is not None else None,
+        requester=InstanceId(requester) if requester is not None else None,
+        budget=budget,
+    )

@@ -32,11 +32,11 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.ids import PublicKey, from_base58
 from covenant.model.peers.instance import IdentityChange, InstanceId, KeyBundle, Prekey, Trust
-from covenant.peers.keyring import Keyring
+from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.seal.assertions import assert_offer, new_challenge, sign_capabilities
-from covenant.seal.documents import base64url, canonical, from_base64url
+from covenant.seal.signed_documents import base64url, canonical, from_base64url
 from covenant.seal.envelope import Header, Opened, open_
-from covenant.seal.identity import Identity
+from covenant.seal.identity import InstanceIdentity
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import sign_proof
 from covenant.seal.tokens import Narrowing, narrow
@@ -54,7 +54,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def sealed(header: dict[str, Any], body: bytes, prekey: Prekey, signer: Identity) -> bytes:
+def sealed(header: dict[str, Any], body: bytes, prekey: Prekey, signer: InstanceIdentity) -> bytes:
     """As the page says, whatever the header says."""
     protected = canonical(header)
     recipient = X25519PublicKey.from_public_bytes(from_base58(prekey.public_key))
@@ -77,7 +77,7 @@ def header_of(envelope: bytes) -> dict[str, Any]:
     return header
 
 
-def rewritten(envelope: bytes, signer: Identity | None = None, **changes: Any) -> bytes:
+def rewritten(envelope: bytes, signer: InstanceIdentity | None = None, **changes: Any) -> bytes:
     """With another header; signed anew by `signer`, or with the signature that it had. None takes a field out."""
     parts = unpacked(envelope)
     header = {**json.loads(parts["protected"]), **changes}
@@ -97,7 +97,7 @@ def envelopes_in(recorded: bytes) -> list[bytes]:
     return found
 
 
-def _signature(signer: Identity, protected: bytes, ciphertext: bytes) -> bytes:
+def _signature(signer: InstanceIdentity, protected: bytes, ciphertext: bytes) -> bytes:
     digest = hashlib.sha256(ciphertext).digest()
     return signer.sign(b"covenant.envelope.signature.v2\n" + struct.pack(">I", len(protected)) + protected + digest)
 
@@ -113,7 +113,7 @@ class Actor:
     def __init__(self, name: str, private_key: bytes | None = None, *, change: IdentityChange | None = None) -> None:
         self.name = name
         self.private_key = private_key or new_private_key()
-        self.keyring = Keyring(self.private_key, (), lambda _: None, change=change)
+        self.keyring = InstanceKeys(self.private_key, (), lambda _: None, change=change)
         self.keyring.rotate(now_ms())
         self.shows: KeyBundle | None = None
         """What it shows as its keys, if not its own."""
@@ -146,13 +146,13 @@ class Actor:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> InstanceIdentity:
         return self.keyring.identity
 
     def become(self, private_key: bytes, change: IdentityChange | None = None) -> None:
         """From now on it is somebody else, at the same address."""
         self.private_key = private_key
-        self.keyring = Keyring(private_key, (), lambda _: None, change=change)
+        self.keyring = InstanceKeys(private_key, (), lambda _: None, change=change)
         self.keyring.rotate(now_ms())
 
     def close(self) -> None:

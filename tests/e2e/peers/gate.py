@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from covenant.seal.documents import from_base64url
+from covenant.seal.signed_documents import from_base64url
 from tests.cli.daemons import BOUND_S
 
 At = Literal["request", "forwarded", "answer", "answered"]

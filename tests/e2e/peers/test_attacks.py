@@ -15,7 +15,7 @@ import pytest
 from covenant.model.peers.delegation_messages import DelegationCancel, DelegationResult
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.assertions import new_challenge
-from covenant.seal.identity import Identity
+from covenant.seal.identity import InstanceIdentity
 from covenant.seal.keys import new_private_key
 from tests.e2e.peers.actors import Actor, envelopes_in, header_of, now_ms, packed, rewritten, unpacked
 from tests.e2e.peers.conftest import Pair
@@ -168,7 +168,7 @@ def test_a_letter_with_a_changed_body_is_refused(pair: Pair, recorded: bytes, ad
 
 
 def test_a_letter_signed_with_another_key_than_it_shows_is_refused(pair: Pair, mallory: Actor, address: str) -> None:
-    told_nothing(pair.bob, mallory.envelope(pair.bob, signer=Identity(new_private_key())), address, "bad_signature")
+    told_nothing(pair.bob, mallory.envelope(pair.bob, signer=InstanceIdentity(new_private_key())), address, "bad_signature")
 
 
 def test_a_letter_that_shows_a_key_that_is_not_the_senders_is_refused(pair: Pair, mallory: Actor, address: str) -> None:
@@ -255,7 +255,7 @@ def test_a_key_that_nobody_knows_cannot_be_told_from_one_that_is_known(
     pair: Pair, mallory: Actor, address: str
 ) -> None:
     """A letter in a peer's name by somebody without its key is answered as one of nobody's."""
-    forged = mallory.envelope(pair.bob, signer=Identity(new_private_key()))
+    forged = mallory.envelope(pair.bob, signer=InstanceIdentity(new_private_key()))
     with Actor("stranger") as stranger:
         strange = pair.bob.receive(stranger.envelope(pair.bob), source=address)
     assert pair.bob.receive(forged, source=address).raw == strange.raw == REFUSED

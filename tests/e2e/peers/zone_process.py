@@ -7,7 +7,7 @@ import asyncio
 import sys
 
 from covenant.model.peers.instance import SUPPORTED_VERSIONS
-from covenant.peers.discovery.txt import Announced
+from covenant.peers.discovery.dns_sd import TxtRecord
 from tests.outbound.dns_server import name_server
 from tests.peers.discovery.zones import Zone
 
@@ -17,7 +17,7 @@ async def serve(*words: str) -> None:
     async with name_server({host: [address]}) as server:
         zone = Zone(server)
         zone.lists(label)
-        said = Announced(instance_id=instance_id, versions=SUPPORTED_VERSIONS, fingerprint=fingerprint)
+        said = TxtRecord(instance_id=instance_id, versions=SUPPORTED_VERSIONS, fingerprint=fingerprint)
         zone.offers(label, said, f"0 0 {port} {host}.")
         sys.stdout.write(f"{server.port}\n")
         sys.stdout.flush()

@@ -29,7 +29,7 @@ from covenant.model.peers.delegation_messages import DelegationResult, Delegatio
 from covenant.model.ids import TaskId
 from covenant.model.peers.instance import InstanceId, KeyBundle, Trust
 from covenant.model.task import fingerprint
-from covenant.seal.identity import Identity, new_prekey, sign_bundle
+from covenant.seal.identity import InstanceIdentity, new_prekey, sign_bundle
 from tests.ledger_contract.fake_clock import START_MS
 from tests.ledger_contract.samples import OPERATOR, make_task, task_id
 
@@ -46,7 +46,7 @@ def bundle_of(number: int) -> KeyBundle:
 
 @cache
 def id_of(number: int) -> InstanceId:
-    return Identity(bytes([number]) * 32).id
+    return InstanceIdentity(bytes([number]) * 32).id
 
 
 def make_peer(number: int = 1, **changes: Any) -> Peer:

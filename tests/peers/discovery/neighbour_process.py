@@ -9,8 +9,8 @@ import sys
 
 from covenant.outbound.fetching import Fetcher, FetchLimits
 from covenant.outbound.guard import AddressGuard
-from covenant.peers.discovery.finding import Discovery
-from covenant.peers.discovery.settings import DiscoverySettings
+from covenant.peers.discovery.discovery_service import Discovery
+from covenant.peers.peer_settings import DiscoverySettings
 from tests.peers.discovery.neighbours import Neighbour, now_ms
 
 WAITING = {"", "not started"}

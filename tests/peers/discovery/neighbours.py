@@ -13,12 +13,12 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle
 from covenant.outbound.fetching import Fetcher
-from covenant.peers.discovery.candidate import Candidate
-from covenant.peers.discovery.finding import Discovery
+from covenant.peers.discovery.candidates import Candidate
+from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.mdns import SERVICE_TYPE, Announcement
-from covenant.peers.discovery.settings import DiscoverySettings
-from covenant.peers.discovery.txt import Announced, encode_txt
-from covenant.seal.identity import Identity, fingerprint, new_prekey, sign_bundle
+from covenant.peers.peer_settings import DiscoverySettings
+from covenant.peers.discovery.dns_sd import TxtRecord, encode_txt
+from covenant.seal.identity import InstanceIdentity, fingerprint, new_prekey, sign_bundle
 from covenant.seal.keys import new_private_key
 from tests.outbound.http_servers import HERE, Answer, always, fetcher, reply
 
@@ -33,7 +33,7 @@ def now_ms() -> int:
 class Neighbour:
     def __init__(self, private_key: bytes | None = None) -> None:
         self.private_key = private_key or new_private_key()
-        self.identity = Identity(self.private_key)
+        self.identity = InstanceIdentity(self.private_key)
 
     @property
     def id(self) -> InstanceId:
@@ -43,9 +43,9 @@ class Neighbour:
     def fingerprint(self) -> str:
         return fingerprint(PublicKey(self.identity.key))
 
-    def says(self, **changes: Any) -> Announced:
+    def says(self, **changes: Any) -> TxtRecord:
         given = {"instance_id": self.id, "versions": SUPPORTED_VERSIONS, "fingerprint": self.fingerprint}
-        return Announced(**{**given, **changes})
+        return TxtRecord(**{**given, **changes})
 
     def announces(self, port: int, **changes: Any) -> Announcement:
         return Announcement(**{"said": self.says(), "port": port, "listens": (HERE,), **changes})
@@ -112,7 +112,7 @@ async def heard(finding: Discovery, instance_id: str, count: int = 1) -> list[Ca
 
 @asynccontextmanager
 async def announcing(
-    label: str, txt: Announced | bytes, *, port: int = 8421, addresses: tuple[str, ...] = (HERE,), server: str = ""
+    label: str, txt: TxtRecord | bytes, *, port: int = 8421, addresses: tuple[str, ...] = (HERE,), server: str = ""
 ) -> AsyncIterator[AsyncServiceInfo]:
     """Whatever somebody on the network makes up, said once as it is, without asking whether the name is free."""
     network = AsyncZeroconf(interfaces=[HERE])
@@ -120,7 +120,7 @@ async def announcing(
         SERVICE_TYPE,
         f"{label}.{SERVICE_TYPE}",
         port=port,
-        properties=encode_txt(txt) if isinstance(txt, Announced) else txt,
+        properties=encode_txt(txt) if isinstance(txt, TxtRecord) else txt,
         server=server or f"{label.replace(' ', '-')}.local.",
         parsed_addresses=list(addresses),
     )

@@ -8,8 +8,8 @@ import dns.message
 import dns.rcode
 import pytest
 
-from covenant.peers.discovery.candidate import Candidate, Conflict
-from covenant.peers.discovery.dns_sd import INSTANCES_MAX, SERVICE, DomainBrowser, Listed
+from covenant.peers.discovery.candidates import Candidate, CandidateConflict
+from covenant.peers.discovery.dns_sd import INSTANCES_MAX, SERVICE, DomainBrowser, DomainListing
 from tests.outbound.dns_server import NameServer, name_server
 from tests.peers.discovery.neighbours import Neighbour
 from tests.peers.discovery.zones import DOMAIN, Zone, instance
@@ -33,7 +33,7 @@ def browser(server: NameServer, patience_s: float = 10.0) -> DomainBrowser:
     return DomainBrowser([(ip_address("127.0.0.1"), server.port)], patience_s=patience_s)
 
 
-async def look_up(server: NameServer, patience_s: float = 10.0) -> Listed:
+async def look_up(server: NameServer, patience_s: float = 10.0) -> DomainListing:
     async with asyncio.timeout(20):
         return await browser(server, patience_s).look_up(DOMAIN, NOW)
 
@@ -43,7 +43,7 @@ async def test_an_instance_that_the_domain_lists_is_found_with_all_that_is_said_
 ) -> None:
     zone.lists("Research")
     zone.offers("Research", ALPHA.says(tls=True), "0 0 8443 alpha.corp.example.")
-    assert await look_up(server) == Listed(
+    assert await look_up(server) == DomainListing(
         candidates=(
             Candidate(
                 instance_id=ALPHA.id,
@@ -107,7 +107,7 @@ async def test_one_answer_that_was_not_checked_is_enough_not_to_be_authenticated
 
 
 async def test_a_domain_that_lists_nobody_is_no_failure(server: NameServer) -> None:
-    assert await look_up(server) == Listed()
+    assert await look_up(server) == DomainListing()
 
 
 async def test_no_more_than_the_limit_are_looked_up_and_the_rest_is_counted(server: NameServer, zone: Zone) -> None:
@@ -136,7 +136,7 @@ async def test_a_spoiled_txt_record_is_shown_as_malformed(server: NameServer, zo
     zone.lists("a")
     zone.offers("a", said, "0 0 8421 alpha.example.")
     (found,) = (await look_up(server)).candidates
-    assert (found.conflict, found.instance_id, found.url) == (Conflict.MALFORMED, "", "http://alpha.example:8421")
+    assert (found.conflict, found.instance_id, found.url) == (CandidateConflict.MALFORMED, "", "http://alpha.example:8421")
     assert found.detail
 
 
@@ -147,7 +147,7 @@ async def test_an_instance_without_a_place_or_without_txt_is_shown_as_malformed(
     zone.offers("odd", BETA.says(), "0 0 8421 a\\032b.example.")
     found = (await look_up(server)).candidates
     assert {each.name: each.conflict for each in found} == dict.fromkeys(
-        ["nowhere", "silent", "odd"], Conflict.MALFORMED
+        ["nowhere", "silent", "odd"], CandidateConflict.MALFORMED
     )
     assert {each.name: each.url for each in found} == {
         "nowhere": "",
@@ -159,7 +159,7 @@ async def test_an_instance_without_a_place_or_without_txt_is_shown_as_malformed(
 async def test_a_service_that_is_decidedly_not_offered_is_none(server: NameServer, zone: Zone) -> None:
     zone.lists("a")
     zone.offers("a", ALPHA.says(), "0 0 0 .")
-    assert await look_up(server) == Listed()
+    assert await look_up(server) == DomainListing()
 
 
 async def test_a_name_that_is_no_text_is_shown_as_one_line(server: NameServer, zone: Zone) -> None:

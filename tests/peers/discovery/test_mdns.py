@@ -8,11 +8,11 @@ from ipaddress import ip_address
 import pytest
 import uvloop
 
-from covenant.peers.discovery.candidate import Conflict, Note
-from covenant.peers.discovery.finding import Discovery
-from covenant.peers.discovery.interfaces import addresses_of
+from covenant.peers.discovery.candidates import CandidateConflict, CandidateNote
+from covenant.peers.discovery.discovery_service import Discovery
+from covenant.peers.discovery.mdns import addresses_of
 from covenant.peers.discovery.mdns import LABEL_BYTES_MAX, _label, _place
-from covenant.peers.discovery.settings import DiscoverySettings
+from covenant.peers.peer_settings import DiscoverySettings
 from tests.outbound.http_servers import HERE
 from tests.peers.discovery.neighbours import (
     LOOPBACK,
@@ -113,7 +113,7 @@ async def test_a_fingerprint_that_is_not_that_of_the_id_is_shown_as_a_conflict(
         announcing(f"spoof {beta.id[-8:]}", beta.says(fingerprint=Neighbour().fingerprint)),
     ):
         (seen,) = await heard(listening, beta.id)
-        assert seen.conflict == Conflict.FINGERPRINT_MISMATCH
+        assert seen.conflict == CandidateConflict.FINGERPRINT_MISMATCH
 
 
 async def test_a_second_announcement_of_one_id_is_shown_as_a_conflict_of_both(
@@ -126,8 +126,8 @@ async def test_a_second_announcement_of_one_id_is_shown_as_a_conflict_of_both(
     ):
         seen = await heard(listening, beta.id, count=2)
         assert {each.url: each.conflict for each in seen} == {
-            "http://127.0.0.1:8422": Conflict.ID_CLAIMED_TWICE,
-            "http://127.0.0.1:16666": Conflict.ID_CLAIMED_TWICE,
+            "http://127.0.0.1:8422": CandidateConflict.ID_CLAIMED_TWICE,
+            "http://127.0.0.1:16666": CandidateConflict.ID_CLAIMED_TWICE,
         }
 
 
@@ -140,7 +140,7 @@ async def test_an_impostor_of_a_known_peer_is_shown_and_changes_nothing(alpha: N
         announcing(f"spoof {beta.id[-8:]}", beta.says(), port=16_666),
     ):
         seen = await heard(listening, beta.id, count=2)
-        assert {each.port: each.conflict for each in seen} == {8422: None, 16_666: Conflict.PEER_ELSEWHERE}
+        assert {each.port: each.conflict for each in seen} == {8422: None, 16_666: CandidateConflict.PEER_ELSEWHERE}
         assert known == before
 
 
@@ -154,7 +154,7 @@ async def test_another_key_at_the_address_of_a_known_peer_is_shown_and_changes_n
         discovery(LOOPBACK, swapped, announcement=swapped.announces(8422)),
     ):
         (seen,) = await heard(listening, swapped.id)
-        assert seen.conflict == Conflict.IDENTITY_CHANGED
+        assert seen.conflict == CandidateConflict.IDENTITY_CHANGED
         assert known == {beta.id: "http://127.0.0.1:8422"}
 
 
@@ -164,7 +164,7 @@ async def test_somebody_who_goes_by_our_own_id_is_shown(alpha: Neighbour) -> Non
         announcing(f"spoof {alpha.id[-8:]}", alpha.says(), port=16_666),
     ):
         (seen,) = await heard(listening, alpha.id)
-        assert (seen.conflict, seen.port) == (Conflict.CLAIMS_OUR_ID, 16_666)
+        assert (seen.conflict, seen.port) == (CandidateConflict.CLAIMS_OUR_ID, 16_666)
 
 
 SPOILED = [b"", b"\xff\xff\xff", b"\x09txtvers=1\x04id=x", b"\x01", b"\x09txtvers=2"]
@@ -173,14 +173,14 @@ SPOILED = [b"", b"\xff\xff\xff", b"\x09txtvers=1\x04id=x", b"\x01", b"\x09txtver
 async def test_spoiled_records_are_shown_as_malformed_and_others_are_heard(alpha: Neighbour, beta: Neighbour) -> None:
     labels = {f"spoiled {n} {beta.id[-8:]}": txt for n, txt in enumerate(SPOILED)}
 
-    def seen() -> dict[str, tuple[Conflict | None, str]]:
+    def seen() -> dict[str, tuple[CandidateConflict | None, str]]:
         return {each.name: (each.conflict, each.instance_id) for each in listening.candidates() if each.name in labels}
 
     async with discovery(LOOPBACK, alpha) as listening, AsyncExitStack() as stack:
         for label, txt in labels.items():
             await stack.enter_async_context(announcing(label, txt))
         await until(listening, lambda: len(seen()) == len(labels))
-        assert set(seen().values()) == {(Conflict.MALFORMED, "")}
+        assert set(seen().values()) == {(CandidateConflict.MALFORMED, "")}
         await stack.enter_async_context(discovery(LOOPBACK, beta, announcement=beta.announces(8422)))
         await heard(listening, beta.id)
 
@@ -193,23 +193,23 @@ async def test_the_same_name_with_another_address_is_a_conflict_while_the_first_
         await heard(listening, beta.id)
         async with announcing(label, beta.says(), port=16_666):
             seen = await heard(listening, beta.id, count=2)
-            assert {each.conflict for each in seen} == {Conflict.ID_CLAIMED_TWICE}
+            assert {each.conflict for each in seen} == {CandidateConflict.ID_CLAIMED_TWICE}
 
 
-ADDRESSES: list[tuple[tuple[str, ...], str, Note | None]] = [
-    (("169.254.7.7",), "", Note.LINK_LOCAL_SKIPPED),
-    (("fe80::7", "192.168.7.7"), "http://192.168.7.7:8421", Note.LINK_LOCAL_SKIPPED),
+ADDRESSES: list[tuple[tuple[str, ...], str, CandidateNote | None]] = [
+    (("169.254.7.7",), "", CandidateNote.LINK_LOCAL_SKIPPED),
+    (("fe80::7", "192.168.7.7"), "http://192.168.7.7:8421", CandidateNote.LINK_LOCAL_SKIPPED),
     (("fd00::7", "10.7.7.7"), "http://10.7.7.7:8421", None),
     (("fd00::7",), "http://[fd00::7]:8421", None),
-    (("169.254.169.254",), "", Note.LINK_LOCAL_SKIPPED),
-    (("100.100.100.200", "224.0.0.9", "0.0.0.0"), "", Note.NO_USABLE_ADDRESS),
+    (("169.254.169.254",), "", CandidateNote.LINK_LOCAL_SKIPPED),
+    (("100.100.100.200", "224.0.0.9", "0.0.0.0"), "", CandidateNote.NO_USABLE_ADDRESS),
 ]
 
 
 async def test_only_addresses_that_an_instance_may_have_are_taken(alpha: Neighbour) -> None:
     expected = {Neighbour(): row for row in ADDRESSES}
 
-    def seen() -> list[list[tuple[str, Note | None]]]:
+    def seen() -> list[list[tuple[str, CandidateNote | None]]]:
         return [[(each.url, each.note) for each in of(listening, who.id)] for who in expected]
 
     async with discovery(LOOPBACK, alpha) as listening, AsyncExitStack() as stack:
@@ -220,7 +220,7 @@ async def test_only_addresses_that_an_instance_may_have_are_taken(alpha: Neighbo
 
 
 def test_the_loopback_of_somebody_else_is_not_ours_to_call() -> None:
-    assert _place("beta.local", ["127.0.0.1"], loopback=False) == (None, Note.NO_USABLE_ADDRESS)
+    assert _place("beta.local", ["127.0.0.1"], loopback=False) == (None, CandidateNote.NO_USABLE_ADDRESS)
     assert _place("beta.local", ["127.0.0.1"], loopback=True) == ("127.0.0.1", None)
 
 

@@ -11,7 +11,7 @@ import dns.name
 import dns.rrset
 import pytest
 
-from covenant.peers.discovery.finding import Discovery
+from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.mdns import HEARD_MAX, SERVICE_TYPE
 from tests.outbound.http_servers import HERE
 from tests.peers.discovery.neighbours import LOOPBACK, Neighbour, announcing, discovery, heard, of, until

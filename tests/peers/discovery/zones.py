@@ -7,7 +7,7 @@ import dns.rdatatype
 import dns.rrset
 
 from covenant.peers.discovery.dns_sd import SERVICE
-from covenant.peers.discovery.txt import Announced, encode_txt
+from covenant.peers.discovery.dns_sd import TxtRecord, encode_txt
 from tests.outbound.dns_server import NameServer
 
 DOMAIN = "corp.example"
@@ -31,7 +31,7 @@ class Zone:
     def lists(self, *labels: str) -> None:
         self.add(f"{SERVICE}.{DOMAIN}.", "PTR", *(instance(label) for label in labels))
 
-    def offers(self, label: str, said: Announced | str, *places: str) -> None:
+    def offers(self, label: str, said: TxtRecord | str, *places: str) -> None:
         """`places` are SRV records: priority, weight, port, target."""
         if places:
             self.add(instance(label), "SRV", *places)

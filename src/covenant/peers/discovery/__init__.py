@@ -1,1 +1,1 @@
-"""Finding other instances: by settings, on the local network, in DNS. All of it gives candidates, never peers."""
+"""Other instances found by settings, mDNS and DNS."""

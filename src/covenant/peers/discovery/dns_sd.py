@@ -1,30 +1,161 @@
-"""Instances that a domain lists in its DNS (RFC 6763): PTR of `_friday-a2a._tcp.<domain>`, then SRV and TXT of each.
+"""DNS service discovery (RFC 6763): the TXT record of `_friday-a2a._tcp`, and instances that a domain lists.
 
-Promises: at most `INSTANCES_MAX` of a domain, in the order of their names, and `patience_s` for all of it; what was
-found until then is returned, with what is missing said in `failure`. Of several places of one instance the one of the
-lowest priority comes first, and the heaviest of those; it is not drawn by lot, since it is only looked at.
+    txtvers=1  pv=2,3  id=frd1_…  fp=0123456789abcdef  path=/.well-known/agent-card.json  tls=0
 
-Addresses are not asked for here: whoever calls a candidate does that, through the address guard. What DNS says is a
+Reading a record never fails, whatever its bytes: anybody on the network may have written them. What cannot be true is
+in `malformed`. Keys are compared without regard to case, the first of a kind counts, and unknown keys are skipped.
+
+`DomainBrowser` looks up PTR of `_friday-a2a._tcp.<domain>`, then SRV and TXT of each instance. It returns at most
+`INSTANCES_MAX` instances of a domain, in the order of their names, within `patience_s`; `failure` says what is missing.
+The address of the lowest priority comes first, then the one of the greatest weight.
+
+Addresses are not resolved here: whoever calls a candidate does that, through the address guard. What DNS says is a
 hint, signed zone or not: an instance proves itself by its key. dnspython is imported with the first look-up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from covenant.model.errors import Invalid
+from covenant.model.peers.instance import VERSIONS_MAX, parse_instance_id
 from covenant.outbound.addresses import Address
 from covenant.outbound.location import Unreadable, host_text, read_host
-from covenant.peers.discovery.candidate import Candidate, Conflict, shown_name
-from covenant.peers.discovery.settings import root_of
-from covenant.peers.discovery.txt import Announced, decode_strings
+from covenant.peers.discovery.candidates import Candidate, CandidateConflict, shown_name
+from covenant.peers.peer_settings import root_of
 
 if TYPE_CHECKING:
     from dns.asyncresolver import Resolver
     from dns.name import Name
     from dns.resolver import Answer
+
+
+CARD_PATH: Final = "/.well-known/agent-card.json"
+TXT_BYTES_MAX: Final = 1_300
+"""What RFC 6763 says fits one packet. Ours has some 150."""
+STRINGS_MAX: Final = 32
+KEY_CHARS_MAX: Final = 9
+PATH_CHARS_MAX: Final = 200
+VERSION_MAX: Final = 1_000_000
+
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{16}")
+_PATH: Final = re.compile(r"/[A-Za-z0-9._~/%-]*")
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,6}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TxtRecord:
+    """`instance_id` is empty where none could be read; `malformed` says what is wrong, in words for the operator."""
+
+    instance_id: str = ""
+    versions: tuple[int, ...] = ()
+    fingerprint: str = ""
+    path: str = CARD_PATH
+    tls: bool = False
+    malformed: str | None = None
+
+
+def encode_txt(announced: TxtRecord) -> bytes:
+    """As in a packet: each string behind its length."""
+    strings = (
+        "txtvers=1",
+        f"pv={','.join(map(str, announced.versions))}",
+        f"id={announced.instance_id}",
+        f"fp={announced.fingerprint}",
+        f"path={announced.path}",
+        f"tls={int(announced.tls)}",
+    )
+    return b"".join(len(text).to_bytes(1) + text.encode() for text in strings)
+
+
+def decode_txt(data: bytes) -> TxtRecord:
+    """From the bytes of one record. Never raises."""
+    if len(data) > TXT_BYTES_MAX:
+        return TxtRecord(malformed=f"more than {TXT_BYTES_MAX} bytes")
+    strings, whole = _split(data)
+    return decode_strings(strings) if whole else TxtRecord(malformed="cut short")
+
+
+def decode_strings(strings: Sequence[bytes]) -> TxtRecord:
+    """From the strings of one record. Never raises."""
+    if len(strings) > STRINGS_MAX or sum(map(len, strings)) > TXT_BYTES_MAX:
+        return TxtRecord(malformed="too long")
+    said = dict(_pairs(reversed(strings)))
+    wrong: list[str] = []
+    if said.get("txtvers") != "1":
+        wrong.append("txtvers is not 1")
+    return TxtRecord(
+        instance_id=_instance_id(said.get("id", ""), wrong),
+        versions=_versions(said.get("pv", ""), wrong),
+        fingerprint=_fingerprint(said.get("fp", ""), wrong),
+        path=_path(said.get("path", CARD_PATH), wrong),
+        tls=_tls(said.get("tls", "0"), wrong),
+        malformed="; ".join(wrong) or None,
+    )
+
+
+def _split(data: bytes) -> tuple[list[bytes], bool]:
+    strings, at = [], 0
+    while at < len(data):
+        end = at + 1 + data[at]
+        strings.append(data[at + 1 : end])
+        at = end
+    return strings, at == len(data)
+
+
+def _pairs(strings: Iterable[bytes]) -> Iterator[tuple[str, str]]:
+    """Given in reverse, so that in a dictionary of them the first of a kind stays."""
+    for string in strings:
+        key, _, value = string.partition(b"=")
+        if key and len(key) <= KEY_CHARS_MAX and key.isascii():
+            # What is not text becomes text that is no valid value of anything.
+            yield key.decode("ascii").lower(), value.decode("utf-8", "replace")
+
+
+def _instance_id(text: str, wrong: list[str]) -> str:
+    try:
+        return parse_instance_id(text)
+    except Invalid:
+        wrong.append("id is no instance's id")
+        return ""
+
+
+def _versions(text: str, wrong: list[str]) -> tuple[int, ...]:
+    parts = text.split(",") if len(text) <= 8 * VERSIONS_MAX else []
+    if not 0 < len(parts) <= VERSIONS_MAX or not all(map(_VERSION.fullmatch, parts)):
+        wrong.append("pv is no list of versions")
+        return ()
+    versions = tuple(map(int, parts))
+    if max(versions) > VERSION_MAX:
+        wrong.append("pv is no list of versions")
+        return ()
+    return versions
+
+
+def _fingerprint(text: str, wrong: list[str]) -> str:
+    """May be left out: it is for people, and the id says more."""
+    if text and not _FINGERPRINT.fullmatch(text):
+        wrong.append("fp is no fingerprint")
+        return ""
+    return text
+
+
+def _path(text: str, wrong: list[str]) -> str:
+    if len(text) > PATH_CHARS_MAX or not _PATH.fullmatch(text):
+        wrong.append("path is no path")
+        return CARD_PATH
+    return text
+
+
+def _tls(text: str, wrong: list[str]) -> bool:
+    if text not in {"0", "1"}:
+        wrong.append("tls is neither 0 nor 1")
+    return text == "1"
+
 
 SERVICE: Final = "_friday-a2a._tcp"
 INSTANCES_MAX: Final = 50
@@ -36,7 +167,7 @@ UDP_BYTES: Final = 1_232
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class DomainListing:
     """What a domain lists. `failure` says what could not be found out, and is None if that is all there is."""
 
     candidates: tuple[Candidate, ...] = ()
@@ -53,7 +184,7 @@ class DomainBrowser:
         self._patience_s = patience_s
         self._resolver: Resolver | None = None
 
-    async def look_up(self, domain: str, now_ms: int) -> Listed:
+    async def look_up(self, domain: str, now_ms: int) -> DomainListing:
         """Never raises but for a domain that is no name: whatever goes wrong is in the answer."""
         from dns.exception import DNSException  # noqa: PLC0415  (see the module's contract)
         from dns.name import from_text  # noqa: PLC0415
@@ -65,15 +196,15 @@ class DomainBrowser:
                 resolver = await self._opened()
                 answer = await self._ask(resolver, service, "PTR")
         except (DNSException, OSError, EOFError, ValueError, TimeoutError) as error:
-            return Listed(failure=_why(error))
+            return DomainListing(failure=_why(error))
         if answer is None:
-            return Listed()
+            return DomainListing()
         names = sorted({record.target for record in answer})
         found = await self._all(
             resolver, names[:INSTANCES_MAX], until, authenticated=_authenticated(answer), now_ms=now_ms
         )
         missing = min(len(names), INSTANCES_MAX) - len(found)
-        return Listed(
+        return DomainListing(
             candidates=tuple(each for each in found if each is not None),
             left_out=max(0, len(names) - INSTANCES_MAX),
             failure=f"{missing} of {len(names)} instances could not be looked up" if missing else None,
@@ -110,7 +241,7 @@ class DomainBrowser:
         return _candidate(
             name,
             [] if places is None else list(places),
-            Announced(malformed="no TXT record") if text is None else decode_strings(min(text).strings),
+            TxtRecord(malformed="no TXT record") if text is None else decode_strings(min(text).strings),
             authenticated=authenticated and all(map(_authenticated, answers)),
             now_ms=now_ms,
         )
@@ -144,7 +275,7 @@ class DomainBrowser:
         return resolver
 
 
-def _candidate(name: Name, places: list[Any], said: Announced, *, authenticated: bool, now_ms: int) -> Candidate | None:
+def _candidate(name: Name, places: list[Any], said: TxtRecord, *, authenticated: bool, now_ms: int) -> Candidate | None:
     """None if the domain says that the service is decidedly not available: a target of `.` (RFC 2782)."""
     places.sort(key=lambda place: (place.priority, -place.weight, place.target, place.port))
     offered = [place for place in places[:PLACES_MAX] if place.target.to_text() != "." and place.port]
@@ -165,7 +296,7 @@ def _candidate(name: Name, places: list[Any], said: Announced, *, authenticated:
         path=said.path,
         tls=said.tls,
         seen_at_ms=now_ms,
-        conflict=Conflict.MALFORMED if wrong else None,
+        conflict=CandidateConflict.MALFORMED if wrong else None,
         detail=wrong or "",
         announced_as=shown_name(name.to_text(omit_final_dot=True)),
         authenticated=authenticated,

@@ -22,14 +22,30 @@ from typing import TYPE_CHECKING, Final
 
 from covenant.outbound.addresses import Address, special_use
 from covenant.outbound.location import Unreadable, host_text, read_host
-from covenant.peers.discovery.candidate import Candidate, Candidates, Conflict, Note, shown_name
-from covenant.peers.discovery.interfaces import addresses_of
-from covenant.peers.discovery.settings import root_of
-from covenant.peers.discovery.txt import Announced, decode_txt, encode_txt
+from covenant.peers.discovery.candidates import Candidate, Candidates, CandidateConflict, CandidateNote, shown_name
+from covenant.peers.peer_settings import root_of
+from covenant.peers.discovery.dns_sd import TxtRecord, decode_txt, encode_txt
 
 if TYPE_CHECKING:
     from zeroconf import ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+
+def addresses_of(interfaces: Sequence[str]) -> list[Address]:
+    """Of those named, by name or by one of their addresses; of all but the loopback if none is. Asks the system."""
+    import ifaddr  # noqa: PLC0415  (needed where mDNS is on)
+
+    found: set[Address] = set()
+    for adapter in ifaddr.get_adapters():
+        addresses = {ip_address(each.ip if isinstance(each.ip, str) else each.ip[0]) for each in adapter.ips}
+        if not interfaces:
+            found |= {each for each in addresses if not each.is_loopback}
+        elif adapter.name in interfaces:
+            found |= addresses
+        else:
+            found |= {each for each in addresses if str(each) in interfaces}
+    return sorted(found, key=lambda each: (each.version, each.packed))
+
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +70,7 @@ WILDCARDS: Final = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  (read fr
 class Announcement:
     """What we say of ourselves."""
 
-    said: Announced
+    said: TxtRecord
     port: int
     listens: tuple[str, ...] = ("0.0.0.0",)  # noqa: S104  (see WILDCARDS)
     """The addresses that our own door listens on: only there are we announced. A wildcard is all of the interfaces'."""
@@ -367,14 +383,14 @@ def _candidate(info: AsyncServiceInfo, *, loopback: bool, now_ms: int) -> Candid
         path=said.path,
         tls=said.tls,
         seen_at_ms=now_ms,
-        conflict=Conflict.MALFORMED if wrong else None,
+        conflict=CandidateConflict.MALFORMED if wrong else None,
         note=note,
         detail=wrong or "",
         announced_as=shown_name(info.name),
     )
 
 
-def _place(server: str, texts: Sequence[str], *, loopback: bool) -> tuple[str | None, Note | None]:
+def _place(server: str, texts: Sequence[str], *, loopback: bool) -> tuple[str | None, CandidateNote | None]:
     """The host to call. A name under `local` is known to this network alone, so its address is taken instead."""
     if not server.lower().endswith(".local"):
         with suppress(Unreadable):
@@ -383,9 +399,9 @@ def _place(server: str, texts: Sequence[str], *, loopback: bool) -> tuple[str | 
     usable = [each for each in addresses if _may_be_called(each, loopback=loopback)]
     skipped = any(each.is_link_local for each in addresses)
     if not usable:
-        return None, Note.LINK_LOCAL_SKIPPED if skipped else Note.NO_USABLE_ADDRESS
+        return None, CandidateNote.LINK_LOCAL_SKIPPED if skipped else CandidateNote.NO_USABLE_ADDRESS
     best = min(usable, key=lambda each: (each.version, each.packed))
-    return host_text(best), Note.LINK_LOCAL_SKIPPED if skipped else None
+    return host_text(best), CandidateNote.LINK_LOCAL_SKIPPED if skipped else None
 
 
 def _may_be_called(address: Address, *, loopback: bool) -> bool:

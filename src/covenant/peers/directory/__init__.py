@@ -1,0 +1,1 @@
+"""Which peers are known, their keys, and the handshake that verifies them."""

@@ -1,0 +1,436 @@
+"""The handshake with a peer: capability query and response, and the token that comes with the response.
+
+A query is a challenge: the peer that answers it under its signature is verified. Each peer is asked one question at a
+time, and the last challenge counts. A response is opened with the same checks as any other envelope, and is believed
+until it expires. A peer that did not answer is not asked again for a few seconds.
+
+Each issued token is kept with its peer while it is valid, so that it can be revoked. A peer that asks often gets the
+same token for half of its life. Where a peer has too many tokens, the oldest is revoked before a new one is issued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.peer_commands import Hear, LearnPeer, RevokeToken
+from covenant.ledger.machine.peering import ISSUED_MAX, unknown_peer
+from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
+from covenant.model.ids import AgentId
+from covenant.model.peers.delegation import ReceivedEnvelope
+from covenant.model.peers.delegation_messages import BUDGET_MAX, CapabilityQuery, CapabilityResponse, Profile
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle, Prekey, Trust, negotiate
+from covenant.model.peers.peer_record import Challenge, IssuedToken, Peer, PeerCapabilities
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.peer_client import OTHER_KEYS, RECEIVE, PeerCallFailed, PeerConnections, PeerResponse, address
+from covenant.seal.assertions import capabilities_hold, new_challenge, sign_capabilities
+from covenant.seal.envelope import EnvelopeRefused, Opened, open_, remember_until_ms
+from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids
+from covenant.wire.peers import decode, decode_received, encode, type_of
+
+BELIEVED_MS_MAX: Final = 3_600_000
+KEYS_EVERY_MS: Final = 60_000
+PROFILES_BYTES_MAX: Final = 64 * 1024
+"""How much of what a peer says of its profiles is kept. It is written down with each thing that is learned of it."""
+
+_NAMEABLE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}").fullmatch
+
+
+class OfferedProfiles(NamedTuple):
+    """What a peer may ask of us now, how much of that is under way, and how much more there could be."""
+
+    profiles: tuple[Profile, ...]
+    active: int
+    free: int
+
+
+def listed(peer: Peer, entries: tuple[str, ...]) -> bool:
+    return peer.id in entries or peer.name in entries
+
+
+def is_barred(peer: Peer, settings: PeerSettings) -> bool:
+    """Whether an operator has said that this peer may not delegate to us."""
+    return peer.denied or listed(peer, settings.deny) or bool(settings.allow and not listed(peer, settings.allow))
+
+
+def budget_max(peer: Peer, settings: PeerSettings) -> int:
+    own = peer.limits.budget_max
+    return min(BUDGET_MAX, settings.budget_max, own if own is not None else BUDGET_MAX)
+
+
+def answer(
+    query: CapabilityQuery,
+    peer: Peer,
+    offering: OfferedProfiles,
+    keyring: InstanceKeys,
+    *,
+    token: str | None,
+    life_ms: int,
+    now_ms: int,
+) -> CapabilityResponse:
+    response = CapabilityResponse(
+        provider=keyring.id,
+        audience=peer.id,
+        nonce=query.nonce,
+        versions=SUPPORTED_VERSIONS,
+        profiles=offering.profiles,
+        active_delegations=offering.active,
+        free_slots=offering.free,
+        trust_level=peer.trust,
+        keys=keyring.bundle(now_ms),
+        issued_at_ms=now_ms,
+        expires_at_ms=now_ms + life_ms,
+        token=token,
+    )
+    return sign_capabilities(keyring.private_key, response)
+
+
+def token_terms(peer: Peer, offering: OfferedProfiles, settings: PeerSettings) -> Narrowing | None:
+    """What a token for this peer allows, but for its time. None: it may not delegate, whatever it shows."""
+    if not peer.trust.covers(Trust.VERIFIED) or is_barred(peer, settings) or not offering.profiles:
+        return None
+    names = frozenset(each.name for each in offering.profiles)
+    # More than a token can name are not named in it: each offer is held against what there is in any case.
+    nameable = len(names) <= PROFILES_MAX and all(map(_NAMEABLE, names))
+    return Narrowing(profiles=names if nameable else None, budget=budget_max(peer, settings), depth=settings.depth_max)
+
+
+def keys_worth_keeping(known: KeyBundle | None, shown: KeyBundle) -> bool:
+    """Whether keys that a peer shows as it speaks are to be kept. Not at each word: what is kept is written down."""
+    return known is None or shown.issued_at_ms >= known.issued_at_ms + KEYS_EVERY_MS
+
+
+def learned(response: CapabilityResponse, now_ms: int) -> PeerCapabilities:
+    """What is kept of an answer that holds; not for ever, whatever it says."""
+    return PeerCapabilities(
+        profiles=_bounded(response.profiles),
+        versions=response.versions,
+        active_delegations=response.active_delegations,
+        free_slots=response.free_slots,
+        trust_level=response.trust_level,
+        issued_at_ms=response.issued_at_ms,
+        expires_at_ms=min(response.expires_at_ms, now_ms + BELIEVED_MS_MAX),
+        token=response.token,
+    )
+
+
+def _bounded(profiles: tuple[Profile, ...]) -> tuple[Profile, ...]:
+    """The first that there is room for."""
+    sizes = accumulate(len(each.name.encode()) + len(each.description.encode()) + 64 for each in profiles)
+    return tuple(each for each, size in zip(profiles, sizes, strict=True) if size <= PROFILES_BYTES_MAX)
+
+
+T = TypeVar("T")
+
+
+class SingleFlight(Generic[T]):
+    """A question is not called off because one of those who wait for it leaves. For one loop."""
+
+    def __init__(self) -> None:
+        self._flights: dict[Hashable, asyncio.Task[T]] = {}
+
+    async def join(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = asyncio.ensure_future(_run(ask))
+            flight.add_done_callback(lambda landed: self._landed(key, landed))
+        return await asyncio.shield(flight)
+
+    async def stop(self) -> None:
+        """End what is under way: those who wait are told that it was cancelled."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+
+    def _landed(self, key: Hashable, flight: asyncio.Task[T]) -> None:
+        self._flights.pop(key, None)
+        if not flight.cancelled():
+            flight.exception()  # looked at here: everybody who waited for it may have left
+
+
+async def _run(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()
+
+
+TIMEOUT_S: Final = 15.0
+FAILURE_MS: Final = 5_000
+"""How long a peer that does not answer is not asked again for somebody who only wants to know."""
+STRANGER_MS: Final = 2_000
+"""How long it is believed that we are a mere peer to it: that is what changes while two are being introduced."""
+HANDED_MS: Final = 10_000
+"""How long one that fetches has to answer before it is handed the same question again."""
+FETCHED_S: Final = 30.0
+CLOCKS: Final = frozenset({"from_future", "stale"})
+
+
+class PrekeyFor(Protocol):
+    def __call__(self, peer: Peer, *, fresh: bool = False) -> Awaitable[Prekey]: ...
+
+
+class Handshake:
+    def __init__(
+        self,
+        ledger: Ledger,
+        keyring: InstanceKeys,
+        lines: PeerConnections,
+        *,
+        us: AgentId,
+        prekey_for: PrekeyFor,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._keyring = keyring
+        self._lines = lines
+        self._us = us
+        self._prekey_for = prekey_for
+        self._now_ms = now_ms
+        self._monotonic_ms = ledger.clock.monotonic_ms
+        self._flights: SingleFlight[Peer] = SingleFlight()
+        self._failures: dict[InstanceId, tuple[int, CovenantError]] = {}
+        self._handed: dict[InstanceId, tuple[str, int]] = {}
+        self._answered: dict[InstanceId, asyncio.Event] = {}
+
+    async def stop(self) -> None:
+        await self._flights.stop()
+
+    async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
+        known = self._known(peer.id)
+        if not fresh:
+            if (kept := self._kept(known)) is not None:
+                return kept
+            until_ms, failure = self._failures.get(peer.id, (0, None))
+            if failure is not None and self._monotonic_ms() < until_ms:
+                raise failure.with_traceback(None)
+        try:
+            asked = await self.ask(known)
+        except (PeerCallFailed, Refusal) as failed:
+            self._failures[peer.id] = (self._monotonic_ms() + FAILURE_MS, failed)
+            raise
+        self._failures.pop(peer.id, None)
+        if asked.capabilities is None:
+            raise Unavailable("no_capabilities", f"{asked.name} has not said what it can do")
+        return asked.capabilities
+
+    def _kept(self, peer: Peer) -> PeerCapabilities | None:
+        kept, now_ms = peer.capabilities, self._now_ms()
+        if kept is None or not kept.issued_at_ms <= now_ms + FAILURE_MS or now_ms >= kept.expires_at_ms:
+            return None
+        if kept.trust_level is Trust.PEER and now_ms >= kept.issued_at_ms + STRANGER_MS:
+            return None
+        return kept
+
+    async def ask(self, peer: Peer) -> Peer:
+        """The peer as it is once it has answered, and is verified. One without an address may take its time."""
+        asking = self._ask if peer.url is not None else self._ask_when_it_fetches
+        return await self._flights.join(peer.id, lambda: asking(peer))
+
+    async def challenge(self, peer: Peer) -> Peer:
+        """For one that fetches: it stays asked until it answers."""
+        known = self._known(peer.id)
+        if known.challenge is not None:
+            return known
+        return await self._challenge(known)
+
+    async def _challenge(self, peer: Peer) -> Peer:
+        made = Challenge(new_challenge(), self._now_ms())
+        return await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, challenge=made))
+
+    async def _ask(self, peer: Peer) -> Peer:
+        asked = await self._challenge(peer)
+        response = await self._post(asked, await self._prekey_for(asked))
+        if _code(response) in OTHER_KEYS:
+            response = await self._post(asked, await self._prekey_for(asked, fresh=True))
+        if response.status != 200:
+            raise _declined(asked, response, self._keyring.id)
+        try:
+            opened = self._open(asked, decode_received(response.body).envelope)
+            said = decode(opened.header.typ, opened.body)
+        except (Invalid, EnvelopeRefused) as wrong:
+            raise PeerCallFailed(
+                "bad_answer", f"{asked.name} did not answer the question: {wrong}", passing=False
+            ) from wrong
+        if not isinstance(said, CapabilityResponse):
+            raise PeerCallFailed("bad_answer", f"{asked.name} answered with {opened.header.typ}", passing=False)
+        await self._ledger.commit(Hear(envelope=envelope_of(opened)))
+        return await self.learn(asked.id, said)
+
+    def _open(self, peer: Peer, sealed: msgspec.Raw | msgspec.UnsetType) -> Opened:
+        if isinstance(sealed, msgspec.UnsetType):
+            raise Invalid("no_answer", "there is no envelope in its answer")
+        return open_(
+            bytes(sealed),
+            us=self._keyring.id,
+            now_ms=self._now_ms(),
+            known=lambda sender: sender == peer.id,
+            seen=self._ledger.envelope_taken,
+            prekey=self._keyring.prekey,
+        )
+
+    async def _post(self, peer: Peer, prekey: Prekey) -> PeerResponse:
+        query = self._query(peer)
+        sealed = self._keyring.seal(encode(query), typ=type_of(query), to=peer.id, prekey=prekey, now_ms=self._now_ms())
+        return await self._lines.to(address(peer)).post(RECEIVE, sealed, timeout_s=TIMEOUT_S)
+
+    def _query(self, peer: Peer) -> CapabilityQuery:
+        assert peer.challenge is not None
+        return CapabilityQuery(
+            nonce=peer.challenge.nonce, versions=SUPPORTED_VERSIONS, keys=self._keyring.bundle(self._now_ms())
+        )
+
+    async def learn(self, peer_id: InstanceId, response: CapabilityResponse) -> Peer:
+        """What a peer said. `challenge_over` if we have not asked that, or have asked anew since."""
+        peer, now_ms = self._known(peer_id), self._now_ms()
+        if peer.challenge is None or peer.challenge.nonce != response.nonce:
+            raise Conflict("challenge_over", "this is not the answer to the last challenge")
+        holds = capabilities_hold(
+            response,
+            provider=peer.id,
+            audience=self._keyring.id,
+            challenge=peer.challenge.nonce,
+            now_ms=now_ms,
+        )
+        if not holds:
+            raise Invalid("unproven", "the answer is not signed by the peer, not for us, or over")
+        if negotiate(response.versions) is None:
+            raise Conflict("version", f"{peer.name} speaks none of our versions of the protocol; one must be renewed")
+        changed = await self._ledger.commit(
+            LearnPeer(
+                id=peer.id,
+                by=self._us,
+                keys_shown=response.keys,
+                challenge=peer.challenge,
+                capabilities=learned(response, now_ms),
+                verified=True,
+                conflict="",
+            )
+        )
+        self._handed.pop(peer.id, None)
+        if (answered := self._answered.get(peer.id)) is not None:
+            answered.set()
+        return changed
+
+    def pending_query(self, peer: Peer) -> CapabilityQuery | None:
+        known = self._known(peer.id)
+        if known.challenge is None or known.denied:
+            return None
+        nonce, at_ms = self._handed.get(peer.id, ("", 0))
+        now_ms = self._monotonic_ms()
+        if nonce == known.challenge.nonce and now_ms - at_ms < HANDED_MS:
+            return None
+        self._handed[peer.id] = (known.challenge.nonce, now_ms)
+        return self._query(known)
+
+    async def _ask_when_it_fetches(self, peer: Peer) -> Peer:
+        answered = self._answered[peer.id] = asyncio.Event()
+        try:
+            await self.challenge(peer)
+            async with asyncio.timeout(FETCHED_S):
+                await answered.wait()
+        except TimeoutError:
+            raise Unavailable(
+                "not_fetched", f"{peer.name} has no address, and has not come to fetch our question; try again"
+            ) from None
+        finally:
+            del self._answered[peer.id]
+        return self._known(peer.id)
+
+    def _known(self, peer_id: InstanceId) -> Peer:
+        peer = self._ledger.peer(peer_id)
+        if peer is None:
+            raise unknown_peer(peer_id)
+        return peer
+
+
+def envelope_of(opened: Opened) -> ReceivedEnvelope:
+    """What the ledger keeps of an envelope that was opened."""
+    header = opened.header
+    return ReceivedEnvelope(
+        sender=InstanceId(header.sender),
+        jti=header.jti,
+        typ=header.typ,
+        until_ms=remember_until_ms(header),
+        seq=header.seq,
+    )
+
+
+def _code(response: PeerResponse) -> str:
+    with suppress(ValueError):
+        told: Any = msgspec.json.decode(response.body)
+        if isinstance(told, dict) and isinstance(told.get("code"), str):
+            return str(told["code"])
+    return ""
+
+
+def _declined(peer: Peer, response: PeerResponse, us: InstanceId) -> PeerCallFailed:
+    code = _code(response)
+    if code == "refused":
+        return PeerCallFailed(
+            "refused", f"{peer.name} takes nothing from us; have its operator add this instance: {us}", passing=True
+        )
+    passing = response.status >= 500 or response.status == 429
+    if code in CLOCKS:
+        return PeerCallFailed(code, f"{peer.name} answered {code}: its clock and ours are apart; set them", passing=True)
+    said = f" ({code[:64]})" if code else ""
+    return PeerCallFailed(code[:64] or "declined", f"{peer.name} answered {response.status}{said}", passing=passing)
+
+
+class _Given(NamedTuple):
+    token: str
+    id: str
+    terms: Narrowing
+    until_ms: int
+
+
+class TokenIssuer:
+    def __init__(
+        self,
+        ledger: Ledger,
+        keyring: InstanceKeys,
+        settings: PeerSettings,
+        *,
+        us: AgentId,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._keyring = keyring
+        self._settings = settings
+        self._us = us
+        self._now_ms = now_ms
+        self._given: dict[InstanceId, _Given] = {}
+
+    async def token_for(self, peer: Peer, offering: OfferedProfiles) -> str | None:
+        """None for one that may not delegate. Told to nobody before it is durable that it was given."""
+        terms = token_terms(peer, offering, self._settings)
+        if terms is None:
+            self._given.pop(peer.id, None)
+            return None
+        given = self._given.get(peer.id)
+        if given is not None and given.terms == terms and self._good(given):
+            return given.token
+        until_ms = self._now_ms() + self._settings.token_life_ms
+        token = issue(self._keyring.private_key, peer.id, msgspec.structs.replace(terms, expires_at_ms=until_ms))
+        token_id = token_ids(token, self._keyring.key)[0]
+        await self._make_room(peer)
+        await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, issued=IssuedToken(token_id, until_ms)))
+        self._given[peer.id] = _Given(token, token_id, terms, until_ms)
+        return token
+
+    def _good(self, given: _Given) -> bool:
+        left_ms = given.until_ms - self._now_ms()
+        life_ms = self._settings.token_life_ms
+        return life_ms // 2 <= left_ms <= life_ms and not self._ledger.token_revoked(given.id)
+
+    async def _make_room(self, peer: Peer) -> None:
+        now_ms = self._now_ms()
+        good = [each for each in peer.issued if each.until_ms > now_ms]
+        for each in good[: max(0, len(good) - ISSUED_MAX + 1)]:
+            await self._ledger.commit(RevokeToken(by=self._us, token_id=each.id, until_ms=each.until_ms))

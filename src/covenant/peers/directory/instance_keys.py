@@ -1,0 +1,112 @@
+"""The keys of this instance: its identity key, and the prekeys that others seal to, a new one each day.
+
+A prekey is saved before it is shown to anybody. Its private half is erased, in memory and on disk, once nothing that
+was sealed to it can arrive any more.
+
+`rotate` may be called from a thread, since it writes to disk; everything else is for the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from covenant.model.ids import PublicKey
+from covenant.model.peers.instance import IdentityChange, InstanceId, KeyBundle, Prekey
+from covenant.seal.envelope import seal
+from covenant.seal.identity import (
+    SKEW_MS,
+    InstanceIdentity,
+    PrivatePrekey,
+    new_prekey,
+    prekey_due,
+    prekey_holds,
+    prekey_over,
+    prekey_to_use,
+    sign_bundle,
+)
+from covenant.seal.keys import nonce
+
+BUNDLE_MS: Final = 3_600_000
+"""How long a bundle is shown before it is signed again."""
+PREKEYS_KEPT_MAX: Final = 6
+"""Two or three are usual. A clock that jumps to and fro makes more."""
+
+
+class InstanceKeys:
+    def __init__(
+        self,
+        private_key: bytes,
+        prekeys: Iterable[PrivatePrekey],
+        save: Callable[[Sequence[PrivatePrekey]], None],
+        *,
+        change: IdentityChange | None = None,
+    ) -> None:
+        """`save` puts these prekeys in the place of those saved before, durably. `change`: from whom we came to be."""
+        self.identity = InstanceIdentity(private_key)
+        self.private_key = private_key
+        self._save = save
+        self._change = change
+        # Those of another identity, from a backup that does not go together, could seal nothing that anybody believes.
+        self._prekeys = {each.prekey.kid: each for each in prekeys if prekey_holds(self.key, each.prekey)}
+        self._bundle: KeyBundle | None = None
+        self._rotating = threading.Lock()
+
+    @property
+    def id(self) -> InstanceId:
+        return self.identity.id
+
+    @property
+    def key(self) -> PublicKey:
+        return self.identity.key
+
+    def __repr__(self) -> str:
+        return f"InstanceKeys({self.id})"
+
+    def bundle(self, now_ms: int) -> KeyBundle:
+        """What we show of our keys. The same for an hour, unless they change."""
+        kept = self._bundle
+        if kept is not None and 0 <= now_ms - kept.issued_at_ms < BUNDLE_MS and prekey_to_use(kept.prekeys, now_ms):
+            return kept
+        prekeys = self._shown(now_ms)
+        if prekey_to_use(prekeys, now_ms) is None:
+            # Nobody has rotated for a day, as after a long sleep of the machine: late is better than never.
+            self.rotate(now_ms)
+            prekeys = self._shown(now_ms)
+        self._bundle = sign_bundle(self.private_key, prekeys, now_ms, change=self._change)
+        return self._bundle
+
+    def prekey(self, kid: str) -> PrivatePrekey | None:
+        return self._prekeys.get(kid)
+
+    def due(self, now_ms: int) -> bool:
+        """Whether `rotate` would change anything."""
+        held = [each.prekey for each in self._prekeys.values()]
+        return prekey_due(held, now_ms) or any(prekey_over(each, now_ms) for each in held)
+
+    def rotate(self, now_ms: int) -> bool:
+        """A new prekey if it is time for one, and none that is over. Whether anything changed; then it is saved."""
+        with self._rotating:
+            held = self._prekeys
+            kept = [each for each in held.values() if not prekey_over(each.prekey, now_ms)]
+            if prekey_due((each.prekey for each in kept), now_ms):
+                kept.append(new_prekey(self.private_key, now_ms))
+            kept = sorted(kept, key=lambda each: each.prekey.not_after_ms)[-PREKEYS_KEPT_MAX:]
+            after = {each.prekey.kid: each for each in kept}
+            if after.keys() == held.keys():
+                return False
+            self._save(kept)
+            self._prekeys = after
+            self._bundle = None
+            return True
+
+    def seal(
+        self, body: bytes, *, typ: str, to: InstanceId, prekey: Prekey, now_ms: int, seq: int | None = None
+    ) -> bytes:
+        """An envelope for `to`, which has shown this prekey. Each has a `jti` of its own."""
+        return seal(body, typ=typ, sender=self.identity, to=to, prekey=prekey, jti=nonce(), now_ms=now_ms, seq=seq)
+
+    def _shown(self, now_ms: int) -> list[Prekey]:
+        # One from a time when the clock was ahead is not valid yet, and would stand in the place of one that is.
+        return [each.prekey for each in self._prekeys.values() if each.prekey.not_before_ms <= now_ms + SKEW_MS]

@@ -1,0 +1,426 @@
+"""The peers that this instance knows: adding, renaming, trusting and removing them, and refreshing their keys.
+
+An id proves its key, so an address is believed only as far as its signature goes. If another identity answers at a
+peer's address, the peer's record does not change, unless the peer's own key has named the new identity as its
+successor. Trust grows by itself in one way only: a peer that answers our challenge is verified. An operator decides
+everything else. A peer without an address is challenged when it polls (`pending_query`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.peer_commands import (
+    AddPeer,
+    ChangePeer,
+    Hear,
+    LearnPeer,
+    RemovePeer,
+    SucceedPeer,
+)
+from covenant.ledger.machine.peering import unknown_peer
+from covenant.model.errors import Conflict, Forbidden, Invalid, Refusal, Unavailable
+from covenant.model.ids import AgentId, PublicKey, base58
+from covenant.model.peers.delegation import ReceivedEnvelope
+from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
+from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
+from covenant.model.peers.peer_record import NAME_CHARS_MAX, Peer, PeerCapabilities, PeerLimits, PeerSource
+from covenant.outbound.location import Unreadable, read_url
+from covenant.peers.directory.handshake import Handshake, SingleFlight, TokenIssuer, OfferedProfiles, answer, keys_worth_keeping
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.peer_client import IDENTITY, PeerCallFailed, PeerConnections, address
+from covenant.seal.identity import bundle_holds, prekey_to_use
+from covenant.wire.peers import Introduction, decode_introduction, decode_refused, encode, type_of
+
+ID_TAIL: Final = 8
+PATH_CHARS_MAX: Final = 200
+
+_NAME = re.compile(r"[A-Za-z0-9_.\-]+").fullmatch
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.\-]+")
+_PATH = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)*").fullmatch
+
+
+class PeerEntry(NamedTuple):
+    """A peer as a setting gives it."""
+
+    url: str | None
+    peer_id: str | None
+    name: str | None
+
+
+def check_name(name: str) -> str:
+    """What stands before `/profile` where somebody names a target, and in front of `@peer` in the audit."""
+    if len(name) > NAME_CHARS_MAX or _NAME(name) is None or name.startswith("frd1_"):
+        raise Invalid(
+            "invalid_name",
+            f"a peer's name is 1 to {NAME_CHARS_MAX} of A-Z a-z 0-9 _ . - and does not begin like an id",
+        )
+    return name
+
+
+def name_from(said: str, peer_id: InstanceId) -> str:
+    """What a peer calls itself, as far as that can be a name here; otherwise the end of its id."""
+    name = _NOT_IN_NAMES.sub("-", said).strip("-")[:NAME_CHARS_MAX]
+    return name if name and not name.startswith("frd1_") else peer_id[-ID_TAIL:]
+
+
+def apart(name: str, peer_id: InstanceId) -> str:
+    """Another name for one whose own is taken."""
+    tail = peer_id[-ID_TAIL:]
+    return tail if name == tail else f"{name[: NAME_CHARS_MAX - ID_TAIL - 1]}-{tail}"
+
+
+def read_peer_url(text: str) -> str:
+    """The address in its one spelling, without a final slash. Its path is where all paths of the peer begin."""
+    try:
+        location = read_url(text.strip())
+    except Unreadable as wrong:
+        raise Invalid("invalid_url", f"{text[:80]!r} cannot be a peer's address: {wrong}") from None
+    path = location.target.rstrip("/")
+    if len(path) > PATH_CHARS_MAX or "#" in text or _PATH(path) is None:
+        raise Invalid(
+            "invalid_url",
+            f"{text[:80]!r} cannot be a peer's address: write https://host, https://host:port or https://host/base",
+        )
+    return f"{location.scheme}://{location.authority}{path}"
+
+
+def read_peer_entry(text: str) -> PeerEntry:
+    """`https://host`, `<id>@https://host`, `name=https://host`, `name=<id>@https://host` or `name=<id>`."""
+    head, equals, rest = text.strip().partition("=")
+    name, given = (check_name(head), rest) if equals and "/" not in head else (None, text.strip())
+    before, at, after = given.partition("@")
+    if at and before.startswith("frd1_"):
+        return PeerEntry(read_peer_url(after), parse_instance_id(before), name)
+    if given.startswith("frd1_"):
+        return PeerEntry(None, parse_instance_id(given), name)
+    return PeerEntry(read_peer_url(given), None, name)
+
+
+def as_agent(peer: Peer) -> AgentId:
+    """The peer where an agent is asked for: in the audit, and as the sender of a task."""
+    return AgentId(f"{peer.name or peer.id[-ID_TAIL:]}@peer", _key_of(peer))
+
+
+def _key_of(peer: Peer) -> PublicKey:
+    if peer.keys is not None:
+        return PublicKey(peer.keys.identity_key)
+    # It has not shown its key, and nothing was taken from it yet: this stands for it, and is nobody's key.
+    return PublicKey(base58(hashlib.sha256(f"covenant.peer.v1\n{peer.id}".encode()).digest()))
+
+
+IDENTITY_CHANGED: Final = "identity_changed"
+UNVERIFIED_KEYS: Final = "unverified_keys"
+BEGINNING_MIN: Final = len("frd1_") + 4
+CODE_CHARS_MAX: Final = 64
+
+log = logging.getLogger(__name__)
+
+
+def as_refusal(failed: PeerCallFailed) -> Refusal:
+    """A call that failed, for whoever asked for it at a door."""
+    return Unavailable(failed.code, failed.message) if failed.passing else Conflict(failed.code, failed.message)
+
+
+class PeerDirectory:
+    """Lives on one loop. Whatever is told to a peer or an operator here is durable first."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        keyring: InstanceKeys,
+        lines: PeerConnections,
+        settings: PeerSettings,
+        *,
+        us: AgentId,
+        offering: Callable[[Peer], OfferedProfiles],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._keyring = keyring
+        self._lines = lines
+        self._settings = settings
+        self._us = us
+        self._offering = offering
+        self._now_ms = now_ms
+        self._asking = Handshake(ledger, keyring, lines, us=us, prekey_for=self.prekey_for, now_ms=now_ms)
+        self._issuing = TokenIssuer(ledger, keyring, settings, us=us, now_ms=now_ms)
+        self._refreshing: SingleFlight[Peer] = SingleFlight()
+
+    async def stop(self) -> None:
+        """End what is being asked."""
+        await self._asking.stop()
+        await self._refreshing.stop()
+
+    def find(self, named: str) -> Peer:
+        """By its id, its name, or the beginning of an id that is nobody else's."""
+        if peer := (self._ledger.peer(InstanceId(named)) or self._ledger.peer_named(named)):
+            return peer
+        if len(named) >= BEGINNING_MIN and named.startswith("frd1_"):
+            found = [each for each in self._ledger.peers() if each.id.startswith(named)]
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise Conflict("ambiguous_peer", f"{len(found)} peers have an id that begins so; write more of it")
+        raise unknown_peer(named)
+
+    # Who is known
+
+    async def add(
+        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None, source: PeerSource = "operator"
+    ) -> Peer:
+        """Tries to verify it too; where that cannot be, it is added all the same and stays a mere peer."""
+        wanted = parse_instance_id(peer_id) if peer_id is not None else None
+        self._check_other(wanted)
+        called = check_name(name) if name is not None else None
+        if url is None:
+            if wanted is None or called is None:
+                raise Invalid("address_needed", "give the peer's address; or, if it has none, its id and a name for it")
+            peer = Peer(id=wanted, name=called, source=source)
+        else:
+            peer = await self._introduced(read_peer_url(url), wanted, called, source)
+        added = await self._ledger.commit(AddPeer(by=by, peer=peer))
+        try:
+            return await self.verify(added)
+        except (PeerCallFailed, Refusal) as failed:
+            log.info("peer %s was added and not verified: %s", added.id, failed)
+            return self._ledger.peer(added.id) or added
+
+    async def _introduced(self, place: str, wanted: InstanceId | None, name: str | None, source: PeerSource) -> Peer:
+        keys, said = None, ""
+        try:
+            introduction = await self._introduction(place)
+            keys, said = introduction.keys, introduction.name
+        except PeerCallFailed as failed:
+            if wanted is None or not failed.passing:
+                raise as_refusal(
+                    PeerCallFailed(
+                        failed.code,
+                        f"{failed.message}; start it, or give its id too, to add it without having met it"
+                        if failed.passing
+                        else failed.message,
+                        passing=failed.passing,
+                    )
+                ) from failed
+        if keys is not None:
+            self._check_shown(place, keys, wanted)
+        peer_id = wanted or InstanceId(keys.id if keys is not None else "")
+        return Peer(id=peer_id, name=name or self._free_name(said, peer_id), url=place, source=source, keys=keys)
+
+    def _check_shown(self, place: str, keys: KeyBundle, wanted: InstanceId | None) -> None:
+        if wanted is not None and keys.id != wanted:
+            raise Conflict(
+                IDENTITY_CHANGED, f"at {place} there is {keys.id}, not {wanted}; check the address and the id"
+            )
+        self._check_other(InstanceId(keys.id))
+        if not bundle_holds(keys, InstanceId(keys.id), self._now_ms()):
+            raise Conflict(
+                UNVERIFIED_KEYS, f"what {place} shows as its keys is not signed by them, or is over; check its clock"
+            )
+
+    def _check_other(self, peer_id: InstanceId | None) -> None:
+        if peer_id == self._keyring.id:
+            raise Invalid("self_peer", "that is this instance itself; give the address or id of another one")
+
+    def _free_name(self, said: str, peer_id: InstanceId) -> str:
+        known = self._ledger.peer(peer_id)
+        if known is not None:
+            return known.name
+        name = name_from(said, peer_id)
+        return name if self._ledger.peer_named(name) is None else apart(name, peer_id)
+
+    async def remove(self, by: AgentId, named: str) -> Peer:
+        return await self._ledger.commit(RemovePeer(id=self.find(named).id, by=by))
+
+    async def change(
+        self,
+        by: AgentId,
+        named: str,
+        *,
+        name: str | None = None,
+        url: str | None = None,
+        trust: Trust | None = None,
+        denied: bool | None = None,
+        limits: PeerLimits | None = None,
+    ) -> Peer:
+        """By an operator. `verified` is not given but earned: a peer that has not been challenged yet is, now."""
+        peer = self.find(named)
+        place = read_peer_url(url) if url else url
+        if trust is Trust.VERIFIED and peer.verified_at_ms is None:
+            peer = await self._verified(peer)
+        changed = await self._ledger.commit(
+            ChangePeer(
+                id=peer.id,
+                by=by,
+                name=check_name(name) if name is not None else None,
+                url=place,
+                trust=trust,
+                denied=denied,
+                limits=limits,
+            )
+        )
+        if place and place != peer.url:
+            try:
+                changed = await self.refresh(changed)
+            except (PeerCallFailed, Refusal) as failed:
+                log.info("peer %s does not answer at its new address: %s", changed.id, failed)
+        return changed
+
+    async def _verified(self, peer: Peer) -> Peer:
+        try:
+            peer = await self.verify(peer)
+        except PeerCallFailed as failed:
+            raise Conflict("not_verified", f"{peer.name} could not be challenged: {failed.message}") from failed
+        if peer.verified_at_ms is None:
+            raise Conflict("not_verified", f"{peer.name} has not answered our challenge yet; it does when it fetches")
+        return peer
+
+    # Their keys
+
+    async def refresh(self, peer: Peer) -> Peer:
+        """Ask at its address who is there. `PeerCallFailed` if nobody says."""
+        return await self._refreshing.join(peer.id, lambda: self._refresh(peer))
+
+    async def _refresh(self, peer: Peer) -> Peer:
+        keys = (await self._introduction(address(peer))).keys
+        holds = bundle_holds(keys, InstanceId(keys.id), self._now_ms())
+        if keys.id == peer.id:
+            return await (self._shown(peer, keys) if holds else self._conflict(peer, UNVERIFIED_KEYS))
+        if not holds or keys.change is None or keys.change.old_id != peer.id or keys.id == self._keyring.id:
+            return await self._conflict(peer, IDENTITY_CHANGED)
+        try:
+            return await self._ledger.commit(SucceedPeer(by=self._us, old=peer.id, keys_shown=keys, vouched=True))
+        except Conflict:  # its successor is a peer of its own already: which of the two stays, an operator says
+            return await self._conflict(peer, IDENTITY_CHANGED)
+
+    async def _shown(self, peer: Peer, keys: KeyBundle) -> Peer:
+        """Its keys hold. Older ones than we have are somebody's memory of it, and are not taken back."""
+        known = self._ledger.peer(peer.id)
+        if known is not None and known.keys is not None and keys.issued_at_ms < known.keys.issued_at_ms:
+            return known
+        return await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, keys_shown=keys, conflict=""))
+
+    async def _conflict(self, peer: Peer, conflict: str) -> Peer:
+        log.warning("at the address of peer %s there is something else: %s", peer.id, conflict)
+        return await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, conflict=conflict))
+
+    async def succeed(self, by: AgentId, named: str, new_id: str) -> Peer:
+        """The operator says that a peer goes by this id now. It is a mere peer until it has answered a challenge."""
+        peer, wanted = self.find(named), parse_instance_id(new_id)
+        self._check_other(wanted)
+        if peer.url is None:
+            raise Conflict("no_address", f"{peer.name} has no address to ask at; remove it, and add the new id")
+        try:
+            keys = (await self._introduction(peer.url)).keys
+        except PeerCallFailed as failed:
+            raise as_refusal(failed) from failed
+        self._check_shown(peer.url, keys, wanted)
+        vouched = keys.change is not None and keys.change.old_id == peer.id
+        changed = await self._ledger.commit(SucceedPeer(by=by, old=peer.id, keys_shown=keys, vouched=vouched))
+        try:
+            return await self.verify(changed)
+        except (PeerCallFailed, Refusal) as failed:
+            log.info("peer %s is not verified yet: %s", changed.id, failed)
+            return self._ledger.peer(changed.id) or changed
+
+    async def prekey_for(self, peer: Peer, *, fresh: bool = False) -> Prekey:
+        """What to seal to. Asks for its keys if they are over, or `fresh` ones are wanted."""
+        known = self._ledger.peer(peer.id) or peer
+        prekey = self._usable(known)
+        if prekey is not None and not fresh:
+            return prekey
+        if known.url is None:
+            if prekey is not None:
+                return prekey
+            raise Unavailable("no_keys", f"{known.name} has not shown its keys lately; it does when it fetches")
+        known = await self.refresh(known)
+        if known.id != peer.id:
+            raise Conflict(IDENTITY_CHANGED, f"{known.name} goes by the id {known.id} now; look it up again")
+        if known.conflict == IDENTITY_CHANGED:
+            raise Conflict(IDENTITY_CHANGED, f"somebody else answers at the address of {known.name}, {known.url}")
+        prekey = self._usable(known)
+        if prekey is None:
+            raise Unavailable("no_keys", f"{known.name} shows no keys that can be used now; is its clock right?")
+        return prekey
+
+    def _usable(self, peer: Peer) -> Prekey | None:
+        return prekey_to_use(peer.keys.prekeys, self._now_ms()) if peer.keys is not None else None
+
+    async def _introduction(self, place: str) -> Introduction:
+        response = await self._lines.to(place).get(IDENTITY)
+        if response.status != 200:
+            passing = response.status >= 500 or response.status == 429
+            raise PeerCallFailed(
+                "not_a_peer",
+                f"{place}{IDENTITY} answers {response.status}{_why(response.body)}; is that an instance?",
+                passing=passing,
+            )
+        try:
+            return decode_introduction(response.body)
+        except Invalid as wrong:
+            raise PeerCallFailed(
+                "not_a_peer", f"{place}{IDENTITY} is not who an instance says it is: {wrong.message}", passing=False
+            ) from None
+
+    # What they can do
+
+    async def verify(self, peer: Peer) -> Peer:
+        """Challenge it. One without an address is challenged when it fetches, and is what it was until then."""
+        if peer.url is None:
+            return await self._asking.challenge(peer)
+        return await self._asking.ask(peer)
+
+    async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
+        """As it last said, until that is over; then it is asked. `PeerCallFailed`, or a refusal, if it does not say."""
+        return await self._asking.capabilities(peer, fresh=fresh)
+
+    def pending_query(self, peer: Peer) -> CapabilityQuery | None:
+        """What to ask a peer that comes to fetch. Not again for a while, so that it can answer."""
+        return self._asking.pending_query(peer)
+
+    async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None:
+        await self._ledger.commit(Hear(envelope=envelope))
+        await self._asking.learn(peer.id, response)
+
+    async def hear_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes:
+        await self._ledger.commit(Hear(envelope=envelope))
+        asker = self._ledger.peer(peer.id) or peer
+        if asker.denied:
+            raise Forbidden("denied", "nothing is taken from this peer")
+        now_ms = self._now_ms()
+        prekey = None
+        if query.keys is not None:
+            if query.keys != asker.keys and not bundle_holds(query.keys, asker.id, now_ms):
+                raise Invalid(UNVERIFIED_KEYS, "the keys in the query are not yours, or are over; check your clock")
+            prekey = prekey_to_use(query.keys.prekeys, now_ms)
+            if keys_worth_keeping(asker.keys, query.keys):
+                asker = await self._shown(asker, query.keys)
+        prekey = prekey or await self.prekey_for(asker)
+        offering = self._offering(asker)
+        response = answer(
+            query,
+            asker,
+            offering,
+            self._keyring,
+            token=await self._issuing.token_for(asker, offering),
+            life_ms=self._settings.capabilities_life_ms,
+            now_ms=self._now_ms(),
+        )
+        return self._keyring.seal(
+            encode(response), typ=type_of(response), to=asker.id, prekey=prekey, now_ms=self._now_ms()
+        )
+
+
+def _why(body: bytes) -> str:
+    """The code in a refusal, where there is one: an instance that is called by a name it does not know says so."""
+    try:
+        code = decode_refused(body).code
+    except Invalid:
+        return ""
+    return f" ({code})" if code.isidentifier() and len(code) <= CODE_CHARS_MAX else ""

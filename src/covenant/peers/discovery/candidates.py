@@ -1,0 +1,262 @@
+"""Instances that somebody says are there, and whether what is said can be true.
+
+A candidate is not a peer: nothing is sent to it, and nothing of a peer (its address, its keys, its trust) ever changes
+by what is announced. What cannot be true, or contradicts something else, is kept and shown with a `conflict`. Which of
+two contradicting announcements is the true one is not guessed: only an instance's key proves its id.
+
+Conflicts are decided when the candidates are listed, from all that is known then, without a clock or any call. At most
+`CANDIDATES_MAX` are kept. When there are more, those of the local network go first, where anybody can announce as
+much as he likes, and among them the one that has not been heard for longest.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from covenant.model.peers.instance import InstanceId, parse_instance_id
+from covenant.outbound.location import Unreadable
+from covenant.peers.peer_settings import root_of
+from covenant.seal.identity import fingerprint_of
+
+CANDIDATES_MAX: Final = 500
+MOVED_MS: Final = 120_000
+"""For how long an announcement is still shown beside the one that took its place under the same name: as long as the
+addresses of a host live in mDNS. Whoever moved is in conflict with himself meanwhile, as an impostor would be."""
+NAME_CHARS_MAX: Final = 64
+
+Source = Literal["static", "mdns", "dns"]
+FIRST_TO_GO: Final[tuple[Source, ...]] = ("mdns", "dns", "static")
+
+replace = msgspec.structs.replace
+
+
+class CandidateConflict(enum.StrEnum):
+    """Why an announcement is not to be believed as it is. The first that fits is named."""
+
+    MALFORMED = "malformed"
+    """It cannot be read, or is not of a form that we know."""
+    FINGERPRINT_MISMATCH = "fingerprint_mismatch"
+    """The fingerprint is not that of any key with this id."""
+    UNVERIFIED_KEYS = "unverified_keys"
+    """It was asked for its keys, and what it showed does not hold."""
+    CLAIMS_OUR_ID = "claims_our_id"
+    """Somebody else on the local network goes by our own id."""
+    PEER_ELSEWHERE = "peer_elsewhere"
+    """The id is that of a peer, which we know at another address. The peer stays where it is."""
+    IDENTITY_CHANGED = "identity_changed"
+    """The address is that of a peer, and the id is another. It gets nothing of the peer's trust."""
+    ID_CLAIMED_TWICE = "id_claimed_twice"
+    """The same id is announced at two addresses, in the same way."""
+
+
+WORDS: Final[Mapping[CandidateConflict, str]] = {
+    CandidateConflict.FINGERPRINT_MISMATCH: "no key with this id has this fingerprint",
+    CandidateConflict.CLAIMS_OUR_ID: "this is our own id, and not we announce it",
+    CandidateConflict.PEER_ELSEWHERE: "a peer has this id, at another address, where it stays",
+    CandidateConflict.IDENTITY_CHANGED: "a peer with another id has this address, and keeps its keys and its trust",
+    CandidateConflict.ID_CLAIMED_TWICE: "this id is announced at several addresses; ask each for its keys",
+}
+
+
+class CandidateNote(enum.StrEnum):
+    """What else to know of a candidate. No reproach."""
+
+    OURSELVES = "ourselves"
+    LINK_LOCAL_SKIPPED = "link_local_skipped"
+    """It has link-local addresses too, which are never called."""
+    NO_USABLE_ADDRESS = "no_usable_address"
+    """None of its addresses is one that may be called."""
+    NOT_ASKED = "not_asked"
+    """By settings, and not asked for its keys yet."""
+    NO_ANSWER = "no_answer"
+    """It could not be reached, or did not answer as an instance does."""
+    NOT_ALLOWED = "not_allowed"
+    """It may not be called where it is."""
+    VERSION_NOT_SUPPORTED = "version_not_supported"
+    """It speaks no version of the protocol that we do."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    instance_id: str
+    """As claimed; empty if nothing was claimed that can be an id."""
+    url: str
+    """Where it would be called; empty if nowhere."""
+    name: str
+    """For people, by whoever announced it: no two need differ."""
+    source: Source
+    versions: tuple[int, ...] = ()
+    fingerprint: str = ""
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    """Of its card, below `url`."""
+    tls: bool = False
+    seen_at_ms: int
+    conflict: CandidateConflict | None = None
+    note: CandidateNote | None = None
+    detail: str = ""
+    """To the note or the conflict, in words for the operator."""
+    announced_as: str = ""
+    """The name of the service, the domain's entry, or the setting's line that led here."""
+    authenticated: bool = False
+    """By DNS: the name server says that it has checked the zone's signatures."""
+    others: tuple[str, ...] = ()
+    """By DNS: where else it can be called, best first."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    candidate: Candidate
+    group: str
+    until_ms: int | None
+
+
+class Candidates:
+    """One for each id, source and url. A *group* is what is renewed or withdrawn together."""
+
+    def __init__(self, own_id: InstanceId, *, candidates_max: int = CANDIDATES_MAX) -> None:
+        self._own_id = own_id
+        self._candidates_max = candidates_max
+        self._entries: dict[tuple[str, Source, str], _Entry] = {}
+        self.dropped = 0
+        """How many had to go since the start because there were too many."""
+        self.on_change: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def saw(self, candidate: Candidate, *, group: str, until_ms: int | None = None) -> None:
+        """Heard of now. Another address or id under the same name does not simply take the place of what was there."""
+        key = _key(candidate)
+        moved_until_ms = candidate.seen_at_ms + MOVED_MS
+        for other, entry in self._entries.items():
+            if entry.group == group and other != key:
+                entry.until_ms = min(moved_until_ms, entry.until_ms or moved_until_ms)
+        self._put(key, _Entry(candidate, group, until_ms))
+        self.on_change()
+
+    def gone(self, group: str) -> None:
+        """Withdrawn by whoever announced it."""
+        self._keep(lambda entry: entry.group != group)
+
+    def forget(self, source: Source) -> None:
+        """We do not listen any more."""
+        self._keep(lambda entry: entry.candidate.source != source)
+
+    def found(self, candidates: Iterable[Candidate], *, group: str, whole: bool) -> None:
+        """By a look-up. If it was `whole`, this is all that there is in its group."""
+        if whole:
+            self._entries = {key: entry for key, entry in self._entries.items() if entry.group != group}
+        for candidate in candidates:
+            self._put(_key(candidate), _Entry(candidate, group, None))
+        self.on_change()
+
+    def urls(self, source: Source) -> frozenset[str]:
+        return frozenset(url for _, each, url in self._entries if each == source)
+
+    def listed(self, monotonic_ms: int, known: Mapping[InstanceId, str | None]) -> tuple[Candidate, ...]:
+        """All of them, the last seen first, each judged. `known` are the peers, and where they are.
+
+        `monotonic_ms`: the time by the clock in which `until_ms` was given.
+        """
+        self._keep(lambda entry: entry.until_ms is None or monotonic_ms < entry.until_ms)
+        judged = _judged((entry.candidate for entry in self._entries.values()), self._own_id, known)
+        return tuple(sorted(judged, key=lambda each: (-each.seen_at_ms, each.source, each.url, each.instance_id)))
+
+    def _keep(self, wanted: Callable[[_Entry], bool]) -> None:
+        kept = {key: entry for key, entry in self._entries.items() if wanted(entry)}
+        if len(kept) != len(self._entries):
+            self._entries = kept
+            self.on_change()
+
+    def _put(self, key: tuple[str, Source, str], entry: _Entry) -> None:
+        self._entries[key] = entry
+        if len(self._entries) > self._candidates_max:
+            del self._entries[min(self._entries, key=self._worth)]
+            self.dropped += 1
+
+    def _worth(self, key: tuple[str, Source, str]) -> tuple[int, int]:
+        candidate = self._entries[key].candidate
+        return FIRST_TO_GO.index(candidate.source), candidate.seen_at_ms
+
+
+def shown_name(text: str) -> str:
+    """Somebody else's words, fit for a terminal and a page: one line, bounded, nothing that moves a cursor."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text[:NAME_CHARS_MAX]).strip()
+
+
+def _key(candidate: Candidate) -> tuple[str, Source, str]:
+    # What has no id that could be told apart is told apart by the name it goes by.
+    return candidate.instance_id or candidate.announced_as, candidate.source, candidate.url
+
+
+def _judged(
+    candidates: Iterable[Candidate], own_id: InstanceId, known: Mapping[InstanceId, str | None]
+) -> list[Candidate]:
+    places = {peer: _root(url) for peer, url in known.items() if url is not None}
+    residents = {place: peer for peer, place in places.items()}
+    judged = [_with(each, _untrue(each, own_id) or _against_peers(each, places, residents)) for each in candidates]
+    # What is refuted already refutes nobody.
+    claims = Counter((each.instance_id, each.source) for each in judged if _claims_a_place(each))
+    return [
+        _with(each, CandidateConflict.ID_CLAIMED_TWICE)
+        # A peer at the address that we know it at is what we know, whoever else claims to be it.
+        if _claims_a_place(each)
+        and claims[each.instance_id, each.source] > 1
+        and residents.get(each.url) != each.instance_id
+        else _ours(each, own_id)
+        for each in judged
+    ]
+
+
+def _claims_a_place(candidate: Candidate) -> bool:
+    return bool(candidate.conflict is None and candidate.instance_id and candidate.url)
+
+
+def _untrue(candidate: Candidate, own_id: InstanceId) -> CandidateConflict | None:
+    """What is wrong with it by itself."""
+    if candidate.conflict is not None:
+        return candidate.conflict
+    if not candidate.instance_id:
+        return None
+    if candidate.fingerprint and candidate.fingerprint != fingerprint_of(parse_instance_id(candidate.instance_id)):
+        return CandidateConflict.FINGERPRINT_MISMATCH
+    # In DNS, and by settings, it may well be ourselves who are meant: that is not to be told from here. What we
+    # announce on the local network we know, and it never gets this far.
+    return CandidateConflict.CLAIMS_OUR_ID if candidate.instance_id == own_id and candidate.source == "mdns" else None
+
+
+def _against_peers(
+    candidate: Candidate, places: Mapping[InstanceId, str], residents: Mapping[str, InstanceId]
+) -> CandidateConflict | None:
+    if not candidate.instance_id:
+        return None
+    place = places.get(InstanceId(candidate.instance_id))
+    if place is not None:
+        return CandidateConflict.PEER_ELSEWHERE if place != candidate.url else None
+    resident = residents.get(candidate.url)
+    return CandidateConflict.IDENTITY_CHANGED if resident is not None and resident != candidate.instance_id else None
+
+
+def _with(candidate: Candidate, conflict: CandidateConflict | None) -> Candidate:
+    if conflict is None or candidate.conflict == conflict:
+        return candidate
+    return replace(candidate, conflict=conflict, detail=WORDS[conflict])
+
+
+def _ours(candidate: Candidate, own_id: InstanceId) -> Candidate:
+    mine = candidate.instance_id == own_id and candidate.conflict is None
+    return replace(candidate, note=CandidateNote.OURSELVES) if mine else candidate
+
+
+def _root(url: str) -> str:
+    try:
+        return root_of(url)
+    except Unreadable:
+        return url

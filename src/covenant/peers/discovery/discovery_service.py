@@ -1,0 +1,313 @@
+"""Discovery: candidates from settings, DNS and mDNS, and the identity that an address shows.
+
+`start` waits for nothing. Failures are logged and shown in `ways`, never raised. `scan` ends in the time it is given,
+and two scans at the same time are one. Discovery yields candidates only: it adds, changes and trusts no peer.
+
+Static addresses and domains are asked at the start and at every scan; the local network is listened to all the time. An
+instance is called because a setting names it or somebody asks `who_is`, never because it was announced.
+
+`who_is` asks for one public document, signed by the key that the id is made of:
+
+    GET <url>/api/v1/a2a/identity   →   {"name": …, "keys": its bundle of keys (docs/formats/envelope.md)}
+
+The bundle is checked: the id is that of the key, and the key has signed everything but the name. That does not prove
+who answers, since anybody can show another's public keys. Only an answered challenge proves that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from covenant.model.errors import CovenantError, Invalid
+from covenant.model.ids import PublicKey
+from covenant.model.peers.instance import InstanceId, KeyBundle, negotiate, parse_instance_id
+from covenant.outbound.allowlist import port_is_open
+from covenant.outbound.failures import AddressRefused, CallFailed
+from covenant.outbound.fetching import Fetcher
+from covenant.outbound.location import host_text, read_address, read_url
+from covenant.outbound.resolving import DNS_PORT
+from covenant.peers.discovery.candidates import Candidate, Candidates, CandidateConflict, CandidateNote, Source, replace, shown_name
+from covenant.peers.discovery.dns_sd import DomainBrowser
+from covenant.peers.discovery.mdns import LOOK_AGAIN_S, Announcement, Mdns
+from covenant.peers.peer_settings import DiscoverySettings, root_of
+from covenant.peers.discovery.dns_sd import CARD_PATH
+from covenant.peers.transport.peer_client import IDENTITY
+from covenant.seal.identity import bundle_holds, fingerprint
+from covenant.wire.peers import decode_introduction
+
+TOTAL_MS: Final = 5_000
+
+WhyNot = Literal["no_identity", "version_not_supported", "unverified_keys"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownIdentity:
+    url: str
+    """In its one spelling."""
+    bundle: KeyBundle
+    name: str
+    """Not signed; may be empty."""
+
+
+class IdentityNotShown(CovenantError):
+    """There is an answer, and it is not an identity that we could take."""
+
+    def __init__(self, code: WhyNot, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+async def ask_identity(fetcher: Fetcher, url: str, now_ms: Callable[[], int]) -> ShownIdentity:
+    """Raises IdentityNotShown, and what fetching raises: AddressRefused, CallFailed. ValueError if `url` is none."""
+    root = root_of(url)
+    asked = root + IDENTITY
+    answer = await fetcher.fetch("GET", asked, headers={"accept": "application/json"}, total_ms=TOTAL_MS)
+    if answer.url != asked:
+        raise IdentityNotShown("no_identity", "it sends on to somebody else")
+    if answer.status != 200:
+        raise IdentityNotShown("no_identity", f"answered {answer.status} where an instance shows its keys")
+    try:
+        shown = decode_introduction(answer.body)
+    except Invalid as error:
+        raise IdentityNotShown("no_identity", f"what it shows is not who an instance is: {error.message}") from error
+    bundle = shown.keys
+    if negotiate(bundle.versions) is None:
+        raise IdentityNotShown("version_not_supported", f"speaks versions {', '.join(map(str, bundle.versions)) or 'none'}")
+    if not bundle_holds(bundle, parse_instance_id(bundle.id), now_ms()):
+        raise IdentityNotShown("unverified_keys", "the keys that it showed do not hold")
+    return ShownIdentity(url=root, bundle=bundle, name=shown_name(shown.name))
+
+
+log = logging.getLogger(__name__)
+
+SCAN_S: Final = 5.0
+SCAN_S_MAX: Final = 30.0
+AT_ONCE_MAX: Final = 8
+
+Known = Callable[[], Mapping[InstanceId, str | None]]
+"""The peers, and where each is called."""
+
+
+class DiscoveryMethod(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One way of finding, for the operator. `failures` are what does not work now, in words."""
+
+    source: Source
+    on: bool
+    failures: tuple[str, ...] = ()
+    announced_as: str | None = None
+    """By mDNS: the name under which we are announced."""
+
+
+class Discovery:
+    """Calls by `fetcher`; at addresses that are not public only where an instance is by settings, by what the local
+    network said, or as `meant` says of a URL (in its one spelling) that somebody named otherwise."""
+
+    def __init__(
+        self,
+        settings: DiscoverySettings,
+        *,
+        own_id: InstanceId,
+        known: Known,
+        now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int] | None = None,
+        fetcher: Fetcher,
+        meant: Callable[[str], bool] = lambda _url: False,
+        announcement: Announcement | None = None,
+        look_again_s: float = LOOK_AGAIN_S,
+    ) -> None:
+        self._settings = settings
+        self._known = known
+        self._now_ms = now_ms
+        self._monotonic_ms = monotonic_ms or now_ms
+        self._fetcher = fetcher
+        self._meant = meant
+        self._static = tuple(dict.fromkeys(map(root_of, settings.static)))
+        self._candidates = Candidates(own_id)
+        self._domains = DomainBrowser([read_address(text, DNS_PORT) for text in settings.dns_servers])
+        self._mdns = Mdns(
+            self._candidates,
+            name=settings.name,
+            interfaces=settings.mdns_interfaces,
+            announcement=announcement,
+            now_ms=now_ms,
+            monotonic_ms=self._monotonic_ms,
+            look_again_s=look_again_s,
+        )
+        self._failures: dict[str, str] = {}
+        self._changed = asyncio.Event()
+        self._candidates.on_change = self._mdns.on_change = self._tell
+        self._life: asyncio.Task[None] | None = None
+        self._scanning: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        for url in self._static:
+            self._keep_static(self._of_static(url, note=CandidateNote.NOT_ASKED))
+        self._life = asyncio.create_task(self._live(), name="peers.discovery")
+
+    async def stop(self) -> None:
+        """Says goodbye to the local network."""
+        for task in (self._scanning, self._life):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """What is known now, the last seen first."""
+        return self._candidates.listed(self._monotonic_ms(), self._known())
+
+    async def changed(self) -> None:
+        """Waits until something has been heard, found, lost, or begun to fail."""
+        await self._changed.wait()
+
+    async def scan(self, timeout_s: float = SCAN_S) -> tuple[Candidate, ...]:
+        """Asks the static addresses and the domains again, and tells all that is known after that. With no time at all
+        nobody is asked."""
+        if timeout_s <= 0:
+            return self.candidates()
+        scanning = self._scanning
+        if scanning is None or scanning.done():
+            scanning = asyncio.create_task(self._scan(min(timeout_s, SCAN_S_MAX)), name="peers.discovery.scan")
+            self._scanning = scanning
+        # Whoever does not wait any longer does not end the scan of those who do; and it may have ended with us.
+        await asyncio.wait([scanning])
+        if not scanning.cancelled():
+            scanning.result()
+        return self.candidates()
+
+    async def who_is(self, url: str) -> ShownIdentity:
+        """Asks an address for its keys. Raises IdentityNotShown, AddressRefused, CallFailed; ValueError for no URL."""
+        root = root_of(url)
+        if not self.vouches(root) and not self._meant(root):
+            return await ask_identity(self._fetcher, root, self._now_ms)
+        location = read_url(root)
+        fetcher = self._fetcher.meaning(f"{host_text(location.host)}:{location.port}")
+        try:
+            return await ask_identity(fetcher, root, self._now_ms)
+        finally:
+            await fetcher.close()
+
+    def ways(self) -> tuple[DiscoveryMethod, ...]:
+        mdns = (self._mdns.failure,) if self._settings.mdns and self._mdns.failure else ()
+        dns = tuple(f"{domain}: {why}" for domain, why in sorted(self._failures.items()))
+        return (
+            DiscoveryMethod(source="static", on=bool(self._static)),
+            DiscoveryMethod(source="mdns", on=self._settings.mdns, failures=mdns, announced_as=self._mdns.announced_as),
+            DiscoveryMethod(source="dns", on=bool(self._settings.dns_domains), failures=dns),
+        )
+
+    def vouches(self, url: str) -> bool:
+        """Whether an instance is there by settings, or by what the local network says: so it may be called inside."""
+        root = root_of(url)
+        if root in self._static:
+            return True
+        # Anybody on the network may have announced it, so only at a port that speaks HTTP, and only as an address.
+        location = read_url(root)
+        announced = root in self._candidates.urls("mdns")
+        return announced and port_is_open(location.port) and not isinstance(location.host, str)
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            if self._static or self._settings.dns_domains:
+                group.create_task(self._kept_from_harm(self._first_scan))
+            if self._settings.mdns:
+                group.create_task(self._kept_from_harm(self._mdns.run))
+
+    async def _kept_from_harm(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception:
+            # Finding others is a convenience: the daemon goes on without it, and says so.
+            log.exception("peers.discovery.failed")
+
+    async def _first_scan(self) -> None:
+        await self.scan()
+
+    async def _scan(self, timeout_s: float) -> None:
+        free = asyncio.Semaphore(AT_ONCE_MAX)
+        async with asyncio.TaskGroup() as group:
+            for domain in self._settings.dns_domains:
+                group.create_task(self._ask_domain(domain, timeout_s))
+            for url in self._static:
+                group.create_task(self._ask_static(url, free, timeout_s))
+
+    async def _ask_domain(self, domain: str, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                listed = await self._domains.look_up(domain, self._now_ms())
+        except TimeoutError:
+            self._failures[domain] = "no answer in time"
+            return
+        if listed.left_out:
+            log.warning("peers.dns.left_out", extra={"domain": domain, "left_out": listed.left_out})
+        if listed.failure is None:
+            self._failures.pop(domain, None)
+        else:
+            self._failures[domain] = listed.failure
+            log.warning("peers.dns.failed", extra={"domain": domain, "reason": listed.failure})
+        self._candidates.found(listed.candidates, group=f"dns:{domain}", whole=listed.failure is None)
+
+    async def _ask_static(self, url: str, free: asyncio.Semaphore, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s), free:
+                self._keep_static(_shown_at(await self.who_is(url), self._of_static(url)))
+        except TimeoutError:
+            self._keep_static(self._of_static(url, note=CandidateNote.NO_ANSWER, detail="no answer in time"))
+        except AddressRefused as refused:
+            self._keep_static(self._of_static(url, note=CandidateNote.NOT_ALLOWED, detail=refused.detail))
+        except CallFailed as failed:
+            self._keep_static(self._of_static(url, note=CandidateNote.NO_ANSWER, detail=failed.detail))
+        except IdentityNotShown as failed:
+            self._keep_static(_not_shown_at(failed, self._of_static(url)))
+
+    def _of_static(self, url: str, *, note: CandidateNote | None = None, detail: str = "") -> Candidate:
+        location = read_url(url)
+        return Candidate(
+            instance_id="",
+            url=url,
+            name="",
+            source="static",
+            host=str(location.host),
+            port=location.port,
+            path=CARD_PATH,
+            tls=url.startswith("https:"),
+            seen_at_ms=self._now_ms(),
+            note=note,
+            detail=detail,
+            announced_as=url,
+        )
+
+    def _keep_static(self, candidate: Candidate) -> None:
+        self._candidates.found((candidate,), group=f"static:{candidate.url}", whole=True)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _shown_at(shown: ShownIdentity, place: Candidate) -> Candidate:
+    return replace(
+        place,
+        instance_id=shown.bundle.id,
+        name=shown.name,
+        versions=shown.bundle.versions,
+        fingerprint=fingerprint(PublicKey(shown.bundle.identity_key)),
+    )
+
+
+def _not_shown_at(failed: IdentityNotShown, place: Candidate) -> Candidate:
+    match failed.code:
+        case "unverified_keys":
+            return replace(place, conflict=CandidateConflict.UNVERIFIED_KEYS, detail=failed.message)
+        case "version_not_supported":
+            return replace(place, note=CandidateNote.VERSION_NOT_SUPPORTED, detail=failed.message)
+        case "no_identity":
+            return replace(place, note=CandidateNote.NO_ANSWER, detail=failed.message)

@@ -1,0 +1,327 @@
+"""Operator commands on peers and delegations, the same for every door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from covenant.exchange.tasks.task_start import TaskAcceptor
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import target_of
+from covenant.exchange.tasks.reader import read_tree
+from covenant.exchange.tasks.reader import TaskReader
+from covenant.ledger.contract import Ledger, TreeNode
+from covenant.ledger.machine.commands import Cancel
+from covenant.ledger.machine.peer_commands import RevokeToken
+from covenant.ledger.machine.peering import unknown_delegation
+from covenant.model.peers.peer_record import PeerCapabilities, Peer, PeerLimits
+from covenant.model.peers.delegation import PROOF, Delegation, LoggedMessage
+from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, OFFERED, DelegationRole, DelegationState
+from covenant.model.peers.delegation_messages import Proof
+from covenant.model.errors import Conflict, Invalid, NotFound
+from covenant.model.task_view import TaskState
+from covenant.model.ids import AgentId, TaskId, parse_task_id
+from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
+from covenant.model.task import PEERS, Target
+from covenant.model.task import NATIVE, Task, fingerprint
+from covenant.model.tenants import DEFAULT
+from covenant.model.task_event import StatusUpdate
+from covenant.outbound.reply import answer_text
+from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, PeerDirectory, as_refusal
+from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.peers.discovery.candidates import Candidate
+from covenant.peers.discovery.discovery_service import Discovery, DiscoveryMethod
+from covenant.peers.transport.peer_client import PeerCallFailed
+from covenant.peers.provider.provider_service import Provider
+from covenant.peers.requester.requester_service import Requester
+from covenant.peers.peer_settings import PeerSettings
+from covenant.wire.operator_requests import DelegationBegun, DelegateRequest, DelegationEvidence, PendingMessages
+
+STEPS_MAX: Final = 1_000
+_STATES: Final[dict[TaskState, DelegationState]] = {
+    TaskState.COMPLETED: COMPLETED,
+    TaskState.FAILED: FAILED,
+    TaskState.REJECTED: FAILED,
+    TaskState.CANCELED: CANCELLED,
+}
+
+
+class PeerAdmin:
+    def __init__(
+        self,
+        ledger: Ledger,
+        catalogue: Catalogue,
+        beginnings: TaskAcceptor,
+        *,
+        settings: PeerSettings,
+        config: dict[str, Any],
+        us: InstanceId,
+        acquaintances: PeerDirectory,
+        providing: Provider,
+        requesting: Requester,
+        courier: OutboxSender,
+        discovery: Callable[[], Discovery],
+        new_id: Callable[[], str],
+    ) -> None:
+        self.id = us
+        self.name = settings.name or us[-8:]
+        self._ledger = ledger
+        self._catalogue = catalogue
+        self._beginnings = beginnings
+        self._views = TaskReader(ledger)
+        self._settings = settings
+        self._config = config
+        self._acquaintances = acquaintances
+        self._providing = providing
+        self._requesting = requesting
+        self._courier = courier
+        self._discovery = discovery
+        self._new_id = new_id
+
+    def config(self) -> dict[str, Any]:
+        return self._config
+
+    # Peers
+
+    async def peers(self) -> Sequence[Peer]:
+        await self._ledger.durable()
+        return self._ledger.peers()
+
+    def waiting(self, peer: InstanceId) -> PendingMessages:
+        troubles = [each for each in self._courier.troubles() if each.peer == peer]
+        first = min(troubles, key=lambda each: each.next_ms, default=None)
+        count = len(self._ledger.parcels(peer))
+        return PendingMessages(count, first.failure, first.next_ms) if first is not None else PendingMessages(count)
+
+    def find(self, named: str) -> Peer:
+        return self._acquaintances.find(named)
+
+    async def add(
+        self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None
+    ) -> tuple[Peer, str | None]:
+        peer = await self._acquaintances.add(by, url=url, peer_id=peer_id, name=name)
+        return peer, None if peer.trust.covers(Trust.VERIFIED) else _next_step(peer, self.id)
+
+    async def remove(self, by: AgentId, named: str) -> Peer:
+        return await self._acquaintances.remove(by, named)
+
+    async def change(
+        self,
+        by: AgentId,
+        named: str,
+        *,
+        name: str | None = None,
+        url: str | None = None,
+        trust: Trust | None = None,
+        denied: bool | None = None,
+        limits: PeerLimits | None = None,
+    ) -> Peer:
+        return await self._acquaintances.change(
+            by, named, name=name, url=url, trust=trust, denied=denied, limits=limits
+        )
+
+    async def verify(self, named: str) -> Peer:
+        peer = self.find(named)
+        try:
+            return await self._acquaintances.verify(peer)
+        except PeerCallFailed as failed:
+            raise as_refusal(failed) from None
+        except Conflict as conflict:
+            if conflict.code != IDENTITY_CHANGED or self._ledger.peer(peer.id) is not None:
+                raise
+        # Its old key has just named another one: that is who is asked now.
+        return await self.verify(peer.name)
+
+    async def succeed(self, by: AgentId, named: str, new_id: str) -> Peer:
+        return await self._acquaintances.succeed(by, named, new_id)
+
+    async def revoke_tokens(self, by: AgentId, named: str) -> int:
+        issued = self.find(named).issued
+        for token in issued:
+            await self._ledger.commit(RevokeToken(by=by, token_id=token.id, until_ms=token.until_ms))
+        return len(issued)
+
+    async def discover(self, timeout_s: float) -> tuple[Sequence[Candidate], Sequence[DiscoveryMethod]]:
+        discovery = self._discovery()
+        return await discovery.scan(timeout_s), discovery.ways()
+
+    async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]:
+        if named is None:
+            return None, self._own()
+        peer = self.find(named)
+        try:
+            return peer.name, await self._acquaintances.capabilities(peer, fresh=fresh)
+        except PeerCallFailed as failed:
+            raise as_refusal(failed) from None
+
+    def _own(self) -> PeerCapabilities:
+        now_ms = self._ledger.now_ms()
+        ours = self._providing.offering(Peer(id=self.id, name=self.name, trust=Trust.TRUSTED))
+        return PeerCapabilities(
+            profiles=ours.profiles,
+            versions=SUPPORTED_VERSIONS,
+            active_delegations=ours.active,
+            free_slots=ours.free,
+            trust_level=Trust.TRUSTED,
+            issued_at_ms=now_ms,
+            expires_at_ms=now_ms + self._settings.capabilities_life_ms,
+        )
+
+    # Delegations
+
+    async def delegate(self, by: AgentId, request: DelegateRequest) -> DelegationBegun:
+        """Here, if there is such an agent and no peer was named; otherwise by a peer."""
+        task_id = parse_task_id(request.id) if request.id is not None else TaskId(self._new_id())
+        target: Target | None = None
+        here = request.peer_id is None and self._catalogue.agent(DEFAULT, request.profile or "") is not None
+        if here:
+            assert request.profile is not None
+            recipient, peer_id, profile = self._catalogue.identity(DEFAULT, request.profile), None, request.profile
+            metadata: dict[str, Any] | None = {"context": request.context} if request.context else None
+        else:
+            peer, profile = await self._target(request)
+            recipient, peer_id = self._catalogue.identity(DEFAULT, PEERS), peer.id
+            metadata, target = None, _target(peer.id, profile, request)
+        task = Task(
+            id=task_id,
+            sender=by,
+            recipient=recipient,
+            intent_text=request.task,
+            timeout_ms=request.timeout,
+            tenant=DEFAULT,
+            origin=NATIVE,
+            context_id=task_id,
+            request_metadata=metadata,
+            target=target,
+        )
+        accepted = await self._beginnings.accept(task, fingerprint(task)[0])
+        return DelegationBegun(task_id, peer_id, profile, accepted.duplicate)
+
+    async def _target(self, request: DelegateRequest) -> tuple[Peer, str]:
+        if request.peer_id is None:
+            assert request.profile is not None
+            found = self._requesting.provider(request.profile)
+            if found is None:
+                raise NotFound(
+                    "no_profile", f"no agent here and no peer offers {request.profile!r}; see `covenant peers list`"
+                )
+            return found, request.profile
+        peer = self.find(request.peer_id)
+        if request.profile is not None:
+            return peer, request.profile
+        _, offered = await self.capabilities(peer.id, fresh=False)
+        names = [each.name for each in offered.profiles]
+        if len(names) != 1:
+            raise Invalid("profile_needed", f"name one of what {peer.name} offers: {', '.join(names) or 'nothing'}")
+        return peer, names[0]
+
+    async def delegations(self) -> Sequence[Delegation]:
+        await self._ledger.durable()
+        return self._ledger.delegations()
+
+    def find_delegation(self, named: str) -> Delegation:
+        found = self._ledger.delegation_of(TaskId(named))
+        if found is not None:
+            return found
+        for each in self._ledger.delegations():
+            if named in (each.offer_id, each.delegation_id):
+                return each
+        raise unknown_delegation(named)
+
+    async def standing(self, named: str) -> Delegation:
+        """As `find_delegation`; and of a task that was not offered yet, or whose delegation is not kept any more."""
+        try:
+            return self.find_delegation(named)
+        except NotFound as unknown:
+            view = (await self._views.past(parse_task_id(named))).view()
+            target = target_of(view.task) if view is not None else None
+            if view is None or target is None or target.peer is None:
+                raise unknown from None
+        code = (view.result.metadata or {}).get("code") if view.result is not None else None
+        return Delegation(
+            role=DelegationRole.REQUESTER,
+            peer=InstanceId(target.peer),
+            offer_id=view.task.id,
+            task_id=view.task.id,
+            profile=target.profile or "",
+            state=_STATES.get(view.state, OFFERED),
+            budget=target.budget or self._settings.budget_default,
+            timeout_ms=view.task.timeout_ms or self._settings.timeout_ms,
+            made_at_ms=view.created_at_ms,
+            moved_at_ms=view.updated_at_ms,
+            code=code if isinstance(code, str) else None,
+        )
+
+    async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
+        view = (await self._views.past(delegation.task_id)).view()
+        if view is None or not view.state.terminal:
+            return None, None
+        text = answer_text(view.state, view.message, view.artifacts, view.history)
+        return (text, None) if view.state is TaskState.COMPLETED else (None, text or view.state.value)
+
+    async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation:
+        """Its task here is canceled, and the other side is told."""
+        delegation = await self.standing(named)
+        if delegation.ended:
+            raise Conflict("already_ended", f"this delegation has ended: {delegation.state.value}")
+        if self._ledger.delegation(delegation.key) is not None and delegation.role is DelegationRole.REQUESTER:
+            await self._requesting.cancel(delegation.offer_id, reason or "canceled by the operator")
+        await self._ledger.commit(
+            Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
+        )
+        return self._ledger.delegation(delegation.key) or await self.standing(named)
+
+    async def offer_again(self, by: AgentId, named: str) -> Delegation:
+        return await self._requesting.offer_again(by, self._asked_for(named).offer_id)
+
+    async def force_error(self, by: AgentId, named: str, reason: str) -> Delegation:
+        return await self._requesting.force_error(by, self._asked_for(named).offer_id, reason)
+
+    def _asked_for(self, named: str) -> Delegation:
+        delegation = self.find_delegation(named)
+        if delegation.role is not DelegationRole.REQUESTER:
+            raise Conflict("not_ours", "a peer asked for this one; cancel it instead")
+        return delegation
+
+    async def evidence(self, named: str) -> DelegationEvidence:
+        task_id = self._task_id(named)
+        steps = await self._ledger.steps(task_id, 0, STEPS_MAX)
+        while steps:
+            for step in reversed(steps):
+                what = step.what
+                proof = (what.metadata or {}).get(PROOF) if isinstance(what, StatusUpdate) else None
+                if isinstance(proof, dict):
+                    signed = msgspec.convert(proof["proof"], Proof) if proof.get("proof") else None
+                    return DelegationEvidence(proof.get("offer"), proof.get("result"), proof.get("transcript"), signed)
+            steps = await self._ledger.steps(task_id, steps[-1].generation, STEPS_MAX)
+        raise NotFound("no_proof", "nothing is proven here: it has not ended, was done here, or came without a proof")
+
+    async def tree(self, named: str) -> TreeNode:
+        tree = await read_tree(self._ledger, self._task_id(named), None)
+        if tree.task is None and not tree.children:
+            raise unknown_delegation(named)
+        return tree
+
+    def _task_id(self, named: str) -> TaskId:
+        """Of a delegation that is known, or of one so old that only its task is."""
+        try:
+            return self.find_delegation(named).task_id
+        except NotFound:
+            return parse_task_id(named)
+
+    async def messages(self) -> Sequence[LoggedMessage]:
+        await self._ledger.durable()
+        return self._ledger.message_log()
+
+
+def _target(peer_id: InstanceId, profile: str, request: DelegateRequest) -> Target:
+    return Target(peer=peer_id, profile=profile, budget=request.max_token_budget, context=request.context)
+
+
+def _next_step(peer: Peer, us: InstanceId) -> str:
+    told = f"it must know us too; on its side: covenant peers add OUR-URL --id {us}"
+    if peer.url is None:
+        return f"{peer.name} will be verified when it fetches. For that {told}"
+    return f"{peer.name} will be verified as soon as it answers. For that {told}"

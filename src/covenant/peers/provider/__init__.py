@@ -1,0 +1,1 @@
+"""The side that does a task for a peer."""

@@ -1,0 +1,194 @@
+"""Whether an offer is accepted, and on which terms. Decides on the given facts; changes nothing but a rate limit.
+
+The terms are at most what was offered, what the profile has, what the settings and the peer's own limits say, and what
+the token allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from covenant.model.peers.peer_record import Peer
+from covenant.model.clock_steps import STEADY, Ages
+from covenant.model.peers.delegation_messages import DelegationOffer, Profile, RejectCode
+from covenant.model.errors import CovenantError, Refusal, Unavailable
+from covenant.model.ids import PublicKey
+from covenant.model.peers.instance import InstanceId, Trust
+from covenant.peers.directory.handshake import is_barred, budget_max
+from covenant.peers.peer_settings import PeerSettings
+from covenant.seal.assertions import offer_holds
+from covenant.seal.tokens import Narrowing, Use, authorize
+
+TRUSTED_RATE: Final = 10
+"""How many times as often a trusted peer may offer."""
+MINUTE_MS: Final = 60_000
+BUSY_RETRY_MS: Final = 5_000
+"""When something will be done is not known: soon enough not to be idle, late enough not to be a storm."""
+
+
+class OfferRejected(CovenantError):
+    """The offer is not taken. What it says is told to the peer in a reject, and nothing else."""
+
+    def __init__(self, code: RejectCode, reason: str, retry_after_ms: int | None = None) -> None:
+        super().__init__(reason)
+        self.code: RejectCode = code
+        self.reason = reason
+        self.retry_after_ms = retry_after_ms
+
+
+class OfferFacts(NamedTuple):
+    """How things stand here."""
+
+    active: int
+    """Delegations of all peers that are at work."""
+    active_of_peer: int
+    profiles: Mapping[str, Profile]
+    """Those that this peer may have."""
+    us: InstanceId
+    our_key: PublicKey
+    now_ms: int
+    ages: Ages = STEADY
+
+
+class AgreedTerms(NamedTuple):
+    profile: str
+    budget: int
+    timeout_ms: int
+    depth_remaining: int
+    status_interval_ms: int
+
+
+def judge_offer(
+    offer: DelegationOffer,
+    peer: Peer,
+    facts: OfferFacts,
+    settings: PeerSettings,
+    *,
+    rate: Callable[[Peer], int | None],
+    revoked: Callable[[str], bool],
+) -> AgreedTerms:
+    """Raises `OfferRejected`. `Unavailable` is no verdict: the token could not be evaluated in time.
+
+    `rate` says for how many milliseconds this peer may not offer, and counts this offer if it may.
+    """
+    _check_standing(offer, peer, facts, settings)
+    _check_place_and_time(offer, facts, settings)
+    profile = facts.profiles.get(offer.profile)
+    if profile is None:
+        raise OfferRejected("no_profile", "there is no such profile for you; ask for our capabilities")
+    most = min(offer.max_token_budget, profile.max_token_budget, budget_max(peer, settings))
+    _check_budget(most, settings)
+    allowed = _allowed(offer, peer, facts, settings, revoked)
+    budget = _least(most, allowed.budget)
+    _check_budget(budget, settings)
+    _check_room(peer, facts, settings, rate)
+    left_ms = offer.deadline_ms - facts.now_ms if offer.deadline_ms is not None else offer.timeout
+    if left_ms <= 0:
+        # The clock was set just now, so whether the deadline has passed is not judged: the timeout alone counts.
+        left_ms = offer.timeout
+    return AgreedTerms(
+        profile=profile.name,
+        budget=budget,
+        timeout_ms=min(offer.timeout, settings.timeout_ms_max, left_ms),
+        depth_remaining=_least(min(offer.depth_remaining, settings.depth_max), allowed.depth),
+        status_interval_ms=settings.status_interval_ms,
+    )
+
+
+def _check_standing(offer: DelegationOffer, peer: Peer, facts: OfferFacts, settings: PeerSettings) -> None:
+    if is_barred(peer, settings):
+        raise OfferRejected("denied", "you may not delegate to this instance")
+    if not peer.trust.covers(Trust.VERIFIED) or peer.keys is None:
+        raise OfferRejected("untrusted", "you are not verified here yet: answer our challenge, and offer again")
+    key = PublicKey(peer.keys.identity_key)
+    if not offer_holds(offer, requester=peer.id, key=key, provider=facts.us):
+        raise OfferRejected("invalid", "the offer does not bear your signature over it, for this instance")
+
+
+def _check_place_and_time(offer: DelegationOffer, facts: OfferFacts, settings: PeerSettings) -> None:
+    if facts.us in offer.via:
+        raise OfferRejected("depth_exceeded", "this is being done for this very instance: it went in a circle")
+    if len(offer.via) > settings.depth_max:
+        raise OfferRejected("depth_exceeded", f"work comes here through at most {settings.depth_max} instances")
+    if offer.deadline_ms is not None and offer.deadline_ms <= facts.now_ms and not facts.ages.paused:
+        raise OfferRejected("expired", "its deadline has passed, by our clock")
+
+
+def _check_budget(budget: int, settings: PeerSettings) -> None:
+    if budget < max(1, settings.budget_min):
+        raise OfferRejected(
+            "budget_too_low", f"{budget} tokens could be had, and {max(1, settings.budget_min)} are the least"
+        )
+
+
+def _allowed(
+    offer: DelegationOffer, peer: Peer, facts: OfferFacts, settings: PeerSettings, revoked: Callable[[str], bool]
+) -> Narrowing:
+    """What the token leaves. It bounds what is agreed, so it need only allow the least that can be."""
+    if offer.token is None:
+        if settings.require_token:
+            raise OfferRejected("denied", "the offer has no token; ask for our capabilities again, which bring one")
+        return Narrowing()
+    use = Use(
+        sender=peer.id, profile=offer.profile, budget=max(1, settings.budget_min), depth=0, offer_id=offer.offer_id
+    )
+    expiry_ms = facts.ages.expiry_ms(facts.now_ms)
+    try:
+        return authorize(offer.token, facts.our_key, use, now_ms=expiry_ms, revoked=revoked).terms
+    except Unavailable:
+        raise
+    except Refusal as refused:
+        raise OfferRejected(
+            "denied", f"{refused.message} ({refused.code}); ask for our capabilities again, which bring a new one"
+        ) from None
+
+
+def _check_room(peer: Peer, facts: OfferFacts, settings: PeerSettings, rate: Callable[[Peer], int | None]) -> None:
+    wait_ms = rate(peer)
+    if wait_ms is not None:
+        raise OfferRejected("rate_limited", "too many offers; slow down", wait_ms)
+    own = peer.limits.concurrent
+    if facts.active_of_peer >= (own if own is not None else settings.slots_per_peer):
+        raise OfferRejected("busy", "as many of your delegations are at work as may be", BUSY_RETRY_MS)
+    if facts.active >= settings.slots:
+        raise OfferRejected("busy", "as many delegations are at work as may be", BUSY_RETRY_MS)
+
+
+def _least(value: int, bound: int | None) -> int:
+    return value if bound is None else min(value, bound)
+
+
+class OfferRate:
+    """How often each peer may offer: a bucket that holds a minute's worth, and fills in a minute. In memory."""
+
+    def __init__(self, settings: PeerSettings, now_ms: Callable[[], int]) -> None:
+        self._settings = settings
+        self._now_ms = now_ms
+        self._buckets: dict[InstanceId, tuple[float, int]] = {}
+        """How many offers are left, and when that was."""
+
+    def __call__(self, peer: Peer) -> int | None:
+        per_min = self.per_min(peer)
+        if per_min <= 0:
+            return MINUTE_MS
+        now_ms = self._now_ms()
+        left, at_ms = self._buckets.get(peer.id, (float(per_min), now_ms))
+        # A clock that was set back gives nothing, and takes nothing.
+        left = min(float(per_min), left + max(0, now_ms - at_ms) * per_min / MINUTE_MS)
+        if left < 1:
+            self._buckets[peer.id] = (left, now_ms)
+            return math.ceil((1 - left) * MINUTE_MS / per_min)
+        self._buckets[peer.id] = (left - 1, now_ms)
+        return None
+
+    def per_min(self, peer: Peer) -> int:
+        own = peer.limits.offers_per_min
+        if own is not None:
+            return own
+        return self._settings.offers_per_min * (TRUSTED_RATE if peer.trust.covers(Trust.TRUSTED) else 1)
+
+    def forget(self, peer_id: InstanceId) -> None:
+        """It is no peer any more."""
+        self._buckets.pop(peer_id, None)

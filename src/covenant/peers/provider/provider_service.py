@@ -1,0 +1,391 @@
+"""Offers from peers: accepted or rejected, canceled, and reported on until the result is sent.
+
+Accepting an offer creates the task of its agent in the same record: there is no task without a delegation, and no
+accept without a task. The task's id is derived from the peer and the offer's id, so one offer never starts two tasks.
+
+The agent gets `task` as its text, then `parts`; `context` comes as a resource of that name and in the message's
+metadata. The agreed terms are in the request's metadata (`covenant.peer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import call_id
+from covenant.exchange.tasks.builder import check_message, check_size
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.commands import Accept as Begin
+from covenant.ledger.machine.commands import Cancel as EndTask
+from covenant.ledger.machine.peer_commands import Changes, Hear, Heard, Tell
+from covenant.model.peers.peer_record import Peer
+from covenant.model.a2a_requests import Message
+from covenant.model.agent_definition import INDEX, CatalogueAgent
+from covenant.model.content import Content, Embedded, Resource, Text
+from covenant.model.peers.delegation import PEER, TERMS, Delegation, DelegationKey
+from covenant.model.peers.delegation import CANCELLING, OFFERED, REJECTED, DelegationRole
+from covenant.model.peers.delegation_messages import PROFILES_MAX, DelegationAccept, DelegationCancel, DelegationOffer, Profile, DelegationReject, RejectCode
+from covenant.model.errors import Invalid, NotFound, Refusal
+from covenant.model.sanitizer import blocks_named_safely
+from covenant.model.task_view import first_message
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.sanitizer import unreserved_parts
+from covenant.model.peers.instance import SUPPORTED_VERSIONS
+from covenant.model.task import Task, fingerprint
+from covenant.model.tenants import DEFAULT
+from covenant.peers.provider.offer_admission import BUSY_RETRY_MS, OfferFacts, OfferRate, OfferRejected, AgreedTerms, judge_offer
+from covenant.peers.directory.handshake import OfferedProfiles, is_barred, budget_max
+from covenant.peers.outgoing_messages import outgoing
+from covenant.peers.provider.task_reporter import TaskReporter, ReporterContext
+from covenant.peers.outgoing_messages import Redacted, redact_message, redact_reason, log_findings
+from covenant.peers.transport.inbox import IncomingMessage
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.directory.peer_directory import as_agent
+from covenant.peers.peer_settings import PeerSettings
+from covenant.wire import peers as wire
+
+WORKS_HERE: Final = frozenset({"function", "process", "worker", "model"})
+CONTEXT: Final = "context"
+TASK_BYTES_MAX: Final = 1024 * 1024
+"""What any other door takes; a worker is handed it in one frame."""
+DESCRIPTION_CHARS_MAX: Final = 500
+RESTART_S: Final = 5.0
+"""After the disk, or we ourselves, failed."""
+_REFUSED: Final[dict[str, RejectCode]] = {
+    "queue_full": "busy",
+    "live_task_limit": "busy",
+    "queued_bytes_limit": "busy",
+    "results_undrained": "busy",
+    "deadline_past": "expired",
+    "duplicate_task_id": "invalid",
+}
+"""What the ledger says of work that it does not begin, and how that is told."""
+
+log = logging.getLogger(__name__)
+
+
+class Provider:
+    """Lives on one loop. `run` it to attend to what an earlier run has left; `stop` it before the ledger closes."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        keyring: InstanceKeys,
+        catalogue: Catalogue,
+        settings: PeerSettings,
+        *,
+        us: AgentId,
+        depth_max: int,
+        now_ms: Callable[[], int],
+        used: Callable[[TaskId], Mapping[str, Any] | None] = lambda _: None,
+        begun: Callable[[DelegationKey], int] = lambda _: 0,
+        rate: OfferRate | None = None,
+    ) -> None:
+        """`us`: who ends tasks here that cannot go on. `depth_max`: of calls in this instance.
+
+        `used`: what a task at work has used so far. `begun`: up to which number the peer may have what we said.
+        """
+        self._ledger = ledger
+        self._keyring = keyring
+        self._catalogue = catalogue
+        self._settings = settings
+        self._depth_max = depth_max
+        self._now_ms = now_ms
+        self._rate = rate or OfferRate(settings, ledger.clock.monotonic_ms)
+        self._means = ReporterContext(ledger, keyring.private_key, settings, us, used, begun)
+        self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
+        self._stopped = asyncio.Event()
+
+    # What we offer
+
+    def offering(self, peer: Peer) -> OfferedProfiles:
+        active = len(self._ledger.delegations_live(DelegationRole.PROVIDER))
+        profiles = tuple(self._profiles(peer).values()) if not is_barred(peer, self._settings) else ()
+        return OfferedProfiles(profiles, active, max(0, self._settings.slots - active))
+
+    def _profiles(self, peer: Peer) -> dict[str, Profile]:
+        most = max(1, budget_max(peer, self._settings))
+        found: dict[str, Profile] = {}
+        for agent in self._catalogue.agents(DEFAULT):
+            if self._offered(agent) and len(found) < PROFILES_MAX:
+                about = agent.constitution.description or agent.constitution.goal
+                found[agent.id] = Profile(
+                    name=agent.id, description=about[:DESCRIPTION_CHARS_MAX], max_token_budget=most
+                )
+        return found
+
+    def _offered(self, agent: CatalogueAgent) -> bool:
+        named = self._settings.profiles
+        if agent.constitution.kind not in WORKS_HERE:
+            return False
+        return agent.id in named if named else agent.id != INDEX
+
+    # What is heard
+
+    async def hear(self, incoming: IncomingMessage) -> Heard:
+        match incoming.message:
+            case DelegationOffer() as offer:
+                return await self._hear_offer(incoming, offer)
+            case DelegationCancel() as cancel:
+                return await self._hear_cancel(incoming, cancel)
+            case other:
+                raise Invalid("type_not_supported", f"a provider is not sent a {wire.type_of(other)}")
+
+    async def _hear_offer(self, incoming: IncomingMessage, offer: DelegationOffer) -> Heard:
+        key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, offer.offer_id)
+        known = self._ledger.delegation(key)
+        if known is not None:
+            return await self._answer_again(incoming, known)
+        try:
+            terms = self._judge(offer, incoming.peer)
+            heard = await self._accept(incoming, offer, terms)
+        except OfferRejected as rejected:
+            return await self._reject(incoming, offer, rejected)
+        except Refusal as refusal:
+            code = _REFUSED.get(refusal.code)
+            if code is None:
+                raise
+            return await self._reject(incoming, offer, OfferRejected(code, refusal.message, refusal.retry_after_ms))
+        if heard.known:
+            over = OfferRejected("expired", "this offer was taken once, and what came of it is not kept any more")
+            reject = await self._cleared(key, _rejecting(offer, over))
+            await self._ledger.commit(
+                Tell(
+                    key=key,
+                    begin=self._begin(incoming.peer, offer),
+                    happenings=("offer", "reject"),
+                    changes=_why(reject),
+                    said=(outgoing(reject.message),),
+                )
+            )
+        elif heard.moved is not None and heard.moved.changed:
+            self._attend(key)
+        return heard
+
+    def _judge(self, offer: DelegationOffer, peer: Peer) -> AgreedTerms:
+        ledger = self._ledger
+        facts = OfferFacts(
+            active=len(ledger.delegations_live(DelegationRole.PROVIDER)),
+            active_of_peer=len(ledger.delegations_live(DelegationRole.PROVIDER, peer.id)),
+            profiles=self._profiles(peer),
+            us=self._keyring.id,
+            our_key=self._keyring.identity.key,
+            now_ms=self._now_ms(),
+            ages=ledger.clock.ages,
+        )
+        return judge_offer(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
+
+    async def _accept(self, incoming: IncomingMessage, offer: DelegationOffer, terms: AgreedTerms) -> Heard:
+        begin = msgspec.structs.replace(
+            self._begin(incoming.peer, offer),
+            budget=terms.budget,
+            timeout_ms=terms.timeout_ms,
+            depth_remaining=terms.depth_remaining,
+            status_interval_ms=terms.status_interval_ms,
+        )
+        task = self._task(incoming.peer, offer, terms)
+        self._check(task, terms.profile)
+        return await self._ledger.commit(
+            Hear(
+                envelope=incoming.envelope,
+                key=begin.key,
+                begin=begin,
+                happenings=("offer", "accept"),
+                said=(outgoing(_accepting(begin)),),
+                accept=Begin(task=task, digest=_digest(incoming.peer, offer)),
+            )
+        )
+
+    async def _reject(self, incoming: IncomingMessage, offer: DelegationOffer, rejected: OfferRejected) -> Heard:
+        begin = self._begin(incoming.peer, offer)
+        reject = await self._cleared(begin.key, _rejecting(offer, rejected))
+        return await self._ledger.commit(
+            Hear(
+                envelope=incoming.envelope,
+                key=begin.key,
+                begin=begin,
+                happenings=("offer", "reject"),
+                changes=_why(reject),
+                said=(outgoing(reject.message),),
+            )
+        )
+
+    async def _cleared(self, key: DelegationKey, reject: DelegationReject) -> Redacted[DelegationReject]:
+        cleared = await redact_message(redact_reason, reject, self._settings.redaction, len(reject.reason))
+        log_findings(key, cleared.findings)
+        return cleared
+
+    async def _answer_again(self, incoming: IncomingMessage, known: Delegation) -> Heard:
+        """As before. What has ended is told already, or is on its way."""
+        if not known.ended:
+            heard = await self._ledger.commit(
+                Hear(envelope=incoming.envelope, key=known.key, happenings=("offer",), said=(outgoing(_accepting(known)),))
+            )
+            self._attend(known.key)
+            return heard
+        heard = await self._ledger.commit(Hear(envelope=incoming.envelope, key=known.key))
+        anew = incoming.envelope.seq is None or incoming.envelope.seq > known.heard
+        if anew and known.state is REJECTED:
+            reject = DelegationReject(
+                offer_id=known.offer_id,
+                code=msgspec.convert(known.code, RejectCode),
+                reason=known.reason or "",
+                retry_after=known.retry_after_ms,
+            )
+            cleared = await self._cleared(known.key, reject)
+            await self._ledger.commit(Tell(key=known.key, said=(outgoing(cleared.message),)))
+        return heard
+
+    async def _hear_cancel(self, incoming: IncomingMessage, cancel: DelegationCancel) -> Heard:
+        key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, cancel.offer_id)
+        heard = await self._ledger.commit(Hear(envelope=incoming.envelope, key=key, happenings=("cancel",)))
+        delegation = heard.moved.delegation if heard.moved is not None else None
+        if delegation is not None and delegation.state is CANCELLING:
+            reason = cancel.reason or "cancelled by the peer"
+            # The attendant sees it end, and says so. If this does not come to it, the attendant of the next run does.
+            with suppress(NotFound):
+                await self._ledger.commit(
+                    EndTask(task_id=delegation.task_id, by=as_agent(incoming.peer), reason=reason)
+                )
+            self._attend(key)
+        return heard
+
+    # The work
+
+    def _begin(self, peer: Peer, offer: DelegationOffer) -> Delegation:
+        """As it is offered."""
+        work = work_id(peer, offer.offer_id)
+        return Delegation(
+            role=DelegationRole.PROVIDER,
+            peer=peer.id,
+            offer_id=offer.offer_id,
+            task_id=work,
+            profile=offer.profile,
+            state=OFFERED,
+            budget=offer.max_token_budget,
+            timeout_ms=offer.timeout,
+            depth_remaining=offer.depth_remaining,
+            delegation_id=work,
+            offer=offer,
+        )
+
+    def _task(self, peer: Peer, offer: DelegationOffer, terms: AgreedTerms) -> Task:
+        agent = self._catalogue.agent(DEFAULT, terms.profile)
+        own_ms = agent.constitution.timeout_ms if agent is not None else None
+        parts: list[Content] = [Text(offer.task)]
+        if offer.context:
+            parts.append(Resource(Embedded(uri="", mimeType="text/plain", text=offer.context), filename=CONTEXT))
+        parts += blocks_named_safely(unreserved_parts(offer.parts))
+        return Task(
+            id=work_id(peer, offer.offer_id),
+            sender=as_agent(peer),
+            recipient=self._catalogue.identity(DEFAULT, terms.profile),
+            intent_text=offer.task,
+            deadline_ms=offer.deadline_ms,
+            parts=tuple(parts) if len(parts) > 1 else (),
+            timeout_ms=min(terms.timeout_ms, own_ms) if own_ms is not None else terms.timeout_ms,
+            context_id=work_id(peer, offer.offer_id),
+            tenant=DEFAULT,
+            origin=PEER,
+            # What it delegates is one deeper, and may be so as often as is left.
+            depth=max(0, self._depth_max - terms.depth_remaining),
+            metadata={CONTEXT: offer.context} if offer.context else None,
+            request_metadata={
+                TERMS: {
+                    "peer": peer.id,
+                    "offer_id": offer.offer_id,
+                    "budget": terms.budget,
+                    "depth_remaining": terms.depth_remaining,
+                    "via": list(offer.via),
+                    "correlation_id": offer.correlation_id,
+                }
+            },
+            traceparent=offer.traceparent,
+        )
+
+    def _check(self, task: Task, profile: str) -> None:
+        """As at every other door. `OfferRejected` says what the agent cannot take."""
+        agent = self._catalogue.agent(DEFAULT, profile)
+        message = first_message(task)
+        try:
+            check_size(fingerprint(task)[1], TASK_BYTES_MAX)
+            if agent is not None:
+                asked = Message(message_id=task.id, parts=message.parts)
+                check_message(asked, agent, agent.constitution.extensions)
+        except Refusal as refusal:
+            raise OfferRejected("invalid", refusal.message) from None
+
+    # Attending
+
+    async def run(self) -> None:
+        """Attend to what is under way, until `stop`."""
+        for delegation in self._ledger.delegations_live(DelegationRole.PROVIDER):
+            self._attend(delegation.key)
+        await self._stopped.wait()
+
+    async def stop(self) -> None:
+        """What is under way is attended to by the next run."""
+        self._stopped.set()
+        attending = tuple(self._attending.values())
+        for each in attending:
+            each.cancel()
+        await asyncio.gather(*attending, return_exceptions=True)
+
+    def _attend(self, key: DelegationKey) -> None:
+        if key not in self._attending and not self._stopped.is_set():
+            self._attending[key] = attending = asyncio.ensure_future(self._see_through(key))
+            attending.add_done_callback(lambda _: self._attending.pop(key, None))
+
+    async def _see_through(self, key: DelegationKey) -> None:
+        while True:
+            try:
+                await TaskReporter(self._means, key).run()
+                return
+            except Refusal as refusal:
+                log.warning("peer.unattended", extra={"offer_id": key.offer_id, "code": refusal.code})
+            except Exception:
+                log.exception("peer.unattended", extra={"offer_id": key.offer_id})
+            await asyncio.sleep(RESTART_S)
+
+
+def work_id(peer: Peer, offer_id: str) -> TaskId:
+    """The task that this offer of this peer is done as: what the provider calls the delegation."""
+    return call_id(TaskId(peer.id), "offer", offer_id)
+
+
+def _digest(peer: Peer, offer: DelegationOffer) -> str:
+    """Equal for the same offer, whatever is agreed each time."""
+    return hashlib.sha256(peer.id.encode() + b"\n" + wire.encode(offer)).hexdigest()
+
+
+def _accepting(delegation: Delegation) -> DelegationAccept:
+    return DelegationAccept(
+        offer_id=delegation.offer_id,
+        delegation_id=delegation.delegation_id or delegation.task_id,
+        max_token_budget=delegation.budget,
+        timeout=delegation.timeout_ms,
+        status_interval=max(100, delegation.status_interval_ms),
+    )
+
+
+def _rejecting(offer: DelegationOffer, rejected: OfferRejected) -> DelegationReject:
+    return DelegationReject(
+        offer_id=offer.offer_id,
+        code=rejected.code,
+        reason=rejected.reason,
+        retry_after=rejected.retry_after_ms if rejected.code != "busy" else rejected.retry_after_ms or BUSY_RETRY_MS,
+        versions=SUPPORTED_VERSIONS if rejected.code == "version" else None,
+    )
+
+
+def _why(reject: Redacted[DelegationReject]) -> Changes:
+    """In the words that the peer is told: whoever asks again is told the same."""
+    told = reject.message
+    return Changes(code=told.code, reason=told.reason, retry_after_ms=told.retry_after, redacted=reject.found)

@@ -1,0 +1,372 @@
+"""Building the result of a delegation from its finished task: transcript, redaction, size limit and proof.
+
+Secrets are removed first, and the proof is signed over what is sent. A result must fit into one envelope. If it does
+not, the transcript is left out (its root stays in the proof), then parts from the end, and the result says so.
+
+In the transcript `user` is what was asked, `assistant` what the agent said and made, `tool` what it used. Chunks of an
+artifact are one line, at the place of the first chunk. Content other than text is shown by its kind and the hash of its
+bytes. Lines and characters are limited; where lines were left out, the last line says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from covenant.exchange.delegation import target_of
+from covenant.exchange.tasks.builder import media_type_of
+from covenant.ledger.contract import TreeNode
+from covenant.ledger.machine.settling import DEADLINE_MESSAGE, TIMEOUT_MESSAGE
+from covenant.model.content import Content, Json, Resource, ResourceLink, Text
+from covenant.model.peers.delegation import ARTIFACT, BUDGET_EXCEEDED, Delegation
+from covenant.model.peers.delegation_messages import (
+    PARTS_MAX,
+    RESULT_CHARS_MAX,
+    TRANSCRIPT_MAX,
+    TREE_DEPTH_MAX,
+    TREE_NODES_MAX,
+    DelegationOutcome,
+    DelegationResult,
+    DelegationStatus,
+    SubDelegation,
+    TokenUsage,
+    TranscriptEntry,
+)
+from covenant.model.peers.instance import WHOLE_MAX
+from covenant.model.task_event import ArtifactUpdate, Began, Continued, Ended, MessageUpdate, StatusUpdate, Step
+from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, first_message
+from covenant.model.usage import read_usage, tokens_of, usage_in
+from covenant.outbound.reply import answer_text
+from covenant.peers.outgoing_messages import HELD_BACK, redact_result, redact_transcript
+from covenant.peers.peer_settings import PeerSettings
+from covenant.seal.signed_documents import Uncanonical
+from covenant.seal.envelope import BODY_BYTES_MAX
+from covenant.seal.proofs import sign_proof
+from covenant.wire import peers as wire
+from covenant.wire.redaction import SecretFinding
+
+CHARS_MAX: Final = 4_000_000
+"""Of all lines together."""
+LINES_MAX: Final = TRANSCRIPT_MAX - 1
+TOOLS: Final = frozenset({"tool_call", "sub_agent_response"})
+"""By these names agents tell which tools they used, and what other agents answered."""
+
+Role = Literal["user", "assistant", "tool"]
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class _Line:
+    __slots__ = ("at_ms", "kept", "pieces", "role")
+
+    def __init__(self, role: Role, at_ms: int, *, kept: bool) -> None:
+        self.role = role
+        self.at_ms = at_ms
+        self.kept = kept
+        self.pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class TranscriptBuilder:
+    """Takes steps one by one, in order; what it keeps is bounded."""
+
+    def __init__(self) -> None:
+        self._lines: list[_Line] = []
+        self._artifacts: dict[str, _Line] = {}
+        self._characters = 0
+        self._left_out = 0
+
+    def add(self, step: Step) -> None:
+        match step.what:
+            case Began(task):
+                self._say("user", first_message(task), step.ts_ms)
+            case Continued(message):
+                self._say("user", message, step.ts_ms)
+            case StatusUpdate() as status:
+                self._write(self._new("assistant", step.ts_ms), _told(status.parts) or status.text)
+            case MessageUpdate() as message:
+                self._say("user" if message.role == "user" else "assistant", message, step.ts_ms)
+            case ArtifactUpdate() as update:
+                self._make(update, step.ts_ms)
+            case Ended(ending, result):
+                last = final_message(result, ending)
+                if last is not None and all(line.text != _told(last.parts) for line in self._artifacts.values()):
+                    self._say("assistant", last, step.ts_ms)
+            case _:
+                pass
+
+    def entries(self, salt: Callable[[int], str]) -> tuple[TranscriptEntry, ...]:
+        """`salt` gives that of a line by its number."""
+        said = [line for line in self._lines if line.pieces]
+        made = [_entry(seq, line, salt(seq)) for seq, line in enumerate(said, 1)]
+        if self._left_out:
+            seq = len(made) + 1
+            told = f"{self._left_out} more were left out"
+            at_ms = made[-1].at_ms if made else 0
+            made.append(TranscriptEntry(seq=seq, role="system", content=told, at_ms=at_ms, salt=salt(seq)))
+        return tuple(made)
+
+    def _say(self, role: Role, message: MessageUpdate, at_ms: int) -> None:
+        self._write(self._new(role, at_ms), _told(message.parts))
+
+    def _make(self, update: ArtifactUpdate, at_ms: int) -> None:
+        line = self._artifacts.get(update.artifact_id)
+        if line is None:
+            role: Role = "tool" if update.name in TOOLS else "assistant"
+            self._artifacts[update.artifact_id] = line = self._new(role, at_ms)
+        elif not update.append:
+            self._characters -= sum(map(len, line.pieces))
+            line.pieces.clear()
+        self._write(line, _told(update.parts, joined=""))
+
+    def _new(self, role: Role, at_ms: int) -> _Line:
+        line = _Line(role, at_ms, kept=len(self._lines) < LINES_MAX)
+        if line.kept:
+            self._lines.append(line)
+        return line
+
+    def _write(self, line: _Line, text: str) -> None:
+        if not text:
+            return
+        if not line.kept or self._characters + len(text) > CHARS_MAX:
+            # With all of its line: the first half of a secret would not be known as one.
+            self._characters -= sum(map(len, line.pieces))
+            line.pieces.clear()
+            line.kept = False
+            self._left_out += 1
+            return
+        self._characters += len(text)
+        line.pieces.append(text)
+
+
+def _entry(seq: int, line: _Line, salt: str) -> TranscriptEntry:
+    if line.role == "tool":
+        return TranscriptEntry(seq=seq, role="tool", content="", tool_result=line.text, at_ms=line.at_ms, salt=salt)
+    return TranscriptEntry(seq=seq, role=line.role, content=line.text, at_ms=line.at_ms, salt=salt)
+
+
+def _told(parts: tuple[Content, ...], joined: str = "\n") -> str:
+    return joined.join(map(_part, parts))
+
+
+def _part(part: Content) -> str:
+    if isinstance(part, Text):
+        return part.text
+    if isinstance(part, Json):
+        return _encode(part.value).decode()
+    encoded = _encode(part)
+    return _encode(
+        {"type": media_type_of(part), "bytes": len(encoded), "sha256": hashlib.sha256(encoded).hexdigest()}
+    ).decode()
+
+
+INPUT_REQUIRED: Final = "input_required"
+LEFT_OUT: Final = "result_too_large"
+TEXT_CHARS_MAX: Final = 2_000_000
+"""Of a result that is too large: in any script, this fits."""
+SPARE_BYTES: Final = 16 * 1024
+"""For the proof, and for saying what was left out."""
+
+_STATUS: Final[dict[str, DelegationStatus]] = {
+    "submitted": "pending",
+    "completed": "completed",
+    "failed": "failed",
+    "rejected": "failed",
+    "canceled": "cancelled",
+}
+_IS_INSTANCE: Final = re.compile(r"frd1_[a-z2-7]{40}").fullmatch
+_MARKABLE: Final = (Text, Json, Resource, ResourceLink)
+replace = msgspec.structs.replace
+
+
+class FinishedWork(NamedTuple):
+    """All that is known of work that has ended. `question`: what it wanted to know, if it ended by asking."""
+
+    delegation: Delegation
+    view: TaskView
+    transcript: tuple[TranscriptEntry, ...]
+    below: tuple[SubDelegation, ...]
+    question: str | None = None
+
+
+class BuiltResult(NamedTuple):
+    result: DelegationResult
+    body: bytes
+    findings: tuple[SecretFinding, ...]
+
+
+def build_result(work: FinishedWork, private_key: bytes, settings: PeerSettings, now_ms: int) -> BuiltResult:
+    """Pure, and slow where much was said: hashes and signs all of it."""
+    delegation = work.delegation
+    assert delegation.offer is not None, "a delegation keeps its offer until it has ended"
+    cleared = redact_result(_result(work), settings.redaction)
+    lines = redact_transcript(work.transcript, settings.redaction)
+    held_back = cleared.message.error_code == HELD_BACK
+    result = _fitting(cleared.message)
+
+    def signed(result: DelegationResult) -> DelegationResult:
+        assert delegation.offer is not None
+        proof = sign_proof(
+            private_key,
+            requester=delegation.peer,
+            offer=delegation.offer,
+            result=result,
+            transcript=lines.message,
+            now_ms=now_ms,
+        )
+        return replace(result, proof=proof)
+
+    try:
+        proven = signed(result)
+    except Uncanonical:
+        # A number that the canonical form cannot hold: it would not be taken on the other side either.
+        proven = signed(_without_parts(result, "its parts hold numbers that cannot be signed"))
+    body = wire.encode(proven)
+    if settings.transcripts == "full" and not held_back:
+        whole = replace(proven, transcript=lines.message)
+        encoded = wire.encode(whole)
+        if len(encoded) <= BODY_BYTES_MAX:
+            proven, body = whole, encoded
+    return BuiltResult(proven, body, (*cleared.findings, *lines.findings))
+
+
+def usage_of(used: Any, spent: Any = None) -> TokenUsage:
+    """As agents say it. `spent`: all tokens, where somebody has counted them as they went."""
+    amounts = read_usage(used)
+    total = spent if isinstance(spent, int | float) and math.isfinite(spent) else tokens_of(amounts)
+    whole = max(0, min(math.ceil(total), WHOLE_MAX))
+    prompt = max(0, min(math.ceil(amounts.get("input_tokens", 0)), whole))
+    return TokenUsage(prompt=prompt, completion=whole - prompt, total=whole)
+
+
+def below(tree: TreeNode) -> tuple[SubDelegation, ...]:
+    """What was delegated for a task, bounded as the protocol wants it."""
+    left = [TREE_NODES_MAX]
+
+    def told(nodes: Sequence[TreeNode], depth: int) -> tuple[SubDelegation, ...]:
+        if depth >= TREE_DEPTH_MAX:
+            return ()
+        found: list[SubDelegation] = []
+        for node in nodes:
+            if node.task is None or left[0] <= 0:
+                continue
+            left[0] -= 1
+            found.append(_sub(node, told(node.children, depth + 1)))
+        return tuple(found)
+
+    return told(tree.children, 0)
+
+
+def _sub(node: TreeNode, subs: tuple[SubDelegation, ...]) -> SubDelegation:
+    assert node.task is not None
+    target = target_of(node.task)
+    profile = (target.profile if target is not None else None) or node.task.recipient.display.partition("@")[0]
+    provider = (target.peer if target is not None else None) or ""
+    state = node.a2a_state if isinstance(node.a2a_state, str) else ""
+    return SubDelegation(
+        delegation_id=node.task_id,
+        profile=profile[:64] or "-",
+        status=_STATUS.get(state, "running"),
+        remote=target is not None,
+        provider=provider if _IS_INSTANCE(provider) else None,
+        token_usage=usage_of(node.usage_total),
+        sub_delegations=subs,
+    )
+
+
+def _result(work: FinishedWork) -> DelegationResult:
+    """With all its words: they are searched for secrets before they are cut."""
+    delegation, view = work.delegation, work.view
+    metadata = view.result.metadata if view.result is not None else None
+    notes = metadata if isinstance(metadata, dict) else {}
+    # Work that was stopped, or whose agent died, says nothing more: what was told of it before stands.
+    usage = max(usage_of(usage_in(notes), notes.get("spent")), delegation.usage, key=lambda each: each.total)
+    status, error, code = _outcome(work, usage)
+    done = status == "completed"
+    text = answer_text(view.state, view.message, view.artifacts, view.history) if done else None
+    left_out = f"the answer was cut at {RESULT_CHARS_MAX} characters" if len(text or "") > RESULT_CHARS_MAX else None
+    assert delegation.delegation_id is not None
+    return DelegationResult(
+        offer_id=delegation.offer_id,
+        delegation_id=delegation.delegation_id,
+        profile=delegation.profile,
+        status=status,
+        result=text,
+        parts=_parts(view, text),
+        error=error or left_out or None,
+        error_code=code or (LEFT_OUT if left_out else None),
+        token_usage=usage,
+        duration_ms=max(0, view.updated_at_ms - view.created_at_ms),
+        sub_delegations=work.below,
+    )
+
+
+def _outcome(work: FinishedWork, usage: TokenUsage) -> tuple[DelegationOutcome, str | None, str | None]:
+    """How it ended, why, and why for machines."""
+    view, result = work.view, work.view.result
+    said = result.error_message if result is not None and isinstance(result.error_message, str) else ""
+    metadata = result.metadata if result is not None and isinstance(result.metadata, dict) else {}
+    code = metadata.get("code")
+    if usage.total > work.delegation.budget:
+        # Of an agent that is not stopped from here, like a worker.
+        spent = f"{usage.total} tokens were used, and {work.delegation.budget} were agreed"
+        return "failed", said if code == BUDGET_EXCEEDED else spent, BUDGET_EXCEEDED
+    if view.state is TaskState.COMPLETED:
+        return "completed", None, None
+    if work.question is not None:
+        return "failed", f"it asks something, which a delegation cannot: {work.question}", INPUT_REQUIRED
+    if view.state is TaskState.CANCELED:
+        return "cancelled", said or "it was cancelled", None
+    if said in (TIMEOUT_MESSAGE, DEADLINE_MESSAGE):
+        return "timeout", said, "timeout"
+    if view.state is TaskState.REJECTED:
+        return "failed", said or "the agent will not do this", "rejected"
+    return "failed", said or "the agent failed", code[:64] if isinstance(code, str) else "agent_failed"
+
+
+def _parts(view: TaskView, text: str | None) -> tuple[Content, ...]:
+    """What the answer's text does not say: the message in full if it is more than text, then what was made."""
+    message = view.message.parts if view.message is not None and view.state is TaskState.COMPLETED else ()
+    plain = all(type(part) is Text and part == Text(part.text) for part in message)
+    made = (part for each in view.artifacts if each.parts != (Text(text or ""),) for part in _marked(each))
+    return (*(() if plain else message), *made)[:PARTS_MAX]
+
+
+def _marked(artifact: Artifact) -> list[Content]:
+    mark = {ARTIFACT: {"id": artifact.artifact_id, "name": artifact.name}}
+    return [
+        replace(part, metadata={**(part.metadata or {}), **mark}) if isinstance(part, _MARKABLE) else part
+        for part in artifact.parts
+    ]
+
+
+def _fitting(result: DelegationResult) -> DelegationResult:
+    """Without what does not go into one envelope."""
+    most = BODY_BYTES_MAX - SPARE_BYTES
+    if len(wire.encode(result)) <= most:
+        return result
+    parts = list(result.parts)
+    sizes = [len(msgspec.json.encode(part)) + 1 for part in parts]
+    over = len(wire.encode(result)) - most
+    left_out = 0
+    while parts and over > 0:
+        parts.pop()
+        over -= sizes.pop()
+        left_out += 1
+    why = f"{left_out} parts were left out, since a result has at most {BODY_BYTES_MAX} bytes"
+    fitting = replace(result, parts=tuple(parts), error=result.error or why, error_code=result.error_code or LEFT_OUT)
+    if len(wire.encode(fitting)) > most and fitting.result is not None:
+        fitting = replace(fitting, result=fitting.result[:TEXT_CHARS_MAX])
+    return fitting if len(wire.encode(fitting)) <= most else replace(fitting, result=None, sub_delegations=())
+
+
+def _without_parts(result: DelegationResult, why: str) -> DelegationResult:
+    return replace(result, parts=(), error=result.error or f"its parts were left out: {why}", error_code=LEFT_OUT)

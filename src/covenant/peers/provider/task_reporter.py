@@ -1,0 +1,238 @@
+"""Reports on one task to the peer that delegated it: status while it runs, then the result with its proof.
+
+What the agent says is sent as status; a newer status replaces one that is not on its way yet. A silent agent is
+reported as running. A task that asks for input is canceled, since a delegation cannot answer. All reports are made from
+the ledger, so the reporter of the next run says the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from covenant.exchange.tasks.builder import text_of
+from covenant.exchange.tasks.reader import PAGE
+from covenant.ledger.contract import Ledger, Watch
+from covenant.ledger.machine.commands import Cancel
+from covenant.ledger.machine.peer_commands import Changes, Said, Tell
+from covenant.model.peers.delegation import Delegation, DelegationKey
+from covenant.model.peers.delegation import ACCEPTED, CANCELLING
+from covenant.model.peers.delegation_messages import StatusReport, TokenUsage
+from covenant.model.errors import Conflict, NotFound
+from covenant.model.task_view import TaskViewBuilder
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.task_event import Started, Step
+from covenant.model.task_event import MessageUpdate, StatusUpdate
+from covenant.peers.outgoing_messages import outgoing, HEAVY_CHARS, redact_message, redact_report, log_findings
+from covenant.peers.provider.result_builder import BuiltResult, FinishedWork, below, build_result, usage_of
+from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.provider.result_builder import TranscriptBuilder
+from covenant.seal.proofs import line_salt
+from covenant.wire import peers as wire
+
+PAUSE_S: Final = 0.25
+"""Between two status messages that say something new."""
+FIRST_S: Final = 0.05
+SHORTEST_S: Final = 0.001
+ASKS_BACK: Final = "it asks something back, and a peer's delegation cannot be answered"
+HELD: Final = "the agent was lost while it worked on this; an operator decides how it goes on"
+
+log = logging.getLogger(__name__)
+
+
+class ReporterContext(NamedTuple):
+    """What all attendants share. `used` says what a task has used so far, where somebody here knows.
+
+    `begun`: up to which number the peer may have what was said of a delegation.
+    """
+
+    ledger: Ledger
+    private_key: bytes
+    settings: PeerSettings
+    us: AgentId
+    used: Callable[[TaskId], Mapping[str, Any] | None]
+    begun: Callable[[DelegationKey], int]
+
+
+class TaskReporter:
+    def __init__(self, means: ReporterContext, key: DelegationKey) -> None:
+        self._means = means
+        self._key = key
+        self._task_id: TaskId | None = None
+        self._folder = TaskViewBuilder()
+        self._transcriber = TranscriptBuilder()
+        self._started = False
+        self._message: str | None = None
+        """All of it: it is searched for secrets before it is cut."""
+        self._progress: float | None = None
+        self._news = False
+        """Something was said that the peer was not told."""
+        self._question: str | None = None
+        # Work that ends at once is told by its result alone.
+        self._told_s = asyncio.get_running_loop().time() - PAUSE_S + FIRST_S
+
+    async def run(self) -> None:
+        """Until the peer's last word is on its way."""
+        ledger = self._means.ledger
+        delegation = ledger.delegation(self._key)
+        if delegation is None or delegation.ended:
+            return
+        self._task_id = delegation.task_id
+        if delegation.state is CANCELLING:
+            # Asked before the daemon stopped, and perhaps not done.
+            await self._cancel(delegation.task_id, "cancelled by the peer")
+        while not self._folder.state.terminal:
+            with ledger.watch(delegation.task_id) as watch:
+                await self._read(delegation.task_id)
+                await self._follow(delegation, watch)
+        await self._conclude()
+
+    async def _follow(self, delegation: Delegation, watch: Watch) -> None:
+        """Until it has ended, or more was said than could be kept for us."""
+        interval_s = max(PAUSE_S, delegation.status_interval_ms / 1000)
+        while not watch.cut and not self._folder.state.terminal:
+            if self._folder.state.waits:
+                await self._cancel(delegation.task_id, ASKS_BACK)
+            elif self._due_s(interval_s) <= 0:
+                await self._report()
+            for step in await watch.next(max(SHORTEST_S, self._due_s(interval_s))):
+                self._take(step)
+
+    def _due_s(self, interval_s: float) -> float:
+        """When the next report is due."""
+        pause_s = PAUSE_S if self._news else interval_s
+        return pause_s - (asyncio.get_running_loop().time() - self._told_s)
+
+    def _now(self) -> Delegation | None:
+        """By its task: a peer can go by another identity while its work is done."""
+        return self._means.ledger.delegation_of(self._task_id) if self._task_id is not None else None
+
+    async def _read(self, task_id: TaskId) -> None:
+        while True:
+            steps = await self._means.ledger.steps(task_id, self._folder.generation, PAGE)
+            for step in steps:
+                self._take(step)
+            if len(steps) < PAGE:
+                return
+
+    def _take(self, step: Step) -> None:
+        if step.generation <= self._folder.generation:
+            return
+        self._folder.add(step)
+        self._transcriber.add(step)
+        what = step.what
+        if isinstance(what, Started):
+            self._started = self._news = True
+        elif isinstance(what, StatusUpdate):
+            text = text_of(what.parts) or what.text
+            if self._folder.state.waits:
+                self._question = text
+            elif text:
+                self._message, self._news = text, True
+            progress = (what.metadata or {}).get("progress")
+            if isinstance(progress, int | float) and 0 <= progress <= 1:
+                self._progress, self._news = float(progress), True
+        elif isinstance(what, MessageUpdate) and what.role != "user" and (text := text_of(what.parts)):
+            self._message, self._news = text, True
+
+    async def _cancel(self, task_id: TaskId, reason: str) -> None:
+        with suppress(NotFound):
+            await self._means.ledger.commit(Cancel(task_id=task_id, by=self._means.us, reason=reason))
+
+    # What is said
+
+    async def _report(self) -> None:
+        """How it goes."""
+        means = self._means
+        delegation = self._now()
+        self._news, self._told_s = False, asyncio.get_running_loop().time()
+        if delegation is None or delegation.ended or delegation.delegation_id is None:
+            return
+        entry = await means.ledger.entry(delegation.task_id)
+        held = entry is not None and entry.holder_lost(means.ledger.node, means.ledger.boot)
+        made = StatusReport(
+            offer_id=delegation.offer_id,
+            delegation_id=delegation.delegation_id,
+            seq=delegation.status_seq + 1,
+            status="running" if self._started else "pending",
+            progress=self._progress,
+            message=HELD if held else self._message,
+            token_usage=self._used(delegation),
+        )
+        mode = means.settings.redaction
+        cleared = await redact_message(redact_report, made, mode, len(made.message or ""))
+        report = cleared.message
+        log_findings(self._key, cleared.findings)
+        told = Tell(
+            key=delegation.key,
+            happenings=("start", "status") if self._started and delegation.state is ACCEPTED else ("status",),
+            changes=Changes(
+                status_seq=report.seq,
+                usage=report.token_usage,
+                progress=report.progress,
+                message=report.message,
+                redacted=delegation.redacted + cleared.found,
+            ),
+            # What took the place of words that are on their way would be taken for delivered with them.
+            said=(outgoing(report, latest=means.begun(delegation.key) < delegation.said),),
+        )
+        # A cancel may have come in between: then the next one says so.
+        with suppress(Conflict):
+            await means.ledger.commit(told)
+
+    def _used(self, delegation: Delegation) -> TokenUsage:
+        used = self._means.used(delegation.task_id)
+        return usage_of(used) if used else delegation.usage
+
+    async def _conclude(self) -> None:
+        means = self._means
+        delegation = self._now()
+        if delegation is None or delegation.ended:
+            return
+        conclusion = await self._concluded(delegation)
+        log_findings(self._key, conclusion.findings)
+        result = conclusion.result
+        changes = Changes(
+            usage=result.token_usage,
+            code=result.error_code,
+            reason=result.error[:500] if result.error is not None else None,
+            redacted=delegation.redacted + sum(each.count for each in conclusion.findings),
+            proof=result.proof,
+        )
+        last = Said(typ=wire.type_of(result), body=msgspec.Raw(conclusion.body))
+        try:
+            await means.ledger.commit(
+                Tell(key=delegation.key, happenings=(f"result_{result.status}",), changes=changes, said=(last,))
+            )
+        except Conflict:
+            now = self._now()
+            if now is not None and not now.ended:
+                raise
+
+    async def _concluded(self, delegation: Delegation) -> BuiltResult:
+        means, view = self._means, self._folder.view()
+        assert view is not None, "what has ended has begun"
+        delegation_id = delegation.delegation_id or delegation.task_id
+        asked = self._question if _asked_back(view.result.error_message if view.result is not None else None) else None
+        lines = self._transcriber.entries(lambda seq: line_salt(means.private_key, delegation_id, seq))
+        tree = await means.ledger.tree(delegation.task_id, None)
+        work = FinishedWork(delegation, view, lines, below(tree), asked)
+        settings, now_ms = means.settings, means.ledger.now_ms()
+        if sum(len(line.content) + len(line.tool_result or "") for line in lines) < HEAVY_CHARS and not _large(
+            work
+        ):
+            return build_result(work, means.private_key, settings, now_ms)
+        return await asyncio.to_thread(build_result, work, means.private_key, settings, now_ms)
+
+
+def _asked_back(error: Any) -> bool:
+    return isinstance(error, str) and error.endswith(ASKS_BACK)
+
+
+def _large(work: FinishedWork) -> bool:
+    return bool(work.view.artifacts) and len(msgspec.json.encode(work.view.artifacts)) >= HEAVY_CHARS

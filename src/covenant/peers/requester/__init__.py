@@ -1,0 +1,1 @@
+"""The side that delegates a task to a peer."""

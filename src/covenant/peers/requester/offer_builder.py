@@ -1,0 +1,238 @@
+"""Building an offer: which peer, which profile, the limits, the token and the signature.
+
+A task that a peer gave to this instance is delegated within the terms of that peer: no more tokens, no greater depth.
+`via` lists all instances that the task is done for, so that it never goes in a circle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from covenant.exchange.tasks.builder import text_of
+from covenant.ledger.contract import Ledger
+from covenant.model.peers.peer_record import PeerCapabilities, Peer
+from covenant.model.content import Content, Text
+from covenant.model.peers.delegation import PEER, TERMS
+from covenant.model.peers.delegation_messages import (
+    BUDGET_MAX,
+    CONTEXT_CHARS_MAX,
+    DEPTH_MAX,
+    PARTS_MAX,
+    TASK_CHARS_MAX,
+    TIMEOUT_MS_MAX,
+    DelegationOffer,
+)
+from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge
+from covenant.model.ids import PublicKey
+from covenant.model.peers.instance import Trust
+from covenant.model.task import Target
+from covenant.model.task import Task
+from covenant.model.tenants import DEFAULT
+from covenant.peers.directory.peer_directory import PeerDirectory
+from covenant.peers.outgoing_messages import HEAVY_CHARS, Redacted, redact_message, redact_offer
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.transport.peer_client import PeerCallFailed
+from covenant.peers.peer_settings import PeerSettings
+from covenant.seal.assertions import assert_offer
+from covenant.seal.tokens import Narrowing, narrow
+from covenant.wire.redaction import SecretFinding
+
+Told = Callable[[tuple[SecretFinding, ...]], None]
+
+TOKEN_MS: Final = 7 * 24 * 3_600_000
+"""How long an offer's token may be used: it waits for a peer that is not there. What it was made from ends sooner."""
+ANCESTORS_MAX: Final = 64
+ATTACHED: Final = "see what is attached"
+"""The task of an offer that has no words."""
+
+_replace = msgspec.structs.replace
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+
+
+class OfferBuilder:
+    def __init__(
+        self,
+        ledger: Ledger,
+        keyring: InstanceKeys,
+        acquaintances: PeerDirectory,
+        settings: PeerSettings,
+        *,
+        depth_max: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`depth_max`: of calls in this instance."""
+        self._ledger = ledger
+        self._keyring = keyring
+        self._acquaintances = acquaintances
+        self._settings = settings
+        self._depth_max = depth_max
+        self._now_ms = now_ms
+
+    # Whom to ask
+
+    def peer(self, named: str) -> Peer:
+        return self._acquaintances.find(named)
+
+    def provider(self, profile: str) -> Peer | None:
+        """Of the peers that said they offer this, the most trusted, and of those one with most room."""
+        found = [peer for peer in self._ledger.peers() if _offers(peer, profile)]
+        return max(found, key=_preferred, default=None)
+
+    def callee(self, tenant: str, named: str) -> Target | None:
+        if tenant != DEFAULT:
+            return None
+        who, slash, profile = named.partition("/")
+        if slash:
+            if not who or not profile:
+                return None
+            peer: Peer | None = self.peer(who)
+        else:
+            peer, profile = self.provider(named), named
+        if peer is None:
+            return None
+        return Target(name=f"{peer.id}/{profile}", peer=peer.id, profile=profile)
+
+    # What to offer
+
+    async def make(
+        self,
+        task: Task,
+        peer: Peer,
+        profile: str,
+        *,
+        budget: int | None = None,
+        timeout_ms: int | None = None,
+        context: str | None = None,
+    ) -> Redacted[DelegationOffer]:
+        if peer.denied:
+            raise Forbidden("denied", f"{peer.name} is denied here; nothing is sent to it")
+        peer = await self._verified(peer)
+        capabilities = await self._capabilities(peer, profile)
+        peer = self._ledger.peer(peer.id) or peer
+        origin = await self._origin(task)
+        offer = self._bounded(task, profile, origin, capabilities, budget=budget, timeout_ms=timeout_ms)
+        parts = task.parts or (Text(task.intent_text),)
+        offer = _worded(offer, parts, context)
+        mode = self._settings.redaction
+        characters = HEAVY_CHARS if offer.parts else len(offer.task) + len(offer.context or "")
+        cleared = await redact_message(redact_offer, offer, mode, characters)
+        return cleared._replace(message=self._signed(cleared.message, peer, capabilities))
+
+    async def _verified(self, peer: Peer) -> Peer:
+        if not peer.trust.covers(Trust.VERIFIED):
+            peer = await self._acquaintances.verify(peer)
+        if not peer.trust.covers(Trust.VERIFIED) or peer.keys is None:
+            raise Forbidden("untrusted", f"{peer.name} has not proven who it is; see `covenant peers verify`")
+        return peer
+
+    async def _capabilities(self, peer: Peer, profile: str) -> PeerCapabilities:
+        """As it says now; or as it said once, where it cannot be asked: the offer waits for it then."""
+        try:
+            capabilities = await self._acquaintances.capabilities(peer)
+            # What was said to a mere peer has no token; since then it may have verified us.
+            if capabilities.token is None or not _has(capabilities, profile):
+                capabilities = await self._acquaintances.capabilities(peer, fresh=True)
+        except (PeerCallFailed, Refusal):
+            kept = self._ledger.peer(peer.id)
+            if kept is None or kept.capabilities is None or not _has(kept.capabilities, profile):
+                raise
+            return kept.capabilities
+        if not _has(capabilities, profile):
+            names = ", ".join(each.name for each in capabilities.profiles[:20]) or "nothing"
+            raise NotFound("no_profile", f"{peer.name} does not offer {profile!r} to us; it offers {names}")
+        return capabilities
+
+    async def _origin(self, task: Task) -> dict[str, Any]:
+        """What was agreed with the peer that this is done for, if it is done for one."""
+        above: Task | None = task
+        for _ in range(ANCESTORS_MAX):
+            if above is None:
+                break
+            if above.origin == PEER:
+                terms = (above.request_metadata or {}).get(TERMS)
+                return terms if isinstance(terms, dict) else {}
+            entry = await self._ledger.entry(above.parent) if above.parent is not None else None
+            above = entry.task if entry is not None else None
+        return {}
+
+    def _bounded(
+        self,
+        task: Task,
+        profile: str,
+        origin: dict[str, Any],
+        capabilities: PeerCapabilities,
+        *,
+        budget: int | None,
+        timeout_ms: int | None,
+    ) -> DelegationOffer:
+        settings = self._settings
+        most = next(each.max_token_budget for each in capabilities.profiles if each.name == profile)
+        budgets = [budget or settings.budget_default, most, BUDGET_MAX, origin.get("budget")]
+        times = [timeout_ms or settings.timeout_ms, TIMEOUT_MS_MAX, task.timeout_ms]
+        if task.deadline_ms is not None:
+            times.append(self._ledger.clock.left_ms(task.deadline_ms))
+        left = min(self._depth_max - task.depth, settings.depth_max, DEPTH_MAX)
+        via = [*origin.get("via", ()), *([origin["peer"]] if "peer" in origin else ())]
+        via = list(dict.fromkeys((*via, self._keyring.id)))
+        timeout = min(each for each in times if each is not None)
+        if timeout <= 0:
+            raise Conflict("deadline_exceeded", "there is no time left for it")
+        if left < 0 or len(via) > DEPTH_MAX:
+            raise Invalid("depth_exceeded", f"at most {self._depth_max} calls may follow from one another")
+        return DelegationOffer(
+            offer_id=task.id,
+            profile=profile,
+            task=ATTACHED,
+            max_token_budget=max(1, min(each for each in budgets if each is not None)),
+            timeout=timeout,
+            depth_remaining=left,
+            deadline_ms=task.deadline_ms,
+            traceparent=task.traceparent if _TRACEPARENT(task.traceparent or "") else None,
+            parent_id=task.parent,
+            via=tuple(via),
+        )
+
+    def _signed(self, offer: DelegationOffer, peer: Peer, capabilities: PeerCapabilities) -> DelegationOffer:
+        assert peer.keys is not None
+        token = capabilities.token
+        if token is not None:
+            further = Narrowing(
+                profiles=frozenset({offer.profile}),
+                budget=offer.max_token_budget,
+                depth=offer.depth_remaining,
+                expires_at_ms=self._now_ms() + TOKEN_MS,
+                offer_id=offer.offer_id,
+            )
+            token = narrow(token, PublicKey(peer.keys.identity_key), further)
+        return assert_offer(self._keyring.private_key, _replace(offer, token=token), provider=peer.id)
+
+
+def _worded(offer: DelegationOffer, parts: tuple[Content, ...], context: str | None) -> DelegationOffer:
+    """What is asked: the words, and what is more than words."""
+    words = text_of(parts)
+    more = tuple(part for part in parts if not (type(part) is Text and part == Text(part.text)))
+    if len(words) > TASK_CHARS_MAX or len(context or "") > CONTEXT_CHARS_MAX or len(more) > PARTS_MAX:
+        raise TooLarge(
+            "offer_too_large",
+            f"a peer is asked with at most {TASK_CHARS_MAX} characters of task, {CONTEXT_CHARS_MAX} of context and "
+            f"{PARTS_MAX} parts",
+        )
+    return _replace(offer, task=words or ATTACHED, context=context or None, parts=more)
+
+
+def _offers(peer: Peer, profile: str) -> bool:
+    known = peer.capabilities
+    return known is not None and not peer.denied and peer.trust.covers(Trust.VERIFIED) and _has(known, profile)
+
+
+def _has(capabilities: PeerCapabilities, profile: str) -> bool:
+    return any(each.name == profile for each in capabilities.profiles)
+
+
+def _preferred(peer: Peer) -> tuple[bool, bool, int]:
+    free = peer.capabilities.free_slots if peer.capabilities is not None else 0
+    return peer.trust.covers(Trust.TRUSTED), free > 0, free

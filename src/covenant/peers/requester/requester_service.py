@@ -1,0 +1,355 @@
+"""Delegations to peers: offered, followed, canceled, and given up when the provider is silent.
+
+The offer of a task has the task's id, so there is one delegation for a task: a later attempt, also after a restart,
+finds it. An offer waits for a peer that cannot be reached. Replies are checked against the offer (`reply_checks`).
+
+A provider that is silent for too long is lost. An operator has the offer sent again, or gives it up. If the provider
+is heard from again, the delegation goes on by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.peer_commands import Changes, Hear, Heard, Moved, Tell
+from covenant.ledger.machine.peering import unknown_delegation
+from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import Delegation, DelegationKey
+from covenant.model.peers.delegation import ACCEPTED, CANCELLING, LOST, OFFERED, RUNNING, DelegationRole
+from covenant.model.peers.delegation_messages import DelegationAccept, DelegationCancel, DelegationResult, DelegationOffer, DelegationReject, StatusReport
+from covenant.model.errors import Conflict, Invalid, Refusal
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.peers.instance import InstanceId
+from covenant.model.task import Target
+from covenant.model.task import Task
+from covenant.peers.requester.reply_checks import check_accept, check_reject, check_status, check_result
+from covenant.peers.outgoing_messages import redact_message, redact_reason, log_findings
+from covenant.peers.directory.peer_directory import PeerDirectory, as_refusal
+from covenant.peers.outgoing_messages import outgoing
+from covenant.peers.requester.reply_checks import cancel_message
+from covenant.peers.transport.inbox import IncomingMessage
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.transport.peer_client import PeerCallFailed
+from covenant.peers.requester.offer_builder import OfferBuilder, Told
+from covenant.peers.peer_settings import PeerSettings
+from covenant.wire import peers as wire
+
+PROVIDER_LOST: Final = "provider_lost"
+GRACE_MS: Final = 10_000
+"""What a provider has beyond the agreed time for its last word."""
+SILENT_INTERVALS: Final = 3
+SWEEP_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+replace = msgspec.structs.replace
+
+
+class _Follower:
+    """Somebody who wants to know how a delegation goes, and what it has seen of it."""
+
+    __slots__ = ("moved", "seen", "task_id")
+
+    def __init__(self, offer_id: str) -> None:
+        self.task_id = TaskId(offer_id)
+        self.moved = asyncio.Event()
+        self.seen: Delegation | None = None
+
+
+class Requester:
+    """Lives on one loop. `run` it, so that silence is noticed; `stop` it before the ledger closes."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        keyring: InstanceKeys,
+        acquaintances: PeerDirectory,
+        settings: PeerSettings,
+        *,
+        depth_max: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`depth_max`: of calls in this instance."""
+        self._ledger = ledger
+        self._offers = OfferBuilder(ledger, keyring, acquaintances, settings, depth_max=depth_max, now_ms=now_ms)
+        self._settings = settings
+        self._us = keyring.id
+        self._now_ms = now_ms
+        self._since_ms = now_ms()
+        """Nobody is silent while we do not listen."""
+        self._stopped = asyncio.Event()
+        self._taken: set[str] = set()
+        self._followers: set[_Follower] = set()
+        ledger.on_peer(self._wake)
+
+    # Who does what
+
+    def peer(self, named: str) -> Peer:
+        """By its id or name."""
+        return self._offers.peer(named)
+
+    def provider(self, profile: str) -> Peer | None:
+        """The best of those that offer this, as far as is known."""
+        return self._offers.provider(profile)
+
+    def callee(self, tenant: str, named: str) -> Target | None:
+        """`peer/profile`, or a profile that some peer offers; None if there is no such thing for this tenant."""
+        return self._offers.callee(tenant, named)
+
+    def delegation(self, offer_id: str) -> Delegation | None:
+        found = self._ledger.delegation_of(TaskId(offer_id))
+        return found if found is not None and found.role is DelegationRole.REQUESTER else None
+
+    # Offering
+
+    async def offer(
+        self,
+        task: Task,
+        peer: Peer,
+        profile: str,
+        *,
+        budget: int | None = None,
+        timeout_ms: int | None = None,
+        context: str | None = None,
+        told: Told | None = None,
+    ) -> Delegation:
+        """Once for a task. `Unavailable` if its provider must be asked first, and cannot be now.
+
+        `told` hears what was found in it that looks like a secret.
+        """
+        known = self.delegation(task.id)
+        if known is not None:
+            await self._ledger.durable()
+            return known
+        try:
+            made = await self._offers.make(task, peer, profile, budget=budget, timeout_ms=timeout_ms, context=context)
+        except PeerCallFailed as failed:
+            raise as_refusal(failed) from failed
+        offer = made.message
+        if told is not None and made.findings:
+            told(made.findings)
+        begin = Delegation(
+            role=DelegationRole.REQUESTER,
+            peer=peer.id,
+            offer_id=offer.offer_id,
+            task_id=task.id,
+            profile=profile,
+            state=OFFERED,
+            budget=offer.max_token_budget,
+            timeout_ms=offer.timeout,
+            depth_remaining=offer.depth_remaining,
+            redacted=made.found,
+            offer=offer,
+        )
+        moved = await self._ledger.commit(Tell(key=begin.key, begin=begin, happenings=("offer",), said=(outgoing(offer),)))
+        return moved.delegation
+
+    async def offer_again(self, by: AgentId, offer_id: str) -> Delegation:
+        """A lost one, word for word: a provider that has it answers as it did before."""
+        delegation = self._known(offer_id)
+        if delegation.state is not LOST or delegation.offer is None:
+            raise Conflict("not_lost", f"this delegation is {delegation.state.value}; only a lost one is offered again")
+        return (
+            await self._tell(
+                delegation, "offer", changes=Changes(code=None, reason=None), message=delegation.offer, by=by
+            )
+        ).delegation
+
+    async def force_error(self, by: AgentId, offer_id: str, reason: str) -> Delegation:
+        """Give a lost one up, or one that does not answer a cancel. Its provider is told to stop, once it can be."""
+        delegation = self._known(offer_id)
+        if delegation.state not in (LOST, CANCELLING):
+            raise Conflict("not_lost", f"this delegation is {delegation.state.value}; cancel it instead")
+        return await self._give_up(delegation, reason, by)
+
+    async def _give_up(self, delegation: Delegation, reason: str, by: AgentId | None = None) -> Delegation:
+        code = delegation.code if delegation.state is CANCELLING and delegation.code else PROVIDER_LOST
+        changes = Changes(code=code, reason=reason[:500])
+        cancel = cancel_message(delegation, reason) if delegation.state is LOST else None
+        return (await self._tell(delegation, "force_error", changes=changes, message=cancel, by=by)).delegation
+
+    async def cancel(self, offer_id: str, reason: str) -> Delegation:
+        """Durable: it reaches the provider whenever that can be reached. What has ended stays as it is."""
+        delegation = self._known(offer_id)
+        if delegation.ended or delegation.state is CANCELLING:
+            return delegation
+        return (await self._tell(delegation, "cancel", message=cancel_message(delegation, reason))).delegation
+
+    async def withdraw(self, offer_id: str, reason: str) -> None:
+        """Whoever waited for it waits no more. If its task has not ended, the next attempt goes on with it."""
+        delegation = self.delegation(offer_id)
+        if delegation is not None and not delegation.ended and not await self._waits(delegation):
+            await self.cancel(offer_id, reason)
+
+    def take(self, offer_id: str) -> None:
+        """Its task has what came of it, or will as soon as that is on disk; from then on it is not kept here."""
+        self._taken.add(offer_id)
+
+    # Following
+
+    async def follow(self, offer_id: str) -> AsyncIterator[Delegation]:
+        """As it is now, and whenever it has moved, until it has ended. What is told is durable."""
+        follower = _Follower(offer_id)
+        self._followers.add(follower)
+        try:
+            while True:
+                follower.moved.clear()
+                follower.seen = delegation = self._known(offer_id)
+                await self._ledger.durable()
+                yield delegation
+                if delegation.ended:
+                    return
+                await follower.moved.wait()
+        finally:
+            self._followers.discard(follower)
+
+    def _wake(self, _: InstanceId) -> None:
+        """Only those whose own has moved: there may be many, and each is told of everything about a peer."""
+        for follower in self._followers:
+            if self._ledger.delegation_of(follower.task_id) is not follower.seen:
+                follower.moved.set()
+
+    # What is heard
+
+    async def hear(self, incoming: IncomingMessage) -> Heard:
+        message = incoming.message
+        if not isinstance(message, DelegationAccept | DelegationReject | StatusReport | DelegationResult):
+            raise Invalid("type_not_supported", f"a requester is not sent a {wire.type_of(message)}")
+        key = DelegationKey(DelegationRole.REQUESTER, incoming.peer.id, message.offer_id)
+        delegation = self._ledger.delegation(key)
+        seq = incoming.envelope.seq
+        if delegation is None or delegation.ended or (seq is not None and seq != delegation.heard + 1):
+            return await self._ledger.commit(Hear(envelope=incoming.envelope, key=key))
+        hear = await self._heard(incoming, delegation, message)
+        try:
+            return await self._ledger.commit(hear)
+        except Conflict as conflict:
+            if conflict.code != "illegal_move":
+                raise
+            # Out of turn, like a reject of what was accepted. It is taken in, and changes nothing.
+            log.warning(
+                "peer.out_of_turn", extra={"peer": key.peer, "offer_id": key.offer_id, "typ": hear.envelope.typ}
+            )
+            return await self._ledger.commit(Hear(envelope=incoming.envelope, key=key))
+
+    async def _heard(
+        self, incoming: IncomingMessage, delegation: Delegation, message: DelegationAccept | DelegationReject | StatusReport | DelegationResult
+    ) -> Hear:
+        match message:
+            case DelegationAccept():
+                return check_accept(incoming, delegation, message, self._now_ms())
+            case DelegationReject():
+                return check_reject(incoming, delegation, message)
+            case StatusReport():
+                return check_status(incoming, delegation, message)
+            case DelegationResult():
+                wanted = await self._waits(delegation)
+                return await check_result(incoming, delegation, message, us=self._us, wanted=wanted)
+
+    async def _waits(self, delegation: Delegation) -> bool:
+        """Whether its task here has not ended."""
+        entry = await self._ledger.entry(delegation.task_id)
+        return entry is not None and not entry.finished
+
+    # Silence
+
+    async def run(self) -> None:
+        # What an earlier run had in its hands when it ended.
+        self._taken |= {each.offer_id for each in self._ledger.delegations() if each.result is not None}
+        while not self._stopped.is_set():
+            try:
+                await self.sweep()
+            except Refusal as refusal:
+                log.warning("peer.sweep_refused", extra={"code": refusal.code, "reason": refusal.message})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), SWEEP_S)
+
+    async def stop(self) -> None:
+        self._stopped.set()
+
+    async def sweep(self) -> int:
+        """Find what is silent, over or not wanted any more. How many moved by that."""
+        await self._put_away()
+        moved, now_ms = 0, self._now_ms()
+        for delegation in tuple(self._ledger.delegations_live(DelegationRole.REQUESTER)):
+            try:
+                moved += await self._look_at(delegation, now_ms)
+            except Conflict as conflict:
+                # It has moved meanwhile, which is what this is about.
+                log.debug("peer.moved_meanwhile", extra={"offer_id": delegation.offer_id, "code": conflict.code})
+        return moved
+
+    async def _put_away(self) -> None:
+        for offer_id in tuple(self._taken):
+            delegation = self.delegation(offer_id)
+            if delegation is not None and await self._waits(delegation):
+                continue
+            self._taken.discard(offer_id)
+            if delegation is not None and delegation.result is not None:
+                await self._tell(delegation, changes=Changes(result=None))
+
+    async def _look_at(self, delegation: Delegation, now_ms: int) -> bool:
+        settings, state = self._settings, delegation.state
+        if state is not CANCELLING and not await self._waits(delegation):
+            await self.cancel(delegation.offer_id, "nobody waits for it any more")
+            return True
+        if self._ledger.clock.is_paused():
+            # The wall clock was set just now: nobody is given up by it.
+            return False
+        age_ms = self._ledger.clock.age_ms
+        agreed_ms = delegation.timeout_ms + GRACE_MS
+        if state in (ACCEPTED, RUNNING) and age_ms(delegation.accepted_at_ms or now_ms) >= agreed_ms:
+            changes = Changes(code="timeout", reason="the provider did not answer in the agreed time")
+            await self._tell(delegation, "timeout", changes=changes, message=cancel_message(delegation, "timed out"))
+            return True
+        stamps = (self._since_ms, delegation.heard_at_ms, delegation.moved_at_ms if state is OFFERED else 0)
+        silent_ms = min(age_ms(stamp) for stamp in stamps)
+        silence_ms = max(settings.silence_ms, SILENT_INTERVALS * delegation.status_interval_ms)
+        if state in (OFFERED, ACCEPTED, RUNNING) and silent_ms >= silence_ms:
+            reason = f"nothing was heard for {silent_ms // 1000} s"
+            await self._tell(delegation, "silence", changes=Changes(reason=reason))
+            log.warning("peer.lost", extra={"peer": delegation.peer, "offer_id": delegation.offer_id})
+            return True
+        forced = settings.force_lost and state in (LOST, CANCELLING)
+        if forced and min(silent_ms, age_ms(delegation.moved_at_ms)) >= settings.lost_after_ms:
+            await self._give_up(delegation, "the provider was not heard of any more")
+            return True
+        return False
+
+    # Telling
+
+    def _known(self, offer_id: str) -> Delegation:
+        delegation = self.delegation(offer_id)
+        if delegation is None:
+            raise unknown_delegation(offer_id)
+        return delegation
+
+    async def _tell(
+        self,
+        delegation: Delegation,
+        *happenings: str,
+        changes: Changes | None = None,
+        message: DelegationOffer | DelegationCancel | None = None,
+        by: AgentId | None = None,
+    ) -> Moved:
+        changes = changes or Changes()
+        if isinstance(message, DelegationCancel):
+            mode = self._settings.redaction
+            cleared = await redact_message(redact_reason, message, mode, len(message.reason))
+            log_findings(delegation.key, cleared.findings)
+            message, changes = cleared.message, replace(changes, redacted=delegation.redacted + cleared.found)
+        return await self._ledger.commit(
+            Tell(
+                key=delegation.key,
+                happenings=happenings,
+                changes=changes,
+                said=(outgoing(message),) if message is not None else (),
+                by=by,
+            )
+        )

@@ -1,0 +1,301 @@
+"""The inbox: each sealed envelope is checked, opened, and handled exactly once.
+
+The checks run in this order: size, signature, sender, recipient and time; then replay and the sender's message rate.
+Only then is the envelope opened, read and acted on. Each handler commits one `Hear`, so an envelope and its effects are
+one record. Each refusal is in the audit (`RefusalAudit`); `told` decides what the sender hears of it.
+
+An unverified peer may query capabilities, answer a challenge and poll. It may also end delegations that it began while
+it was trusted. Its offers are rejected with a message of the protocol. Large envelopes are opened in threads, a few at
+a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from covenant.exchange.access.principals import AuditBudget
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.commands import Note
+from covenant.ledger.machine.peer_commands import Heard
+from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal, Unavailable
+from covenant.model.ids import AgentId
+from covenant.model.peers.delegation import DelegationKey, DelegationRole, ReceivedEnvelope
+from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationMessage
+from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.peer_record import Peer
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.long_poll import PollServer, PendingQueries, TakenEnvelope
+from covenant.peers.transport.peer_client import MessageRate
+from covenant.seal.envelope import (
+    Checked,
+    Code,
+    EnvelopeRefused,
+    Header,
+    check,
+    open_checked,
+    remember_until_ms,
+    replayed,
+    told,
+)
+from covenant.seal.envelope import receipt
+from covenant.wire import peers
+from covenant.wire import peers as polling
+
+log = logging.getLogger(__name__)
+
+REASON_CHARS_MAX: Final = 300
+
+
+class RefusalAudit:
+    """`us` is who is in the audit for it."""
+
+    def __init__(self, ledger: Ledger, us: AgentId) -> None:
+        self._ledger = ledger
+        self._us = us
+        self._budget = AuditBudget()
+
+    async def note(self, code: str, reason: str, address: str | None, sender: InstanceId | None) -> None:
+        """Nothing is raised: whoever is refused is told so even if it cannot be written down."""
+        source = (sender, code) if sender is not None else address
+        left_out = self._budget.spend(source, self._ledger.clock.monotonic_ms(), stranger=sender is None)
+        if left_out is None:
+            return
+        row: dict[str, object] = {
+            "type": "envelope_refused",
+            "code": code,
+            "reason": reason[:REASON_CHARS_MAX],
+            "address": address,
+            "peer": sender,
+            "suppressed_before": left_out,
+        }
+        try:
+            await self._ledger.commit(Note(by=self._us, row=row))
+        except Refusal as refusal:
+            log.warning("peers.refusal_unnoted", extra={"code": code, "why": refusal.code})
+
+
+class IncomingMessage(NamedTuple):
+    """Whoever takes it commits one `Hear` with this envelope, and everything that follows from it in the same."""
+
+    peer: Peer
+    envelope: ReceivedEnvelope
+    message: DelegationMessage
+
+
+LARGE_BYTES: Final = 64 * 1024
+"""From here on the loop would feel it."""
+LARGE_AT_ONCE: Final = 4
+TRUSTED_FACTOR: Final = 10
+
+OFFER: Final = "delegation_offer"
+CANCEL: Final = "delegation_cancel"
+QUERY: Final = "capability_query"
+RESPONSE: Final = "capability_response"
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+class CapabilityHandler(PendingQueries, Protocol):
+    async def hear_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes: ...
+    async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None: ...
+
+
+class DelegationHandler(Protocol):
+    async def hear(self, incoming: IncomingMessage) -> Heard: ...
+
+
+class Inbox:
+    """`us`: who is in the audit for what is refused. Lives as long as its ledger, on one loop."""
+
+    def __init__(  # noqa: PLR0917  (one for each part that it stands between)
+        self,
+        ledger: Ledger,
+        keyring: InstanceKeys,
+        acquaintances: CapabilityHandler,
+        providing: DelegationHandler,
+        requesting: DelegationHandler,
+        settings: PeerSettings,
+        *,
+        us: AgentId,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._keyring = keyring
+        self._acquaintances = acquaintances
+        self._providing = providing
+        self._requesting = requesting
+        self._settings = settings
+        self._now_ms = now_ms
+        self._rate = MessageRate(ledger.clock.monotonic_ms)
+        self._refusals = RefusalAudit(ledger, us)
+        self._handing_out = PollServer(ledger, keyring, acquaintances, us=us, now_ms=now_ms)
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    async def receive(self, body: bytes, address: str | None) -> polling.Received:
+        """Answers once it is durable. Raises a `Refusal` that the sender may hear."""
+        received = await self._hear(body, address, peers.decode, self._received)
+        return msgspec.structs.replace(received, receipt=receipt(self._keyring.identity, body))
+
+    async def poll(self, body: bytes, address: str | None) -> polling.Polled:
+        """What waits for the one who asks; the answer may take as long as it is ready to wait."""
+        return await self._hear(body, address, _decode_poll, self._handing_out.answer)
+
+    async def take(self, body: bytes) -> TakenEnvelope:
+        """An envelope that we fetched ourselves. At our own pace, so no rate is asked for."""
+        return await self._hear(body, None, peers.decode, self._took, metered=False)
+
+    async def too_large(self, address: str | None) -> Refusal:
+        """The answer to what was too large to be read to its end."""
+        refused = EnvelopeRefused(Code.TOO_LARGE, "more than an envelope can have")
+        await self._refusals.note(refused.code.value, refused.message, address, None)
+        return told(refused)
+
+    def handed(self, key: DelegationKey) -> int:
+        """Up to which number the peer may have fetched what was said of this."""
+        return self._handing_out.handed(key)
+
+    def close(self) -> None:
+        """Answer those who wait, now and from now on: nothing is lost by it."""
+        self._handing_out.close()
+
+    async def _hear(
+        self,
+        body: bytes,
+        address: str | None,
+        decode: Callable[[str, bytes], M],
+        act: Callable[[Peer, ReceivedEnvelope, M], Awaitable[T]],
+        *,
+        metered: bool = True,
+    ) -> T:
+        sender: InstanceId | None = None
+        try:
+            checked = await self._check(body)
+            sender = InstanceId(checked.header.sender)
+            if metered:
+                self._spend(sender)
+            message = await self._open(checked, decode)
+            # Whom we know may have changed while it was opened.
+            return await act(self._peer(sender), _record(checked.header), message)
+        except EnvelopeRefused as refused:
+            await self._refusals.note(refused.code.value, refused.message, address, refused.sender)
+            raise told(refused) from None
+        except Unavailable:
+            raise
+        except Refusal as refusal:
+            await self._refusals.note(refusal.code, refusal.message, address, sender)
+            raise
+
+    async def _check(self, body: bytes) -> Checked:
+        now_ms = self._now_ms()
+        checking = partial(check, body, us=self._keyring.id, now_ms=now_ms, known=self._knows)
+        checked = await self._aside(len(body), checking)
+        header = checked.header
+        if self._ledger.envelope_taken(InstanceId(header.sender), header.jti):
+            raise replayed(header)
+        return checked
+
+    def _knows(self, sender: InstanceId) -> bool:
+        peer = self._ledger.peer(sender)
+        return peer is not None and not peer.denied
+
+    def _peer(self, sender: InstanceId) -> Peer:
+        peer = self._ledger.peer(sender)
+        if peer is None or peer.denied:
+            raise EnvelopeRefused(Code.UNKNOWN_SENDER, f"{sender} is not a peer")
+        return peer
+
+    def _spend(self, sender: InstanceId) -> None:
+        per_min = self._settings.messages_per_min
+        if self._peer(sender).trust is Trust.TRUSTED:
+            per_min *= TRUSTED_FACTOR
+        wait_ms = self._rate.take(sender, per_min)
+        if wait_ms is not None:
+            message = f"more than {per_min} messages a minute; slow down"
+            raise OverLimit("rate_limited", message, retry_after_ms=wait_ms)
+
+    async def _open(self, checked: Checked, decode: Callable[[str, bytes], M]) -> M:
+        prekey, now_ms = self._keyring.prekey(checked.header.kid), self._now_ms()
+
+        def opening() -> M:
+            return decode(checked.header.typ, open_checked(checked, prekey, now_ms=now_ms).body)
+
+        return await self._aside(len(checked.ciphertext), opening)
+
+    async def _aside(self, size: int, work: Callable[[], T]) -> T:
+        if size <= LARGE_BYTES:
+            return work()
+        async with self._large:
+            return await asyncio.to_thread(work)
+
+    # Acting on it
+
+    async def _received(self, peer: Peer, envelope: ReceivedEnvelope, message: DelegationMessage) -> polling.Received:
+        reply, heard = await self._dispatch(IncomingMessage(peer, envelope, message))
+        if reply is not None:
+            return polling.Received(status="accepted", envelope=msgspec.Raw(reply))
+        known = heard.known or (heard.moved is not None and not heard.moved.changed)
+        return polling.Received(status="accepted", duplicate=known)
+
+    async def _took(self, peer: Peer, envelope: ReceivedEnvelope, message: DelegationMessage) -> TakenEnvelope:
+        reply, _ = await self._dispatch(IncomingMessage(peer, envelope, message))
+        if isinstance(message, CapabilityQuery | CapabilityResponse):
+            return TakenEnvelope(reply=reply)
+        assert envelope.seq is not None
+        said_by = DelegationRole.REQUESTER if envelope.typ in peers.REQUESTER_SENDS else DelegationRole.PROVIDER
+        return TakenEnvelope(ack=polling.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
+
+    async def _dispatch(self, incoming: IncomingMessage) -> tuple[bytes | None, Heard]:
+        peer, envelope, message = incoming
+        if isinstance(message, CapabilityQuery | CapabilityResponse):
+            if envelope.seq is not None:
+                raise Invalid("invalid_seq", "this belongs to no delegation, and has no number")
+            if isinstance(message, CapabilityQuery):
+                return await self._acquaintances.hear_query(peer, envelope, message), Heard()
+            await self._acquaintances.hear_response(peer, envelope, message)
+            return None, Heard()
+        if envelope.seq is None:
+            raise Invalid("invalid_seq", "what is said of a delegation is numbered, from 1")
+        ours = DelegationRole.PROVIDER if envelope.typ in peers.REQUESTER_SENDS else DelegationRole.REQUESTER
+        key = DelegationKey(ours, peer.id, message.offer_id)
+        self._check_trust(incoming, key)
+        hearing = self._providing if ours is DelegationRole.PROVIDER else self._requesting
+        try:
+            return None, await hearing.hear(incoming)
+        except Refusal as refusal:
+            if refusal.code != "out_of_order":
+                raise
+            record = self._ledger.delegation(key)
+            raise polling.OutOfOrder(record.heard + 1 if record is not None else 1) from None
+
+    def _check_trust(self, incoming: IncomingMessage, key: DelegationKey) -> None:
+        """An offer is answered by a message, whoever makes it. Everything else is about one that is known."""
+        if incoming.peer.trust is not Trust.PEER or incoming.envelope.typ == OFFER:
+            return
+        if self._ledger.delegation(key) is None:
+            raise Forbidden(
+                "untrusted", "a peer that is not verified here can only ask what there is; see `covenant peers`"
+            )
+
+
+def _decode_poll(typ: str, body: bytes) -> polling.Poll:
+    if typ != polling.POLL:
+        raise Invalid("type_not_supported", f"a poll is not of type {typ[:64]!r}")
+    return polling.decode_poll(body)
+
+
+def _record(header: Header) -> ReceivedEnvelope:
+    return ReceivedEnvelope(
+        sender=InstanceId(header.sender),
+        jti=header.jti,
+        typ=header.typ,
+        until_ms=remember_until_ms(header),
+        seq=header.seq,
+    )

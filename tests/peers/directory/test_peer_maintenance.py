@@ -1,0 +1,158 @@
+"""What is done about peers from time to time: met when they are there, challenged when they know us, keys renewed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from covenant.ledger.clock import PAUSE_MS
+from covenant.model.peers.instance import Trust
+from covenant.peers.directory.peer_maintenance import PeerMaintenance
+from covenant.seal.identity import PREKEY_PERIOD_MS
+from tests.ledger_contract.samples import OPERATOR
+from tests.peers.houses import BOUND_S, Clock, House, Keys, house, listening
+
+
+def upkeep(of: House) -> PeerMaintenance:
+    return PeerMaintenance(of.ledger, of.keyring, of.acquaintances, us=OPERATOR, now_ms=of.clock)
+
+
+@asynccontextmanager
+async def instance(folder: Path, keys: Keys | None = None, clock: Clock | None = None) -> AsyncIterator[House]:
+    async with house(folder, keys, clock=clock) as at, listening(at):
+        yield at
+
+
+@asynccontextmanager
+async def kept_up(at: House) -> AsyncIterator[PeerMaintenance]:
+    keeping = upkeep(at)
+    running = asyncio.create_task(keeping.run())
+    try:
+        yield keeping
+    finally:
+        await asyncio.wait_for(keeping.stop(), BOUND_S)
+        assert running.done()
+
+
+class FullDisk(Keys):
+    is_full = False
+
+    def save(self, prekeys: Any) -> None:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        super().save(prekeys)
+
+
+def trust(at: House, of: House) -> Trust | None:
+    peer = at.ledger.peer(of.id)
+    return peer.trust if peer is not None else None
+
+
+async def test_peers_of_the_settings_are_added_and_marked_as_such(tmp_path: Path) -> None:
+    async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
+        await upkeep(a).settle_static([f"north={b.id}@{b.url}"])
+        peer = a.ledger.peer(b.id)
+        assert peer is not None
+        assert (peer.name, peer.url, peer.source) == ("north", b.url, "setting")
+
+
+async def test_what_is_wrong_in_the_settings_stops_nothing_and_nobody_else(tmp_path: Path) -> None:
+    async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
+        await upkeep(a).settle_static(["nonsense", "http://127.0.0.1:1", a.url, b.url])
+        assert [peer.id for peer in a.ledger.peers()] == [b.id]
+
+
+async def test_one_that_is_not_there_yet_is_met_when_it_is(tmp_path: Path) -> None:
+    clock = Clock()
+    async with house(tmp_path / "a", clock=clock) as a, house(tmp_path / "b", clock=clock) as b:
+        async with listening(b):
+            pass
+        keeping = upkeep(a)
+        await keeping.settle_static([b.url])
+        assert a.ledger.peers() == ()
+        async with listening(b):
+            await keeping.sweep()
+            assert a.ledger.peers() == (), "it is not tried again at once"
+            clock.ahead_ms += 1_000
+            await keeping.sweep()
+            assert trust(a, b) is Trust.PEER
+
+
+async def test_what_an_operator_has_changed_is_newer_than_the_setting(tmp_path: Path) -> None:
+    async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
+        await upkeep(a).settle_static([f"north={b.url}"])
+        await a.acquaintances.change(OPERATOR, "north", name="south")
+        await upkeep(a).settle_static([f"north={b.url}"])
+        assert [peer.name for peer in a.ledger.peers()] == ["south"]
+
+
+async def test_both_are_verified_by_themselves_once_the_second_one_adds_the_first(tmp_path: Path) -> None:
+    async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b, kept_up(a), kept_up(b):
+        await a.acquaintances.add(OPERATOR, url=b.url, peer_id=None, name=None)
+        assert trust(a, b) is Trust.PEER
+        await b.acquaintances.add(OPERATOR, url=a.url, peer_id=None, name=None)
+        await a.until(lambda: trust(a, b) is Trust.VERIFIED)
+        await b.until(lambda: trust(b, a) is Trust.VERIFIED)
+
+
+async def test_one_that_an_operator_has_lowered_or_denied_is_left_alone(tmp_path: Path) -> None:
+    async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
+        await a.acquaintances.add(OPERATOR, url=b.url, peer_id=None, name=None)
+        await b.acquaintances.add(OPERATOR, url=a.url, peer_id=None, name=None)
+        await a.acquaintances.change(OPERATOR, b.id, denied=True)
+        heard = len(b.ledger.message_log())
+        await upkeep(a).sweep()
+        assert (trust(a, b), len(b.ledger.message_log())) == (Trust.PEER, heard)
+        await a.acquaintances.change(OPERATOR, b.id, denied=False)
+        await upkeep(a).sweep()
+        assert trust(a, b) is Trust.VERIFIED
+        await a.acquaintances.change(OPERATOR, b.id, trust=Trust.PEER)
+        await upkeep(a).sweep()
+        assert trust(a, b) is Trust.PEER
+
+
+async def test_where_a_stranger_was_it_is_looked_again_until_the_peer_is_back(tmp_path: Path) -> None:
+    clock = Clock()
+    async with instance(tmp_path / "a", clock=clock) as a, house(tmp_path / "b", clock=clock) as b:
+        async with listening(b):
+            await a.acquaintances.add(OPERATOR, url=b.url, peer_id=None, name=None)
+        keeping = upkeep(a)
+        async with instance(tmp_path / "c", Keys(port=b.keys.port), clock):
+            await a.acquaintances.refresh(a.acquaintances.find(b.id))
+            await keeping.sweep()
+            assert a.acquaintances.find(b.id).conflict == "identity_changed"
+        async with listening(b):
+            clock.ahead_ms += 2_000
+            await keeping.sweep()
+            assert a.acquaintances.find(b.id).conflict is None
+
+
+async def test_our_keys_are_renewed_each_day_and_a_disk_that_is_full_stops_nothing(tmp_path: Path) -> None:
+    async with house(tmp_path / "a") as a:
+        keeping = upkeep(a)
+        (first,) = a.keys.prekeys
+        await keeping.sweep()
+        assert a.keys.prekeys == [first]
+        a.clock.ahead_ms += PREKEY_PERIOD_MS
+        await keeping.sweep()
+        assert (len(a.keys.prekeys), a.keys.prekeys[0]) == (2, first)
+
+    full = FullDisk()
+    async with house(tmp_path / "b", full) as b:
+        full.is_full = True
+        b.clock.ahead_ms += PREKEY_PERIOD_MS
+        await upkeep(b).sweep()
+        assert len(b.keyring.bundle(b.clock()).prekeys) == 1
+
+
+async def test_a_clock_that_was_set_forward_throws_no_key_away_before_it_was_steady(tmp_path: Path) -> None:
+    """Its peers still seal to the key that it has."""
+    async with house(tmp_path) as alice:
+        held = alice.prekey().kid
+        alice.clock.stepped_ms += 400 * 86_400_000
+        await upkeep(alice).sweep()
+        assert alice.keyring.prekey(held) is not None
+        alice.clock.ahead_ms += PAUSE_MS
+        await upkeep(alice).sweep()
+        assert alice.keyring.prekey(held) is None

@@ -1,0 +1,455 @@
+"""A delegation between instances, from the offer to the proven result, over sealed envelopes and real sockets."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from covenant.daemon.logs import Log
+from covenant.daemon.staff import Staff
+from covenant.exchange.delegation import REMOTE, OrphanCanceller
+from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.tasks.reader import read_tree
+from covenant.ledger.machine.commands import MakeGrant, Sweep
+from covenant.ledger.machine.tenant_commands import ChangeTenant
+from covenant.model.agent_definition import AgentDefinition
+from covenant.model.content import Json, Text
+from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
+from covenant.model.task_view import TaskState
+from covenant.model.grant import respond_actions
+from covenant.model.peers.instance import Trust
+from covenant.model.result import Result, ResultStatus
+from covenant.model.tenants import DEFAULT, TenantLimits
+from covenant.model.task_event import StatusUpdate
+from covenant.seal.proofs import verify_evidence
+from tests.ledger_contract.samples import OPERATOR, make_grant
+from tests.peers.estates import Estate, changed, estate, pair, said, worker
+
+
+async def shout(turn: Any) -> str:
+    return str(turn.text.upper())
+
+
+async def test_a_task_is_done_by_a_peer_and_its_result_is_proven(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(shout)) as (rita, paul):
+        task_id = await rita.delegate(paul, "hello")
+        view = await rita.ended(task_id)
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "HELLO")
+        delegation = rita.delegation(task_id)
+        assert delegation.state is COMPLETED
+        assert delegation.proof is not None
+        assert delegation.broken == ()
+        (work,) = paul.works()
+        assert (work.state, work.task_id, work.peer) == (COMPLETED, delegation.delegation_id, rita.id)
+
+
+async def test_a_proof_can_be_checked_offline_and_one_changed_line_breaks_it(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(shout)) as (rita, paul):
+        task_id = await rita.delegate(paul, "hello")
+        await rita.ended(task_id)
+        evidence = await rita.evidence(task_id)
+        report = verify_evidence(msgspec.json.encode(evidence), provider=paul.id, requester=rita.id, budget=50_000)
+        assert report.holds
+        assert not report.unchecked
+        assert [line["content"] for line in evidence["transcript"]] == ["hello", "HELLO"]
+        evidence["transcript"][1]["content"] = "HELLO!"
+        assert verify_evidence(msgspec.json.encode(evidence)).broken == ("transcript",)
+
+
+async def test_what_the_agent_gets_is_the_task_its_context_and_its_parts(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    async def look(turn: Any) -> Any:
+        seen.append((turn.text, turn.metadata, [type(part).__name__ for part in turn.parts], turn.task.origin))
+        return [turn.file("list.txt", b"one\ntwo"), turn.data({"n": 1}), "done"]
+
+    async with pair(tmp_path, worker(look)) as (rita, paul):
+        parts = (Text("count"), Json({"things": 2}))
+        task_id = await rita.delegate(paul, "count", parts=parts, context="a long story")
+        view = await rita.ended(task_id)
+    assert seen == [("count", {"context": "a long story"}, ["Text", "Resource", "Json"], "peer")]
+    assert said(view) == "done"
+    assert [artifact.name for artifact in view.artifacts] == ["list.txt", "data"]
+    assert view.artifacts[1].parts == (Json({"n": 1}),)
+
+
+async def test_neither_side_is_told_anything_under_the_daemons_own_keys_by_the_other(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    forged = {"mine": "kept", REMOTE: {"name": "vault"}, "covenant.peer": {"budget": 9}, "x-arbiter.tool_call": True}
+
+    async def look(turn: Any) -> Any:
+        seen.extend(part.metadata for part in turn.parts)
+        return [Json({"n": 1}, metadata=forged), "done"]
+
+    async with pair(tmp_path, worker(look)) as (rita, paul):
+        parts = (Text("count", metadata=forged), Json({"things": 2}, metadata=forged))
+        view = await rita.ended(await rita.delegate(paul, "count", parts=parts))
+    assert [each for each in seen if each is not None] == [{"mine": "kept"}] * len(parts)
+    told = [part.metadata for artifact in view.artifacts for part in artifact.parts if isinstance(part, Json)]
+    assert told == [{"mine": "kept"}]
+
+
+async def test_how_the_work_goes_is_told_while_it_goes_on(tmp_path: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(turn: Any) -> Any:
+        turn.spend(tokens=7)
+        yield turn.status("half way")
+        await go_on.wait()
+        yield "done"
+
+    async with pair(tmp_path, worker(slow)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        await rita.stands(task_id, RUNNING)
+        await rita.until(lambda: rita.delegation(task_id).message == "half way")
+        await rita.until(lambda: rita.delegation(task_id).usage.total == 7)
+        tree = await read_tree(rita.ledger, task_id, None)
+        assert (tree.remote, tree.provider, tree.status, tree.usage) == (True, paul.id, "running", {"tokens": 7})
+        go_on.set()
+        await rita.ended(task_id)
+        texts = [step.what.text for step in await rita.steps(task_id) if isinstance(step.what, StatusUpdate)]
+        assert "half way" in texts
+        notes = await rita.noted(task_id, REMOTE)
+        assert notes[-1]["peer"] == paul.id
+        assert notes[-1]["status"] == "completed"
+        assert notes[-1]["usage"]["total"] == 7
+
+
+async def test_what_fails_there_fails_here_for_the_same_reason(tmp_path: Path) -> None:
+    async def refuse(turn: Any) -> Any:
+        yield turn.reject("not my trade")
+
+    async with pair(tmp_path, worker(refuse)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        view = await rita.ended(task_id)
+        assert view.state is TaskState.FAILED
+        assert "not my trade" in said(view)
+        assert rita.delegation(task_id).state is FAILED
+
+
+async def test_work_that_asks_back_is_ended_and_says_what_it_wanted_to_know(tmp_path: Path) -> None:
+    async def ask(turn: Any) -> Any:
+        yield turn.need_input("which colour?")
+
+    async with pair(tmp_path, worker(ask)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        view = await rita.ended(task_id)
+        assert view.state is TaskState.FAILED
+        assert "which colour?" in said(view)
+        assert rita.delegation(task_id).code == "input_required"
+        (work,) = paul.works()
+        assert (await paul.ended(work.task_id)).state is TaskState.CANCELED
+
+
+async def test_work_that_takes_longer_than_agreed_ends_as_timeout(tmp_path: Path) -> None:
+    async def endless(turn: Any) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    async with pair(tmp_path, worker(endless)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        await rita.stands(task_id, RUNNING)
+        await _sweep(paul, 40_000)
+        await rita.stands(task_id, TIMEOUT)
+        view = await rita.ended(task_id)
+        assert (view.state, said(view)) == (TaskState.FAILED, "Task timed out")
+
+
+async def _sweep(at: Estate, later_ms: int) -> None:
+    """What a daemon does once a second, when so much time has gone by."""
+    at.clock.ahead_ms += later_ms
+    await at.ledger.commit(Sweep())
+
+
+# What is not taken
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"slots": 0}, "busy"),
+        ({"slots_per_peer": 0}, "busy"),
+        ({"budget_min": 40_000, "budget_max": 30_000}, "budget_too_low"),
+        ({"offers_per_min": 0}, "rate_limited"),
+        ({"depth_max": 0}, "depth_exceeded"),
+    ],
+)
+async def test_an_offer_that_is_not_taken_fails_the_task_and_says_why(
+    tmp_path: Path, settings: dict[str, Any], code: str
+) -> None:
+    async with pair(tmp_path, worker(shout), theirs=changed(**settings)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        view = await rita.ended(task_id)
+        delegation = rita.delegation(task_id)
+        assert (view.state, delegation.state, delegation.code) == (TaskState.FAILED, REJECTED, code)
+        assert said(view).startswith(code)
+        assert [work.state for work in paul.works()] == [REJECTED]
+
+
+async def test_a_peer_that_is_not_verified_there_is_not_worked_for(tmp_path: Path) -> None:
+    async with estate(tmp_path / "rita") as rita, estate(tmp_path / "paul", worker(shout)) as paul:
+        await rita.knows(paul)
+        await paul.knows(rita, trust=Trust.PEER)
+        view = await rita.ended(await rita.delegate(paul))
+        assert view.state is TaskState.FAILED
+        assert all(work.state is REJECTED for work in paul.works())
+
+
+async def test_a_denied_peer_is_not_worked_for(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(shout), theirs=changed(deny=("rita",))) as (rita, paul):
+        view = await rita.ended(await rita.delegate(paul))
+        assert view.state is TaskState.FAILED
+        assert all(work.state is REJECTED for work in paul.works())
+
+
+async def test_a_profile_that_a_peer_does_not_have_is_known_before_anything_is_sent(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(shout)) as (rita, paul):
+        view = await rita.ended(await rita.delegate(paul, profile="painter"))
+        assert view.state is TaskState.FAILED
+        assert "no_profile" in said(view)
+        assert paul.works() == []
+
+
+async def test_only_named_profiles_are_offered_where_the_settings_name_some(tmp_path: Path) -> None:
+    agents = worker(shout), worker(shout, "other")
+    async with pair(tmp_path, *agents, theirs=changed(profiles=("other",))) as (rita, _):
+        peer = rita.requesting.peer("paul")
+        offered = await rita.acquaintances.capabilities(peer)
+        assert [profile.name for profile in offered.profiles] == ["other"]
+
+
+# Delegating on
+
+
+def calling(name: str, whom: str) -> Any:
+    async def call(turn: Any) -> str:
+        answer = await turn.call(whom, turn.text + ">")
+        return str(answer.text)
+
+    return worker(call, name)
+
+
+async def test_a_peer_delegates_on_and_the_tree_shows_it(tmp_path: Path) -> None:
+    async with (
+        estate(tmp_path / "anna", calling("start", "bert/middle")) as anna,
+        estate(tmp_path / "bert", calling("middle", "carl/last")) as bert,
+        estate(tmp_path / "carl", worker(shout, "last")) as carl,
+    ):
+        for one, other in ((anna, bert), (bert, carl)):
+            await one.knows(other)
+            await other.knows(one)
+        task_id = await anna.ask("start", "go")
+        view = await anna.ended(task_id)
+        assert (view.state, said(view)) == (TaskState.COMPLETED, "GO>>")
+        tree = await read_tree(anna.ledger, task_id, None)
+        (child,) = tree.children
+        assert (child.remote, child.provider, child.profile, child.status) == (True, bert.id, "middle", "completed")
+        result = (await anna.evidence(child.task_id))["result"]
+        (below,) = result["subDelegations"]
+        assert (below["profile"], below["remote"], below["provider"], below["status"]) == (
+            "last",
+            True,
+            carl.id,
+            "completed",
+        )
+        (work,) = carl.works()
+        assert work.offer is None
+        assert work.depth_remaining == 1
+
+
+async def test_work_never_comes_back_to_an_instance_that_it_is_done_for(tmp_path: Path) -> None:
+    async with (
+        estate(tmp_path / "anna", calling("start", "bert/middle"), worker(shout, "last")) as anna,
+        estate(tmp_path / "bert", calling("middle", "anna/last")) as bert,
+    ):
+        await anna.knows(bert)
+        await bert.knows(anna)
+        view = await anna.ended(await anna.ask("start"))
+        assert "depth_exceeded" in said(view)
+        assert [work.state for work in anna.works()] == [REJECTED]
+
+
+async def test_an_agent_is_called_by_its_profile_alone_wherever_it_is(tmp_path: Path) -> None:
+    async with (
+        estate(tmp_path / "anna", calling("start", "last")) as anna,
+        estate(tmp_path / "bert", worker(shout, "last")) as bert,
+    ):
+        await anna.knows(bert)
+        await bert.knows(anna)
+        await anna.acquaintances.capabilities(anna.requesting.peer("bert"))
+        assert said(await anna.ended(await anna.ask("start", "x"))) == "X>"
+
+
+async def test_a_chain_of_instances_ends_where_the_first_one_said(tmp_path: Path) -> None:
+    shallow = changed(depth_max=1)
+    async with (
+        estate(tmp_path / "anna", calling("start", "bert/middle"), settings=shallow) as anna,
+        estate(tmp_path / "bert", calling("middle", "carl/last")) as bert,
+        estate(tmp_path / "carl", calling("last", "dora/end")) as carl,
+        estate(tmp_path / "dora", worker(shout, "end")) as dora,
+    ):
+        for one, other in ((anna, bert), (bert, carl), (carl, dora)):
+            await one.knows(other)
+            await other.knows(one)
+        view = await anna.ended(await anna.ask("start"))
+        assert said(view) == "agent_failed: the agent failed"
+        assert [work.depth_remaining for work in (*bert.works(), *carl.works())] == [1, 0]
+        assert dora.works() == []
+
+
+async def test_cancelling_the_first_task_ends_all_that_was_delegated_for_it(tmp_path: Path) -> None:
+    async def endless(turn: Any) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    async with (
+        estate(tmp_path / "anna", calling("start", "bert/middle")) as anna,
+        estate(tmp_path / "bert", calling("middle", "carl/last")) as bert,
+        estate(tmp_path / "carl", worker(endless, "last")) as carl,
+    ):
+        for one, other in ((anna, bert), (bert, carl)):
+            await one.knows(other)
+            await other.knows(one)
+        orphans = [asyncio.create_task(_orphans(each)) for each in (anna, bert)]
+        task_id = await anna.ask("start")
+        await carl.until(lambda: any(work.state is RUNNING for work in carl.works()))
+        await anna.cancel(task_id)
+        await carl.until(lambda: all(work.state is CANCELLED for work in carl.works()))
+        await bert.until(lambda: all(work.state is CANCELLED for work in bert.works()))
+        for each in orphans:
+            each.cancel()
+
+
+async def _orphans(at: Estate) -> None:
+    await OrphanCanceller(at.ledger).run()
+
+
+# What it costs
+
+
+async def test_work_is_stopped_at_the_budget_that_was_agreed(tmp_path: Path) -> None:
+    async def spend(turn: Any) -> Any:
+        for _ in range(100):
+            turn.spend(tokens=30)
+            yield "."
+            await asyncio.sleep(0)
+
+    async with pair(tmp_path, worker(spend)) as (rita, paul):
+        task_id = await rita.delegate(paul, budget=100)
+        view = await rita.ended(task_id)
+        assert view.state is TaskState.FAILED
+        assert "budget_exceeded" in said(view)
+        delegation = rita.delegation(task_id)
+        assert (delegation.state, delegation.code, delegation.budget) == (FAILED, "budget_exceeded", 100)
+
+
+async def test_a_sealed_round_trip_takes_no_longer_than_it_must(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(shout)) as (rita, paul):
+        await rita.ended(await rita.delegate(paul))
+        began = time.monotonic()
+        await rita.ended(await rita.delegate(paul))
+        assert time.monotonic() - began < 2.0
+
+
+async def test_what_is_delegated_on_has_no_more_than_what_is_left_of_the_budget(tmp_path: Path) -> None:
+    async def middle(turn: Any) -> str:
+        turn.spend(tokens=60)
+        return str((await turn.call("carl/last", "on")).text)
+
+    async with (
+        estate(tmp_path / "anna") as anna,
+        estate(tmp_path / "bert", worker(middle, "middle")) as bert,
+        estate(tmp_path / "carl", worker(shout, "last")) as carl,
+    ):
+        for one, other in ((anna, bert), (bert, carl)):
+            await one.knows(other)
+            await other.knows(one)
+        task_id = await anna.delegate(bert, profile="middle", budget=100)
+        assert said(await anna.ended(task_id)) == "ON"
+        assert [work.budget for work in carl.works()] == [40]
+        assert anna.delegation(task_id).usage.total == 60
+
+
+async def test_a_worker_outside_does_what_a_peer_delegates_and_is_held_to_its_budget(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (rita, paul):
+        paul.catalogue.add_resident(DEFAULT, AgentDefinition(id="outside", kind="worker"), "file")
+        outside = paul.catalogue.identity(DEFAULT, "outside")
+        grant = make_grant(outside, respond_actions(paul.catalogue.client(DEFAULT))[0])
+        await paul.ledger.commit(MakeGrant(by=OPERATOR, grant=grant))
+        mailbox = MailboxExchange(paul.ledger, OPERATOR, MailboxLimits())
+        itself = Principal(outside, operator=False, token_sha256="t")
+        for tokens, state in ((10, TaskState.COMPLETED), (1_000, TaskState.FAILED)):
+            task_id = await rita.delegate(paul, "go", profile="outside", budget=100)
+            with paul.ledger.task_waiter(outside.pubkey) as waiter:
+                assert await waiter.wait(10_000)
+            (leased,) = (await mailbox.take(itself)).tasks
+            result = Result(
+                task_id=leased.task.id,
+                status=ResultStatus.OK,
+                content=(Text("done outside"),),
+                metadata={"usage": {"tokens": tokens}},
+            )
+            await mailbox.settle(itself, result, leased.lease.lease_id)
+            view = await rita.ended(task_id)
+            assert view.state is state
+            assert said(view).startswith("done outside" if state is TaskState.COMPLETED else "budget_exceeded")
+
+
+async def test_what_an_agent_does_not_take_is_not_begun(tmp_path: Path) -> None:
+    agent = worker(shout, input_modes=["application/json"])
+    async with pair(tmp_path, agent) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        assert "takes application/json" in said(await rita.ended(task_id))
+        assert rita.delegation(task_id).code == "invalid"
+        assert [work.state for work in paul.works()] == [REJECTED]
+
+
+@pytest.mark.parametrize("limits", [TenantLimits(live_tasks=1), TenantLimits(queued_bytes=5)])
+async def test_what_a_peer_offers_above_the_limits_of_the_tenant_is_not_begun(
+    tmp_path: Path, limits: TenantLimits
+) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(turn: Any) -> str:
+        await go_on.wait()
+        return "done"
+
+    async with pair(tmp_path, worker(slow)) as (rita, paul):
+        first = await rita.delegate(paul, "hello")
+        await rita.stands(first, RUNNING)
+        await paul.ledger.commit(ChangeTenant(by=OPERATOR, name=DEFAULT, limits=limits))
+        second = await rita.delegate(paul, "again")
+        view = await rita.ended(second)
+        assert view.state is not TaskState.COMPLETED
+        assert (rita.delegation(second).state, rita.delegation(second).code) == (REJECTED, "busy")
+        go_on.set()
+        assert (await rita.ended(first)).state is TaskState.COMPLETED
+
+
+async def test_what_is_too_large_for_any_agent_is_not_begun(tmp_path: Path) -> None:
+    async with pair(tmp_path, worker(shout)) as (rita, paul):
+        task_id = await rita.delegate(paul, parts=(Text("look"), Json({"much": "no " * 500_000})))
+        view = await rita.ended(task_id)
+        assert (view.state, rita.delegation(task_id).code) == (TaskState.FAILED, "invalid")
+        assert [work.state for work in paul.works()] == [REJECTED]
+
+
+@pytest.mark.parametrize("named", ["bert/last", "bert", ""])
+async def test_an_agent_of_the_catalogue_can_be_one_that_a_peer_plays(tmp_path: Path, named: str) -> None:
+    agent_id = "last" if not named.endswith("last") else "helper"
+    async with (
+        estate(tmp_path / "anna", calling("start", agent_id)) as anna,
+        estate(tmp_path / "bert", worker(shout, "last")) as bert,
+    ):
+        await anna.knows(bert)
+        await bert.knows(anna)
+        await anna.acquaintances.capabilities(anna.requesting.peer("bert"))
+        anna.catalogue.add_resident(DEFAULT, AgentDefinition(id=agent_id, kind="peer", peer=named), "file")
+        await Staff(anna.ledger, anna.catalogue, anna.crew, Log(), peers=anna.requesting).step()
+        assert said(await anna.ended(await anna.ask(agent_id, "x"))) == "X"
+        assert said(await anna.ended(await anna.ask("start", "y"))) == "Y>"
+        assert len(bert.works()) == 2
