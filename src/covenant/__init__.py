@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covenant.agents.authoring import Agent as Agent
-    from covenant.agents.authoring import SyncTurn as SyncTurn
-    from covenant.agents.authoring import Turn as Turn
-    from covenant.agents.calls import Answer as Answer
-    from covenant.agents.calls import Call as Call
-    from covenant.agents.calls import CallLimit as CallLimit
-    from covenant.agents.calls import NotEnough as NotEnough
+    from covenant.agents.api import Agent as Agent
+    from covenant.agents.api import SyncTurn as SyncTurn
+    from covenant.agents.api import Turn as Turn
+    from covenant.agents.runtime.agent_calls import Answer as Answer
+    from covenant.agents.runtime.agent_calls import Call as Call
+    from covenant.agents.runtime.agent_calls import CallLimit as CallLimit
+    from covenant.agents.runtime.agent_calls import NotEnough as NotEnough
     from covenant.client import Client as Client
     from covenant.daemon.connecting import connect as connect
     from covenant.mailbox import Mailbox as Mailbox
@@ -31,36 +31,36 @@ if TYPE_CHECKING:
     from covenant.model.result import Result as Result
     from covenant.model.task import Idempotency as Idempotency
     from covenant.model.task import Task as Task
-    from covenant.outbound.remote import Remote as Remote
-    from covenant.outbound.remote_errors import RemoteError as RemoteError
-    from covenant.outbound.reply import Reply as Reply
+    from covenant.outbound.remote.remote_client import Remote as Remote
+    from covenant.outbound.call_errors import RemoteError as RemoteError
+    from covenant.outbound.remote.remote_task import Reply as Reply
     from covenant.worker import Worker as Worker
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Agent": "covenant.agents.authoring",
+    "Agent": "covenant.agents.api",
     "AgentId": "covenant.model.ids",
-    "Answer": "covenant.agents.calls",
-    "Call": "covenant.agents.calls",
-    "CallLimit": "covenant.agents.calls",
+    "Answer": "covenant.agents.runtime.agent_calls",
+    "Call": "covenant.agents.runtime.agent_calls",
+    "CallLimit": "covenant.agents.runtime.agent_calls",
     "Client": "covenant.client",
     "ForceError": "covenant.model.repair",
     "Hop": "covenant.model.call_context",
     "Idempotency": "covenant.model.task",
     "Json": "covenant.model.content",
     "Mailbox": "covenant.mailbox",
-    "Remote": "covenant.outbound.remote",
-    "RemoteError": "covenant.outbound.remote_errors",
-    "Reply": "covenant.outbound.reply",
-    "NotEnough": "covenant.agents.calls",
+    "Remote": "covenant.outbound.remote.remote_client",
+    "RemoteError": "covenant.outbound.call_errors",
+    "Reply": "covenant.outbound.remote.remote_task",
+    "NotEnough": "covenant.agents.runtime.agent_calls",
     "Requeue": "covenant.model.repair",
     "Result": "covenant.model.result",
     "Skill": "covenant.model.agent_definition",
-    "SyncTurn": "covenant.agents.authoring",
+    "SyncTurn": "covenant.agents.api",
     "Task": "covenant.model.task",
     "Text": "covenant.model.content",
-    "Turn": "covenant.agents.authoring",
+    "Turn": "covenant.agents.api",
     "Worker": "covenant.worker",
     "connect": "covenant.daemon.connecting",
     "local_agent": "covenant.mailbox",

@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.agents.authoring import Agent
-from covenant.agents.crew import Crew
-from covenant.agents.discovery import played
-from covenant.agents.job import Body
-from covenant.agents.process import ProcessBody
+from covenant.agents.api import Agent
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.agent_loader import load_agent
+from covenant.agents.runtime.job import RunnableAgent
+from covenant.agents.process_agent import ProcessAgent
 from covenant.daemon.cards import mcp_servers, offer_of
 from covenant.daemon.environment import environment, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import make_home
@@ -49,7 +49,7 @@ from covenant.model.agent_definition import INDEX_DEFINITION, CatalogueAgent, Ag
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.tenants import DEFAULT, Tenant
 from covenant.model.mcp_servers import Tool
-from covenant.outbound.simple import (
+from covenant.outbound.remote.simple import (
     ExternalServiceError,
     RemoteInvocationResult,
     ValidationError,
@@ -156,18 +156,18 @@ async def _working(
         stack.push_async_callback(ledger.close)
         operator = operator_agent("operator@local", key)
         await TenantAccess(ledger, operator, IdentityAuth(ledger, operator)).open()
-        catalogue, crew = Catalogue(ledger, key), Crew(ledger)
+        catalogue, workers = Catalogue(ledger, key), WorkerPool(ledger)
         for agent in agents:
             if not isinstance(agent, Agent):
                 agent = checked("agent", agent, AgentDefinition)  # noqa: PLW2901
-            constitution, body = played(agent) if isinstance(agent, Agent) else (agent, _program(agent))
+            constitution, body = load_agent(agent) if isinstance(agent, Agent) else (agent, _program(agent))
             catalogue.add_resident(DEFAULT, constitution, "code")
-            crew.employ(catalogue.identity(DEFAULT, constitution.id), body, concurrency=constitution.concurrency)
-        conversations = A2AExchange(ledger, catalogue, crew, Uuids(), A2ALimits())
+            workers.register(catalogue.identity(DEFAULT, constitution.id), body, concurrency=constitution.concurrency)
+        conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits())
         sweeper = Sweeper(ledger, operator, log=Log(), interval_ms=SWEEP_MS)
         deps = A2ATaskDeps(SimpleExchange(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)
-        running = [asyncio.create_task(crew.run()), asyncio.create_task(sweeper.run())]
-        await asyncio.sleep(0)  # so that the crew is at its place before the first task
+        running = [asyncio.create_task(workers.run()), asyncio.create_task(sweeper.run())]
+        await asyncio.sleep(0)  # so that the workers is at its place before the first task
         _stores[deps] = None
         try:
             yield deps
@@ -178,8 +178,8 @@ async def _working(
             await asyncio.gather(*running, return_exceptions=True)
 
 
-def _program(constitution: AgentDefinition) -> Body:
-    return ProcessBody(constitution.command, environment=program_environment())
+def _program(constitution: AgentDefinition) -> RunnableAgent:
+    return ProcessAgent(constitution.command, environment=program_environment())
 
 
 _stores: dict[A2ATaskDeps, None] = {}

@@ -1,4 +1,4 @@
-"""A house: a real ledger with a catalogue, a crew that can delegate, and agents that models and functions play."""
+"""A house: a real ledger with a catalogue, a workers that can delegate, and agents that models and functions play."""
 
 import asyncio
 import json
@@ -11,19 +11,19 @@ from typing import Any, Final
 
 from pydantic_ai.models import Model
 
-from covenant.agents.abroad import Abroad
-from covenant.agents.advising import Adviser
-from covenant.agents.authoring import Agent
-from covenant.agents.crew import Crew
-from covenant.agents.discovery import played
-from covenant.agents.job import Body
-from covenant.agents.mcp_tools import Tools
-from covenant.agents.memory import Memories
-from covenant.agents.model import ModelBody
-from covenant.agents.pages import Pages
-from covenant.agents.playing import IndexBody, NoModelBody
-from covenant.agents.roster import Roster
-from covenant.agents.toolbox import Means
+from covenant.agents.agent_directory import RemoteCards
+from covenant.agents.model.model_agent import ModelAdvisor
+from covenant.agents.api import Agent
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.agent_loader import load_agent
+from covenant.agents.runtime.job import RunnableAgent
+from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.model.agent_memory import AgentMemories
+from covenant.agents.model.model_agent import ModelAgent
+from covenant.agents.model.web_fetch import WebPages
+from covenant.agents.router import IndexAgent, NoModelAgent
+from covenant.agents.agent_directory import AgentDirectory
+from covenant.agents.model.toolbox import ToolServices
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.operator import admit_operator
 from covenant.exchange.catalogue import Catalogue
@@ -43,10 +43,10 @@ from covenant.model.task_event import Step
 from covenant.model.task import ELSEWHERE
 from covenant.model.tenants import DEFAULT
 from covenant.model.task_event import ArtifactUpdate
-from covenant.outbound.fetching import Fetcher, FetchLimits
-from covenant.outbound.guard import AddressGuard
-from covenant.outbound.registry import FILE
-from covenant.outbound.resolving import SystemResolver
+from covenant.outbound.http_fetcher import Fetcher, FetchLimits
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.remote.remote_registry import FILE
+from covenant.outbound.address_guard import SystemResolver
 from covenant.seal.keys import new_private_key, new_token
 from tests.agents.stage import BOUND_S, now_ms
 
@@ -63,39 +63,39 @@ class House:
     ledger: LogLedger
     catalogue: Catalogue
     tenancy: TenantAccess
-    crew: Crew
+    workers: WorkerPool
     conversations: A2AExchange
     caller: Caller
-    roster: Roster
+    roster: AgentDirectory
     elsewhere: Elsewhere
-    abroad: Abroad
-    means: Means
+    abroad: RemoteCards
+    means: ToolServices
     models: dict[str, Model] = field(default_factory=dict)
     """Of the model agents by id; under "" that of all others."""
     tokens_max: int = 0
     token: str = ""
 
-    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> Body | None:
+    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
         model = self.models.get(constitution.id) or self.models.get("")
         if model is None:
             return None
         advisor = constitution.advisor
-        adviser = Adviser(self.models[advisor.model], advisor, request_s=BOUND_S) if advisor is not None else None
-        return ModelBody(
+        adviser = ModelAdvisor(self.models[advisor.model], advisor, request_s=BOUND_S) if advisor is not None else None
+        return ModelAgent(
             model, constitution, self.means, tokens_max=self.tokens_max, remembers=remembers, adviser=adviser
         )
 
     def add(self, agent: Agent | dict[str, Any], tenant: str = DEFAULT) -> None:
         if isinstance(agent, Agent):
-            constitution, body = played(agent)
+            constitution, body = load_agent(agent)
         else:
             constitution = read_agent_definition(agent)
-            body = self.model(constitution) or NoModelBody()
+            body = self.model(constitution) or NoModelAgent()
         self.catalogue.add_resident(tenant, constitution, "code")
-        self.crew.employ(self.catalogue.identity(tenant, constitution.id), body)
+        self.workers.register(self.catalogue.identity(tenant, constitution.id), body)
 
     def open_index(self, tenant: str = DEFAULT) -> None:
-        self.crew.employ(self.catalogue.identity(tenant, INDEX), IndexBody(self, self.roster))
+        self.workers.register(self.catalogue.identity(tenant, INDEX), IndexAgent(self, self.roster))
 
     async def ask(self, agent_id: str, said: str | Sequence[Content], *, task_id: str | None = None) -> TaskView:
         agent = self.catalogue.agent(self.caller.tenant.name, agent_id)
@@ -149,7 +149,7 @@ async def a_house(
     *agents: Agent | dict[str, Any],
     models: dict[str, Model] | None = None,
     tokens_max: int = 0,
-    tools: Tools | None = None,
+    tools: McpTools | None = None,
     limits: DelegationLimits | None = None,
 ) -> AsyncIterator[House]:
     home.mkdir(parents=True, exist_ok=True)
@@ -161,24 +161,24 @@ async def a_house(
     await tenancy.open()
     caller = tenancy.recognise(token)
     assert caller is not None
-    catalogue, crew = Catalogue(ledger, key), Crew(ledger, stop_s=0.2)
+    catalogue, workers = Catalogue(ledger, key), WorkerPool(ledger, stop_s=0.2)
     resolver = SystemResolver()
     fetcher = Fetcher(AddressGuard(("127.0.0.0/8",), resolver=resolver), FetchLimits())
     elsewhere = Elsewhere(home, fetcher, ledger, depth_max=3)
     limits = limits or DelegationLimits(cooldown_ms=0)
-    crew.delegations = Delegations(ledger, catalogue, crew, limits, registered=elsewhere.registered)
-    crew.employ(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
-    abroad = Abroad(elsewhere.registry, elsewhere.card, time.monotonic)
+    workers.delegations = Delegations(ledger, catalogue, workers, limits, registered=elsewhere.registered)
+    workers.register(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
+    abroad = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic)
     known = dict(models or {})
-    roster = Roster(catalogue, lambda constitution: constitution.kind != "model" or bool(known), abroad)
-    means = Means(roster=roster, pages=Pages(fetcher), memories=Memories(home / "memory", now_ms), mcp=tools)
+    roster = AgentDirectory(catalogue, lambda constitution: constitution.kind != "model" or bool(known), abroad)
+    means = ToolServices(roster=roster, pages=WebPages(fetcher), memories=AgentMemories(home / "memory", now_ms), mcp=tools)
     house = House(
         home=home,
         ledger=ledger,
         catalogue=catalogue,
         tenancy=tenancy,
-        crew=crew,
-        conversations=A2AExchange(ledger, catalogue, crew, Uuids(), A2ALimits()),
+        workers=workers,
+        conversations=A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits()),
         caller=caller,
         roster=roster,
         elsewhere=elsewhere,
@@ -191,12 +191,12 @@ async def a_house(
     for agent in agents:
         house.add(agent)
     house.open_index()
-    working = asyncio.create_task(crew.run())
+    working = asyncio.create_task(workers.run())
     await asyncio.sleep(0)
     try:
         yield house
     finally:
-        crew.stop()
+        workers.stop()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         await elsewhere.close()

@@ -1,4 +1,4 @@
-"""A stage: a real ledger with a crew on it, and an audience that sends tasks and watches what becomes of them."""
+"""A stage: a real ledger with a workers on it, and an audience that sends tasks and watches what becomes of them."""
 
 import asyncio
 import time
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from covenant.agents.authoring import Agent
-from covenant.agents.crew import Crew
-from covenant.agents.function import FunctionBody
-from covenant.agents.job import Body, JobLimits
+from covenant.agents.api import Agent
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.function_agent import FunctionAgent
+from covenant.agents.runtime.job import RunnableAgent, JobLimits
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.log.engine import LogLedger
 from covenant.ledger.log.homes import memory_ledger, open_ledger
@@ -31,30 +31,30 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def body_of(function: Callable[..., Any], **declared: Any) -> FunctionBody:
+def body_of(function: Callable[..., Any], **declared: Any) -> FunctionAgent:
     agent = Agent("bob", **declared)
     agent(function)
-    return FunctionBody(agent)
+    return FunctionAgent(agent)
 
 
 class Stage:
-    def __init__(self, ledger: LogLedger, crew: Crew) -> None:
+    def __init__(self, ledger: LogLedger, workers: WorkerPool) -> None:
         self.ledger = ledger
-        self.crew = crew
+        self.workers = workers
         self.views = TaskReader(ledger)
         self.running: asyncio.Task[None] | None = None
 
-    def cast(self, body: Body | Callable[..., Any], **terms: Any) -> None:
+    def cast(self, body: RunnableAgent | Callable[..., Any], **terms: Any) -> None:
         """Bob is played by this from now on."""
         made = body if hasattr(body, "run") else body_of(body)
-        self.crew.employ(BOB, made, **terms)
+        self.workers.register(BOB, made, **terms)
 
     async def send(self, text: str = "go", *, at_once: bool = True, **fields: Any) -> TaskId:
         """At once, into a free place if there is one, or only into the queue."""
         fields.setdefault("origin", "a2a")
         task = Task(id=TaskId(str(uuid4())), sender=ALICE, recipient=BOB, intent_text=text, **fields)
         digest, _ = fingerprint(task)
-        place = self.crew.reserve(BOB.pubkey) if at_once else None
+        place = self.workers.reserve(BOB.pubkey) if at_once else None
         accepted = await self.ledger.commit(
             Accept(task=task, digest=digest, starter=place.starter if place is not None else None)
         )
@@ -96,13 +96,13 @@ class Stage:
         return list(await self.ledger.steps(task_id, 0, 100_000))
 
     async def cut_short(self) -> None:
-        """Stop the crew without any time for what is under way."""
+        """Stop the workers without any time for what is under way."""
         assert self.running is not None
-        await cut_short(self.crew, self.running)
+        await cut_short(self.workers, self.running)
 
     async def idle(self) -> None:
         """Nobody is at work any more."""
-        await asyncio.wait_for(self.crew.idle(), BOUND_S)
+        await asyncio.wait_for(self.workers.idle(), BOUND_S)
 
 
 @asynccontextmanager
@@ -122,24 +122,24 @@ async def a_stage(
     limits: JobLimits | None = None,
     stop_s: float = 2.0,
 ) -> AsyncIterator[Stage]:
-    """The crew works inside; at the end it is stopped, with time for what is under way."""
-    crew = Crew(ledger, limits=limits, stop_s=stop_s)
-    stage = Stage(ledger, crew)
+    """The workers works inside; at the end it is stopped, with time for what is under way."""
+    workers = WorkerPool(ledger, limits=limits, stop_s=stop_s)
+    stage = Stage(ledger, workers)
     if setting is not None:
         setting(stage)
-    stage.running = asyncio.create_task(crew.run())
+    stage.running = asyncio.create_task(workers.run())
     await asyncio.sleep(0)
     try:
         yield stage
     finally:
-        crew.stop()
+        workers.stop()
         await asyncio.wait((stage.running,), timeout=BOUND_S)
         assert stage.running.done()
 
 
-async def cut_short(crew: Crew, running: asyncio.Task[None]) -> None:
-    """Stop a crew without any time for what is under way."""
-    crew.stop()
+async def cut_short(workers: WorkerPool, running: asyncio.Task[None]) -> None:
+    """Stop a workers without any time for what is under way."""
+    workers.stop()
     running.cancel()
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(running, return_exceptions=True)

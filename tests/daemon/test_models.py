@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.model import ModelBody
-from covenant.agents.playing import NoModelBody
+from covenant.agents.model.model_agent import ModelAgent
+from covenant.agents.router import NoModelAgent
 from covenant.daemon.models import Cast, Models
 from covenant.daemon.settings import ModelSettings
 from covenant.model.agent_definition import read_agent_definition
@@ -147,7 +147,7 @@ async def test_a_whole_answer_has_a_time_limit_however_often_something_comes(tmp
         cast = Cast(settings, await opened(settings), house.means)
         constitution = agent()
         house.catalogue.add_resident("default", constitution, "code")
-        house.crew.employ(house.catalogue.identity("default", "bot"), cast.body(constitution))
+        house.workers.register(house.catalogue.identity("default", "bot"), cast.body(constitution))
         begun_s = time.monotonic()
         view = await house.ask("bot", "go")
         assert time.monotonic() - begun_s < BOUND_S / 2
@@ -188,7 +188,7 @@ async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays
             agent_id = f"{model.partition(':')[2] or 'wise'}-{mode}"
             constitution = read_agent_definition({"id": agent_id, "advisor": {"model": model, "mode": mode}})
             house.catalogue.add_resident("default", constitution, "code")
-            house.crew.employ(house.catalogue.identity("default", agent_id), cast.body(constitution))
+            house.workers.register(house.catalogue.identity("default", agent_id), cast.body(constitution))
             assert told in said(await house.ask(agent_id, "go"))
         assert [asked["model"] for asked in server.asked] == ["small", "wise", "small"]
         assert "advise" in {tool["function"]["name"] for tool in server.asked[0]["tools"]}
@@ -198,8 +198,8 @@ async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays
 async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> None:
     async with a_house(tmp_path) as house:
         with_model, without = ModelSettings(name="test"), ModelSettings()
-        assert isinstance(Cast(with_model, Models(with_model), house.means).body(agent()), ModelBody)
-        assert isinstance(Cast(without, Models(without), house.means).body(agent()), NoModelBody)
+        assert isinstance(Cast(with_model, Models(with_model), house.means).body(agent()), ModelAgent)
+        assert isinstance(Cast(without, Models(without), house.means).body(agent()), NoModelAgent)
 
 
 def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from covenant.daemon.loading import load
 from covenant.daemon.outbound import open_outbound
 from covenant.daemon.settings import OutboundSettings
 from covenant.model.errors import SettingsError
-from covenant.outbound.failures import AddressRefused, CallFailed
-from covenant.outbound.fetching import FetchLimits
+from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.http_fetcher import FetchLimits
 from tests.outbound.dns_server import name_server
 from tests.outbound.http_servers import always, http_server, reply
 

@@ -16,10 +16,10 @@ from cryptography.x509.oid import NameOID
 
 from covenant.daemon import peer_lines
 from covenant.daemon.peer_lines import PeerLines
-from covenant.outbound.addresses import Address
-from covenant.outbound.fetching import Trust
-from covenant.outbound.guard import AddressGuard
-from covenant.outbound.resolving import Unresolved
+from covenant.outbound.urls import Address
+from covenant.outbound.http_fetcher import TlsTrust
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.address_guard import Unresolved
 from covenant.peers.transport.peer_client import PeerCallFailed
 from tests.outbound.http_servers import LOADED, always, by_path, endless, http_server, redirect, reply, silence
 
@@ -38,9 +38,9 @@ async def names(name: str) -> Sequence[Address]:
 
 
 @asynccontextmanager
-async def lines(trust: Trust | None = None) -> AsyncIterator[PeerLines]:
+async def lines(trust: TlsTrust | None = None) -> AsyncIterator[PeerLines]:
     guard = AddressGuard((), resolver=names)
-    opened = PeerLines(guard, user_agent="covenant/test", trust=trust or Trust(LOADED[1]))
+    opened = PeerLines(guard, user_agent="covenant/test", trust=trust or TlsTrust(LOADED[1]))
     try:
         yield opened
     finally:
@@ -122,7 +122,7 @@ async def test_tls_knows_a_peer_by_its_name(tmp_path: Path) -> None:
     server.load_cert_chain(certificate)
     trusting = ssl.create_default_context(cafile=str(certificate))
     async with http_server(always(reply(200)), tls=server) as served:
-        async with lines(Trust(trusting)) as opened:
+        async with lines(TlsTrust(trusting)) as opened:
             assert (await opened.to(f"https://here.example:{served.port}").get("/")).status == 200
             failed = await failure(opened, f"https://there.example:{served.port}")
             assert (failed.code, failed.passing) == ("connect_failed", True)

@@ -111,7 +111,7 @@ async def test_a_task_is_a_span_of_its_accepting_and_one_of_each_attempt_below_i
 ) -> None:
     async with stage(tmp_path, echo(), scenery=Scenery(tracer=tracer)) as s:
         task = await said(s, "echo")
-        await s.crew.idle()
+        await s.workers.idle()
     accept, attempt = named(exporter, "accept echo"), named(exporter, "invoke_agent echo")
     assert accept.parent is None
     assert accept.kind is SpanKind.SERVER
@@ -140,7 +140,7 @@ async def test_a_failure_is_one_in_the_span_and_says_no_more_than_that(
 ) -> None:
     async with stage(tmp_path, failing(), scenery=Scenery(tracer=tracer)) as s:
         await said(s, "failing")
-        await s.crew.idle()
+        await s.workers.idle()
     attempt = named(exporter, "invoke_agent failing")
     assert attempt.status.status_code is StatusCode.ERROR
     assert attempt.attributes is not None
@@ -153,13 +153,13 @@ async def test_nothing_that_was_said_is_in_a_span_unless_the_operator_wants_it(
     async with stage(tmp_path / "1", echo(), failing(), scenery=Scenery(tracer=tracer)) as s:
         await said(s, "echo")
         await said(s, "failing")
-        await s.crew.idle()
+        await s.workers.idle()
     assert CANARY not in "".join(span.to_json() for span in exporter.get_finished_spans())
     telling = OtelTracer(_provider(exporter), content=True)
     exporter.clear()
     async with stage(tmp_path / "2", echo(), scenery=Scenery(tracer=telling)) as s:
         await said(s, "echo")
-        await s.crew.idle()
+        await s.workers.idle()
     attributes = named(exporter, "invoke_agent echo").attributes
     assert attributes is not None
     assert attributes["gen_ai.input.messages"] == (
@@ -176,7 +176,7 @@ async def test_a_callers_trace_goes_on_here(
             await s.result("echo", "SendMessage", message("x"), traceparent=PARENT, tracestate="a=b")
         else:
             await s.result("echo", "SendMessage", message("x", metadata={"traceparent": PARENT, "tracestate": "a=b"}))
-        await s.crew.idle()
+        await s.workers.idle()
     accept = named(exporter, "accept echo")
     assert accept.context is not None
     assert accept.parent is not None
@@ -211,7 +211,7 @@ async def test_what_is_delegated_is_below_the_attempt_that_delegates_it(
 ) -> None:
     async with stage(tmp_path, boss(), echo(), scenery=Scenery(tracer=tracer)) as s:
         await said(s, "boss")
-        await s.crew.idle()
+        await s.workers.idle()
     assert below(named(exporter, "accept echo"), named(exporter, "invoke_agent boss"))
     assert below(named(exporter, "invoke_agent echo"), named(exporter, "accept echo"))
     assert below(named(exporter, "invoke_agent boss"), named(exporter, "accept boss"))
@@ -237,7 +237,7 @@ async def test_waiting_for_a_place_is_a_span_of_its_own(
         let_go.set()
         await sending
         assert await s.ledger.finished(second["id"], 20_000)
-        await s.crew.idle()
+        await s.workers.idle()
     queue = named(exporter, "queue busy")
     (attempt,) = [
         span
@@ -263,7 +263,7 @@ async def test_spans_that_an_agent_begins_itself_are_below_its_attempt(
 
     async with stage(tmp_path, agent, scenery=Scenery(tracer=OtelTracer(provider))) as s:
         await said(s, "curious")
-        await s.crew.idle()
+        await s.workers.idle()
     assert below(named(exporter, "looking"), named(exporter, "invoke_agent curious"))
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.agents.test_serving import call, send
+from tests.agents.test_served_files import call, send
 from tests.cli.daemons import Daemon
 from tests.outbound.http_servers import reply
 from tests.outbound.receivers import BOUND_S, receiver

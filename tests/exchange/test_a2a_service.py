@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from covenant.agents.authoring import Agent, Turn
-from covenant.agents.crew import Crew
-from covenant.agents.function import FunctionBody
+from covenant.agents.api import Agent, Turn
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.function_agent import FunctionAgent
 from covenant.daemon.environment import now_ms
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.a2a_service import A2ARequest, A2ALimits, A2AExchange
@@ -44,17 +44,17 @@ async def place(home: Path, agent: Agent) -> AsyncIterator[Place]:
     operator = operator_agent("operator@test", key)
     tenancy, catalogue = TenantAccess(ledger, operator, IdentityAuth(ledger, operator)), Catalogue(ledger, key)
     await tenancy.open()
-    crew = Crew(ledger)
+    workers = WorkerPool(ledger)
     entry = catalogue.add_resident(DEFAULT, AgentDefinition(id=agent.name, kind="function"), "code")
-    crew.employ(catalogue.identity(DEFAULT, agent.name), FunctionBody(agent))
+    workers.register(catalogue.identity(DEFAULT, agent.name), FunctionAgent(agent))
     tenant = tenancy.tenant(DEFAULT)
     assert tenant is not None
     ask = A2ARequest(caller=Caller(tenant, "token", operator=False, name="client@default"), agent=entry)
-    working = asyncio.ensure_future(crew.run())
+    working = asyncio.ensure_future(workers.run())
     try:
-        yield Place(ledger, A2AExchange(ledger, catalogue, crew, Uuids(), A2ALimits()), ask)
+        yield Place(ledger, A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits()), ask)
     finally:
-        crew.stop()
+        workers.stop()
         working.cancel()
         await asyncio.wait((working,))
         await ledger.close()

@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from covenant.agents.memory import Memories
+from covenant.agents.model.agent_memory import AgentMemories
 from covenant.daemon.demo import make_demo_home
 from covenant.daemon.home import make_home
 from tests.cli.daemons import Daemon
@@ -74,7 +74,7 @@ async def test_memories_and_the_demos_home_are_not_for_others_though_the_umask_i
     before = os.umask(0)
     try:
         home = make_demo_home(short_path)
-        await Memories(home / "memory", lambda: 0).of("default", "bot").write("the user likes tea")
+        await AgentMemories(home / "memory", lambda: 0).of("default", "bot").write("the user likes tea")
     finally:
         os.umask(before)
     assert exposed(home) == {}

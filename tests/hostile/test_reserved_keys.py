@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.agents.master import ASKING, ROUTE
-from covenant.agents.model import ADVISOR
+from covenant.agents.router import ASKING, ROUTE
+from covenant.agents.model.model_agent import ADVISOR
 from covenant.doors.a2a.grpc_stream import GENERATION
 from covenant.exchange.delegation import REMOTE
 from covenant.exchange.tasks.builder import IDEMPOTENCY

@@ -12,7 +12,7 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 
-from covenant.outbound.resolving import NameServerResolver
+from covenant.outbound.address_guard import NameServerResolver
 
 Records = Sequence[str]
 """Addresses."""

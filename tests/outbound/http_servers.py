@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from covenant.outbound.fetching import Fetcher, FetchLimits, Trust
-from covenant.outbound.guard import AddressGuard
-from covenant.outbound.resolving import Resolver, Unresolved
-from covenant.outbound.transport import GuardedTransport
+from covenant.outbound.http_fetcher import Fetcher, FetchLimits, TlsTrust
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.address_guard import Resolver, Unresolved
+from covenant.outbound.guarded_transport import GuardedTransport
 
 HERE = "127.0.0.1"
 LOADED = (GuardedTransport, ssl.create_default_context())
@@ -141,7 +141,7 @@ async def fetcher(
     limits: FetchLimits = LIMITS,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Fetcher]:
-    opened = Fetcher(AddressGuard(allow, resolver=resolver), limits, trust=Trust(tls or LOADED[1]))
+    opened = Fetcher(AddressGuard(allow, resolver=resolver), limits, trust=TlsTrust(tls or LOADED[1]))
     try:
         yield opened
     finally:

@@ -19,8 +19,8 @@ from covenant.model.push import Push
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
-from covenant.outbound.pushing import PushLimits, PushRunner
-from covenant.outbound.webhook import Webhooks
+from covenant.outbound.push_sender import PushLimits, PushSender
+from covenant.outbound.push_sender import WebhookClient
 from covenant.seal.keys import new_private_key
 from covenant.seal.webhooks import WebhookSigner
 from tests.ledger_contract.samples import ALICE, agent, task_id
@@ -97,12 +97,12 @@ async def receiver(*script: bytes, port: int = 0, host: str = HERE) -> AsyncIter
 @asynccontextmanager
 async def pushing(
     ledger: Ledger, limits: PushLimits = QUICK, *, allow: Sequence[str] = (HERE,), tally: list[str] | None = None
-) -> AsyncIterator[PushRunner]:
+) -> AsyncIterator[PushSender]:
     """The outbox at work for as long as this lasts."""
     async with fetcher(*allow) as calls:
-        webhooks = Webhooks(calls, WebhookSigner(KEY), now_ms)
+        webhooks = WebhookClient(calls, WebhookSigner(KEY), now_ms)
         told = tally if tally is not None else []
-        runner = PushRunner(ledger, webhooks, limits, chance=lambda: 0.5, tally=told.append, held_ms=10)
+        runner = PushSender(ledger, webhooks, limits, chance=lambda: 0.5, tally=told.append, held_ms=10)
         running = asyncio.create_task(runner.run())
         try:
             yield runner
@@ -151,7 +151,7 @@ async def put(ledger: Ledger, which: TaskId, url: str, **fields: Any) -> Push:
     return await ledger.commit(PutPush(task_id=which, config=PushConfig(url=url, **fields)))
 
 
-async def owed(runner: PushRunner, ledger: Ledger, so: Callable[[Sequence[Push]], bool]) -> Sequence[Push]:
+async def owed(runner: PushSender, ledger: Ledger, so: Callable[[Sequence[Push]], bool]) -> Sequence[Push]:
     """The outbox, once it is so."""
     async with asyncio.timeout(BOUND_S):
         while True:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from covenant.outbound.failures import CallFailed
-from covenant.outbound.fetching import FetchLimits
+from covenant.outbound.call_errors import CallFailed
+from covenant.outbound.http_fetcher import FetchLimits
 from tests.outbound.http_servers import LIMITS, Answer, always, endless, fetcher, http_server, reply, silence
 
 BYTES_MAX = LIMITS.body_bytes_max

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from covenant.outbound.failures import CallFailed
-from covenant.outbound.fetching import Fetcher
+from covenant.outbound.call_errors import CallFailed
+from covenant.outbound.http_fetcher import Fetcher
 from tests.outbound.dns_server import name_server
 from tests.outbound.http_servers import Answer, Served, always, fetcher, http_server, redirect, reply
 

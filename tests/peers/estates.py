@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import msgspec
 
-from covenant.agents.authoring import Agent
-from covenant.agents.crew import Crew
-from covenant.agents.discovery import played
-from covenant.agents.peer import PeerBody
+from covenant.agents.api import Agent
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.agent_loader import load_agent
+from covenant.agents.peer_agent import PeerAgent
 from covenant.daemon.peer_lines import PeerLines
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
@@ -39,7 +39,7 @@ from covenant.model.task import PEERS, Target
 from covenant.model.task import NATIVE, Task, fingerprint
 from covenant.model.tenants import DEFAULT, Tenant
 from covenant.model.task_event import StatusUpdate
-from covenant.outbound.guard import AddressGuard
+from covenant.outbound.address_guard import AddressGuard
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.peers.directory.instance_keys import InstanceKeys
@@ -64,7 +64,7 @@ class Estate:
     keys: Keys
     ledger: LogLedger
     catalogue: Catalogue
-    crew: Crew
+    workers: WorkerPool
     keyring: InstanceKeys
     lines: PeerLines
     acquaintances: PeerDirectory
@@ -208,7 +208,7 @@ async def estate(
             await ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name=DEFAULT, created_at_ms=clock())))
         keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save)
         keyring.rotate(clock())
-        catalogue, crew = Catalogue(ledger, keys.private_key), Crew(ledger, stop_s=0.2)
+        catalogue, workers = Catalogue(ledger, keys.private_key), WorkerPool(ledger, stop_s=0.2)
         lines = PeerLines(AddressGuard((), resolver=nobody))
         stack.push_async_callback(lines.close)
         providing = Provider(
@@ -219,7 +219,7 @@ async def estate(
             us=OPERATOR,
             depth_max=DEPTH_MAX,
             now_ms=clock,
-            used=crew.used,
+            used=workers.used,
             begun=lambda key: max(courier.begun(key), reception.handed(key)),
         )
         acquaintances = PeerDirectory(
@@ -233,21 +233,21 @@ async def estate(
         stack.callback(reception.close)
         courier = OutboxSender(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
         calls = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
-        crew.delegations = Delegations(ledger, catalogue, crew, calls, peers=requesting.callee)
+        workers.delegations = Delegations(ledger, catalogue, workers, calls, peers=requesting.callee)
         for agent in agents:
-            constitution, body = played(agent)
+            constitution, body = load_agent(agent)
             catalogue.add_resident(DEFAULT, constitution, "code")
             if works:
-                crew.employ(
+                workers.register(
                     catalogue.identity(DEFAULT, constitution.id),
                     body,
                     idempotent=constitution.idempotent,
                     on_lost=constitution.on_lost,
                 )
         if works:
-            crew.employ(
+            workers.register(
                 catalogue.identity(DEFAULT, PEERS),
-                PeerBody(requesting),
+                PeerAgent(requesting),
                 idempotent=True,
                 on_lost="requeue",
                 follows=True,
@@ -258,7 +258,7 @@ async def estate(
             keys,
             ledger,
             catalogue,
-            crew,
+            workers,
             keyring,
             lines,
             acquaintances,
@@ -272,14 +272,14 @@ async def estate(
             await stack.enter_async_context(listening(cast("Any", made)))
         if delivers:
             await stack.enter_async_context(delivering(cast("Any", made)))
-        running = [asyncio.create_task(each) for each in (crew.run(), providing.run(), requesting.run())]
+        running = [asyncio.create_task(each) for each in (workers.run(), providing.run(), requesting.run())]
         await asyncio.sleep(0)
         try:
             yield made
         finally:
             await providing.stop()
             await requesting.stop()
-            crew.stop()
+            workers.stop()
             running[0].cancel()
             await asyncio.gather(*running, return_exceptions=True)
 

@@ -32,8 +32,8 @@ from covenant.model.peers.delegation_messages import DelegationAccept, Delegatio
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
 from covenant.model.peers.instance import IdentityChange, InstanceId, Prekey, Trust
-from covenant.outbound.guard import AddressGuard
-from covenant.outbound.resolving import Unresolved
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.address_guard import Unresolved
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.directory.handshake import OfferedProfiles
 from covenant.peers.transport.outbox_sender import OutboxSender

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.agents.authoring import Agent
+from covenant.agents.api import Agent
 from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.machine.peer_commands import Changes, Tell
 from covenant.ledger.machine.view import Limits

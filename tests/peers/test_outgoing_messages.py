@@ -8,7 +8,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from covenant.agents.authoring import Agent
+from covenant.agents.api import Agent
 from covenant.model.content import Json, Text
 from covenant.model.peers.delegation import CANCELLED, COMPLETED, REJECTED, RUNNING
 from covenant.model.peers.delegation_messages import RESULT_CHARS_MAX, DelegationCancel, DelegationResult, StatusReport, TokenUsage

@@ -32,7 +32,7 @@ from covenant import (
     connect,
     local_agent,
 )
-from covenant.agents.authoring import BaseTurn, Rejection, Work
+from covenant.agents.api import BaseTurn, Rejection, TurnWork
 from covenant.ledger.log.codec import decode_events, encode_events
 from covenant.ledger.machine.events import TaskSent, TaskUpdated
 from covenant.model.content import Json
@@ -275,7 +275,7 @@ TYPED: list[tuple[str, Any]] = [
     ("text", lambda: Turn.reject(None)),  # type: ignore[arg-type]
     ("content[1]", lambda: Turn.reply("x", 5)),  # type: ignore[arg-type]
     ("value.a", lambda: Turn.data({"a": float("nan")})),
-    ("more", lambda: Turn(cast(Work, None)).spend(**{"\ud800": 1})),
+    ("more", lambda: Turn(cast(TurnWork, None)).spend(**{"\ud800": 1})),
     ("url", lambda: Turn.file("x", url=5)),  # type: ignore[arg-type]
     ("data", lambda: Turn.file("x", "text")),  # type: ignore[arg-type]
     ("name", lambda: Agent(5)),  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.authoring import Agent
+from covenant.agents.api import Agent
 from covenant.exchange.simple import SimpleLimits
 from covenant.ledger.machine.commands import Sweep
 from covenant.model.agent_definition import AgentDefinition

@@ -1,5 +1,5 @@
-"""Who does the work inside the daemon: functions, programs, and agents written for other frameworks.
+"""The agents that run inside the daemon: functions, programs, language models, remote agents and agents of peers.
 
-A *body* does one turn of a task; a *job* is that turn, with what the body says about it on its way to the ledger; the
-*crew* leases the tasks, runs the jobs and stops them.
+`runtime` has the worker pool, which leases tasks, and the job, which is one attempt at a turn. There is a module for
+each kind of agent; `model` has what plays a language model. `router` chooses an agent by its words.
 """

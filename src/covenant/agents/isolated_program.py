@@ -20,21 +20,21 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from covenant.agents.authoring import Agent
-from covenant.agents.calls import Answer, Call, Calling
-from covenant.agents.discovery import CannotLoad, find_agent
-from covenant.agents.function import FunctionBody
-from covenant.agents.isolated import IsolatedTurn
-from covenant.agents.job import FAILED
-from covenant.agents.program_calls import Answered, Asked, AskedCall, raised
-from covenant.agents.threads import AgentThreads
+from covenant.agents.api import Agent
+from covenant.agents.runtime.agent_calls import Answer, Call, Calling
+from covenant.agents.agent_loader import CannotLoad, find_agent
+from covenant.agents.function_agent import FunctionAgent
+from covenant.agents.isolated_agent import IsolatedTurn
+from covenant.agents.runtime.job import FAILED
+from covenant.agents.isolated_agent import ProgramCallAnswer, ProgramCall, ProgramCallTarget, raised
+from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
 from covenant.model.task_view import first_message
 from covenant.model.ids import AgentId
 from covenant.model.task import Task
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
-from covenant.outbound.reply import Sendable, parts_of
+from covenant.outbound.remote.remote_task import Sendable, parts_of
 
 GONE: Final = 70
 """The exit status of a program whose daemon is gone."""
@@ -63,30 +63,30 @@ class _Calls:
     def __init__(self, output: _Output) -> None:
         self._output = output
         self._ids = count(1)
-        self._waiting: dict[int, asyncio.Future[Answered]] = {}
+        self._waiting: dict[int, asyncio.Future[ProgramCallAnswer]] = {}
 
-    def answered(self, answered: Answered) -> None:
+    def answered(self, answered: ProgramCallAnswer) -> None:
         waiting = self._waiting.get(answered.id)
         if waiting is not None and not waiting.done():
             waiting.set_result(answered)
 
     async def one(self, call: Call) -> Answer:
-        return (await self._ask(Asked(id=next(self._ids), verb="one", calls=(_asked(call),))))[0]
+        return (await self._ask(ProgramCall(id=next(self._ids), verb="one", calls=(_asked(call),))))[0]
 
     async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        return await self._ask(Asked(id=next(self._ids), verb="all", calls=tuple(map(_asked, calls))))
+        return await self._ask(ProgramCall(id=next(self._ids), verb="all", calls=tuple(map(_asked, calls))))
 
     async def quorum(self, wanted: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
         asked = tuple(map(_asked, calls))
-        return await self._ask(Asked(id=next(self._ids), verb="quorum", calls=asked, wanted=wanted))
+        return await self._ask(ProgramCall(id=next(self._ids), verb="quorum", calls=asked, wanted=wanted))
 
     async def answer(self, child: Answer | str, what: Sendable) -> Answer:
         child_id = child.task_id if isinstance(child, Answer) else child
-        asked = Asked(id=next(self._ids), verb="answer", child=child_id, parts=parts_of(what))
+        asked = ProgramCall(id=next(self._ids), verb="answer", child=child_id, parts=parts_of(what))
         return (await self._ask(asked))[0]
 
-    async def _ask(self, asked: Asked) -> tuple[Answer, ...]:
-        waiting: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+    async def _ask(self, asked: ProgramCall) -> tuple[Answer, ...]:
+        waiting: asyncio.Future[ProgramCallAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[asked.id] = waiting
         self._output.write_line(_encode(asked))
         try:
@@ -101,11 +101,11 @@ class _Calls:
         return answered.answers
 
 
-def _asked(call: Calling) -> AskedCall:
+def _asked(call: Calling) -> ProgramCallTarget:
     if isinstance(call, tuple):
         agent, what = call
         call = Call(agent=agent, what=what)
-    return AskedCall(
+    return ProgramCallTarget(
         agent=getattr(call.agent, "name", call.agent),
         parts=parts_of(call.what),
         timeout_ms=call.timeout_ms,
@@ -191,7 +191,7 @@ class _Turn:
 
 def _listen(calls: _Calls, loop: asyncio.AbstractEventLoop) -> None:
     """In a thread: answers to calls, until the daemon closes the line."""
-    decode = msgspec.json.Decoder(Answered).decode
+    decode = msgspec.json.Decoder(ProgramCallAnswer).decode
     for line in sys.stdin.buffer:
         loop.call_soon_threadsafe(calls.answered, decode(line))
     os._exit(GONE)  # the daemon is gone, or has ended this turn: nobody hears what the function still says
@@ -203,7 +203,7 @@ async def _perform(agent: Agent, given: IsolatedTurn, output: _Output) -> None:
     loop = asyncio.get_running_loop()
     threading.Thread(target=_listen, args=(calls, loop), daemon=True).start()
     try:
-        await FunctionBody(agent).perform(turn, turn, given.history)
+        await FunctionAgent(agent).perform(turn, turn, given.history)
     except (Exception, SystemExit, asyncio.CancelledError):  # noqa: BLE001  (whatever it is, only its task fails)
         traceback.print_exc()
         turn.fail(FAILED)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from covenant.daemon.connecting import Options
     from covenant.model.task_view import RemoteEvent
     from covenant.model.agent_card import RemoteCard
-    from covenant.outbound.remote import RemoteStream
-    from covenant.outbound.reply import Reply
+    from covenant.outbound.remote.remote_client import RemoteStream
+    from covenant.outbound.remote.remote_task import Reply
 
 A = TypeVar("A")
 
@@ -240,9 +240,9 @@ def _run(
     import asyncio
 
     from covenant.model.errors import CovenantError, Refusal
-    from covenant.outbound.failures import CallFailed
-    from covenant.outbound.following import not_sent
-    from covenant.outbound.remote_errors import RemoteError
+    from covenant.outbound.call_errors import CallFailed
+    from covenant.outbound.remote.task_follower import not_sent
+    from covenant.outbound.call_errors import RemoteError
 
     try:
         return asyncio.run(work())
@@ -282,7 +282,7 @@ def _allowed(target: str, home: Path) -> tuple[str, ...]:
     """What the home's settings allow besides the host that was typed. A target that cannot be called is wrong usage."""
     from covenant.daemon.loading import load
     from covenant.model.errors import SettingsError
-    from covenant.outbound.location import Unreadable, read_url
+    from covenant.outbound.urls import InvalidUrl, read_url
 
     try:
         allow = load({}, environment(), home=home).settings.outbound.allow
@@ -291,7 +291,7 @@ def _allowed(target: str, home: Path) -> tuple[str, ...]:
     if "://" in target:
         try:
             read_url(target)
-        except Unreadable as error:
+        except InvalidUrl as error:
             raise click.UsageError(f"{target!r} cannot be called: {error}") from error
     return allow
 

@@ -1,9 +1,9 @@
-"""The A2A door of a daemon: conversations over its ledger, its own crew to work, and its cards."""
+"""The A2A door of a daemon: conversations over its ledger, its own workers to work, and its cards."""
 
 from __future__ import annotations
 
-from covenant.agents.crew import Crew
-from covenant.agents.job import JobLimits
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.runtime.job import JobLimits
 from covenant.daemon.cards import base_url_of, publishing_of
 from covenant.daemon.pushing import check_push
 from covenant.daemon.settings import Settings
@@ -22,9 +22,9 @@ from covenant.ledger.log.uuids import Uuids
 from covenant.model.tracing import OFF, Tracer
 
 
-def make_crew(settings: Settings, ledger: Ledger, tracer: Tracer = OFF) -> Crew:
+def make_crew(settings: Settings, ledger: Ledger, tracer: Tracer = OFF) -> WorkerPool:
     a2a = settings.a2a
-    return Crew(
+    return WorkerPool(
         ledger,
         limits=JobLimits(updates_max=a2a.turn_updates_max, bytes_max=a2a.turn_bytes_max),
         concurrency=a2a.agent_concurrency,
@@ -34,7 +34,7 @@ def make_crew(settings: Settings, ledger: Ledger, tracer: Tracer = OFF) -> Crew:
 
 
 def make_conversations(
-    settings: Settings, ledger: Ledger, catalogue: Catalogue, crew: Crew, tracer: Tracer = OFF
+    settings: Settings, ledger: Ledger, catalogue: Catalogue, workers: WorkerPool, tracer: Tracer = OFF
 ) -> A2AExchange:
     a2a = settings.a2a
     limits = A2ALimits(
@@ -43,7 +43,7 @@ def make_conversations(
         depth_max=settings.delegation.depth_max,
     )
     check = check_push if a2a.push_notifications else None
-    return A2AExchange(ledger, catalogue, crew, Uuids(), limits, check_push=check, tracer=tracer)
+    return A2AExchange(ledger, catalogue, workers, Uuids(), limits, check_push=check, tracer=tracer)
 
 
 def make_office(conversations: A2AExchange, cards: Cards, pushes: PushService | None = None) -> A2AServices:

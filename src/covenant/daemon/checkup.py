@@ -30,7 +30,7 @@ from covenant.ledger.log.segments import list_segments
 from covenant.ledger.log.space import MIB, free_bytes
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import CovenantError, HomeLocked, Invalid, SettingsError
-from covenant.outbound.registry import Remotes
+from covenant.outbound.remote.remote_registry import RemoteRegistry
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """What Linux allows; other systems allow a few less, and their refusal says so."""
@@ -187,7 +187,7 @@ def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
         mcp_servers(home)
     except SettingsError as error:
         yield Finding(str(error), well=False, way_out="change it, or take the file away")
-    for problem in Remotes(home).problems.values():
+    for problem in RemoteRegistry(home).problems.values():
         yield Finding(problem, well=False, way_out="change it; a running daemon reads it again by itself")
     try:
         find_passphrase(variables)

@@ -21,15 +21,15 @@ from covenant.daemon.environment import environment, find_home, now_ms
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.errors import Invalid
 from covenant.model.agent_card import RemoteCard
-from covenant.outbound.credentials import Credentials
-from covenant.outbound.fetching import Fetcher, FetchLimits
-from covenant.outbound.finding import find_card, verified
-from covenant.outbound.guard import AddressGuard
-from covenant.outbound.registry import Entry, Remotes
-from covenant.outbound.remote import TIMEOUT_S, Manners, Remote
-from covenant.outbound.remote_errors import NoCard
-from covenant.outbound.resolving import SystemResolver
-from covenant.outbound.ways import ways_of
+from covenant.outbound.remote.remote_registry import Credentials
+from covenant.outbound.http_fetcher import Fetcher, FetchLimits
+from covenant.outbound.remote.card_lookup import find_card, verified
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.remote.remote_registry import RemoteEntry, RemoteRegistry
+from covenant.outbound.remote.remote_client import TIMEOUT_S, RemoteOptions, Remote
+from covenant.outbound.call_errors import NoCard
+from covenant.outbound.address_guard import SystemResolver
+from covenant.outbound.remote.card_lookup import choose_interfaces
 
 PRIVATE: Final = (
     "127.0.0.0/8",
@@ -143,12 +143,12 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
         )
         finding = find_card(fetcher, entry.url, credentials)
         card = await or_none(finding, entry.url) if not options.verify else await verified(fetcher, await finding)
-        ways = ways_of(card, entry.url, credentials.covers)
+        ways = choose_interfaces(card, entry.url, credentials.covers)
     except BaseException:
         if close is not None:
             await close()
         raise
-    manners = Manners(
+    manners = RemoteOptions(
         timeout_s=options.timeout_s or entry.timeout or TIMEOUT_S,
         poll_s=options.poll_s,
         stream=options.stream,
@@ -173,19 +173,19 @@ async def open_card(url_or_name: str, options: Options, *, verify: bool) -> Remo
             await close()
 
 
-def find_entry(url_or_name: str, home: str | Path | None) -> Entry:
+def find_entry(url_or_name: str, home: str | Path | None) -> RemoteEntry:
     if "://" in url_or_name:
-        return Entry(url=url_or_name)
+        return RemoteEntry(url=url_or_name)
     folder, _ = find_home(home, environment())
-    return Remotes(folder).entry(url_or_name)
+    return RemoteRegistry(folder).entry(url_or_name)
 
 
-def _meant(url_or_name: str, entry: Entry, options: Options) -> Sequence[str]:
+def _meant(url_or_name: str, entry: RemoteEntry, options: Options) -> Sequence[str]:
     """Where the call may go although it is private: to a host that somebody named, in the registry or by hand."""
     return (entry.place,) if options.meant or "://" not in url_or_name else ()
 
 
-def find_token(entry: Entry, options: Options) -> str | None:
+def find_token(entry: RemoteEntry, options: Options) -> str | None:
     variables = environment()
     if options.token is not None:
         return options.token

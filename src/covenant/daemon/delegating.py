@@ -10,9 +10,9 @@ import random
 from pathlib import Path
 from typing import Final
 
-from covenant.agents.crew import Crew
-from covenant.agents.remote import RemoteBody
-from covenant.agents.withdrawing import Withdrawals
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.remote_agent import RemoteAgent
+from covenant.agents.remote_agent import RemoteCancels
 from covenant.daemon.connecting import or_none
 from covenant.daemon.environment import environment
 from covenant.daemon.logs import Log
@@ -24,14 +24,14 @@ from covenant.model.errors import NotFound
 from covenant.model.agent_card import RemoteCard
 from covenant.model.task import Target
 from covenant.model.tracing import OFF, Tracer
-from covenant.outbound.card_cache import CardCache
-from covenant.outbound.credentials import Credentials
-from covenant.outbound.fetching import Fetcher
-from covenant.outbound.finding import find_card, verified
-from covenant.outbound.registry import Entry, Remotes
-from covenant.outbound.remote import Manners, Remote
-from covenant.outbound.remote_errors import NoCard
-from covenant.outbound.ways import ways_of
+from covenant.outbound.remote.card_lookup import CardCache
+from covenant.outbound.remote.remote_registry import Credentials
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.remote.card_lookup import find_card, verified
+from covenant.outbound.remote.remote_registry import RemoteEntry, RemoteRegistry
+from covenant.outbound.remote.remote_client import RemoteOptions, Remote
+from covenant.outbound.call_errors import NoCard
+from covenant.outbound.remote.card_lookup import choose_interfaces
 
 CARDS_MAX: Final = 1_000
 FETCHERS_MAX: Final = 1_000
@@ -42,8 +42,8 @@ class Elsewhere:
     """Agents that are not here: known by the registry, or by their address alone."""
 
     def __init__(self, home: Path, fetcher: Fetcher, ledger: Ledger, *, depth_max: int, log: Log | None = None) -> None:
-        self.withdrawals = Withdrawals(ledger, self.open)
-        self.registry = Remotes(home, told=self._tell)
+        self.withdrawals = RemoteCancels(ledger, self.open)
+        self.registry = RemoteRegistry(home, told=self._tell)
         self._fetcher = fetcher
         self._left_ms = ledger.clock.left_ms
         self._depth_max = depth_max
@@ -66,7 +66,7 @@ class Elsewhere:
 
     async def open(self, tenant: str, target: Target) -> Remote:
         name = target.name
-        entry = Entry(url=target.url or "") if name is None else self.registry.entry_of(tenant, name)
+        entry = RemoteEntry(url=target.url or "") if name is None else self.registry.entry_of(tenant, name)
         fetcher, credentials = self._fetcher_for(name, entry), _credentials(entry)
 
         async def fetch() -> RemoteCard:
@@ -75,27 +75,27 @@ class Elsewhere:
         # What a token was shown is not for those who call the same address without it.
         card = await or_none(self._cards.get(f"{name or ''} {entry.url}", fetch), entry.url)
         # How long it may take is the task's matter, unless its entry says so.
-        manners = Manners(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, left_ms=self._left_ms)
-        ways = ways_of(card, entry.url, credentials.covers)
+        manners = RemoteOptions(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, left_ms=self._left_ms)
+        ways = choose_interfaces(card, entry.url, credentials.covers)
         return Remote(ways, fetcher, credentials, card=card, manners=manners)
 
     async def card(self, url_or_name: str, *, verify: bool = False) -> RemoteCard:
         """As it is now. Raises NoCard, and what fetching it raises."""
         name = None if "://" in url_or_name else url_or_name
-        entry = Entry(url=url_or_name) if name is None else self.registry.entry(name)
+        entry = RemoteEntry(url=url_or_name) if name is None else self.registry.entry(name)
         fetcher = self._fetcher_for(name, entry)
         card = await find_card(fetcher, entry.url, _credentials(entry))
         return await verified(fetcher, card) if verify else card
 
-    def body(self, target: Target | None = None) -> RemoteBody:
-        return RemoteBody(self.open, target, depth_max=self._depth_max, withdrawals=self.withdrawals)
+    def body(self, target: Target | None = None) -> RemoteAgent:
+        return RemoteAgent(self.open, target, depth_max=self._depth_max, withdrawals=self.withdrawals)
 
     async def close(self) -> None:
         await self.withdrawals.stop()
         for fetcher in self._meant.values():
             await fetcher.close()
 
-    def _fetcher_for(self, name: str | None, entry: Entry) -> Fetcher:
+    def _fetcher_for(self, name: str | None, entry: RemoteEntry) -> Fetcher:
         """For a registered agent one that may call there, wherever that is: whoever wrote the entry means that."""
         if name is None:
             return self._fetcher
@@ -107,7 +107,7 @@ class Elsewhere:
             self._meant[place] = self._fetcher.meaning(place)
         return self._meant[place]
 
-    def _tell(self, registry: Remotes) -> None:
+    def _tell(self, registry: RemoteRegistry) -> None:
         """The file was read: the operator is told once what cannot be used, and how it can be."""
         if self._log is None:
             return
@@ -121,7 +121,7 @@ class Elsewhere:
                 self._log.warning("remotes.no_token", entry=name, token_env=missing, why=why)
 
 
-def _credentials(entry: Entry) -> Credentials:
+def _credentials(entry: RemoteEntry) -> Credentials:
     return Credentials(entry.url, token=entry.token(environment()), headers=entry.headers)
 
 
@@ -129,7 +129,7 @@ def make_delegations(
     settings: Settings,
     ledger: Ledger,
     catalogue: Catalogue,
-    crew: Crew,
+    workers: WorkerPool,
     elsewhere: Elsewhere,
     *,
     tracer: Tracer = OFF,
@@ -143,4 +143,4 @@ def make_delegations(
         depth_max=ours.depth_max,
         message_bytes_max=settings.a2a.message_bytes_max,
     )
-    return Delegations(ledger, catalogue, crew, limits, registered=elsewhere.registered, tracer=tracer)
+    return Delegations(ledger, catalogue, workers, limits, registered=elsewhere.registered, tracer=tracer)

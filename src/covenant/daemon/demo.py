@@ -9,8 +9,8 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from covenant.agents.authoring import Agent, Turn
-from covenant.agents.discovery import Found, played
+from covenant.agents.api import Agent, Turn
+from covenant.agents.agent_loader import LoadedAgent, load_agent
 from covenant.daemon.home import save_secret
 from covenant.daemon.logs import Log
 from covenant.exchange.mailbox import MailboxExchange
@@ -44,8 +44,8 @@ async def report(turn: Turn) -> str:
     return f"The counter found {found.text}."
 
 
-def demo_agents() -> list[Found]:
-    return [Found(*played(agent), Path(__file__)) for agent in (counter, clerk)]
+def demo_agents() -> list[LoadedAgent]:
+    return [LoadedAgent(*load_agent(agent), Path(__file__)) for agent in (counter, clerk)]
 
 
 def make_demo_home(folder: Path) -> Path:

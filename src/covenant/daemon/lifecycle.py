@@ -29,8 +29,8 @@ from typing import Final, Protocol
 
 import uvloop
 
-from covenant.agents.discovery import Found, load_agents
-from covenant.agents.stacks import AgentStacks
+from covenant.agents.agent_loader import LoadedAgent, load_agents
+from covenant.agents.agent_loader import AgentStacks
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
 from covenant.daemon.health_stand_in import HealthStandIn
 from covenant.daemon.home import SOCKET_NAME
@@ -159,7 +159,7 @@ class Stops:
         (self.hurried if self.asked.is_set() else self.asked).set()
 
 
-async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Found], *, demo: bool) -> tuple[str, ...]:
+async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[LoadedAgent], *, demo: bool) -> tuple[str, ...]:
     """Until it has stopped. Returns the agents that go on regardless."""
     settings, stops = loaded.settings, Stops()
     async with open_node(settings, log) as node:
@@ -168,14 +168,14 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
                 log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
             door = Traced(node.http, node.tracer) if node.tracer.on else node.http
             server = make_server(door, settings.http, node.http.refusal_form)
-            staff = Staff(node.ledger, node.catalogue, node.crew, log, elsewhere=node.elsewhere, cast=node.cast)
+            staff = Staff(node.ledger, node.catalogue, node.workers, log, elsewhere=node.elsewhere, cast=node.cast)
             staff.remote_concurrency = settings.delegation.remote_concurrency
             staff.serve(found)
             if node.peering is not None:
                 staff.peers = node.peering.requesting
                 node.peering.listening(*listener.getsockname()[:2])
             await staff.step()
-            workers: list[Worker] = [node.crew, *([await _demo_agent(node, log)] if demo else [])]
+            workers: list[Worker] = [node.workers, *([await _demo_agent(node, log)] if demo else [])]
             await node.ipc.start()
             try:
                 await _start_grpc(node, listener, log)
@@ -192,7 +192,7 @@ async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[Fo
                 await server.stop(0)
                 await node.ipc.stop(0)
     log.info("daemon.stopped")
-    return node.crew.abandoned
+    return node.workers.abandoned
 
 
 async def _serve(
@@ -246,12 +246,12 @@ async def _close(
     await asyncio.gather(*stops)
 
 
-def _watchdog(node: Node, server: HttpServer, listener: socket.socket, found: Sequence[Found], log: Log) -> Watchdog:
+def _watchdog(node: Node, server: HttpServer, listener: socket.socket, found: Sequence[LoadedAgent], log: Log) -> Watchdog:
     """What notices agents that block the loop, and those that go on in their threads."""
     node.meter.gauge(
         "covenant_agent_threads_abandoned",
         "Threads of plain functions that go on although their turns are over.",
-        lambda: node.crew.threads_abandoned,
+        lambda: node.workers.threads_abandoned,
     )
     loop = asyncio.get_running_loop()
     stand_in = HealthStandIn(

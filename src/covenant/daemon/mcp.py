@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 import covenant
-from covenant.agents.mcp_tools import Tools
+from covenant.agents.model.mcp_tools import McpTools
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.settings import Settings
@@ -51,10 +51,10 @@ def make_mcp(settings: Settings, built: Built, operator: Principal, elsewhere: E
     )
 
 
-def make_tools(servers: Mapping[str, McpServer], cards: Cards) -> Tools:
+def make_tools(servers: Mapping[str, McpServer], cards: Cards) -> McpTools:
     """Cards name what the file declares, and what a server really has from when that is known."""
 
     def known(tools: tuple[Tool, ...]) -> None:
         cards.offer = msgspec.structs.replace(cards.offer, tools=tools)
 
-    return Tools(servers, program_environment(), known=known)
+    return McpTools(servers, program_environment(), known=known)

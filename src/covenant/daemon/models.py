@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from covenant.agents.abroad import Abroad
-from covenant.agents.job import Body, Job
-from covenant.agents.mcp_tools import Tools
-from covenant.agents.memory import Memories
-from covenant.agents.pages import Pages
-from covenant.agents.playing import IndexBody, NoModelBody
-from covenant.agents.roster import Roster
-from covenant.agents.toolbox import Means
+from covenant.agents.agent_directory import RemoteCards
+from covenant.agents.runtime.job import RunnableAgent, Job
+from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.model.agent_memory import AgentMemories
+from covenant.agents.model.web_fetch import WebPages
+from covenant.agents.router import IndexAgent, NoModelAgent
+from covenant.agents.agent_directory import AgentDirectory
+from covenant.agents.model.toolbox import ToolServices
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import environment, now_ms
 from covenant.daemon.logs import Log
@@ -26,8 +26,8 @@ from covenant.daemon.settings import ModelSettings, Settings
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.agent_definition import INDEX, AgentDefinition
-from covenant.outbound.fetching import Fetcher
-from covenant.outbound.registry import Remotes
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.remote.remote_registry import RemoteRegistry
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -101,36 +101,35 @@ def _provider(name: str) -> str:
 class Cast:
     """Who plays the agents of kind `model`."""
 
-    def __init__(self, settings: ModelSettings, models: Models, means: Means) -> None:
+    def __init__(self, settings: ModelSettings, models: Models, means: ToolServices) -> None:
         self._settings = settings
         self._models = models
         self._means = means
-        self._index = IndexBody(self, means.roster)
+        self._index = IndexAgent(self, means.roster)
 
     def repeatable(self, constitution: AgentDefinition) -> bool:
         """Whether what was cut short may be begun again by itself, whatever the constitution says."""
         return constitution.id == INDEX and self._index.repeatable
 
-    def body(self, constitution: AgentDefinition) -> Body:
+    def body(self, constitution: AgentDefinition) -> RunnableAgent:
         if constitution.id == INDEX:
             return self._index
-        return self.model(constitution) or NoModelBody()
+        return self.model(constitution) or NoModelAgent()
 
-    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> Body | None:
+    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
         model = self._models.of(constitution)
         if model is None:
             return None
-        from covenant.agents.advising import Adviser  # noqa: PLC0415  (needs an extra)
-        from covenant.agents.model import ModelBody  # noqa: PLC0415
+        from covenant.agents.model.model_agent import ModelAdvisor, ModelAgent  # noqa: PLC0415  (needs an extra)
 
         request_s, advisor, adviser = self._settings.request_ms / 1000, constitution.advisor, None
         if advisor is not None and advisor.mode != "off":
             second = self._models.named(advisor.model)
             if second is not None:
-                adviser = Adviser(second, advisor, request_s=request_s)
+                adviser = ModelAdvisor(second, advisor, request_s=request_s)
             elif advisor.mode == "gate":
                 return Unguarded(advisor.model)
-        return ModelBody(
+        return ModelAgent(
             model,
             constitution,
             self._means,
@@ -154,7 +153,7 @@ class Unguarded:
 class Reach:
     """What agents can use here, kept in line with what is configured: a scheduler of the daemon."""
 
-    def __init__(self, abroad: Abroad, means: Means, models: Models, cards: Cards, registry: Remotes) -> None:
+    def __init__(self, abroad: RemoteCards, means: ToolServices, models: Models, cards: Cards, registry: RemoteRegistry) -> None:
         self._abroad = abroad
         self._registry = registry
         self._means = means
@@ -187,7 +186,7 @@ def make_cast(
     elsewhere: Elsewhere,
     *,
     fetcher: Fetcher,
-    tools: Tools | None,
+    tools: McpTools | None,
     log: Log,
 ) -> tuple[Cast, Reach]:
     """`tools` is None where no MCP server is configured."""
@@ -196,18 +195,18 @@ def make_cast(
     if ours.name and models.default is None:
         log.warning("model.unusable", model=ours.name, why=models.trouble)
     told: list[Any] = []
-    abroad = Abroad(elsewhere.registry, elsewhere.card, time.monotonic, told=lambda: told[0].tell() if told else None)
-    roster = Roster(
+    abroad = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic, told=lambda: told[0].tell() if told else None)
+    roster = AgentDirectory(
         catalogue,
         lambda constitution: _played(constitution, models),
         abroad,
         # The token of an entry was given for the tenants of that entry, and for nobody else.
         callable_by=elsewhere.registry.names_of,
     )
-    means = Means(
+    means = ToolServices(
         roster=roster,
-        pages=Pages(fetcher),
-        memories=Memories(home / MEMORY_FOLDER, now_ms),
+        pages=WebPages(fetcher),
+        memories=AgentMemories(home / MEMORY_FOLDER, now_ms),
         mcp=tools,
     )
     reach = Reach(abroad, means, models, cards, elsewhere.registry)

@@ -8,10 +8,10 @@ from dataclasses import fields
 
 import covenant
 from covenant.daemon.settings import OutboundSettings
-from covenant.outbound.fetching import Fetcher, FetchLimits
-from covenant.outbound.guard import AddressGuard
-from covenant.outbound.location import read_address
-from covenant.outbound.resolving import DNS_PORT, NameServerResolver, SystemResolver
+from covenant.outbound.http_fetcher import Fetcher, FetchLimits
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.urls import read_address
+from covenant.outbound.address_guard import DNS_PORT, NameServerResolver, SystemResolver
 
 
 @asynccontextmanager

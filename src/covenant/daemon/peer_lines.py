@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from covenant.outbound.failures import AddressRefused
-from covenant.outbound.fetching import Trust
-from covenant.outbound.guard import AddressGuard
-from covenant.outbound.location import Location, Unreadable, host_text, read_url
+from covenant.outbound.call_errors import AddressRefused
+from covenant.outbound.http_fetcher import TlsTrust
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.urls import Location, InvalidUrl, host_text, read_url
 from covenant.peers.transport.peer_client import PeerCallFailed, PeerResponse
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
 
@@ -40,9 +40,9 @@ PLACES_MAX: Final = 256
 class PeerLines:
     """`guard` is the daemon's own. To be closed when no line is used any more."""
 
-    def __init__(self, guard: AddressGuard, *, user_agent: str = "covenant", trust: Trust | None = None) -> None:
+    def __init__(self, guard: AddressGuard, *, user_agent: str = "covenant", trust: TlsTrust | None = None) -> None:
         self._guard = guard
-        self._trust = trust or Trust()
+        self._trust = trust or TlsTrust()
         self._user_agent = user_agent
         self._lines: OrderedDict[str, PeerLine] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -71,7 +71,7 @@ class PeerLines:
 class PeerLine:
     """To one place. Whatever becomes of a call, `PeerCallFailed` is all that it raises."""
 
-    def __init__(self, url: str, guard: AddressGuard, trust: Trust, user_agent: str) -> None:
+    def __init__(self, url: str, guard: AddressGuard, trust: TlsTrust, user_agent: str) -> None:
         self._url = url
         self._guard = guard
         self._trust = trust
@@ -109,7 +109,7 @@ class PeerLine:
         self, method: str, location: Location, body: bytes, *, timeout_s: float, bytes_max: int
     ) -> PeerResponse:
         pool = await self._opened()
-        import httpcore2  # noqa: PLC0415  (loaded by now; see `Trust`)
+        import httpcore2  # noqa: PLC0415  (loaded by now; see `TlsTrust`)
 
         headers: dict[bytes | str, bytes | str] = {
             "host": location.authority,
@@ -137,7 +137,7 @@ class PeerLine:
         """Where the peer is, as somebody has given it."""
         try:
             return read_url(self._url)
-        except Unreadable as error:
+        except InvalidUrl as error:
             raise AddressRefused(f"this URL cannot be called: {error}") from error
 
     def _meant(self) -> AddressGuard:
@@ -149,7 +149,7 @@ class PeerLine:
             context = await self._trust.context()
             import httpcore2  # noqa: PLC0415  (loaded by now)
 
-            from covenant.outbound.transport import GuardedBackend  # noqa: PLC0415  (loaded by now)
+            from covenant.outbound.guarded_transport import GuardedBackend  # noqa: PLC0415  (loaded by now)
 
             if self._pool is None:
                 self._pool = httpcore2.AsyncConnectionPool(

@@ -14,7 +14,7 @@ from uuid import uuid4
 from starlette.routing import BaseRoute
 
 import covenant
-from covenant.agents.crew import Crew
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.daemon.keystore import Keystore
 from covenant.daemon.logs import Log
@@ -29,8 +29,8 @@ from covenant.ledger.contract import Ledger
 from covenant.model.ids import AgentId
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId
 from covenant.model.tracing import Tracer
-from covenant.outbound.fetching import Fetcher
-from covenant.outbound.guard import AddressGuard
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.address_guard import AddressGuard
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.peers.peer_admin import PeerAdmin
@@ -73,7 +73,7 @@ class Outside:
 class Peering:
     """Made before the daemon listens; `run` once it does, and cancel that to end it."""
 
-    def __init__(self, around: Around, crew: Crew, outside: Outside, *, tracer: Tracer) -> None:
+    def __init__(self, around: Around, workers: WorkerPool, outside: Outside, *, tracer: Tracer) -> None:
         settings, ledger, us = around.settings, around.ledger, around.us
         keyring = outside.keyring
         assert keyring is not None
@@ -92,7 +92,7 @@ class Peering:
             us=us,
             depth_max=depth_max,
             now_ms=ledger.now_ms,
-            used=crew.used,
+            used=workers.used,
             begun=lambda key: max(self._courier.begun(key), self._reception.handed(key)),
         )
         acquaintances = PeerDirectory(
@@ -117,7 +117,7 @@ class Peering:
         self.desk = PeerAdmin(
             ledger,
             around.catalogue,
-            TaskAcceptor(ledger, crew, tracer),
+            TaskAcceptor(ledger, workers, tracer),
             settings=ours,
             config=asdict(settings.peers),
             us=keyring.id,
@@ -217,12 +217,12 @@ async def open_keyring(settings: Settings, key: bytes, keystore: Keystore) -> In
     return keyring
 
 
-def join_peers(around: Around, crew: Crew, outside: Outside, *, tracer: Tracer, log: Log) -> Peering | None:
+def join_peers(around: Around, workers: WorkerPool, outside: Outside, *, tracer: Tracer, log: Log) -> Peering | None:
     """Make them known to the daemon's own agents, too."""
     if outside.keyring is None:
         return None
-    peering = Peering(around, crew, outside, tracer=tracer)
-    if crew.delegations is not None:
-        crew.delegations.peers = peering.requesting.callee
+    peering = Peering(around, workers, outside, tracer=tracer)
+    if workers.delegations is not None:
+        workers.delegations.peers = peering.requesting.callee
     log.info("peers.on", id=peering.id, peers=len(around.ledger.peers()))
     return peering

@@ -11,10 +11,10 @@ from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.push import PushConfigs, check_config
 from covenant.ledger.contract import Ledger
 from covenant.model.a2a_requests import PushConfig
-from covenant.outbound.fetching import Fetcher
-from covenant.outbound.location import read_url
-from covenant.outbound.pushing import PushLimits, PushRunner
-from covenant.outbound.webhook import Webhooks
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.urls import read_url
+from covenant.outbound.push_sender import PushLimits, PushSender
+from covenant.outbound.push_sender import WebhookClient
 from covenant.seal.webhooks import WebhookSigner
 
 
@@ -29,11 +29,11 @@ def _check_url(text: str) -> None:
 
 def make_pushes(
     settings: Settings, ledger: Ledger, conversations: A2AExchange, *, fetcher: Fetcher, key: bytes, meter: Meter
-) -> tuple[PushConfigs, PushRunner] | tuple[None, None]:
+) -> tuple[PushConfigs, PushSender] | tuple[None, None]:
     """Who takes configurations, and who delivers, signed with the daemon's own key, while it runs."""
     if not settings.a2a.push_notifications:
         return None, None
     limits = PushLimits(**{part.name: getattr(settings.push, part.name) for part in fields(PushLimits)})
-    webhooks = Webhooks(fetcher, WebhookSigner(key), ledger.now_ms)
-    runner = PushRunner(ledger, webhooks, limits, chance=random.random, tally=meter.pushed)
+    webhooks = WebhookClient(fetcher, WebhookSigner(key), ledger.now_ms)
+    runner = PushSender(ledger, webhooks, limits, chance=random.random, tally=meter.pushed)
     return PushConfigs(ledger, conversations.scope, check_push), runner

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeVar
 
-from covenant.outbound.allowlist import read_entry
-from covenant.outbound.location import read_address
+from covenant.outbound.address_guard import read_entry
+from covenant.outbound.urls import read_address
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Staff: which agents of the catalogue this daemon works for itself, and keeping its crew in line with that.
+"""Staff: which agents of the catalogue this daemon works for itself, and keeping its workers in line with that.
 
 Agents from served Python files belong to the first tenant, and stay for as long as the daemon runs. Programs, models
 and remote ones come and go with the catalogue, of whichever tenant: a change of it is noticed within a second. Every
@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from covenant.agents.crew import Crew
-from covenant.agents.discovery import Found
-from covenant.agents.job import Body
-from covenant.agents.peer import Desk, PeerBody
-from covenant.agents.process import TIMEOUT_MS, ProcessBody
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.agent_loader import LoadedAgent
+from covenant.agents.runtime.job import RunnableAgent
+from covenant.agents.peer_agent import PeerRequester, PeerAgent
+from covenant.agents.process_agent import TIMEOUT_MS, ProcessAgent
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.logs import Log
@@ -37,12 +37,12 @@ class Staff:
         self,
         ledger: Ledger,
         catalogue: Catalogue,
-        crew: Crew,
+        workers: WorkerPool,
         log: Log,
         *,
         elsewhere: Elsewhere | None = None,
         cast: Cast | None = None,
-        peers: Desk | None = None,
+        peers: PeerRequester | None = None,
     ) -> None:
         """`elsewhere`: how agents that are not here are called. `cast`: who plays those that a model plays.
         `peers`: who delegates to other instances, for the first tenant.
@@ -51,7 +51,7 @@ class Staff:
         """
         self._ledger = ledger
         self._catalogue = catalogue
-        self._crew = crew
+        self._workers = workers
         self._log = log
         self._programs: dict[tuple[str, str], AgentDefinition] = {}
         self._elsewhere = elsewhere
@@ -61,7 +61,7 @@ class Staff:
         self.remote_concurrency = 0
         """Calls elsewhere at once, of one agent that does not say how many; 0: as of any other agent."""
 
-    def serve(self, found: Sequence[Found]) -> None:
+    def serve(self, found: Sequence[LoadedAgent]) -> None:
         for agent in found:
             self._catalogue.add_resident(DEFAULT, agent.constitution, "code")
             self._employ(DEFAULT, agent.constitution, agent.body)
@@ -95,11 +95,11 @@ class Staff:
                     self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
         self._programs, self._seen = wanted, seen
 
-    def _body(self, constitution: AgentDefinition) -> Body | None:
+    def _body(self, constitution: AgentDefinition) -> RunnableAgent | None:
         if constitution.kind == "process":
-            return ProcessBody(constitution.command, environment=program_environment())
+            return ProcessAgent(constitution.command, environment=program_environment())
         if constitution.kind == "peer":
-            return PeerBody(self.peers, _done_by(constitution)) if self.peers is not None else None
+            return PeerAgent(self.peers, _done_by(constitution)) if self.peers is not None else None
         if constitution.kind == "model":
             return self._cast.body(constitution) if self._cast is not None else None
         if self._elsewhere is None:
@@ -111,7 +111,7 @@ class Staff:
             await asyncio.sleep(INTERVAL_S)
             await self.step()
 
-    def _employ(self, tenant: str, constitution: AgentDefinition, body: Body) -> None:
+    def _employ(self, tenant: str, constitution: AgentDefinition, body: RunnableAgent) -> None:
         timeout_ms = constitution.timeout_ms
         if timeout_ms is None and constitution.kind == "process":
             timeout_ms = TIMEOUT_MS
@@ -120,7 +120,7 @@ class Staff:
         # What a peer does is offered once; to begin anew here is to go on listening.
         peers = constitution.kind == "peer"
         again = peers or (self._cast is not None and self._cast.repeatable(constitution))
-        self._crew.employ(
+        self._workers.register(
             self._catalogue.identity(tenant, constitution.id),
             body,
             concurrency=constitution.concurrency or usual,
@@ -134,7 +134,7 @@ class Staff:
         agent = self._catalogue.agent(tenant, agent_id)
         # One from code may have taken its place: that works already.
         if agent is None or agent.source != "code":
-            self._crew.dismiss(self._catalogue.identity(tenant, agent_id))
+            self._workers.unregister(self._catalogue.identity(tenant, agent_id))
             self._log.info("agents.dismissed", agent=agent_id, tenant=tenant)
 
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from starlette.routing import BaseRoute
 
 import covenant
-from covenant.agents.crew import Crew
-from covenant.agents.mcp_tools import Tools
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.model.mcp_tools import McpTools
 from covenant.daemon.a2a import make_conversations, make_crew, make_door, make_gate, make_office
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.cards import card_pages, make_cards, mcp_servers
@@ -79,8 +79,8 @@ from covenant.model.ids import PublicKey
 from covenant.model.tenants import TenantLimits
 from covenant.model.mcp_servers import McpServer
 from covenant.model.tracing import Tracer
-from covenant.outbound.fetching import Fetcher
-from covenant.outbound.pushing import PushRunner
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.push_sender import PushSender
 from covenant.seal.grants import verify_grant
 from covenant.seal.keys import new_private_key, new_token
 
@@ -100,14 +100,14 @@ class Node:
     tenancy: TenantAccess
     catalogue: Catalogue
     limiter: TenantLimiter
-    crew: Crew
+    workers: WorkerPool
     elsewhere: Elsewhere
     cast: Cast
     reach: Reach
     conversations: A2AExchange
     a2a_gate: Admission
     a2a_office: A2AServices
-    push_runner: PushRunner | None
+    push_runner: PushSender | None
     """None: push notifications are off."""
     peering: Peering | None
     """None: switched off."""
@@ -120,7 +120,7 @@ class Node:
     ipc: IpcServer
     mcp: McpDoor
     tracer: Tracer
-    tools: Tools
+    tools: McpTools
     """Of the MCP servers that are configured, for the agents that may use them."""
 
 
@@ -143,9 +143,9 @@ class _Behind(TypedDict):
 class _Working(TypedDict):
     """Who works inside the daemon, and what they can use."""
 
-    crew: Crew
+    workers: WorkerPool
     elsewhere: Elsewhere
-    tools: Tools
+    tools: McpTools
     cast: Cast
     reach: Reach
     tracer: Tracer
@@ -256,8 +256,8 @@ def _assemble(
     working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, tracer=tracer, log=log)
     pool = StrangerPool(bytes_max=settings.http.stranger_bytes_max, body_ms=settings.http.stranger_body_ms)
     around = Around(settings=settings, ledger=ledger, catalogue=catalogue, meter=meter, us=operator.agent, pool=pool)
-    peering = join_peers(around, working["crew"], outside, tracer=tracer, log=log)
-    conversations = make_conversations(settings, ledger, catalogue, working["crew"], tracer)
+    peering = join_peers(around, working["workers"], outside, tracer=tracer, log=log)
+    conversations = make_conversations(settings, ledger, catalogue, working["workers"], tracer)
     pushes, runner = make_pushes(settings, ledger, conversations, fetcher=fetcher, key=key, meter=meter)
     a2a_gate, a2a_office = make_gate(settings, catalogue, gate, meter, pool), make_office(conversations, cards, pushes)
     built = Built(ledger, catalogue, conversations, gate, meter)
@@ -342,13 +342,13 @@ def _workers(
     tracer: Tracer,
     log: Log,
 ) -> _Working:
-    crew = make_crew(settings, ledger, tracer)
+    workers = make_crew(settings, ledger, tracer)
     elsewhere = Elsewhere(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max, log=log)
-    crew.delegations = make_delegations(settings, ledger, catalogue, crew, elsewhere, tracer=tracer)
+    workers.delegations = make_delegations(settings, ledger, catalogue, workers, elsewhere, tracer=tracer)
     tools = make_tools(servers, cards)
     usable = tools if servers else None
     cast, reach = make_cast(settings, catalogue, cards, elsewhere, fetcher=fetcher, tools=usable, log=log)
-    return _Working(crew=crew, elsewhere=elsewhere, tools=tools, cast=cast, reach=reach, tracer=tracer)
+    return _Working(workers=workers, elsewhere=elsewhere, tools=tools, cast=cast, reach=reach, tracer=tracer)
 
 
 async def check_grants(ledger: Ledger, operator: PublicKey) -> None:

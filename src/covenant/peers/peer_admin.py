@@ -28,7 +28,7 @@ from covenant.model.task import PEERS, Target
 from covenant.model.task import NATIVE, Task, fingerprint
 from covenant.model.tenants import DEFAULT
 from covenant.model.task_event import StatusUpdate
-from covenant.outbound.reply import answer_text
+from covenant.outbound.remote.remote_task import answer_text
 from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, PeerDirectory, as_refusal
 from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.peers.discovery.candidates import Candidate

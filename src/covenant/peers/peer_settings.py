@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from covenant.outbound.location import Unreadable, read_address, read_host, read_url
-from covenant.outbound.resolving import DNS_PORT
+from covenant.outbound.urls import InvalidUrl, read_address, read_host, read_url
+from covenant.outbound.address_guard import DNS_PORT
 
 Redaction = Literal["redact", "block", "warn", "off"]
 Transcripts = Literal["full", "root"]
@@ -105,10 +105,10 @@ class DiscoverySettings:
 
 
 def root_of(url: str) -> str:
-    """The one spelling of where an instance is, without a final slash. Raises Unreadable."""
+    """The one spelling of where an instance is, without a final slash. Raises InvalidUrl."""
     location = read_url(url)
     if "?" in location.target:
-        raise Unreadable("it has a query")
+        raise InvalidUrl("it has a query")
     return location.url.rstrip("/")
 
 
@@ -124,11 +124,11 @@ def _check(setting: str, entries: tuple[str, ...], entries_max: int, read: Calla
 
 def _read_interface(text: str) -> None:
     if not _INTERFACE.fullmatch(text):
-        raise Unreadable("it is neither the name of an interface nor an address")
+        raise InvalidUrl("it is neither the name of an interface nor an address")
 
 
 def _read_domain(text: str) -> None:
     if not isinstance(read_host(text), str):
-        raise Unreadable("it is an address, not a domain")
+        raise InvalidUrl("it is an address, not a domain")
     if text.rstrip(".").endswith(".local") or text.rstrip(".") == "local":
-        raise Unreadable("names under local are for mDNS")
+        raise InvalidUrl("names under local are for mDNS")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from covenant.agents.authoring import Agent, Turn
+from covenant.agents.api import Agent, Turn
 
 EXTENSION: Final = "https://example.com/extensions/manners/v1"
 BYTES: Final = bytes(range(256))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx2
 
-from covenant.agents.authoring import Agent, Turn
+from covenant.agents.api import Agent, Turn
 from covenant.doors.a2a.sse_stream import TOO_SLOW
 from tests.conformance.a2a.agents import Gates
 from tests.conformance.a2a.bindings import Binding

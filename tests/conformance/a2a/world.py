@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import grpc  # type: ignore[import-untyped]
 
-from covenant.agents.job import JobLimits
+from covenant.agents.runtime.job import JobLimits
 from covenant.doors.a2a.grpc import GrpcCalls, GrpcServer
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.exchange.cards import CardFeatures

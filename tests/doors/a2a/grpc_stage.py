@@ -19,7 +19,7 @@ from a2a.types.a2a_pb2_grpc import A2AServiceStub
 from google.protobuf.json_format import Parse
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from covenant.agents.authoring import Agent
+from covenant.agents.api import Agent
 from covenant.daemon.environment import now_ms
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import PublishedAgent, extended_cards
@@ -166,7 +166,7 @@ async def grpc_stage(
 ) -> AsyncIterator[GrpcStage]:
     publishing = publishing or PublishedAgent()
     async with stage(home, *agents) as http:
-        conversations = A2AExchange(http.ledger, http.catalogue, http.crew, Uuids(), A2ALimits())
+        conversations = A2AExchange(http.ledger, http.catalogue, http.workers, Uuids(), A2ALimits())
         tenants = GrpcTenants(http.tenancy, TenantLimiter(now_ms, limits))
         pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
         gate = Admission(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)

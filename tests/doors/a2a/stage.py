@@ -17,10 +17,10 @@ import uvicorn
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.agents.authoring import Agent
-from covenant.agents.crew import Crew
-from covenant.agents.function import FunctionBody
-from covenant.agents.job import JobLimits
+from covenant.agents.api import Agent
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.function_agent import FunctionAgent
+from covenant.agents.runtime.job import JobLimits
 from covenant.daemon.environment import now_ms
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.pushing import check_push
@@ -57,7 +57,7 @@ BOUND_S: Final = 20.0
 @dataclass(slots=True, kw_only=True)
 class Stage:
     ledger: LogLedger
-    crew: Crew
+    workers: WorkerPool
     catalogue: Catalogue
     tenancy: TenantAccess
     operator: Principal
@@ -168,8 +168,8 @@ async def stage(
     catalogue, tenancy, meter = Catalogue(ledger, key), TenantAccess(ledger, operator, doorkeeper), Meter()
     await tenancy.open()
     tokens = {name: (await tenancy.add(principal, name)).token for name in scenery.tenants}
-    crew = Crew(ledger, limits=scenery.jobs, concurrency=scenery.concurrency, tracer=scenery.tracer)
-    crew.delegations = Delegations(ledger, catalogue, crew, tracer=scenery.tracer)
+    workers = WorkerPool(ledger, limits=scenery.jobs, concurrency=scenery.concurrency, tracer=scenery.tracer)
+    workers.delegations = Delegations(ledger, catalogue, workers, tracer=scenery.tracer)
     for tenant, agent in product((DEFAULT, *tokens), agents):
         constitution = AgentDefinition(
             id=agent.name,
@@ -180,12 +180,12 @@ async def stage(
             timeout_ms=agent.timeout_ms,
         )
         catalogue.add_resident(tenant, constitution, "code")
-        crew.employ(catalogue.identity(tenant, agent.name), FunctionBody(agent), concurrency=agent.concurrency)
+        workers.register(catalogue.identity(tenant, agent.name), FunctionAgent(agent), concurrency=agent.concurrency)
     check = check_push if scenery.push_notifications else None
     conversations = A2AExchange(
         ledger,
         catalogue,
-        crew,
+        workers,
         Uuids(),
         limits or A2ALimits(),
         check_push=check,
@@ -204,7 +204,7 @@ async def stage(
     front = Front(door, Router(pages.routes(), redirect_slashes=False))
     config = uvicorn.Config(front, port=scenery.port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    working = asyncio.create_task(crew.run())
+    working = asyncio.create_task(workers.run())
     sockets = [config.bind_socket()]
     # asyncio sets this only on sockets that name their protocol; without it every answer waits 40 ms.
     sockets[0].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -217,7 +217,7 @@ async def stage(
         async with httpx2.AsyncClient(timeout=BOUND_S) as http:
             yield Stage(
                 ledger=ledger,
-                crew=crew,
+                workers=workers,
                 catalogue=catalogue,
                 tenancy=tenancy,
                 operator=principal,
@@ -232,7 +232,7 @@ async def stage(
     finally:
         server.should_exit = True
         await serving
-        crew.stop()
+        workers.stop()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         await ledger.close()

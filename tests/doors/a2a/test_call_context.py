@@ -7,7 +7,7 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from google.protobuf.struct_pb2 import Struct
 
-from covenant.agents.authoring import Agent, Turn
+from covenant.agents.api import Agent, Turn
 from covenant.model.task_view import fold
 from covenant.model.ids import TaskId
 from covenant.model.task import Task

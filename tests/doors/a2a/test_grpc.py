@@ -11,7 +11,7 @@ import pytest
 from a2a.types import a2a_pb2 as pb
 from a2a.utils.errors import TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
 
-from covenant.agents.authoring import Agent, Turn
+from covenant.agents.api import Agent, Turn
 from covenant.doors.a2a.cards import PublishedAgent
 from covenant.doors.a2a.grpc import SERVICE, peer_of
 from covenant.doors.a2a.operations import OPERATIONS

@@ -9,7 +9,7 @@ import grpc  # type: ignore[import-untyped]
 import pytest
 from a2a.types import a2a_pb2 as pb
 
-from covenant.agents.authoring import Agent, Turn
+from covenant.agents.api import Agent, Turn
 from covenant.model.ids import TaskId
 from covenant.model.tenants import DEFAULT
 from tests.doors.a2a.grpc_stage import UNLIMITED, GrpcStage, asks, generation_of, grpc_stage, kind_of, told_by

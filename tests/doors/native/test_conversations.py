@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from covenant.agents.authoring import Agent
+from covenant.agents.api import Agent
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.content import Text

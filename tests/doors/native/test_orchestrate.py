@@ -10,9 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from covenant.agents.authoring import Agent
-from covenant.agents.playing import NO_MODEL, IndexBody
-from covenant.agents.roster import Roster
+from covenant.agents.api import Agent
+from covenant.agents.router import NO_MODEL, IndexAgent
+from covenant.agents.agent_directory import AgentDirectory
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.native import INLINE, inline_of
 from covenant.model.task import NATIVE, SIMPLE
@@ -28,9 +28,9 @@ class NoModel:
 
 
 def with_index(s: Stage) -> None:
-    s.crew.delegations = Delegations(s.ledger, s.catalogue, s.crew)
-    roster = Roster(s.catalogue, lambda constitution: constitution.kind != "model")
-    s.crew.employ(s.catalogue.identity("default", "index"), IndexBody(NoModel(), roster))
+    s.workers.delegations = Delegations(s.ledger, s.catalogue, s.workers)
+    roster = AgentDirectory(s.catalogue, lambda constitution: constitution.kind != "model")
+    s.workers.register(s.catalogue.identity("default", "index"), IndexAgent(NoModel(), roster))
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.authoring import Agent
+from covenant.agents.api import Agent
 from tests.doors.simple.stage import BOUND_S, Patient, echo, stage
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"

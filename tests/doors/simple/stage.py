@@ -14,10 +14,10 @@ import httpx2
 import uvicorn
 from starlette.routing import Router
 
-from covenant.agents.authoring import Agent
-from covenant.agents.crew import Crew
-from covenant.agents.discovery import played
-from covenant.agents.process import ProcessBody
+from covenant.agents.api import Agent
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.agent_loader import load_agent
+from covenant.agents.process_agent import ProcessAgent
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.settings import A2aSettings
 from covenant.daemon.tenant_doors import Built, tenant_routes
@@ -49,7 +49,7 @@ TOKEN: Final = new_token()
 @dataclass(slots=True, kw_only=True)
 class Stage:
     ledger: LogLedger
-    crew: Crew
+    workers: WorkerPool
     catalogue: Catalogue
     conversations: A2AExchange
     tenancy: TenantAccess
@@ -91,12 +91,12 @@ class Stage:
         return (await self.tenancy.add(self.operator, name)).token
 
     def resident(self, agent: Agent | AgentDefinition, tenant: str = DEFAULT) -> None:
-        constitution, body = played(agent) if isinstance(agent, Agent) else (agent, None)
+        constitution, body = load_agent(agent) if isinstance(agent, Agent) else (agent, None)
         self.catalogue.add_resident(tenant, constitution, "code")
         if body is None and constitution.kind == "process":
-            body = ProcessBody(constitution.command, environment={})
+            body = ProcessAgent(constitution.command, environment={})
         if body is not None:
-            self.crew.employ(self.catalogue.identity(tenant, constitution.id), body)
+            self.workers.register(self.catalogue.identity(tenant, constitution.id), body)
 
     @asynccontextmanager
     async def frames(self, request_id: str, query: str = "", **more: Any) -> AsyncIterator[AsyncIterator[Frame]]:
@@ -151,21 +151,21 @@ async def stage(
     operator = operator_agent("operator@test", KEY)
     principal = await admit_operator(ledger, operator, TOKEN, lambda _: None)
     doorkeeper = IdentityAuth(ledger, operator)
-    catalogue, tenancy, crew = Catalogue(ledger, KEY), TenantAccess(ledger, operator, doorkeeper), Crew(ledger)
+    catalogue, tenancy, workers = Catalogue(ledger, KEY), TenantAccess(ledger, operator, doorkeeper), WorkerPool(ledger)
     await tenancy.open()
-    conversations = A2AExchange(ledger, catalogue, crew, Uuids(), A2ALimits())
+    conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits())
     built = Built(ledger, catalogue, conversations, TenantGate(tenancy, TenantLimiter(clock)), Meter())
     router = Router(tenant_routes(settings or A2aSettings(inbound_rate_per_min=0), built, tools))
     config = uvicorn.Config(router, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    working = asyncio.create_task(crew.run())
+    working = asyncio.create_task(workers.run())
     sockets = [config.bind_socket()]
     serving = asyncio.create_task(server.serve(sockets))
     try:
         async with httpx2.AsyncClient(timeout=BOUND_S) as http:
             made = Stage(
                 ledger=ledger,
-                crew=crew,
+                workers=workers,
                 catalogue=catalogue,
                 conversations=conversations,
                 tenancy=tenancy,
@@ -180,7 +180,7 @@ async def stage(
     finally:
         server.should_exit = True
         await serving
-        crew.stop()
+        workers.stop()
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         await ledger.close()

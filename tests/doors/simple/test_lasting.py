@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.authoring import Agent
+from covenant.agents.api import Agent
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.ledger.machine.commands import Settle, Take
 from covenant.model.a2a_requests import Message, SendMessage
@@ -57,7 +57,7 @@ async def test_a_timeout_fails_the_task_and_stops_its_agent_and_nothing_is_said_
         assert (failed["state"], text_of(failed)) == ("failed", "Task timed out")
         assert [message["role"] for message in failed["messages"]] == ["user", "agent", "agent"]
         patient.go_on.set()
-        await asyncio.wait_for(s.crew.idle(), BOUND_S)
+        await asyncio.wait_for(s.workers.idle(), BOUND_S)
         assert (await s.get(task["id"])).json() == failed
 
 

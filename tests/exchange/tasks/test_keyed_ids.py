@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from covenant.agents.authoring import Agent, Turn
+from covenant.agents.api import Agent, Turn
 from covenant.exchange.a2a_service import A2ARequest, A2AExchange
 from covenant.exchange.tasks.builder import unkeyed_id
 from covenant.ledger.contract import Ledger

@@ -12,7 +12,7 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle
-from covenant.outbound.fetching import Fetcher
+from covenant.outbound.http_fetcher import Fetcher
 from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.mdns import SERVICE_TYPE, Announcement

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.outbound.failures import AddressRefused, CallFailed
+from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.peers.discovery.candidates import CandidateConflict, CandidateNote
 from covenant.peers.discovery.discovery_service import IdentityNotShown
 from covenant.peers.peer_settings import DiscoverySettings

@@ -19,7 +19,7 @@ from covenant.model.task_view import TaskState
 from covenant.model.task_view import RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
 from covenant.model.result import Ending
 from covenant.model.task_event import Began, Ended
-from covenant.outbound.assembly import Assembly
+from covenant.outbound.remote.remote_task import RemoteTaskView
 from covenant.wire.a2a import v03 as a2a_v03
 from covenant.wire.a2a import v1 as a2a_v1
 from covenant.wire.a2a.v03 import calls as calls_v03
@@ -79,7 +79,7 @@ def test_a_client_reads_the_task_that_a_door_tells(dialect: str) -> None:
 @both
 def test_a_client_that_hears_every_frame_knows_the_task(dialect: str) -> None:
     door, client = sides(dialect)
-    known = Assembly()
+    known = RemoteTaskView()
     for step in steps():
         list(known.take(client.hear(door.encode_step(TASK, step))))
     view = folded()
@@ -94,7 +94,7 @@ def test_a_snapshot_at_any_break_says_nothing_twice(dialect: str, break_at: int)
     """Frames, a break, a snapshot of any later moment, and the frames after it: the text comes once and in order."""
     door, client = sides(dialect)
     for snapshot_at in range(break_at, len(STORY) + 1):
-        known, told = Assembly(), ""
+        known, told = RemoteTaskView(), ""
         heard = [client.hear(door.encode_step(TASK, step)) for step in steps()[:break_at]]
         heard.append(client.hear(door.encode_snapshot(folded(STORY[:snapshot_at]))))
         heard += [client.hear(door.encode_step(TASK, step)) for step in steps()[snapshot_at:]]

@@ -34,8 +34,8 @@ from covenant.model.ids import TaskId
 from covenant.model.agent_card import RemoteCard
 from covenant.model.task import ELSEWHERE, Target
 from covenant.model.task import Task
-from covenant.outbound.registry import Remotes
-from covenant.outbound.remote_errors import NoCard, RemoteRefused
+from covenant.outbound.remote.remote_registry import RemoteRegistry
+from covenant.outbound.call_errors import NoCard, RemoteRefused
 
 ORIGIN: Final = "mcp"
 NOT_FOUND: Final = "No A2A Agent Card found"
@@ -54,7 +54,7 @@ class Abroad:
         catalogue: Catalogue,
         *,
         card_of: CardOf,
-        registry: Remotes,
+        registry: RemoteRegistry,
         new_id: Callable[[], str],
     ) -> None:
         self._conversations = conversations

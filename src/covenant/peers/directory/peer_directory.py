@@ -30,7 +30,7 @@ from covenant.model.peers.delegation import ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
 from covenant.model.peers.peer_record import NAME_CHARS_MAX, Peer, PeerCapabilities, PeerLimits, PeerSource
-from covenant.outbound.location import Unreadable, read_url
+from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.peers.directory.handshake import Handshake, SingleFlight, TokenIssuer, OfferedProfiles, answer, keys_worth_keeping
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
@@ -80,7 +80,7 @@ def read_peer_url(text: str) -> str:
     """The address in its one spelling, without a final slash. Its path is where all paths of the peer begin."""
     try:
         location = read_url(text.strip())
-    except Unreadable as wrong:
+    except InvalidUrl as wrong:
         raise Invalid("invalid_url", f"{text[:80]!r} cannot be a peer's address: {wrong}") from None
     path = location.target.rstrip("/")
     if len(path) > PATH_CHARS_MAX or "#" in text or _PATH(path) is None:

@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from covenant.model.peers.instance import InstanceId, parse_instance_id
-from covenant.outbound.location import Unreadable
+from covenant.outbound.urls import InvalidUrl
 from covenant.peers.peer_settings import root_of
 from covenant.seal.identity import fingerprint_of
 
@@ -258,5 +258,5 @@ def _ours(candidate: Candidate, own_id: InstanceId) -> Candidate:
 def _root(url: str) -> str:
     try:
         return root_of(url)
-    except Unreadable:
+    except InvalidUrl:
         return url

@@ -28,11 +28,11 @@ import msgspec
 from covenant.model.errors import CovenantError, Invalid
 from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import InstanceId, KeyBundle, negotiate, parse_instance_id
-from covenant.outbound.allowlist import port_is_open
-from covenant.outbound.failures import AddressRefused, CallFailed
-from covenant.outbound.fetching import Fetcher
-from covenant.outbound.location import host_text, read_address, read_url
-from covenant.outbound.resolving import DNS_PORT
+from covenant.outbound.address_guard import port_is_open
+from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.urls import host_text, read_address, read_url
+from covenant.outbound.address_guard import DNS_PORT
 from covenant.peers.discovery.candidates import Candidate, Candidates, CandidateConflict, CandidateNote, Source, replace, shown_name
 from covenant.peers.discovery.dns_sd import DomainBrowser
 from covenant.peers.discovery.mdns import LOOK_AGAIN_S, Announcement, Mdns

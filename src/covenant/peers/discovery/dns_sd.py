@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from covenant.model.errors import Invalid
 from covenant.model.peers.instance import VERSIONS_MAX, parse_instance_id
-from covenant.outbound.addresses import Address
-from covenant.outbound.location import Unreadable, host_text, read_host
+from covenant.outbound.urls import Address
+from covenant.outbound.urls import InvalidUrl, host_text, read_host
 from covenant.peers.discovery.candidates import Candidate, CandidateConflict, shown_name
 from covenant.peers.peer_settings import root_of
 
@@ -308,7 +308,7 @@ def _url(place: Any, *, tls: bool) -> str | None:
     try:
         host = host_text(read_host(place.target.to_text(omit_final_dot=True)))
         return root_of(f"{'https' if tls else 'http'}://{host}:{place.port}")
-    except Unreadable:
+    except InvalidUrl:
         return None
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address
 from typing import TYPE_CHECKING, Final
 
-from covenant.outbound.addresses import Address, special_use
-from covenant.outbound.location import Unreadable, host_text, read_host
+from covenant.outbound.urls import Address, special_use
+from covenant.outbound.urls import InvalidUrl, host_text, read_host
 from covenant.peers.discovery.candidates import Candidate, Candidates, CandidateConflict, CandidateNote, shown_name
 from covenant.peers.peer_settings import root_of
 from covenant.peers.discovery.dns_sd import TxtRecord, decode_txt, encode_txt
@@ -369,7 +369,7 @@ def _candidate(info: AsyncServiceInfo, *, loopback: bool, now_ms: int) -> Candid
     if place is not None:
         try:
             url = root_of(f"{'https' if said.tls else 'http'}://{place}:{info.port}")
-        except Unreadable as error:
+        except InvalidUrl as error:
             wrong = wrong or str(error)
     return Candidate(
         instance_id=said.instance_id,
@@ -393,7 +393,7 @@ def _candidate(info: AsyncServiceInfo, *, loopback: bool, now_ms: int) -> Candid
 def _place(server: str, texts: Sequence[str], *, loopback: bool) -> tuple[str | None, CandidateNote | None]:
     """The host to call. A name under `local` is known to this network alone, so its address is taken instead."""
     if not server.lower().endswith(".local"):
-        with suppress(Unreadable):
+        with suppress(InvalidUrl):
             return host_text(read_host(server)), None
     addresses = [ip_address(text) for text in texts[:ADDRESSES_MAX]]
     usable = [each for each in addresses if _may_be_called(each, loopback=loopback)]

@@ -41,7 +41,7 @@ from covenant.model.peers.instance import WHOLE_MAX
 from covenant.model.task_event import ArtifactUpdate, Began, Continued, Ended, MessageUpdate, StatusUpdate, Step
 from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, first_message
 from covenant.model.usage import read_usage, tokens_of, usage_in
-from covenant.outbound.reply import answer_text
+from covenant.outbound.remote.remote_task import answer_text
 from covenant.peers.outgoing_messages import HELD_BACK, redact_result, redact_transcript
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.signed_documents import Uncanonical

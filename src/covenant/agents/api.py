@@ -1,0 +1,326 @@
+"""What an agent's author writes: one function, and nothing else.
+
+    agent = Agent("summarizer", description="Summarises a text", skills=["summarize"])
+
+    @agent
+    async def summarize(turn: Turn):
+        yield "Working on it… "                          # text, streamed
+        yield turn.file("summary.md", summary.encode())  # an artifact
+
+To return is to have completed the task; to raise is to have failed it, and only the log is told why. A function that is
+no generator returns what it has to say. `yield turn.need_input("Which language?")` ends the turn: the function is
+called again with the answer, as the next turn of the same task.
+
+A plain function (`def`) runs in a thread, and is given a `SyncTurn`, whose calls wait by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Protocol, overload
+
+import msgspec
+
+from covenant.agents.runtime import turn_output as speech
+from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
+from covenant.exchange.argument_checks import checks_arguments
+from covenant.ledger.machine.commands import LeasedTask
+from covenant.model.agent_definition import OnLost, Skill
+from covenant.model.content import Content, Text
+from covenant.model.task import Task
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
+from covenant.outbound.remote.remote_task import Sendable
+
+
+class Rejection(msgspec.Struct, frozen=True, gc=False):
+    """The agent will not do this."""
+
+    text: str
+
+
+class BareReply(msgspec.Struct, frozen=True, gc=False):
+    """A bare message: all that the agent has to say, and no task."""
+
+    content: tuple[Content, ...]
+
+
+Sayable = str | Content | StatusUpdate | Rejection | BareReply
+Function = Callable[[Any], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable[Sayable] | None] | Any]
+
+
+class TurnWork(Protocol):
+    """What a turn is about, and what can be done from it: a `Job`, or a job of another process."""
+
+    @property
+    def task(self) -> Task: ...
+    @property
+    def leased(self) -> LeasedTask: ...
+    @property
+    def messages(self) -> tuple[MessageUpdate, ...]: ...
+    @property
+    def calls(self) -> TurnCalls: ...
+    def spend(self, amounts: dict[str, float]) -> None: ...
+
+
+class BaseTurn:
+    """What the turn of every function has: what was asked, and ways to say what is not text."""
+
+    __slots__ = ("_job", "_parts", "history")
+
+    def __init__(self, job: TurnWork, history: tuple[MessageUpdate, ...] = ()) -> None:
+        self._job = job
+        self._parts: tuple[Content, ...] | None = None
+        self.history: Final = history
+        """What was said before this turn, in order, by the sender (`role` "user") and by the agent ("agent")."""
+
+    @property
+    def text(self) -> str:
+        """The words of what was asked."""
+        if self._parts is None and not self._job.leased.messages and not self._job.task.parts:
+            return self._job.task.intent_text
+        return "\n".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def parts(self) -> tuple[Content, ...]:
+        """What was asked in full: text, files and data."""
+        if self._parts is None:
+            self._parts = tuple(part for message in self._job.messages for part in message.parts)
+        return self._parts
+
+    @property
+    def message_id(self) -> str:
+        """The sender's own id of the message that this turn is about."""
+        return self._job.messages[-1].message_id or ""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for message in self._job.messages:
+            found |= message.metadata or {}
+        return found
+
+    @property
+    def task_id(self) -> str:
+        return self._job.task.id
+
+    @property
+    def context_id(self) -> str:
+        """What groups tasks into a conversation; a task that is in none is its own."""
+        return self._job.task.context_id or self._job.task.id
+
+    @property
+    def task(self) -> Task:
+        return self._job.task
+
+    @property
+    def turn(self) -> int:
+        """1 for the first message of a task."""
+        return self._job.leased.turn
+
+    @property
+    def attempt(self) -> int:
+        """1, unless this turn was begun before and its holder was lost."""
+        return self._job.leased.lease.attempt
+
+    @staticmethod
+    @checks_arguments
+    def file(name: str, data: bytes | None = None, *, url: str | None = None, media_type: str | None = None) -> Content:
+        """Yield it: an artifact, by its bytes or by where they are. The media type follows from the name."""
+        return speech.file(name, data, url=url, media_type=media_type)
+
+    @staticmethod
+    def data(value: Any) -> Content:
+        """Yield it: an artifact of anything that can be JSON."""
+        return speech.data(value)
+
+    @staticmethod
+    @checks_arguments
+    def status(text: str) -> StatusUpdate:
+        """Yield it: a word on progress, which is no part of the answer."""
+        return StatusUpdate(text)
+
+    @staticmethod
+    @checks_arguments
+    def need_input(text: str) -> StatusUpdate:
+        """Yield it: the turn ends here, and the next one begins with the sender's answer."""
+        return StatusUpdate(text, Interruption.INPUT_REQUIRED.value)
+
+    @staticmethod
+    @checks_arguments
+    def need_auth(text: str) -> StatusUpdate:
+        """Yield it: as `need_input`, for something that only the sender may do elsewhere."""
+        return StatusUpdate(text, Interruption.AUTH_REQUIRED.value)
+
+    @staticmethod
+    @checks_arguments
+    def reject(text: str) -> Rejection:
+        """Yield it: the task ends as rejected, for this reason."""
+        return Rejection(text)
+
+    @staticmethod
+    @checks_arguments
+    def reply(*content: str | Content) -> BareReply:
+        """Yield it, and nothing else: the answer is a bare message, and its sender need not hear of a task."""
+        return BareReply(tuple(Text(block) if isinstance(block, str) else block for block in content))
+
+    @checks_arguments
+    def spend(self, tokens: float = 0, **more: float) -> None:
+        """What this turn used up; told with its result, as `usage`, to which what it called is added."""
+        self._job.spend({"tokens": tokens, **more} if tokens else more)
+
+
+class Turn(BaseTurn):
+    """One round of a task, for an async function."""
+
+    __slots__ = ()
+
+    async def call(
+        self,
+        agent: Agent | str,
+        what: Sendable,
+        *,
+        timeout_ms: int | None = None,
+        key: str | None = None,
+        idempotent: bool | None = None,
+    ) -> Answer:
+        """Ask another agent, and wait for its answer: one of this tenant by name, or one elsewhere by name or URL.
+
+        The call is a task of its own, part of this one. If this turn is begun again, the same call (the same words to
+        the same agent, or the same `key`) finds that task and its answer; it is not done twice. `key` holds for the
+        whole task. `timeout_ms` after which it is canceled; never more than this task has left. `idempotent`: doing it
+        twice does no harm, so that the operator's retry gate may; unless said, as the agent itself declares.
+
+        Raises a `Refusal` if it cannot be asked: `unknown_agent`, `loop_detected`, `depth_exceeded`, or `CallLimit`.
+        """
+        return await self._job.calls.one(
+            Call(agent=agent, what=what, timeout_ms=timeout_ms, key=key, idempotent=idempotent)
+        )
+
+    async def call_all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """Ask several at once, each a `Call` or a tuple of agent and words: all answers, in the order of the calls."""
+        return await self._job.calls.all(calls)
+
+    async def call_first(self, calls: Sequence[Calling]) -> Answer:
+        """The first answer that completes; the other calls are canceled. Raises `NotEnough` if none does."""
+        return (await self._job.calls.quorum(1, calls))[0]
+
+    async def call_quorum(self, count: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """The first `count` that complete, as they come; the others are canceled. Raises `NotEnough`."""
+        return await self._job.calls.quorum(count, calls)
+
+    async def answer(self, call: Answer | str, what: Sendable) -> Answer:
+        """Say what a call waits for (`answer.waits`), by its answer or its task's id, and wait for the next one."""
+        return await self._job.calls.answer(call, what)
+
+
+class SyncTurn(BaseTurn):
+    """One round of a task, for a plain function, which runs in a thread: the methods of a `Turn`, without `await`.
+
+    They may be used from any thread that the function starts. Those that talk to the loop wait for it; once the turn is
+    over they raise `asyncio.CancelledError`.
+    """
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, job: TurnWork, history: tuple[MessageUpdate, ...], ask: Callable[[Callable[[], Any]], Any]) -> None:
+        super().__init__(job, history)
+        self._ask = ask
+
+    def call(
+        self,
+        agent: Agent | str,
+        what: Sendable,
+        *,
+        timeout_ms: int | None = None,
+        key: str | None = None,
+        idempotent: bool | None = None,
+    ) -> Answer:
+        """As `Turn.call`."""
+        call = Call(agent=agent, what=what, timeout_ms=timeout_ms, key=key, idempotent=idempotent)
+        answer: Answer = self._ask(lambda: self._job.calls.one(call))
+        return answer
+
+    def call_all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """As `Turn.call_all`."""
+        answers: tuple[Answer, ...] = self._ask(lambda: self._job.calls.all(calls))
+        return answers
+
+    def call_first(self, calls: Sequence[Calling]) -> Answer:
+        """As `Turn.call_first`."""
+        return self.call_quorum(1, calls)[0]
+
+    def call_quorum(self, count: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
+        """As `Turn.call_quorum`."""
+        answers: tuple[Answer, ...] = self._ask(lambda: self._job.calls.quorum(count, calls))
+        return answers
+
+    def answer(self, call: Answer | str, what: Sendable) -> Answer:
+        """As `Turn.answer`."""
+        answer: Answer = self._ask(lambda: self._job.calls.answer(call, what))
+        return answer
+
+    def spend(self, tokens: float = 0, **more: float) -> None:
+        self._ask(lambda: BaseTurn.spend(self, tokens, **more))
+
+
+class Agent:
+    """An agent, by name. Used as the decorator of the function that does its work.
+
+    `timeout_ms`: how long a turn may take. `idempotent`: running a turn twice does no harm, so work that is cut short
+    may be begun again by itself. `on_lost`: what becomes of work whose daemon died: it is held for an operator, failed,
+    or (if idempotent) requeued. `concurrency`: turns at once; 0 leaves it to the daemon. `default_project`: the simple
+    door gives its tasks to the first agent that has one.
+
+    An `async def` runs on the daemon's loop, and must not block it; so does one behind a decorator that uses
+    `functools.wraps`, and an object whose `__call__` is one. A plain function runs in a thread. `isolate`: each turn
+    runs in a process of its own, which imports the file of the agent; if it dies, only its task fails.
+    """
+
+    @checks_arguments
+    def __init__(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        skills: Sequence[str | Skill] = (),
+        input_modes: Sequence[str] = (),
+        output_modes: Sequence[str] = (),
+        timeout_ms: int | None = None,
+        idempotent: bool = False,
+        on_lost: OnLost = "hold",
+        concurrency: int = 0,
+        extensions: Sequence[str] = (),
+        default_project: str = "",
+        isolate: bool = False,
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.skills = tuple(Skill(id=skill) if isinstance(skill, str) else skill for skill in skills)
+        self.input_modes = tuple(input_modes)
+        self.output_modes = tuple(output_modes)
+        self.timeout_ms = timeout_ms
+        self.idempotent = idempotent
+        self.on_lost: OnLost = on_lost
+        self.concurrency = concurrency
+        self.extensions = tuple(extensions)
+        self.default_project = default_project
+        self.isolate = isolate
+        self.function: Function | None = None
+
+    @overload
+    def __call__(self, function: Callable[[Turn], AsyncIterator[Any]]) -> Callable[[Turn], AsyncIterator[Any]]: ...
+    @overload
+    def __call__(self, function: Callable[[Turn], Awaitable[Any]]) -> Callable[[Turn], Awaitable[Any]]: ...
+    @overload
+    def __call__(self, function: Callable[[SyncTurn], Any]) -> Callable[[SyncTurn], Any]: ...
+    def __call__(self, function: Any) -> Any:
+        """The function does this agent's work. It is given back as it is."""
+        if not callable(function):
+            raise TypeError(f"agent {self.name!r} needs a function: an `async def`, or a plain one")
+        if self.function is not None:
+            raise TypeError(f"agent {self.name!r} has a function already")
+        self.function = function
+        return function
+
+    def __repr__(self) -> str:
+        return f"Agent({self.name!r})"

@@ -1,0 +1,211 @@
+"""Function agents: a body that calls the author's function, and says what it yields or returns.
+
+An async function runs on the loop. A plain one runs in a thread of its own (see `threads`). A function is async if it,
+what its decorator wraps (`functools.wraps`), or the `__call__` of an object is an `async def`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from functools import partial
+from typing import Any, Final, Protocol
+
+from covenant.agents.api import Agent, Rejection, BareReply, SyncTurn, Turn, TurnWork
+from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.turn_output import TurnOutput
+from covenant.agents.runtime.function_threads import AgentThreads, ThreadChannel, TurnStopped
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.errors import WrongType
+from covenant.model.ids import AgentId
+from covenant.model.task import NATIVE
+from covenant.model.task_event import MessageUpdate, StatusUpdate
+from covenant.wire.json_input import TOLD_NESTING_MAX
+from covenant.wire.validation import checked
+
+SAYABLE: Final = "text, turn.file(…), turn.data(…), turn.status(…) and the other words of a turn"
+_CONTENT: Final = (Text, Json, Image, Audio, Resource, ResourceLink)
+_VALUES: Final = (*_CONTENT, StatusUpdate, Rejection, BareReply)
+_WRAPPING: Final = 4
+"""Levels of the value itself, around what its author put into it."""
+
+
+class FunctionJob(TurnWork, Protocol):
+    """The turn that a function does: a `Job`, or a job of another process."""
+
+    full: bool
+
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def holder(self) -> AgentId: ...
+    @property
+    def threads(self) -> AgentThreads: ...
+    async def room(self) -> None: ...
+    def complete(self, *content: Content, reply: bool = False) -> None: ...
+    def fail(self, message: str) -> None: ...
+    def reject(self, message: str) -> None: ...
+    def park(self, update: StatusUpdate) -> None: ...
+
+
+class FunctionOutput(Protocol):
+    """Where what a function says goes: a `TurnOutput`, or a line to another process."""
+
+    @property
+    def text(self) -> str: ...
+    def say(self, chunk: str) -> None: ...
+    def say_at_once(self, text: str) -> None: ...
+    def give(self, content: Content) -> None: ...
+    def status(self, update: StatusUpdate) -> None: ...
+    def close(self) -> tuple[Content, ...]: ...
+
+
+class FunctionAgent:
+    def __init__(self, agent: Agent) -> None:
+        if agent.function is None:
+            raise TypeError(f"agent {agent.name!r} has no function: decorate one with it")
+        self._function: Any = agent.function
+        self._plain = not _is_async(agent.function)
+
+    async def run(self, job: Job) -> None:
+        has_past = job.leased.turn > 1 or job.task.origin == NATIVE
+        await self.perform(job, TurnOutput(job), await earlier(job) if has_past else ())
+
+    async def perform(self, job: FunctionJob, speech: FunctionOutput, history: tuple[MessageUpdate, ...]) -> None:
+        if self._plain:
+            await self._listen_to_thread(job, speech, history)
+        else:
+            # A decorator may make something else of an async function: what counts is what was made.
+            made: Any = self._function(Turn(job, history))
+            if inspect.isasyncgen(made):
+                await self._listen(made, job, speech)
+            else:
+                _say_returned(await made if inspect.isawaitable(made) else made, job, speech)
+        if not job.ended:
+            job.complete(*speech.close())
+
+    async def _listen(self, generator: AsyncGenerator[Any, Any], job: FunctionJob, speech: FunctionOutput) -> None:
+        try:
+            async for said in generator:
+                if type(said) is str:
+                    speech.say(said)
+                else:
+                    _say_checked(said, job, speech, "yielded")
+                    if job.ended:
+                        return
+                if job.full:
+                    await job.room()
+        finally:
+            await generator.aclose()
+
+    async def _listen_to_thread(self, job: FunctionJob, speech: FunctionOutput, history: tuple[MessageUpdate, ...]) -> None:
+        def hear(chunk: str) -> Awaitable[None] | None:
+            speech.say(chunk)
+            return job.room() if job.full else None
+
+        def hear_yielded(said: Any) -> None:
+            _say_checked(said, job, speech, "yielded")
+            if job.ended:
+                raise TurnStopped
+
+        def work(line: ThreadChannel) -> None:
+            made = self._function(SyncTurn(job, history, line.ask))
+            if inspect.isgenerator(made):
+                _tell_all(made, line, hear_yielded)
+            else:
+                line.ask(lambda: _say_returned(made, job, speech))
+
+        try:
+            await job.threads.run(work, hear, job.holder.display)
+        except TurnStopped:
+            if not job.ended:
+                raise
+
+
+def _is_async(function: Any) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    return any(_is_async_def(inspect.unwrap(each, stop=_is_async_def)) for each in (function, type(function).__call__))
+
+
+def _is_async_def(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _tell_all(generator: Generator[Any, Any, Any], line: ThreadChannel, hear: Callable[[Any], None]) -> None:
+    """In the thread. Texts go ahead; for anything else the generator waits, since it may end the turn."""
+    try:
+        for said in generator:
+            if type(said) is str:
+                line.tell(said)
+            else:
+                line.ask(partial(hear, said))
+    finally:
+        generator.close()
+
+
+async def earlier(job: Job) -> tuple[MessageUpdate, ...]:
+    """What was said before this turn. What it is about came in the meantime, and is not part of it."""
+    if job.leased.turn == 1:
+        return await job.thread()
+    view = await job.view()
+    return tuple(said for said in view.history if said not in job.messages) if view is not None else ()
+
+
+def _say_returned(returned: Any, job: FunctionJob, speech: FunctionOutput) -> None:
+    if returned is None:
+        return
+    if inspect.iscoroutine(returned):
+        returned.close()  # of a plain function that was meant to be an async one
+    if isinstance(returned, str):
+        speech.say_at_once(str.__str__(returned))
+    elif isinstance(returned, list | tuple):
+        for said in returned:
+            if not job.ended:
+                _say_checked(said, job, speech, "returned")
+    else:
+        _say_checked(returned, job, speech, "returned")
+
+
+def _say_checked(said: Any, job: FunctionJob, speech: FunctionOutput, how: str) -> None:
+    """What is no plain text is a value of ours, whose fields may be anything: authors make some of them by hand."""
+    try:
+        if isinstance(said, _VALUES):
+            said = checked(type(said).__name__, said, type(said), TOLD_NESTING_MAX + _WRAPPING)
+    except WrongType as wrong:
+        job.fail(f"the agent {how} what cannot be said: {wrong.message}")
+    else:
+        _say(said, job, speech, how)
+
+
+def _say(said: Any, job: FunctionJob, speech: FunctionOutput, how: str) -> None:
+    match said:
+        case str():
+            speech.say(str.__str__(said))
+        case StatusUpdate(state="working"):
+            speech.status(said)
+        case StatusUpdate():
+            speech.close()
+            job.park(said)
+        case Rejection(text):
+            job.reject(text)
+        case BareReply(content):
+            _reply(content, job, speech)
+        case _ if isinstance(said, _CONTENT):
+            speech.give(said)
+        case _:
+            job.fail(f"the agent {how} {_article(type(said).__name__)}, which cannot be said; it may be {SAYABLE}")
+
+
+def _reply(content: tuple[Any, ...], job: FunctionJob, speech: FunctionOutput) -> None:
+    if speech.text:
+        job.fail("the agent replied with a bare message after it had streamed text; a reply is all there is to say")
+    elif not all(isinstance(block, _CONTENT) for block in content):
+        job.fail("the agent replied with something that is neither text nor content")
+    else:
+        # From the second turn on its sender knows of the task.
+        job.complete(*content, reply=job.leased.turn == 1)
+
+
+def _article(name: str) -> str:
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"

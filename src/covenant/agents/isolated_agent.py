@@ -1,0 +1,200 @@
+"""Isolated functions: a function agent whose turns run in processes of their own, one process a turn.
+
+The process is `python -m covenant.agents.isolated_program FILE AGENT`: it is told the turn, imports the author's file,
+runs the function, and speaks as process agents do (see `process`). Besides, it asks for calls of other agents (see
+`program_calls`). If it dies, its task fails, and nothing else; at the end of its turn it is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from covenant.agents.api import Agent
+from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough, TurnCalls
+from covenant.agents.function_agent import earlier
+from covenant.agents.runtime.job import Job
+from covenant.agents.process_agent import OUTPUT_BYTES_MAX, ProcessAgent
+from covenant.ledger.machine.commands import LeasedTask
+from covenant.model.content import Content
+from covenant.model.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    OverLimit,
+    Refusal,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
+from covenant.model.task_event import MessageUpdate
+
+CALLS_MAX: Final = 256
+KINDS: Final[dict[str, type[Refusal]]] = {
+    kind.__name__: kind
+    for kind in (Invalid, Unauthenticated, Forbidden, NotFound, Conflict, TooLarge, OverLimit, Unavailable)
+}
+
+log = logging.getLogger(__name__)
+
+
+class ProgramCallTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    agent: str
+    parts: tuple[Content, ...]
+    timeout_ms: int | None = None
+    key: str | None = None
+    idempotent: bool | None = None
+
+
+class ProgramCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="call"):
+    """`verb`: which method of `Calls`. `all` and `quorum` have several calls, `answer` has `child` and `parts`."""
+
+    id: int
+    verb: Literal["one", "all", "quorum", "answer"]
+    calls: tuple[ProgramCallTarget, ...] = ()
+    wanted: int = 0
+    child: str = ""
+    parts: tuple[Content, ...] = ()
+
+
+class ProgramCallRefusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A refusal on its way to another process, where it is raised again."""
+
+    kind: str
+    code: str
+    message: str
+    retry_after_ms: int | None = None
+    wanted: int = 0
+
+
+class ProgramCallAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="answer"):
+    id: int
+    answers: tuple[Answer, ...] = ()
+    refused: ProgramCallRefusal | None = None
+
+
+def refused(refusal: Refusal, wanted: int = 0) -> ProgramCallRefusal:
+    kind = type(refusal).__name__
+    if kind not in KINDS and not isinstance(refusal, CallLimit | NotEnough):
+        kind = next(name for name, base in KINDS.items() if isinstance(refusal, base))
+    return ProgramCallRefusal(
+        kind=kind,
+        code=refusal.code,
+        message=refusal.message,
+        retry_after_ms=refusal.retry_after_ms,
+        wanted=wanted,
+    )
+
+
+def raised(answered: ProgramCallAnswer) -> Refusal:
+    """The refusal that an answer carries, as it was raised in the daemon."""
+    told = answered.refused
+    assert told is not None
+    if told.kind == CallLimit.__name__:
+        reason = told.code.upper()
+        return CallLimit(reason, told.message.removeprefix(f"{reason}: "), retry_after_ms=told.retry_after_ms)
+    if told.kind == NotEnough.__name__:
+        return NotEnough(told.wanted, answered.answers)
+    return KINDS[told.kind](told.code, told.message, retry_after_ms=told.retry_after_ms)
+
+
+class ProgramCalls:
+    """In the daemon: performs what a program asks, as calls of its job."""
+
+    def __init__(self, job: Job, stdin: asyncio.StreamWriter) -> None:
+        self._job = job
+        self._stdin = stdin
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+
+    def begin(self, event: dict[str, Any]) -> None:
+        """Raises `msgspec.ValidationError` if the event is no call."""
+        asked = msgspec.convert(event, ProgramCall)
+        if asked.id in self._under_way or len(self._under_way) >= CALLS_MAX:
+            raise msgspec.ValidationError(f"at most {CALLS_MAX} calls at once, each with an id of its own")
+        doing = asyncio.create_task(self._perform(asked))
+        self._under_way[asked.id] = doing
+        doing.add_done_callback(lambda _: self._under_way.pop(asked.id, None))
+
+    def call_off(self, event: dict[str, Any]) -> None:
+        doing = self._under_way.get(event.get("id", -1))
+        if doing is not None:
+            doing.cancel()
+
+    async def close(self) -> None:
+        """The turn is over: what it still waits for ends with it."""
+        under_way = [*self._under_way.values()]
+        for doing in under_way:
+            doing.cancel()
+        if under_way:
+            await asyncio.wait(under_way)
+
+    async def _perform(self, asked: ProgramCall) -> None:
+        try:
+            answered = ProgramCallAnswer(id=asked.id, answers=await _make_calls(self._job.calls, asked))
+        except NotEnough as few:
+            answered = ProgramCallAnswer(id=asked.id, answers=few.answers, refused=refused(few, asked.wanted))
+        except Refusal as refusal:
+            answered = ProgramCallAnswer(id=asked.id, refused=refused(refusal))
+        except Exception:  # the program must hear of it, or it would wait for ever
+            log.exception("program.call_failed", extra=self._job.fields())
+            internal = Unavailable("internal", "the call failed in the daemon; its log says why")
+            answered = ProgramCallAnswer(id=asked.id, refused=refused(internal))
+        with contextlib.suppress(ConnectionError):  # the program is gone
+            self._stdin.write(_encode(answered) + b"\n")
+            await self._stdin.drain()
+
+
+async def _make_calls(calls: TurnCalls, asked: ProgramCall) -> tuple[Answer, ...]:
+    made = [
+        Call(agent=each.agent, what=each.parts, timeout_ms=each.timeout_ms, key=each.key, idempotent=each.idempotent)
+        for each in asked.calls
+    ]
+    one: Awaitable[Answer]
+    match asked.verb:
+        case "all":
+            return await calls.all(made)
+        case "quorum":
+            return await calls.quorum(asked.wanted, made)
+        case "answer":
+            one = calls.answer(asked.child, asked.parts)
+        case "one":
+            one = calls.one(made[0])
+    return (await one,)
+
+
+PROGRAM: Final = "covenant.agents.isolated_program"
+PROCESSES_MAX: Final = 8
+"""Turns of one isolated agent at once, unless it says otherwise: each is a whole interpreter."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class IsolatedTurn(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="turn"):
+    """What the program is told."""
+
+    leased: LeasedTask
+    history: tuple[MessageUpdate, ...]
+
+
+class IsolatedAgent(ProcessAgent):
+    """The program sees the daemon's environment, as a function in the daemon would."""
+
+    def __init__(self, agent: Agent, path: Path) -> None:
+        if agent.function is None:
+            raise TypeError(f"agent {agent.name!r} has no function: decorate one with it")
+        command = (sys.executable, "-P", "-m", PROGRAM, str(path.resolve()), agent.name)
+        super().__init__(command, environment=None, line_bytes_max=OUTPUT_BYTES_MAX)
+
+    async def given(self, job: Job) -> bytes:
+        return _encode(IsolatedTurn(leased=job.leased, history=await earlier(job))) + b"\n"
+
+    def calls(self, job: Job, stdin: asyncio.StreamWriter) -> ProgramCalls:
+        return ProgramCalls(job, stdin)

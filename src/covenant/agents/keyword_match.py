@@ -1,0 +1,112 @@
+"""Who fits best, without a model: words that a request shares with what agents say of themselves.
+
+A word counts the more, the fewer agents have it (log(1 + agents / agents that have it)), times where it stands: 3 in a
+name, 2 in a skill, 1.5 in an example, 1 in a description. Words of three letters and more count, common ones do not;
+endings are cut off, so that "translates" finds "translation". Equal scores go by order.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from covenant.agents.agent_directory import CallableAgent
+
+THRESHOLD: Final = 1.0
+"""What a single word in the name or a skill comes to, or two in a description, or a rare one there."""
+WEIGHTS: Final = {"name": 3.0, "skill": 2.0, "example": 1.5, "description": 1.0}
+WORDS_MAX: Final = 2_000
+"""Of a request, and of what one agent says: more says nothing more about what it is."""
+
+_WORD = re.compile(r"[^\W_]{3,}").findall
+_ENDINGS: Final = "ations ation ators ator ions ion ings ing ises ize izes ised ise ers er ors or ed es s e y".split()
+_COMMON: Final = frozenset(
+    """
+    about after agent agents all also and any are ask but can could does for from get give has have how into its just
+    let like make may more not now off one only our out over please shall should some tell than that the their them then
+    there these they this those under use was were what when where which who will with would you your
+    """.split()
+)
+
+
+class KeywordMatch(msgspec.Struct, frozen=True):
+    """One agent's score, and the words that made it: where the word stands, by word."""
+
+    listed: CallableAgent
+    score: float
+    matches: dict[str, str]
+
+    @property
+    def why(self) -> str:
+        found = [f"{word!r} ({where})" for word, where in self.matches.items()]
+        return f"its card matches {', '.join(found)}" if found else "nothing in its card matches"
+
+
+class KeywordIndex:
+    """Made once for a roster, asked for each request."""
+
+    def __init__(self, roster: Sequence[CallableAgent]) -> None:
+        self._roster = roster
+        self._places = [_places(listed) for listed in roster]
+        having = Counter(stem for places in self._places for stem in places)
+        # Where there is one agent alone, each of its words would be one that everybody has.
+        agents = max(2, len(roster))
+        self._rarity = {stem: math.log(1 + agents / count) for stem, count in having.items()}
+
+    def rank(self, text: str) -> list[KeywordMatch]:
+        """The best first; those that share no word at all are left out."""
+        asked = {stem: word for word, stem in _words(text)}
+        found: list[KeywordMatch] = []
+        for listed, places in zip(self._roster, self._places, strict=True):
+            shared = [stem for stem in asked if stem in places]
+            score = sum(self._rarity[stem] * WEIGHTS[places[stem]] for stem in shared)
+            if shared:
+                found.append(KeywordMatch(listed, round(score, 3), {asked[stem]: places[stem] for stem in shared}))
+        return sorted(found, key=lambda ranked: -ranked.score)
+
+
+def overlap(text: str, others: Sequence[str]) -> list[tuple[float, int]]:
+    """Score and place of those of the `others` that share words with the text, the best first."""
+    ranking = KeywordIndex([CallableAgent(name="", description=other) for other in others])
+    asked = {stem for _, stem in _words(text)}
+    scores = [
+        (sum(ranking._rarity[stem] for stem in asked if stem in places), at)  # noqa: SLF001  (the same module)
+        for at, places in enumerate(ranking._places)  # noqa: SLF001
+    ]
+    return sorted((each for each in scores if each[0] > 0), key=lambda each: (-each[0], each[1]))
+
+
+def _places(listed: CallableAgent) -> dict[str, str]:
+    """Where each word stands, at its best place."""
+    said: dict[str, list[str]] = {
+        "name": [listed.name, listed.title],
+        "skill": [text for skill in listed.skills for text in (skill.id, skill.name, *skill.tags)],
+        "example": [text for skill in listed.skills for text in skill.examples],
+        "description": [listed.role, listed.description, *(skill.description for skill in listed.skills)],
+    }
+    found: dict[str, str] = {}
+    for place, texts in said.items():
+        for text in texts:
+            for _, stem in _words(text):
+                found.setdefault(stem, place)
+    return found
+
+
+def _words(text: str) -> Iterator[tuple[str, str]]:
+    for word in _WORD(text.casefold())[:WORDS_MAX]:
+        if word not in _COMMON:
+            yield word, _stem(word)
+
+
+def _stem(word: str) -> str:
+    if word.endswith("ies") and len(word) > 4:
+        word = f"{word[:-3]}y"
+    for ending in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 4:
+            return word[: -len(ending)]
+    return word

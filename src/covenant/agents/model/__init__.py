@@ -1,0 +1,1 @@
+"""Agents that a language model plays: the model, its tools, its memory, its advisor."""

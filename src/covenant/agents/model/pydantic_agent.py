@@ -1,0 +1,198 @@
+"""Agents written with pydantic-ai: an `Agent` runs here as it is.
+
+The turn's text and files are its prompt, and earlier turns its message history. A file that is only linked is named in
+the prompt with its URL. Nobody fetches it here: a tool that reads pages does, through the address guard. Text is
+streamed as the model says it, and an output that is not text becomes data. What the run used is told with the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+from pydantic_ai import RunContext, messages
+from pydantic_ai.agent import AbstractAgent
+from pydantic_ai.exceptions import ModelTimeoutError
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.run import AgentRunResult, AgentRunResultEvent
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RunUsage
+from pydantic_core import to_jsonable_python
+
+from covenant.agents.runtime import turn_output as saying
+from covenant.agents.function_agent import earlier
+from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.turn_output import TurnOutput
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.task_event import MessageUpdate
+
+USED: Final = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "requests", "tool_calls")
+
+
+class PydanticAiAgent:
+    def __init__(self, agent: AbstractAgent[Any, Any]) -> None:
+        self._agent = agent
+
+    async def run(self, job: Job) -> None:
+        speech, usage = TurnOutput(job), RunUsage()
+        before = history_of(await earlier(job))
+        # Told even if somebody else ends this turn: what was used was used.
+        job.spending.running = lambda: used(usage)
+        try:
+            async with self._agent.run_stream_events(prompt_of(job), message_history=before, usage=usage) as events:
+                await listen(events, job, speech)
+        finally:
+            job.spend(job.spending.end_running())
+        if not job.ended:
+            job.complete(*speech.close())
+
+
+async def listen(events: AsyncIterable[Any], job: Job, speech: TurnOutput) -> None:
+    """Say what a run says, and end the job with what it came to."""
+    async for event in events:
+        match event:
+            case messages.PartStartEvent(part=messages.TextPart(content=text)):
+                speech.say(text)
+            case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
+                speech.say(text)
+            case AgentRunResultEvent(result=result):
+                _result(result, job, speech)
+            case _:
+                pass
+        if job.full:
+            await job.room()
+
+
+def used(usage: RunUsage) -> dict[str, float]:
+    """What a run used, by name; `tokens` are all of them."""
+    found = {"tokens": usage.total_tokens, **{name: getattr(usage, name, 0) for name in USED}}
+    return {name: amount for name, amount in found.items() if amount}
+
+
+def cut_at(stop_reason: str | None, job: Job) -> bool:
+    """Whether an answer was cut where it came to its limit of tokens. Then the result says so."""
+    if stop_reason != CUT:
+        return False
+    job.notes["stop_reason"] = CUT
+    return True
+
+
+def _result(result: AgentRunResult[Any], job: Job, speech: TurnOutput) -> None:
+    partial = cut_at(result.response.finish_reason, job)
+    if isinstance(result.output, str):
+        if not speech.text:
+            speech.say_at_once(result.output)
+        speech.close()
+        job.complete(Text(result.output), partial=partial)
+        return
+    made = saying.data(to_jsonable_python(result.output))
+    speech.give(made)
+    speech.close()
+    job.complete(made, partial=partial)
+
+
+def prompt_of(job: Job) -> str | list[messages.UserContent]:
+    return _prompts(part for message in job.messages for part in message.parts)
+
+
+def _prompts(parts: Iterable[Content]) -> str | list[messages.UserContent]:
+    said = [_prompt(part) for part in parts]
+    # Some servers that speak as OpenAI's does take a text for what was said, and no list of one.
+    return said[0] if len(said) == 1 and isinstance(said[0], str) else said
+
+
+def _prompt(part: Content) -> messages.UserContent:
+    match part:
+        case Text(text):
+            return text
+        case Json(value):
+            return saying.written(value)
+        case Image(data, kind) | Audio(data, kind):
+            return messages.BinaryContent(base64.b64decode(data), media_type=kind)
+        case Resource(inner):
+            if inner.blob is None:
+                return inner.text or ""
+            kind = inner.mimeType or "application/octet-stream"
+            return messages.BinaryContent(base64.b64decode(inner.blob), media_type=kind)
+        case ResourceLink(uri=uri, name=name, mimeType=kind):
+            # As words. A URL that the library knows as one it downloads itself, past the address guard.
+            about = ", ".join(filter(None, (name, kind)))
+            return f"[linked file{': ' if about else ''}{about}] {uri}"
+
+
+def history_of(said: tuple[MessageUpdate, ...]) -> list[messages.ModelMessage]:
+    made: list[messages.ModelMessage] = []
+    for message in said:
+        if message.role == "user":
+            made.append(messages.ModelRequest([messages.UserPromptPart(_prompts(message.parts))]))
+        else:
+            words = "".join(part.text for part in message.parts if isinstance(part, Text))
+            made.append(messages.ModelResponse([messages.TextPart(words)]))
+    return made
+
+
+CUT: Final = "length"
+"""Why a model stopped: its answer came to the tokens that it may have."""
+
+
+class BoundedModel(WrapperModel):
+    """For one run. `stop_reason`: why the last answer ended, in the library's words."""
+
+    def __init__(self, model: Model, answer_s: float) -> None:
+        super().__init__(model)
+        self._answer_s = answer_s
+        self.stop_reason: str | None = None
+        self._streamed: StreamedResponse | None = None
+        self._tokens_before = 0
+
+    def with_streamed(self, usage: RunUsage) -> RunUsage:
+        """A run's usage, with that of the answer under way as far as its provider has told it.
+
+        The run adds an answer when it is over. A run that is canceled may never do so.
+        """
+        counted = usage.total_tokens > self._tokens_before
+        return usage if self._streamed is None or counted else usage + self._streamed.usage
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        with self._named():
+            async with asyncio.timeout(self._answer_s):
+                response = await super().request(messages, model_settings, model_request_parameters)
+        self.stop_reason = response.finish_reason
+        return response
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        with self._named():
+            async with (
+                asyncio.timeout(self._answer_s),
+                super().request_stream(messages, model_settings, model_request_parameters, run_context) as stream,
+            ):
+                self._streamed = stream
+                self._tokens_before = run_context.usage.total_tokens if run_context is not None else 0
+                try:
+                    yield stream
+                finally:
+                    self.stop_reason = stream.finish_reason
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as late:
+            raise ModelTimeoutError(self.model_name, f"no whole answer within {self._answer_s:g} s") from late

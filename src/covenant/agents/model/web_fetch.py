@@ -1,0 +1,108 @@
+"""Reading a page of the web for an agent: through the address guard, within limits, as text."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from html import unescape
+from typing import Final
+
+from covenant.model.errors import CovenantError
+from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.http_fetcher import Fetcher
+
+PLAIN: Final = ("text/", "application/json", "application/xml", "application/yaml", "application/javascript")
+HEAVY_CHARS: Final = 64 * 1024
+"""From here on a page is read in a thread: the loop has others to serve."""
+_ACCEPT: Final = {"accept": "text/html, text/plain, application/json;q=0.9, */*;q=0.1"}
+
+
+class PageUnreadable(CovenantError):
+    """Says to the agent why."""
+
+
+class WebPages:
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    async def read(self, url: str) -> str:
+        try:
+            fetched = await self._fetcher.fetch("GET", url, headers=_ACCEPT)
+        except (AddressRefused, CallFailed) as error:
+            raise PageUnreadable(error.message) from error
+        if fetched.status >= 400:
+            raise PageUnreadable(f"HTTP {fetched.status}")
+        kind, _, parameters = fetched.headers.get("content-type", "text/plain").partition(";")
+        kind = kind.strip().lower()
+        found = re.search(r"charset=\"?([\w-]+)", parameters)
+        if not kind.startswith(PLAIN) and not kind.endswith(("+json", "+xml")):
+            raise PageUnreadable(f"it is {kind[:80]}, and no text")
+        try:
+            text = fetched.body.decode(found[1] if found else "utf-8", errors="replace")
+        except LookupError:
+            text = fetched.body.decode("utf-8", errors="replace")
+        if kind not in ("text/html", "application/xhtml+xml"):
+            return text
+        return html_to_text(text) if len(text) < HEAVY_CHARS else await asyncio.to_thread(html_to_text, text)
+
+
+_UNSEEN: Final = frozenset({"script", "style", "head", "template", "noscript", "svg"})
+_RAW: Final = frozenset({"script", "style"})
+"""What is in these is no HTML: it ends at their closing tag and nowhere else."""
+_BLOCKS: Final = frozenset(
+    "address article aside blockquote br dd div dl dt footer h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section "
+    "table td th tr ul".split()
+)
+_TAG: Final = re.compile(r"</?([A-Za-z][A-Za-z0-9-]{0,63}+)")
+_ATTRIBUTES: Final = re.compile(r"(?:[^\"'>]++|\"[^\"]*+\"|'[^']*+')*+>")
+_HUGE_NUMBER: Final = re.compile(r"&#[0-9]{8,}+;?|&#[xX][0-9A-Fa-f]{8,}+;?")
+"""No character has such a number, and reading one takes long."""
+_RAW_END: Final = {name: re.compile(rf"</{name}(?![A-Za-z0-9-])", re.IGNORECASE) for name in _RAW}
+
+
+def html_to_text(html: str) -> str:
+    said = unescape(_HUGE_NUMBER.sub("\ufffd", "".join(_said(html))))
+    lines = (" ".join(line.split()) for line in said.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def _said(html: str) -> Iterator[str]:
+    """The texts between tags, and a line's end for each block."""
+    at = hidden = 0
+    while (start := html.find("<", at)) >= 0:
+        if not hidden:
+            yield html[at:start]
+        tag = _TAG.match(html, start)
+        if tag is None:
+            end = _declared(html, start)
+            if end is None and not hidden:
+                yield "<"
+            at = end if end is not None else start + 1
+            continue
+        attributes = _ATTRIBUTES.match(html, tag.end())
+        if attributes is None:
+            return
+        at, name, closing = attributes.end(), tag[1].lower(), html[start + 1] == "/"
+        if name in _RAW and not closing:
+            ending = _RAW_END[name].search(html, at)
+            if ending is None:
+                return
+            at, hidden = ending.start(), hidden + 1
+        elif name in _UNSEEN and not html.endswith("/>", start, at):
+            hidden = max(0, hidden - 1) if closing else hidden + 1
+        elif name in _BLOCKS and not hidden:
+            yield "\n"
+    if not hidden:
+        yield html[at:]
+
+
+def _declared(html: str, start: int) -> int | None:
+    """Where a comment or declaration ends; None if none begins here."""
+    if html.startswith("<!--", start):
+        end = html.find("-->", start + 4)
+        return end + 3 if end >= 0 else len(html)
+    if html.startswith(("<!", "<?"), start):
+        end = html.find(">", start)
+        return end + 1 if end >= 0 else len(html)
+    return None

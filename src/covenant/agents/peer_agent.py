@@ -1,0 +1,247 @@
+"""Agents of peers: a body that has a task done by another instance, sealed and proven.
+
+The offer goes under the task's own id, and everything said about it is in the ledger: an attempt that finds it offered
+goes on from there, so a daemon may stop or die at any moment. How it stands is noted in the task's updates, what proves
+the result as the last of them. A task that ends here ends there too, also if the peer cannot be reached just now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+
+from covenant.agents.runtime.job import TIMED_OUT, Job
+from covenant.agents.remote_agent import renew_lease
+from covenant.exchange.delegation import REMOTE, target_of
+from covenant.model.peers.peer_record import Peer
+from covenant.model.content import Content, Json, Resource, ResourceLink, Text
+from covenant.model.peers.delegation import ARTIFACT, PROOF, Delegation
+from covenant.model.peers.delegation import CANCELLED, CANCELLING, COMPLETED, LOST, TIMEOUT
+from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
+from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
+from covenant.model.sanitizer import unreserved_parts, without_reserved
+from covenant.model.task import Target
+from covenant.model.task import Task
+from covenant.model.task_event import ArtifactUpdate, StatusUpdate
+from covenant.wire.redaction import SecretFinding
+
+PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+"""Between attempts to ask a peer that cannot be reached, and has to be asked before anything can be offered."""
+LAST_WORD_S: Final = 10.0
+"""How long a provider that was told to stop for its own fault has to say its last word."""
+EVIDENCE_BYTES_MAX: Final = 3 * 1024 * 1024
+"""Larger evidence is kept without the transcript: its root is in the proof."""
+NAME_CHARS_MAX: Final = 256
+"""Of an artifact that a peer made."""
+_MARKABLE: Final = (Text, Json, Resource, ResourceLink)
+
+log = logging.getLogger(__name__)
+
+
+class PeerRequester(Protocol):
+    """Who delegates to peers for this instance (`peers.requesting`)."""
+
+    def peer(self, named: str) -> Peer: ...
+    def provider(self, profile: str) -> Peer | None: ...
+    def delegation(self, offer_id: str) -> Delegation | None: ...
+    async def offer(
+        self,
+        task: Task,
+        peer: Peer,
+        profile: str,
+        *,
+        budget: int | None = None,
+        timeout_ms: int | None = None,
+        context: str | None = None,
+        told: Callable[[tuple[SecretFinding, ...]], None] | None = None,
+    ) -> Delegation: ...
+    def follow(self, offer_id: str) -> AsyncIterator[Delegation]: ...
+    def take(self, offer_id: str) -> None: ...
+    async def withdraw(self, offer_id: str, reason: str) -> None: ...
+
+
+class PeerAgent:
+    def __init__(self, desk: PeerRequester, target: Target | None = None) -> None:
+        """`target`: the `peer` (empty: whichever offers it) and its `profile`, for tasks that do not say so."""
+        self._desk = desk
+        self._target = target
+
+    async def run(self, job: Job) -> None:
+        target = target_of(job.task) or self._target
+        if target is None or not target.profile:
+            job.fail("nobody knows which peer does this")
+            return
+        beating = asyncio.ensure_future(renew_lease(job))
+        try:
+            if self._desk.delegation(job.task.id) is None:
+                await self._offer(job, target)
+            self._conclude(job, await self._ended(job))
+            self._desk.take(job.task.id)
+        except Refusal as refusal:
+            _fail(job, refusal.code, refusal.message)
+        except asyncio.CancelledError:
+            # What has ended here is not wanted there. What has not is found again by the next attempt.
+            await asyncio.shield(self._desk.withdraw(job.task.id, "canceled by whoever asked for it"))
+            raise
+        finally:
+            beating.cancel()
+
+    async def _offer(self, job: Job, target: Target) -> None:
+        tries = 0
+        while True:
+            try:
+                await self._desk.offer(
+                    job.task,
+                    self._peer(target),
+                    target.profile or "",
+                    budget=target.budget,
+                    context=target.context,
+                    told=lambda findings: _tell_findings(job, findings),
+                )
+                return
+            except (Unavailable, OverLimit) as later:
+                if not tries:
+                    job.say(StatusUpdate(f"the peer cannot be asked now, and is asked again: {later.message}"))
+                await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+                tries += 1
+
+    def _peer(self, target: Target) -> Peer:
+        if target.peer:
+            return self._desk.peer(target.peer)
+        found = self._desk.provider(target.profile or "")
+        if found is None:
+            raise NotFound("no_profile", f"no peer offers {target.profile!r}; see `covenant peers list`")
+        return found
+
+    async def _ended(self, job: Job) -> Delegation:
+        """Says how it goes, until it has ended; or until it has no claim to be waited for any more."""
+        loop, noted = asyncio.get_running_loop(), _Noted(job)
+        following = cast("AsyncGenerator[Delegation, None]", self._desk.follow(job.task.id))
+        delegation: Delegation | None = None
+        try:
+            async with asyncio.timeout(None) as bound, aclosing(following):
+                async for delegation in following:
+                    noted.say(delegation)
+                    if delegation.ended:
+                        break
+                    at_fault = delegation.state is CANCELLING and delegation.code is not None
+                    if at_fault and bound.when() is None:
+                        bound.reschedule(loop.time() + LAST_WORD_S)
+                    if job.full:
+                        await job.room()
+        except TimeoutError:
+            log.info("peer.no_last_word", extra=job.fields())
+        assert delegation is not None, "following tells at least how it stands"
+        return delegation
+
+    def _conclude(self, job: Job, delegation: Delegation) -> None:
+        result = delegation.result
+        job.spend(usage_amounts(delegation.usage))
+        if result is not None:
+            _prove(job, delegation, result)
+        if delegation.broken or delegation.overspent:
+            _fail(job, delegation.code or "not_believed", delegation.reason or "")
+        elif delegation.state is COMPLETED and result is not None:
+            _complete(job, result)
+        elif delegation.state is TIMEOUT:
+            job.notes["code"] = "timeout"
+            job.fail(TIMED_OUT)
+        elif delegation.state is CANCELLED and delegation.code is None:
+            job.give_up(delegation.reason or "it was cancelled where it was done")
+        elif result is not None and result.error is not None:
+            _fail(job, delegation.code, result.error)
+        else:
+            _fail(job, delegation.code, delegation.reason or f"the peer's word is {delegation.state.value}")
+
+
+class _Noted:
+    """Notes how a delegation stands, once for each thing that is new."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._last: tuple[Any, ...] = ()
+        self._message: str | None = None
+
+    def say(self, delegation: Delegation) -> None:
+        now = (delegation.state, delegation.message, delegation.usage, delegation.progress)
+        if now == self._last:
+            return
+        self._last = now
+        text = delegation.message if delegation.message != self._message else None
+        self._message = delegation.message
+        if delegation.state is LOST:
+            text = f"the peer is silent: {delegation.reason}"
+        self._job.say(StatusUpdate(text or "", metadata={REMOTE: note_of(delegation)}))
+
+
+def note_of(delegation: Delegation) -> dict[str, Any]:
+    """How a delegation stands, as it is told in the updates of its task and in its tree."""
+    note: dict[str, Any] = {
+        "peer": delegation.peer,
+        "profile": delegation.profile,
+        "task_id": delegation.delegation_id,
+        "status": delegation.status,
+        "state": delegation.state.value,
+        "usage": msgspec.to_builtins(delegation.usage),
+        "budget": delegation.budget,
+    }
+    if delegation.progress is not None:
+        note["progress"] = delegation.progress
+    return note
+
+
+def _prove(job: Job, delegation: Delegation, result: DelegationResult) -> None:
+    """All that the proof is about, so that anybody can check it later."""
+    evidence = {
+        "offer": msgspec.to_builtins(delegation.offer),
+        "result": msgspec.to_builtins(msgspec.structs.replace(result, transcript=None, proof=None)),
+        "transcript": msgspec.to_builtins(result.transcript),
+        "proof": msgspec.to_builtins(result.proof),
+        "broken": list(delegation.broken),
+    }
+    size = len(msgspec.json.encode(evidence))
+    if size > EVIDENCE_BYTES_MAX:
+        evidence["transcript"] = None
+        size = len(msgspec.json.encode(evidence))
+    if size <= EVIDENCE_BYTES_MAX:
+        job.say(StatusUpdate(metadata={PROOF: evidence}), size)
+
+
+def _complete(job: Job, result: DelegationResult) -> None:
+    content: list[Content] = []
+    made: dict[str, str] = {}
+    for part in result.parts:
+        mark = (part.metadata or {}).get(ARTIFACT) if isinstance(part, _MARKABLE) else None
+        if not isinstance(mark, dict) or not isinstance(mark.get("id"), str) or len(mark["id"]) > NAME_CHARS_MAX:
+            content += unreserved_parts((part,))
+            continue
+        assert isinstance(part, _MARKABLE)
+        plain = msgspec.structs.replace(part, metadata=without_reserved(part.metadata))
+        name = mark["name"][:NAME_CHARS_MAX] if isinstance(mark.get("name"), str) else None
+        job.say(ArtifactUpdate(mark["id"], (plain,), name, append=mark["id"] in made))
+        made[mark["id"]] = made.get(mark["id"], "") + (plain.text if isinstance(plain, Text) else "")
+    if not content and result.result and result.result not in ("\n".join(filter(None, made.values())), ""):
+        content.append(Text(result.result))
+    job.complete(*content, partial=result.error_code is not None)
+
+
+def _fail(job: Job, code: str | None, message: str) -> None:
+    if code is not None:
+        job.notes["code"] = code
+    said = message if code is None or message.startswith(code) else f"{code}: {message}"
+    log.info("peer.failed", extra=job.fields(code=code, reason=message))
+    job.fail(said.removesuffix(": "))
+
+
+def _tell_findings(job: Job, findings: tuple[SecretFinding, ...]) -> None:
+    """The sender hears what was found in what it sent, and never what it was."""
+    places = ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
+    found = [{"path": each.path, "kind": each.kind, "count": each.count} for each in findings]
+    job.say(
+        StatusUpdate(f"secrets were found in what goes to the peer: {places}", metadata={"covenant.redacted": found})
+    )

@@ -1,0 +1,417 @@
+"""Process agents: a command that is started for each turn, told of it in one line, and listened to line by line.
+
+Standard input is one JSON object: `type` "turn", `task_id`, `context_id`, `message_id`, `text`, `parts`, `history`,
+`turn`, `attempt`, `metadata` and `source` "agent"; then it ends. Each line of standard output is a JSON object whose
+`type` says what happened:
+
+    assistant          text, streamed: `text`, or `content`, or `message.content`, as a string or as blocks of text
+    artifact           `name`, and one of `text`, `data` (base64), `url`, `value`; perhaps `media_type`; or `part`
+    status             `text`: a word on progress
+    usage              `usage`: what was used since the last one, by name
+    result             the turn is done: perhaps `text`, `usage`, `status` "ok" or "partial"; "error" fails it
+    reply              `parts`: the turn is done, and the answer is a bare message
+    session_exited, session_stopped    the turn is done
+    approval_request   `text`: the task waits for its sender, and the program is ended
+    auth_request       `text`: the same, for something that only the sender may do elsewhere
+    reject             `text`: the task ends as rejected
+    error, session_error               it failed: `message`
+
+Other types are let pass. What a program says after the first of these that ends the turn is not heard. Without one, its
+exit decides: 0 is completed, anything else failed. A program is ended with everything that it started, first politely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from covenant.agents.runtime import turn_output as saying
+from covenant.agents.function_agent import earlier
+from covenant.agents.runtime.job import FAILED, Job
+from covenant.agents.runtime.turn_output import TurnOutput
+from covenant.model.content import Content, Text
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.usage import read_usage
+
+if TYPE_CHECKING:
+    from covenant.agents.isolated_agent import ProgramCalls
+
+
+TIMEOUT_MS: Final = 300_000
+"""How long a turn of a process agent may take, unless it says otherwise."""
+LINE_BYTES_MAX: Final = 1024 * 1024
+OUTPUT_BYTES_MAX: Final = 32 * 1024 * 1024
+TERMINATE_S: Final = 1.0
+"""How long a program has to end by itself before it is killed."""
+LINGER_S: Final = 0.25
+"""How long what it started may go on after it."""
+LOOK_S: Final = 0.1
+NOT_STARTED: Final = "the agent could not be started"
+APPROVAL: Final = "the agent asks for approval"
+
+log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class _Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program is told."""
+
+    type: str = "turn"
+    task_id: str
+    context_id: str
+    message_id: str | None
+    text: str
+    parts: tuple[Content, ...]
+    history: tuple[MessageUpdate, ...]
+    turn: int
+    attempt: int
+    metadata: dict[str, Any]
+    source: str = "agent"
+
+
+class ProcessAgent:
+    """`environment` is all that the program sees of ours: whoever makes this decides what that is; None: all of it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None,
+        folder: Path | None = None,
+        line_bytes_max: int = LINE_BYTES_MAX,
+        output_bytes_max: int = OUTPUT_BYTES_MAX,
+    ) -> None:
+        if not command:
+            raise ValueError("a process agent needs a command")
+        self._command = tuple(command)
+        self._environment = dict(environment) if environment is not None else None
+        self._folder = folder
+        self._line_bytes_max = line_bytes_max
+        self._output_bytes_max = output_bytes_max
+
+    async def given(self, job: Job) -> bytes:
+        """The line that a program is told."""
+        return await _given(job)
+
+    def calls(self, job: Job, stdin: asyncio.StreamWriter) -> ProgramCalls | None:  # noqa: ARG002
+        """Who performs the calls that the program asks for. None: standard input ends with the turn.
+
+        A program that may call must end its turn before it exits.
+        """
+        return None
+
+    async def run(self, job: Job) -> None:
+        given = await self.given(job)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                cwd=self._folder,
+                # A group of its own, so that what it starts can be ended with it.
+                start_new_session=True,
+                limit=self._line_bytes_max,
+            )
+        except (OSError, ValueError):
+            log.warning("process.not_started", exc_info=True, extra=job.fields(command=self._command[0]))
+            job.fail(NOT_STARTED)
+            return
+        assert process.stdin is not None
+        calls = self.calls(job, process.stdin)
+        beside = [
+            asyncio.create_task(_tell(process.stdin, given, close=calls is None)),
+            asyncio.create_task(
+                log_stderr(process, lambda said: log.info("process.said", extra=job.fields(said=said)))
+            ),
+            asyncio.create_task(_end_what_it_left(process)),
+        ]
+        try:
+            await self._listen(process, job, calls)
+        finally:
+            await _end(process)
+            if calls is not None:
+                await calls.close()
+            for each in beside:
+                each.cancel()
+            await asyncio.wait(beside)
+
+    async def _listen(self, process: asyncio.subprocess.Process, job: Job, calls: ProgramCalls | None) -> None:
+        assert process.stdout is not None
+        dialogue, total = ProgramOutput(job, calls), 0
+        while not job.ended:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:
+                job.fail(f"the agent wrote a line of more than {self._line_bytes_max} bytes")
+                return
+            if not line:
+                break
+            total += len(line)
+            if total > self._output_bytes_max:
+                job.fail(f"the agent wrote more than {self._output_bytes_max} bytes")
+                return
+            if not line.isspace():
+                dialogue.hear(line)
+            if job.full:
+                await job.room()
+        if not job.ended:
+            dialogue.exited(await _exited(process))
+
+
+async def _given(job: Job) -> bytes:
+    message = job.messages[-1]
+    parts = tuple(part for each in job.messages for part in each.parts)
+    given = _Given(
+        task_id=job.task.id,
+        context_id=job.task.context_id or job.task.id,
+        message_id=message.message_id,
+        text="\n".join(part.text for part in parts if isinstance(part, Text)),
+        parts=parts,
+        history=await earlier(job),
+        turn=job.leased.turn,
+        attempt=job.leased.lease.attempt,
+        metadata=message.metadata or {},
+    )
+    return _encode(given) + b"\n"
+
+
+async def _tell(stdin: asyncio.StreamWriter, given: bytes, *, close: bool) -> None:
+    with contextlib.suppress(ConnectionError):  # a program need not read what it does not need
+        stdin.write(given)
+        await stdin.drain()
+        if close:
+            stdin.close()
+            await stdin.wait_closed()
+
+
+async def _exited(process: asyncio.subprocess.Process) -> int:
+    """Its exit code. The library's own `wait` also waits for whoever still holds its pipes: that alone is no good."""
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait((waiting,), timeout=LOOK_S)
+    finally:
+        waiting.cancel()
+    return process.returncode
+
+
+async def _end_what_it_left(process: asyncio.subprocess.Process) -> None:
+    """What a program leaves behind could hold its output open for ever; some of it may even have left its group."""
+    assert process.stdout is not None
+    await _exited(process)
+    await asyncio.sleep(LINGER_S)
+    _signal(process, signal.SIGKILL)
+    await asyncio.sleep(LINGER_S)
+    process.stdout.feed_eof()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """The program, and what it started, are gone when this returns."""
+    _signal(process, signal.SIGTERM)
+    try:
+        async with asyncio.timeout(TERMINATE_S):
+            await _exited(process)
+    except TimeoutError:
+        pass
+    finally:
+        # Also for what the program left behind, whether it ended by itself or not.
+        _signal(process, signal.SIGKILL)
+    await _exited(process)
+    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+class ProgramOutput:
+    """What a program says, as steps of its job. Forward only: the first end is the end.
+
+    `calls`: for one that converses.
+    """
+
+    def __init__(self, job: Job, calls: ProgramCalls | None = None) -> None:
+        self._job = job
+        self._calls = calls
+        self._speech = TurnOutput(job)
+
+    def hear(self, line: bytes) -> None:
+        try:
+            event = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            self._job.fail("the agent wrote a line that is not a JSON object")
+            return
+        kind = event.get("type")
+        heard = _EVENTS.get(kind) if isinstance(kind, str) else None
+        if heard is None:
+            log.debug("process.passed_over", extra=self._job.fields(type=str(kind)[:100]))
+            return
+        heard(self, event)
+
+    def exited(self, code: int) -> None:
+        if code == 0 and self._calls is not None:
+            self._job.fail("the agent ended its process in the middle of its turn")
+        elif code == 0:
+            self._job.complete(*self._speech.close())
+        elif code < 0:
+            self._job.fail(f"the agent was ended by signal {-code}")
+        else:
+            self._job.fail(f"the agent exited with status {code}")
+
+    def _assistant(self, event: dict[str, Any]) -> None:
+        self._speech.say(_words(event))
+
+    def _artifact(self, event: dict[str, Any]) -> None:
+        try:
+            content = _content(event)
+        except (ValueError, TypeError) as wrong:
+            self._job.fail(f"the agent wrote an artifact that is none: {wrong}")
+            return
+        self._speech.give(content)
+
+    def _status(self, event: dict[str, Any]) -> None:
+        self._speech.status(StatusUpdate(_words(event)))
+
+    def _usage(self, event: dict[str, Any]) -> None:
+        self._job.spend(read_usage(event.get("usage")))
+
+    def _result(self, event: dict[str, Any]) -> None:
+        self._usage(event)
+        if event.get("status") == "error" or event.get("is_error") is True:
+            self._job.fail(_complaint(event))
+            return
+        words, partial = _words(event), event.get("status") == "partial"
+        if not self._speech.text:
+            self._speech.say_at_once(words)
+        said = self._speech.close()
+        self._job.complete(*((Text(words),) if words else said), partial=partial)
+
+    def _over(self, event: dict[str, Any]) -> None:  # noqa: ARG002
+        self._job.complete(*self._speech.close())
+
+    def _reply(self, event: dict[str, Any]) -> None:
+        try:
+            parts = msgspec.convert(event.get("parts"), tuple[Content, ...])
+        except msgspec.ValidationError as wrong:
+            self._job.fail(f"the agent wrote a reply that is none: {wrong}")
+            return
+        # From the second turn on its sender knows of the task.
+        self._job.complete(*parts, reply=self._job.leased.turn == 1)
+
+    def _reject(self, event: dict[str, Any]) -> None:
+        self._job.reject(_words(event) or FAILED)
+
+    def _auth(self, event: dict[str, Any]) -> None:
+        self._speech.close()
+        self._job.park(StatusUpdate(_words(event) or APPROVAL, Interruption.AUTH_REQUIRED.value))
+
+    def _call(self, event: dict[str, Any]) -> None:
+        if self._calls is not None:
+            try:
+                self._calls.begin(event)
+            except msgspec.ValidationError as wrong:
+                self._job.fail(f"the agent wrote a call that is none: {wrong}")
+
+    def _call_off(self, event: dict[str, Any]) -> None:
+        if self._calls is not None:
+            self._calls.call_off(event)
+
+    def _approval(self, event: dict[str, Any]) -> None:
+        self._speech.close()
+        self._job.park(StatusUpdate(_words(event) or APPROVAL, Interruption.INPUT_REQUIRED.value))
+
+    def _error(self, event: dict[str, Any]) -> None:
+        self._job.fail(_complaint(event))
+
+
+_EVENTS: Final[dict[str, Callable[[ProgramOutput, dict[str, Any]], None]]] = {
+    "assistant": ProgramOutput._assistant,  # noqa: SLF001  (the table of the class above)
+    "artifact": ProgramOutput._artifact,  # noqa: SLF001
+    "status": ProgramOutput._status,  # noqa: SLF001
+    "usage": ProgramOutput._usage,  # noqa: SLF001
+    "call": ProgramOutput._call,  # noqa: SLF001
+    "call_off": ProgramOutput._call_off,  # noqa: SLF001
+    "reply": ProgramOutput._reply,  # noqa: SLF001
+    "reject": ProgramOutput._reject,  # noqa: SLF001
+    "auth_request": ProgramOutput._auth,  # noqa: SLF001
+    "result": ProgramOutput._result,  # noqa: SLF001
+    "session_exited": ProgramOutput._over,  # noqa: SLF001
+    "session_stopped": ProgramOutput._over,  # noqa: SLF001
+    "approval_request": ProgramOutput._approval,  # noqa: SLF001
+    "error": ProgramOutput._error,  # noqa: SLF001
+    "session_error": ProgramOutput._error,  # noqa: SLF001
+}
+
+
+def _words(event: dict[str, Any]) -> str:
+    """The text of an event, wherever its program keeps it."""
+    message = event.get("message")
+    within = message.get("content") if isinstance(message, dict) else message
+    for found in (event.get("text"), event.get("content"), event.get("result"), within):
+        if isinstance(found, str):
+            return found
+        if isinstance(found, list):
+            blocks = (block.get("text") for block in found if isinstance(block, dict) and block.get("type") == "text")
+            return "".join(text for text in blocks if isinstance(text, str))
+    return ""
+
+
+def _complaint(event: dict[str, Any]) -> str:
+    for found in (event.get("message"), event.get("error"), event.get("text")):
+        if isinstance(found, str) and found:
+            return found
+    return FAILED
+
+
+def _content(event: dict[str, Any]) -> Content:
+    if "part" in event:
+        part: Content = msgspec.convert(event["part"], type=Content)
+        return part
+    name, media_type = event.get("name") or "artifact", event.get("media_type")
+    if not isinstance(name, str) or not isinstance(media_type, str | None):
+        raise TypeError("name and media_type must be strings")
+    if "value" in event:
+        return msgspec.structs.replace(saying.data(event["value"]), filename=name, mimeType=media_type)
+    match event:
+        case {"url": str(url)}:
+            return saying.file(name, url=url, media_type=media_type)
+        case {"data": str(data)}:
+            return saying.file(name, saying.from_base64(data), media_type=media_type)
+        case {"text": str(text)}:
+            return Text(text, mimeType=media_type, filename=name)
+        case _:
+            raise ValueError("it needs text, data, url or value")
+
+
+COMPLAINTS_MAX: Final = 200
+COMPLAINT_LENGTH_MAX: Final = 1_000
+
+
+async def log_stderr(process: asyncio.subprocess.Process, note: Callable[[str], None]) -> None:
+    """Each line, up to so many; the rest is read and dropped, or the program would wait for us."""
+    assert process.stderr is not None
+    noted = 0
+    while True:
+        try:
+            line = await process.stderr.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        noted += 1
+        if noted <= COMPLAINTS_MAX:
+            note(line[:COMPLAINT_LENGTH_MAX].decode(errors="replace").rstrip())

@@ -1,0 +1,357 @@
+"""Remote agents: a body that has a task done elsewhere, by an agent that is called over A2A.
+
+What is told there is the words of the message, how deep the call is and until when it is wanted; nothing else of ours.
+What it says comes back as updates of the task at hand, and its answer as the result. If it asks for something, the task
+waits, and the next message goes to the same task there.
+
+The message goes under a key made from the task's id, the same in every attempt, so that an agent that knows such keys
+does it once. Its task there is noted as soon as it is known: an attempt that finds the note follows that task, and
+sends nothing. Whoever ends the task here ends it there. A daemon that stops leaves it at work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from covenant.agents.runtime.turn_limits import USAGE
+from covenant.agents.runtime.job import DAEMON_STOPS, Job
+from covenant.agents.runtime.agent_spans import trace_call
+from covenant.exchange.delegation import REMOTE, target_of, tenant_of
+from covenant.exchange.tasks.builder import IDEMPOTENCY, text_of
+from covenant.ledger.contract import Ledger, ListQuery, QueueQuery
+from covenant.model.call_context import Hop
+from covenant.model.content import Content, Text
+from covenant.model.errors import CovenantError, Refusal
+from covenant.model.ids import AgentId, TaskId
+from covenant.model.result import Ending
+from covenant.model.sanitizer import unreserved_parts, unreserved_update
+from covenant.model.task import DELEGATION, DuplicateSafety, Target, Task
+from covenant.model.task_event import Ended, StatusUpdate, Step
+from covenant.model.task_view import (
+    RemoteArtifact,
+    RemoteEvent,
+    RemoteMessage,
+    RemoteStatus,
+    RemoteTask,
+    TaskState,
+    fold,
+)
+from covenant.model.usage import read_usage, usage_beyond
+from covenant.outbound.call_errors import PASSING, CallFailed, RemoteError
+from covenant.outbound.remote.remote_client import Remote, RemoteStream
+from covenant.outbound.remote.remote_task import RemoteTaskView, Reply, reply_of
+
+POLLS_S: Final = (0.25, 0.5, 1.0, 2.0, 3.0)
+FAILURES_MAX: Final = 20
+BEAT_S: Final = 60.0
+NOT_ASKED: Final = "the remote agent could not be asked: "
+"""What the sender is told where it was not the remote agent that failed."""
+
+log = logging.getLogger(__name__)
+
+
+class RemoteAgent:
+    def __init__(
+        self,
+        open_remote: OpenRemote,
+        target: Target | None = None,
+        *,
+        depth_max: int,
+        withdrawals: RemoteCancels,
+    ) -> None:
+        """`target`: where it is, for tasks that do not say so. `withdrawals`: who ends there what has ended here."""
+        self._withdrawals = withdrawals
+        self._open = open_remote
+        self._target = target
+        self._depth_max = depth_max
+
+    async def run(self, job: Job) -> None:
+        target = target_of(job.task) or self._target
+        if target is None or not target.label:
+            job.fail("nobody knows where this agent is")
+            return
+        beating = asyncio.ensure_future(renew_lease(job))
+        try:
+            await self._talk(job, target)
+        except Refusal as refusal:
+            _tell(job, refusal.message, refusal.code)
+        except (RemoteError, CallFailed) as failure:
+            _tell(job, failure.message, failure.code)
+        finally:
+            beating.cancel()
+
+    async def _talk(self, job: Job, target: Target) -> None:
+        hop, tenant = hop_of(job.task), tenant_of(job.holder)
+        if hop.depth > self._depth_max:
+            job.fail(f"depth_exceeded: at most {self._depth_max} calls may follow from one another")
+            return
+        leased = job.leased
+        again = leased.turn > 1 or leased.lease.attempt > 1
+        noted = await job.noted(REMOTE) if again else None
+        known = noted if isinstance(noted, dict) else {}
+        note = _Note(job, known)
+        remote = await self._open(tenant, target)
+        try:
+            with trace_call(job, remote, hop) as hop_there:
+                if known.get("task_id") and known.get("turn") == leased.turn:
+                    reply = await _follow(job, remote, note)
+                else:
+                    reply = await self._send(job, remote, hop_there, note)
+        except asyncio.CancelledError:
+            if job.stopping != DAEMON_STOPS and note.task_id is not None:
+                # It was told already, if it could be reached just now. Otherwise it is told until it can be.
+                self._withdrawals.tell(tenant, target, note.task_id)
+            raise
+        finally:
+            job.spend(job.spending.end_running())
+            await remote.close()
+        _conclude(job, reply)
+        if reply.waits and note.task_id is not None:
+            self._withdrawals.watch(tenant, job.task.id, target, note.task_id)
+
+    async def _send(self, job: Job, remote: Remote, hop: Hop, note: _Note) -> Reply:
+        task, turn = job.task, job.leased.turn
+        key = task.id if turn == 1 else f"{task.id}.{turn}"
+        idempotent = task.idempotency is not None and task.idempotency.duplicate_safety is DuplicateSafety.IDEMPOTENT
+        safety = DuplicateSafety.IDEMPOTENT if idempotent else DuplicateSafety.UNSAFE
+        stream = remote.stream(
+            _words(job),
+            task_id=note.task_id,
+            context_id=note.context_id,
+            metadata={IDEMPOTENCY: {"key": key, "duplicate_safety": safety.value}},
+            message_id=key,
+            # Without it the message is posted once: an agent that does not know such keys might do it twice.
+            idempotency_key=key if idempotent else None,
+            hop=hop,
+            stays=lambda: job.stopping == DAEMON_STOPS,
+        )
+        _count(job, stream, note.task_id)
+        async for heard in stream:
+            note.take(stream.task_id, stream.reply.context_id)
+            await _say(job, heard)
+        return stream.reply
+
+
+class _Note:
+    """Which task it is there: as it was noted before, or as it is learned, and then said once in a turn."""
+
+    def __init__(self, job: Job, known: Mapping[str, Any]) -> None:
+        self._job = job
+        self._said = False
+        self.task_id: str | None = known.get("task_id")
+        self.context_id: str | None = known.get("context_id")
+
+    def take(self, task_id: str | None, context_id: str | None) -> None:
+        if task_id is not None and not self._said:
+            self._said = True
+            self.task_id, self.context_id = task_id, context_id
+            noted = {"task_id": task_id, "context_id": context_id, "turn": self._job.leased.turn}
+            self._job.say(StatusUpdate(metadata={REMOTE: noted}))
+
+
+def _count(job: Job, heard: RemoteStream | RemoteTaskView, earlier: str | None) -> None:
+    """Until the call is over, `heard` says what it uses. `earlier`: the task there that earlier turns talked to.
+
+    Many agents report what all turns of a task used. What earlier turns of the same task used is counted already.
+    """
+    before = read_usage(job.notes.get(USAGE)) if earlier is not None else {}
+    job.spending.running = lambda: usage_beyond(heard.usage, before if heard.task_id == earlier else {})
+
+
+async def _follow(job: Job, remote: Remote, note: _Note) -> Reply:
+    """A task there that an earlier attempt began: look at it until it is over."""
+    assert note.task_id is not None
+    known, failures, looks, task_id = RemoteTaskView(), 0, 0, note.task_id
+    _count(job, known, task_id)
+    while True:
+        try:
+            for heard in known.take(await remote.get(task_id)):
+                await _say(job, heard)
+            failures = 0
+        except (RemoteError, CallFailed) as failure:
+            failures += 1
+            passing = failure.transient if isinstance(failure, CallFailed) else failure.code in PASSING
+            if not passing or failures >= FAILURES_MAX:
+                raise
+        if known.stopped:
+            return reply_of(known, remote)
+        await asyncio.sleep(POLLS_S[min(looks, len(POLLS_S) - 1)])
+        looks += 1
+
+
+async def renew_lease(job: Job) -> None:
+    """A call may take hours. The retry gate takes an old lease for one that was lost."""
+    with suppress(Refusal):
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await job.renew()
+
+
+async def _say(job: Job, heard: RemoteEvent) -> None:
+    match heard:
+        case RemoteArtifact(update=update):
+            job.say(unreserved_update(update))
+        case RemoteStatus(state=TaskState.WORKING) | RemoteTask(state=TaskState.WORKING) if heard.text:
+            job.say(StatusUpdate(heard.text))
+        case RemoteStatus() | RemoteTask() | RemoteMessage():
+            pass
+    if job.full:
+        await job.room()
+
+
+def _conclude(job: Job, reply: Reply) -> None:
+    content: tuple[Content, ...] = unreserved_parts(reply.message.parts) if reply.message is not None else ()
+    match reply.state:
+        case TaskState.COMPLETED:
+            job.complete(*(content or ((Text(reply.text),) if reply.text and not reply.artifacts else ())))
+        case TaskState.INPUT_REQUIRED | TaskState.AUTH_REQUIRED as state:
+            job.park(StatusUpdate(reply.text, state.value))
+        case TaskState.REJECTED:
+            job.reject(reply.text or "the remote agent rejected it", *content)
+        case TaskState.CANCELED:
+            job.give_up(reply.text or "it was canceled where it was done", *content)
+        case _:
+            job.fail(reply.text or "the remote agent failed", *content)
+
+
+def _tell(job: Job, message: str, code: str) -> None:
+    log.info("remote.failed", extra=job.fields(code=code, reason=message))
+    job.fail(f"{NOT_ASKED}{message}" if code != "timed_out" else message)
+
+
+def _words(job: Job) -> str:
+    return "\n".join(text_of(message.parts) for message in job.messages)
+
+
+def hop_of(task: Task) -> Hop:
+    """What is said of the calls before this one. A task that was delegated is that call already."""
+    hop = Hop(
+        depth=task.depth,
+        chain=task.chain,
+        deadline_ms=task.deadline_ms,
+        traceparent=task.traceparent,
+        tracestate=task.tracestate,
+    )
+    return hop if task.origin == DELEGATION else hop.next(task.recipient.pubkey)
+
+
+WATCHED_MAX: Final = 10_000
+FOUND_MAX: Final = 100
+"""Of each sort, at a start."""
+RECENTLY_MS: Final = 3_600_000
+PAUSES_S: Final = (1.0, 3.0, 9.0, 27.0, 81.0)
+WATCH_S: Final = 600.0
+CANCEL_S: Final = 10.0
+
+
+OpenRemote = Callable[[str, Target], Awaitable[Remote]]
+"""A remote agent for a tenant, by its URL or by its name among those that the tenant may call."""
+
+
+class RemoteCancels:
+    def __init__(self, ledger: Ledger, open_remote: OpenRemote) -> None:
+        self._ledger = ledger
+        self._open = open_remote
+        self._under_way: dict[asyncio.Task[None], None] = {}
+
+    def watch(self, tenant: str, task_id: TaskId, target: Target, remote_task_id: str) -> None:
+        """Until it has ended; if not by an answer, the remote is told."""
+        self._begin(partial(self._watch, tenant, task_id, target, remote_task_id))
+
+    def tell(self, tenant: str, target: Target, remote_task_id: str) -> None:
+        """Nobody waits for this any more."""
+        self._begin(partial(self._cancel, tenant, target, remote_task_id))
+
+    def look_after(self, identity: AgentId, target: Target | None) -> None:
+        """What an earlier run of this daemon has left of a remote agent's tasks."""
+        self._begin(partial(self._find, identity, target))
+
+    async def stop(self) -> None:
+        under_way = tuple(self._under_way)
+        for each in under_way:
+            each.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    def _begin(self, work: Callable[[], Awaitable[None]]) -> None:
+        if len(self._under_way) >= WATCHED_MAX:
+            log.warning("remote.unwatched", extra={"watched": len(self._under_way)})
+            return
+        doing = asyncio.ensure_future(self._unharmed(work))
+        self._under_way[doing] = None
+        doing.add_done_callback(lambda done: self._under_way.pop(done, None))
+
+    async def _unharmed(self, work: Callable[[], Awaitable[None]]) -> None:
+        """`work` is called here, and not by whoever begins it: a start that fails ends this before its first step."""
+        try:
+            await work()
+        except CovenantError as error:
+            log.warning("remote.not_withdrawn", extra={"reason": str(error)})
+
+    async def _watch(self, tenant: str, task_id: TaskId, target: Target, remote_task_id: str) -> None:
+        with self._ledger.watch(task_id) as watch:
+            # It may have ended before anybody watched.
+            if await self._ledger.finished(task_id, 0):
+                steps = await self._ledger.steps(task_id, 0, 1_000)
+                ended = next((step.what for step in reversed(steps) if isinstance(step.what, Ended)), None)
+            else:
+                ended = None
+                while ended is None and not watch.cut:
+                    news = await watch.next(WATCH_S)
+                    ended = next((step.what for step in news if isinstance(step.what, Ended)), None)
+        if ended is None or ended.ending in (Ending.CANCELED, Ending.FAILED):
+            await self._cancel(tenant, target, remote_task_id)
+
+    async def _cancel(self, tenant: str, target: Target, remote_task_id: str) -> None:
+        for pause_s in (*PAUSES_S, None):
+            try:
+                async with asyncio.timeout(CANCEL_S):
+                    remote = await self._open(tenant, target)
+                    try:
+                        await remote.cancel(remote_task_id)
+                    finally:
+                        await remote.close()
+                log.info("remote.withdrawn", extra={"remote_task": remote_task_id})
+                return
+            except (RemoteError, CallFailed, TimeoutError) as failure:
+                code = getattr(failure, "code", "timed_out")
+                passing = isinstance(failure, TimeoutError | CallFailed) or code in PASSING or code == "no_card"
+                if not passing or pause_s is None:
+                    # It has ended, most likely. If it has not, it ends with its deadline.
+                    log.info("remote.not_withdrawn", extra={"remote_task": remote_task_id, "code": code})
+                    return
+                await asyncio.sleep(pause_s)
+
+    async def _find(self, identity: AgentId, target: Target | None) -> None:
+        ledger, me, tenant = self._ledger, identity.pubkey, tenant_of(identity)
+        for state in ("in_flight", "parked"):
+            query = QueueQuery(viewer=me, limit=FOUND_MAX, state_filter=state)
+            for entry in (await ledger.queue(query)).tasks:
+                if entry.task.recipient.pubkey != me or (state == "in_flight" and not entry.holder_lost):
+                    continue
+                steps = await ledger.steps(entry.task.id, 0, 1_000)
+                where, there = target_of(entry.task) or target, noted(steps)
+                if where and there is not None:
+                    self.watch(tenant, entry.task.id, where, there)
+        since_ms = ledger.now_ms() - RECENTLY_MS
+        for ended in ("canceled", "failed"):
+            query_ended = ListQuery(recipient=me, state=ended, moved_since_ms=since_ms, limit=FOUND_MAX)
+            for steps in (await ledger.listing(query_ended)).tasks:
+                view, there = fold(steps), noted(steps)
+                where = (target_of(view.task) if view is not None else None) or target
+                if where and there is not None:
+                    self.tell(tenant, where, there)
+
+
+def noted(steps: tuple[Step, ...] | Any) -> str | None:
+    """Which task it is there, as it was last noted here."""
+    for step in reversed(steps):
+        what = step.what
+        if isinstance(what, StatusUpdate) and isinstance(note := (what.metadata or {}).get(REMOTE), dict):
+            with suppress(KeyError):
+                return str(note["task_id"])
+    return None

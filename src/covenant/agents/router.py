@@ -1,0 +1,180 @@
+"""The master, `index`: it is sent what is addressed to nobody in particular, and picks for each turn who does it.
+
+With a model, the model picks, by its tools. Without one, the agents are ranked by the words that a request shares with
+what they say of themselves; the best one is handed the work if it fits well enough, and everybody is told why. If none
+does, the master says so, and who there is. Routing again, after a crash say, finds the route and the child that are
+there: nothing is done twice by that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final, Protocol
+
+from covenant.agents.runtime.agent_calls import Answer
+from covenant.agents.runtime.job import Job, RunnableAgent
+from covenant.agents.keyword_match import THRESHOLD, KeywordIndex, KeywordMatch
+from covenant.agents.agent_directory import AgentDirectory, CallableAgent
+from covenant.agents.runtime.turn_output import TurnOutput
+from covenant.agents.model.toolbox import ask, made_by
+from covenant.exchange.native import inline_of
+from covenant.exchange.tasks.builder import text_of
+from covenant.model.agent_definition import INDEX, INDEX_DEFINITION, AgentDefinition
+from covenant.model.content import Content, Text
+from covenant.model.errors import CovenantError
+from covenant.model.task_event import StatusUpdate
+
+ROUTE: Final = "covenant.route"
+"""In the metadata of a status and of the result: who does it, and why."""
+ASKING: Final = "covenant.asking"
+"""In the metadata of a status: which task of which agent waits for the sender's answer."""
+OTHERS_MAX: Final = 3
+NAMED_MAX: Final = 50
+RANKINGS_MAX: Final = 256
+NOBODY: Final = "None of the agents here seems to fit this request, and no model is configured to answer it myself."
+
+
+class RouterAgent:
+    """The master without a model."""
+
+    def __init__(self, roster: AgentDirectory) -> None:
+        self._roster = roster
+        self._rankings: OrderedDict[str, tuple[tuple[CallableAgent, ...], KeywordIndex]] = OrderedDict()
+
+    async def run(self, job: Job) -> None:
+        speech = TurnOutput(job)
+        parts = tuple(part for message in job.messages for part in message.parts)
+        asking = await job.noted(ASKING) if job.leased.turn > 1 else None
+        if isinstance(asking, dict):
+            await self._pass_on(job, speech, asking, parts)
+            return
+        tenant = job.holder.display.partition("@")[2]
+        chosen = await self._chosen(job, tenant) if job.leased.lease.attempt > 1 else None
+        if chosen is not None:
+            await self._hand_over(job, speech, chosen, parts)
+            return
+        ranked = self._ranking(tenant).rank(text_of(parts))
+        best = ranked[0] if ranked else None
+        route = {**_route(ranked), "turn": job.leased.turn}
+        job.notes[ROUTE] = route
+        if best is None or best.score < THRESHOLD:
+            speech.status(StatusUpdate(f"Answering this myself: {route['why']}", metadata={ROUTE: route}))
+            speech.say_at_once(self._honestly(tenant))
+            job.complete(*speech.close())
+            return
+        speech.status(StatusUpdate(f"Handing this to {best.listed.name}: {best.why}", metadata={ROUTE: route}))
+        await self._hand_over(job, speech, best.listed, parts)
+
+    async def _chosen(self, job: Job, tenant: str) -> CallableAgent | None:
+        """Whom an earlier attempt at this turn had picked, if it is still there."""
+        route = await job.noted(ROUTE)
+        if not isinstance(route, dict) or route.get("turn") != job.leased.turn:
+            return None
+        found = next((each for each in self._roster.all(tenant) if each.name == route.get("agent")), None)
+        if found is not None:
+            job.notes[ROUTE] = route
+        return found
+
+    async def _hand_over(self, job: Job, speech: TurnOutput, listed: CallableAgent, parts: tuple[Content, ...]) -> None:
+        # What is elsewhere is sent the words, and nothing else.
+        asked = text_of(parts) if listed.elsewhere or all(type(part) is Text for part in parts) else parts
+        label = f"{'a2a' if listed.remote else 'agent'}:{listed.name}"
+        try:
+            answer = await ask(job, listed.name, asked)
+        except CovenantError as error:
+            speech.tool(label, ok=False)
+            job.fail(f"{listed.name}: {error}")
+            return
+        _tell_answer(job, speech, answer, agent=listed.name, label=label)
+
+    async def _pass_on(self, job: Job, speech: TurnOutput, asking: dict[str, Any], parts: tuple[Content, ...]) -> None:
+        """The answer to what an agent asked in the turn before."""
+        name, label = str(asking.get("agent")), str(asking.get("label"))
+        job.notes[ROUTE] = {"agent": name, "why": "it had asked for this", "by": "question"}
+        answer = await job.calls.answer(str(asking.get("task_id")), parts)
+        _tell_answer(job, speech, answer, agent=name, label=label)
+
+    def _ranking(self, tenant: str) -> KeywordIndex:
+        """Made again only when the roster has changed."""
+        listed = self._roster.all(tenant)
+        known = self._rankings.get(tenant)
+        if known is None or known[0] is not listed:
+            known = listed, KeywordIndex(listed)
+            self._rankings[tenant] = known
+            if len(self._rankings) > RANKINGS_MAX:
+                self._rankings.popitem(last=False)
+        return known[1]
+
+    def _honestly(self, tenant: str) -> str:
+        listed = self._roster.all(tenant)
+        if not listed:
+            return f"{NOBODY} There are no agents yet: add one with /v1/agents, or serve one with `covenant serve`."
+        lines = [f"- {each.line}{' (elsewhere)' if each.remote else ''}" for each in listed[:NAMED_MAX]]
+        if len(listed) > NAMED_MAX:
+            lines.append(f"- and {len(listed) - NAMED_MAX} more")
+        return "\n".join((NOBODY, "There are:", *lines))
+
+
+def _route(ranked: list[KeywordMatch]) -> dict[str, Any]:
+    best = ranked[0] if ranked else None
+    others = [{"agent": each.listed.name, "score": each.score} for each in ranked[1 : 1 + OTHERS_MAX]]
+    if best is None:
+        return {"agent": INDEX, "why": "no agent's card shares a word with the request", "by": "ranking"}
+    if best.score < THRESHOLD:
+        why = f"the best match is {best.listed.name} with {best.score:g}, and {THRESHOLD:g} is needed: {best.why}"
+        others = [{"agent": best.listed.name, "score": best.score}, *others][:OTHERS_MAX]
+        return {"agent": INDEX, "why": why, "others": others, "by": "ranking"}
+    return {
+        "agent": best.listed.name,
+        "remote": best.listed.remote,
+        "score": best.score,
+        "why": best.why,
+        "others": others,
+        "by": "ranking",
+    }
+
+
+def _tell_answer(job: Job, speech: TurnOutput, answer: Answer, *, agent: str, label: str) -> None:
+    speech.tool(label, ok=answer.ok or answer.waits)
+    speech.sub(agent, job.task.depth + 1, answer.text)
+    if answer.waits:
+        asking = {"agent": agent, "label": label, "task_id": answer.task_id}
+        job.park(StatusUpdate(answer.text, answer.state.value, metadata={ASKING: asking}))
+        return
+    if not answer.ok:
+        job.fail(f"{agent}: {answer.text or 'it failed'}")
+        return
+    made = [part for artifact in made_by(answer) for part in artifact.parts]
+    for part in made:
+        speech.give(part)
+    speech.say_at_once(answer.text)
+    job.complete(*(speech.close() or made))
+
+
+NO_MODEL: Final = 'no model is configured: set model.name = "provider:name" and pip install "covenant[model]"'
+
+
+class ModelProvider(Protocol):
+    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
+        """A model in this role; None if there is no model."""
+
+
+class NoModelAgent:
+    async def run(self, job: Job) -> None:
+        job.fail(NO_MODEL)
+
+
+class IndexAgent:
+    def __init__(self, casting: ModelProvider, roster: AgentDirectory) -> None:
+        self._casting = casting
+        model = casting.model(INDEX_DEFINITION)
+        self._master: RunnableAgent = model or RouterAgent(roster)
+        self.repeatable = model is None
+        """Whether a turn that was cut short may be begun again by itself: routing may, a model's work may not."""
+
+    async def run(self, job: Job) -> None:
+        inline = inline_of(job.task)
+        if inline is None:
+            await self._master.run(job)
+        else:
+            await (self._casting.model(inline, remembers=False) or NoModelAgent()).run(job)

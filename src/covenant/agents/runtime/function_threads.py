@@ -1,0 +1,222 @@
+"""Threads for plain functions: each turn of one runs in a thread of its own.
+
+The thread talks to the loop through a `ThreadChannel`. A thread cannot be stopped from outside. When its turn is
+canceled or times out, the channel is closed: the next `tell` or `ask` of the thread raises `TurnStopped`, and nothing
+of it is heard. A thread that goes on regardless is abandoned: it is
+counted, and keeps its place among the threads of its agent until it ends. So a function that hangs can use up the
+threads of its own agent, and of no other. They are daemon threads: none of them holds up the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, Final
+
+LINES_MAX: Final = 256
+"""Texts that a thread may be ahead of the loop; then it waits."""
+
+log = logging.getLogger(__name__)
+
+
+class TurnStopped(asyncio.CancelledError):
+    """The turn is over, and its body is still talking. Not an `Exception`: bodies catch those and go on."""
+
+
+class ThreadRequest:
+    """What the loop does for a thread, which waits for what comes of it."""
+
+    __slots__ = ("_do", "answer")
+
+    def __init__(self, do: Callable[[], Any]) -> None:
+        self._do = do
+        self.answer: Future[Any] = Future()
+
+    async def perform(self) -> None:
+        """On the loop. What is raised is raised in the thread, which may catch it."""
+        try:
+            done = self._do()
+            if inspect.isawaitable(done):
+                done = await done
+        except asyncio.CancelledError:
+            self.answer.set_exception(TurnStopped())
+            raise
+        except Exception as error:  # noqa: BLE001  (it is the thread's to handle)
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(done)
+
+
+class ThreadChannel:
+    """From one thread to the loop: texts and questions, in order. `close` ends it, from the loop's side."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._items: deque[str | ThreadRequest | None] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._arrived = asyncio.Event()
+
+    # In the thread
+
+    def tell(self, said: str) -> None:
+        """Does not wait, unless the loop is far behind."""
+        self._put(said)
+
+    def ask(self, do: Callable[[], Any]) -> Any:
+        """Have the loop do something, or await it, and wait for what comes of it."""
+        question = ThreadRequest(do)
+        self._put(question)
+        return question.answer.result()
+
+    def hang_up(self) -> None:
+        """The thread has said everything."""
+        with contextlib.suppress(TurnStopped):
+            self._put(None)
+
+    def _put(self, item: str | ThreadRequest | None) -> None:
+        with self._changed:
+            while len(self._items) >= LINES_MAX and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise TurnStopped
+            self._items.append(item)
+            first = len(self._items) == 1
+        if first:
+            try:
+                self._loop.call_soon_threadsafe(self._arrived.set)
+            except RuntimeError:
+                raise TurnStopped from None  # the loop is closed: the process ends
+
+    # On the loop
+
+    async def next(self) -> deque[str | ThreadRequest | None]:
+        """What has come since the last time; at least one. None is the last of all."""
+        while True:
+            self._arrived.clear()
+            with self._changed:
+                items, self._items = self._items, deque()
+                self._changed.notify_all()
+            if items:
+                return items
+            await self._arrived.wait()
+
+    def close(self) -> None:
+        """Nothing is heard any more. Whoever waits for an answer is told that the turn is over."""
+        with self._changed:
+            self._closed = True
+            items, self._items = self._items, deque()
+            self._changed.notify_all()
+        stop_waiting(items)
+
+
+def stop_waiting(items: deque[str | ThreadRequest | None]) -> None:
+    """Tell the thread behind each question that nobody will answer it."""
+    for item in items:
+        if isinstance(item, ThreadRequest) and not item.answer.done():
+            item.answer.set_exception(TurnStopped())
+
+
+class AgentThreads:
+    """The threads of one agent: `most` at once. Used on the loop alone."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.running = 0
+        self.abandoned = 0
+        """How many of those belong to turns that are over."""
+        self._freed = asyncio.Event()
+
+    async def run(self, work: Callable[[ThreadChannel], None], hear: Callable[[str], Awaitable[None] | None], name: str) -> None:
+        """Do this work in a thread, and hear what it tells, until both have ended.
+
+        Raises what the work raises. Canceled, the line is closed and the thread is waited for; canceled again, or left
+        by whoever awaits this, the thread is on its own.
+        """
+        await self._place(name)
+        loop = asyncio.get_running_loop()
+        line, ended = ThreadChannel(loop), loop.create_future()
+        try:
+            _start(loop, line, work, ended, name)
+        except RuntimeError:
+            self._free()
+            raise  # the system has no more threads
+        ended.add_done_callback(lambda _: self._free())
+        try:
+            await _hear(line, hear)
+        except BaseException:
+            line.close()
+            self.abandoned += 1
+            ended.add_done_callback(lambda _: self._found(name))
+            await asyncio.wait((ended,))
+            raise
+        line.close()
+        error = await ended
+        if error is not None:
+            raise error
+
+    def _found(self, name: str) -> None:
+        self.abandoned -= 1
+        log.debug("agent.thread_ended", extra={"agent": name, "abandoned": self.abandoned})
+
+    async def _place(self, name: str) -> None:
+        if self.running >= self.most:
+            log.warning("agent.threads_used_up", extra={"agent": name, "abandoned": self.abandoned, "most": self.most})
+        while self.running >= self.most:
+            self._freed.clear()
+            await self._freed.wait()
+        self.running += 1
+
+    def _free(self) -> None:
+        self.running -= 1
+        self._freed.set()
+
+
+async def _hear(line: ThreadChannel, hear: Callable[[str], Awaitable[None] | None]) -> None:
+    while True:
+        items = await line.next()
+        try:
+            while items:
+                item = items.popleft()
+                if item is None:
+                    return
+                if isinstance(item, ThreadRequest):
+                    await item.perform()
+                elif (waiting := hear(item)) is not None:
+                    await waiting
+        finally:
+            stop_waiting(items)
+
+
+def _start(
+    loop: asyncio.AbstractEventLoop,
+    line: ThreadChannel,
+    work: Callable[[ThreadChannel], None],
+    ended: asyncio.Future[BaseException | None],
+    name: str,
+) -> None:
+    def settle(error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            work(line)
+        except TurnStopped:
+            pass
+        except BaseException as raised:  # noqa: BLE001  (it is raised again where the turn is awaited)
+            error = raised
+        line.hang_up()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            loop.call_soon_threadsafe(settle, error)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name=f"agent {name}", daemon=True).start()

@@ -1,0 +1,306 @@
+"""Agents written for the official SDK: an `AgentExecutor` runs here as it is.
+
+It gets a `RequestContext` made of the turn, and an event queue whose events become updates of the task. What the SDK
+lets an executor leave open (to return without a terminal state) is completed. An executor that asks for input or
+authentication parks the task when it returns. Only this module imports the SDK's server side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+from a2a.auth.user import User
+from a2a.server.agent_execution import AgentExecutor, RequestContext
+from a2a.server.context import ServerCallContext
+from a2a.server.events import EventQueue
+from a2a.types import a2a_pb2 as pb
+from google.protobuf import json_format, struct_pb2
+
+from covenant.agents.runtime.job import DAEMON_STOPS, FAILED, Job
+from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.task_view import TaskView
+from covenant.model.sanitizer import without_reserved
+from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
+
+CANCEL_S: Final = 1.0
+_INTERRUPTIONS: Final = {
+    pb.TASK_STATE_INPUT_REQUIRED: Interruption.INPUT_REQUIRED,
+    pb.TASK_STATE_AUTH_REQUIRED: Interruption.AUTH_REQUIRED,
+}
+
+log = logging.getLogger(__name__)
+
+
+class SdkExecutorAgent:
+    def __init__(self, executor: AgentExecutor) -> None:
+        self._executor = executor
+
+    async def run(self, job: Job) -> None:
+        context = _context(job, await job.view() if job.leased.turn > 1 else None)
+        queue = SdkEventQueue(job)
+        try:
+            await self._executor.execute(context, queue)
+        except asyncio.CancelledError:
+            if job.stopping not in (None, DAEMON_STOPS):
+                await self._cancel(context, queue, job)
+            raise
+        queue.returned()
+
+    async def _cancel(self, context: RequestContext, queue: SdkEventQueue, job: Job) -> None:
+        """The SDK's executors are told of a cancel; the task is over already, so what they say to it is dropped."""
+        try:
+            async with asyncio.timeout(CANCEL_S):
+                await self._executor.cancel(context, queue)
+        except Exception:
+            log.warning("executor.cancel_failed", exc_info=True, extra=job.fields())
+
+
+def described(values: Iterable[object]) -> dict[str, Any]:
+    """What a card beside an executor says of it, for the catalogue."""
+    cards = [value for value in values if isinstance(value, pb.AgentCard)]
+    if len(cards) != 1:
+        return {}
+    (card,) = cards
+    skills = [
+        {
+            "id": skill.id,
+            "name": skill.name,
+            "description": skill.description,
+            "tags": [*skill.tags],
+            "examples": [*skill.examples],
+            "input_modes": [*skill.input_modes],
+            "output_modes": [*skill.output_modes],
+        }
+        for skill in card.skills
+    ]
+    modes = {"input_modes": [*card.default_input_modes], "output_modes": [*card.default_output_modes]}
+    return {"name": card.name, "description": card.description, "skills": skills, **modes}
+
+
+class SdkEventQueue(EventQueue):
+    """Events in, updates out. A terminal state ends the job; whatever comes after it is dropped."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._asked: StatusUpdate | None = None
+        self._said = False
+
+    async def enqueue_event(self, event: Any) -> None:
+        job = self._job
+        if job.over or job.ended:
+            return
+        match event:
+            case pb.TaskArtifactUpdateEvent():
+                self._go_on()
+                job.say(_artifact(event.artifact, append=event.append, last_chunk=event.last_chunk))
+                self._said = True
+            case pb.TaskStatusUpdateEvent():
+                self._status(event.status, event.metadata)
+            case pb.Task():
+                self._task(event)
+            case pb.Message():
+                job.complete(*_contents(event.parts), reply=not self._said and job.leased.turn == 1)
+            case _:
+                job.fail(f"the agent enqueued {type(event).__name__}, which is no event of a task")
+        if job.full:
+            await job.room()
+
+    async def close(self, immediate: bool = False) -> None:  # noqa: FBT001, FBT002  (the SDK's signature)
+        """Executors may close their queue; the job ends when they return."""
+
+    def returned(self) -> None:
+        """The executor has nothing more to say."""
+        if self._asked is not None:
+            self._job.park(self._asked)
+
+    def _task(self, task: pb.Task) -> None:
+        if task.id != self._job.task.id:
+            self._job.fail("the agent answered with another task than it was given")
+            return
+        for artifact in task.artifacts:
+            self._job.say(_artifact(artifact))
+            self._said = True
+        if task.status.state != pb.TASK_STATE_SUBMITTED:
+            self._status(task.status, task.metadata)
+
+    def _status(self, status: pb.TaskStatus, metadata: struct_pb2.Struct) -> None:
+        job, said = self._job, _contents(status.message.parts)
+        words = "\n".join(block.text for block in said if isinstance(block, Text))
+        if noted := _plain(metadata):
+            job.notes.update(noted)
+        match status.state:
+            case pb.TASK_STATE_COMPLETED:
+                job.complete(*said)
+            case pb.TASK_STATE_FAILED:
+                job.fail(words or FAILED, *said)
+            case pb.TASK_STATE_REJECTED:
+                job.reject(words or "the agent rejected this", *said)
+            case pb.TASK_STATE_CANCELED:
+                job.give_up(words or "the agent canceled this", *said)
+            case pb.TASK_STATE_INPUT_REQUIRED | pb.TASK_STATE_AUTH_REQUIRED as state:
+                self._go_on()
+                message_id = status.message.message_id or None
+                self._asked = StatusUpdate(words, _INTERRUPTIONS[state].value, parts=said, message_id=message_id)
+                if state == pb.TASK_STATE_AUTH_REQUIRED:
+                    # It may wait for that inside `execute`, and its sender must hear of it now.
+                    job.say(StatusUpdate(words, parts=said))
+            case pb.TASK_STATE_WORKING:
+                self._go_on()
+                job.say(StatusUpdate(words, parts=said, message_id=status.message.message_id or None))
+                self._said = True
+            case _:
+                pass
+
+    def _go_on(self) -> None:
+        """It asked for something and did not wait: that was a word on progress."""
+        if self._asked is not None and self._asked.state == Interruption.INPUT_REQUIRED.value:
+            self._job.say(StatusUpdate(self._asked.text, parts=self._asked.parts))
+        self._asked = None
+
+
+class SdkUser(User):
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def is_authenticated(self) -> bool:
+        return True
+
+    @property
+    def user_name(self) -> str:
+        return self._name
+
+
+def _context(job: Job, view: TaskView | None) -> RequestContext:
+    task, said = job.task, job.messages
+    context_id = task.context_id or task.id
+    message = _message(said[-1], task.id, context_id)
+    for more in said[:-1]:
+        message.parts.extend(_part(part) for part in more.parts)
+    request = pb.SendMessageRequest(
+        message=message,
+        configuration=pb.SendMessageConfiguration(accepted_output_modes=task.output_modes),
+        metadata=_struct(task.request_metadata),
+    )
+    call = ServerCallContext(
+        user=SdkUser(task.sender.display), tenant=task.tenant or "", requested_extensions=set(task.extensions)
+    )
+    return RequestContext(
+        call, request=request, task_id=task.id, context_id=context_id, task=_task(view, context_id) if view else None
+    )
+
+
+def _task(view: TaskView, context_id: str) -> pb.Task:
+    return pb.Task(
+        id=view.task.id,
+        context_id=context_id,
+        status=pb.TaskStatus(state=f"TASK_STATE_{view.state.name}"),
+        history=[_message(message, view.task.id, context_id) for message in view.history],
+        artifacts=[
+            pb.Artifact(
+                artifact_id=artifact.artifact_id,
+                name=artifact.name or "",
+                description=artifact.description or "",
+                parts=[_part(part) for part in artifact.parts],
+                metadata=_struct(artifact.metadata),
+                extensions=artifact.extensions,
+            )
+            for artifact in view.artifacts
+        ],
+    )
+
+
+def _message(message: MessageUpdate, task_id: str, context_id: str) -> pb.Message:
+    return pb.Message(
+        message_id=message.message_id or "",
+        role=pb.ROLE_USER if message.role == "user" else pb.ROLE_AGENT,
+        parts=[_part(part) for part in message.parts],
+        task_id=task_id,
+        context_id=context_id,
+        metadata=_struct(message.metadata),
+        extensions=message.extensions,
+        reference_task_ids=message.reference_task_ids,
+    )
+
+
+def _artifact(artifact: pb.Artifact, *, append: bool = False, last_chunk: bool = False) -> ArtifactUpdate:
+    return ArtifactUpdate(
+        artifact.artifact_id,
+        _contents(artifact.parts),
+        artifact.name or None,
+        artifact.description or None,
+        append,
+        last_chunk,
+        _plain(artifact.metadata),
+        tuple(artifact.extensions),
+    )
+
+
+def _contents(parts: Any) -> tuple[Content, ...]:
+    return tuple(_content(part) for part in parts)
+
+
+def _content(part: pb.Part) -> Content:
+    kind, name, metadata = part.media_type or None, part.filename or None, _plain(part.metadata)
+    match part.WhichOneof("content"):
+        case "raw":
+            blob = base64.b64encode(part.raw).decode("ascii")
+            return Resource(Embedded(uri="", mimeType=kind, blob=blob), name, metadata)
+        case "url":
+            return ResourceLink(uri=part.url, name=name or "", mimeType=kind, metadata=metadata)
+        case "data":
+            return Json(_whole(json_format.MessageToDict(part.data)), kind, name, metadata)
+        case _:
+            return Text(part.text, kind, name, metadata)
+
+
+def _part(content: Content) -> pb.Part:
+    match content:
+        case Text(text, kind, name, metadata):
+            return pb.Part(text=text, media_type=kind or "", filename=name or "", metadata=_struct(metadata))
+        case Json(value, kind, name, metadata):
+            made = json_format.ParseDict(value, struct_pb2.Value())
+            return pb.Part(data=made, media_type=kind or "", filename=name or "", metadata=_struct(metadata))
+        case ResourceLink(uri=uri, name=name, mimeType=kind, metadata=metadata):
+            return pb.Part(url=uri, media_type=kind or "", filename=name, metadata=_struct(metadata))
+        case Image(data, kind) | Audio(data, kind):
+            return pb.Part(raw=base64.b64decode(data), media_type=kind)
+        case Resource(inner, name, metadata):
+            given = pb.Part(media_type=inner.mimeType or "", filename=name or "", metadata=_struct(metadata))
+            if inner.blob is not None:
+                given.raw = base64.b64decode(inner.blob)
+            else:
+                given.text = inner.text or ""
+            return given
+
+
+def _struct(values: dict[str, Any] | None) -> struct_pb2.Struct | None:
+    if not values:
+        return None
+    made = struct_pb2.Struct()
+    with contextlib.suppress(ValueError):  # what protobuf has no form for is left out
+        made.update(values)
+    return made
+
+
+def _plain(struct: struct_pb2.Struct) -> dict[str, Any] | None:
+    """What the executor says, without the daemon's own keys: it may repeat what a client said."""
+    return without_reserved(_whole(json_format.MessageToDict(struct))) if struct.fields else None
+
+
+def _whole(value: Any) -> Any:
+    """Protobuf has only fractions: what was a whole number is one again."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {key: _whole(inner) for key, inner in value.items()}
+        case list():
+            return [_whole(inner) for inner in value]
+        case _:
+            return value

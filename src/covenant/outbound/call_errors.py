@@ -1,0 +1,189 @@
+"""What can come of a call that does not succeed. Each says one thing to whoever asked, and another to the operator.
+
+    Refusal
+    └── Invalid
+        └── AddressRefused   400   the URL may not be called: its spelling, its port, or where it leads
+    CovenantError
+    └── CallFailed                 it may be called, and the other side did not answer as it should
+
+`message` may be told to anybody: it says nothing that a stranger could not know already, so a name that leads inside
+and a name that leads nowhere read the same. `detail` is for the log and the operator: names, addresses, what to set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from covenant.model.errors import CovenantError, Invalid
+from covenant.wire.jsonrpc import RpcError, one_line, reason_in
+
+ALLOW_SETTING: Final = "outbound.allow"
+
+FailureCode = Literal["connect_failed", "connection_lost", "timed_out", "too_large", "bad_response", "bad_redirect"]
+
+
+class AddressRefused(Invalid):
+    """This URL may not be called. `transient` if that may change by itself, as when no name server answered."""
+
+    def __init__(self, message: str, *, detail: str | None = None, transient: bool = False) -> None:
+        super().__init__("address_refused", message)
+        self.detail = detail or message
+        self.transient = transient
+
+
+class CallFailed(CovenantError):
+    """The call was allowed and failed. `transient` if the same call may succeed later."""
+
+    def __init__(self, code: FailureCode, message: str, *, detail: str | None = None, transient: bool = True) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.detail = detail or message
+        self.transient = transient
+
+
+def not_callable(detail: str, *, transient: bool = False) -> AddressRefused:
+    """The one answer for every address, name and failed look-up: telling them apart would map the inside network."""
+    return AddressRefused(
+        f"this address may not be called; if it should be, the operator can add it to the setting {ALLOW_SETTING}",
+        detail=detail,
+        transient=transient,
+    )
+
+
+def too_large(bytes_max: int) -> CallFailed:
+    return CallFailed("too_large", f"the answer has more than {bytes_max} bytes", transient=False)
+
+
+RefusalCode = Literal[
+    "unknown_task",
+    "other_dialect",
+    "unsupported",
+    "unauthenticated",
+    "forbidden",
+    "not_found",
+    "over_limit",
+    "unavailable",
+    "bad_answer",
+    "refused",
+]
+
+PASSING: Final = frozenset({"over_limit", "unavailable"})
+"""Refusals that may be different in a while."""
+
+
+class RemoteError(CovenantError):
+    code: str = "remote_error"
+
+    def __init__(self, message: str, *, task_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.task_id = task_id
+
+
+class NoCard(RemoteError):
+    code = "no_card"
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        """What the last place that was looked at answered, if it answered."""
+
+
+class RemoteRefused(RemoteError):
+    def __init__(
+        self,
+        code: RefusalCode,
+        message: str,
+        *,
+        task_id: str | None = None,
+        status: int | None = None,
+        rpc_code: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, task_id=task_id)
+        self.code = code
+        self.status = status
+        self.rpc_code = rpc_code
+        self.retry_after_s = retry_after_s
+
+
+class OutcomeUnknown(RemoteError):
+    code = "outcome_unknown"
+
+
+class RemoteTimedOut(RemoteError):
+    code = "timed_out"
+
+
+RETRY_AFTER_S_MAX: Final = 3_600.0
+
+# -32009 is what 1.0 says of a version that it does not speak, -32007 what some say; -32601 names an unknown method.
+_BY_RPC: Final[dict[int, RefusalCode]] = {
+    -32001: "unknown_task",
+    -32004: "unsupported",
+    -32007: "other_dialect",
+    -32009: "other_dialect",
+    -32601: "other_dialect",
+}
+_BY_REASON: Final[dict[str, RefusalCode]] = {
+    "TASK_NOT_FOUND": "unknown_task",
+    "UNSUPPORTED_OPERATION": "unsupported",
+    "VERSION_NOT_SUPPORTED": "other_dialect",
+    "METHOD_NOT_FOUND": "other_dialect",
+    "UNAUTHENTICATED": "unauthenticated",
+    "PERMISSION_DENIED": "forbidden",
+    "RESOURCE_EXHAUSTED": "over_limit",
+    "UNAVAILABLE": "unavailable",
+}
+_BY_STATUS: Final[dict[int, RefusalCode]] = {
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "other_dialect",
+    429: "over_limit",
+    501: "other_dialect",
+}
+
+
+def refused_by_rpc(error: RpcError) -> RemoteRefused:
+    code = _BY_RPC.get(error.code) or _BY_REASON.get(error.reason or "", "refused")
+    said = f"the remote refused: {error.message}" if error.message else "the remote refused"
+    return RemoteRefused(code, f"{said} (JSON-RPC {error.code})", rpc_code=error.code)
+
+
+def refused_by_status(status: int, headers: Mapping[str, str], body: bytes) -> RemoteRefused:
+    """`google.rpc.Status`, or any JSON that has a message, or the status alone."""
+    error = _error_in(body)
+    code = _BY_REASON.get(reason_in(error.get("details")) or "") or _BY_STATUS.get(status)
+    said = one_line(error.get("message"))
+    return RemoteRefused(
+        code or ("unavailable" if status >= 500 else "refused"),
+        f"the remote refused: {said} (HTTP {status})" if said else f"the remote answered HTTP {status}",
+        status=status,
+        retry_after_s=retry_after(headers),
+    )
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """In seconds; a date is not read."""
+    said = headers.get("retry-after", "").strip()
+    if not (said.isascii() and said.isdigit() and len(said) <= 9):
+        return None
+    return min(float(said), RETRY_AFTER_S_MAX)
+
+
+def _error_in(body: bytes) -> Mapping[str, Any]:
+    try:
+        read = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    if not isinstance(read, dict):
+        return {}
+    error = read.get("error")
+    if isinstance(error, str):
+        return {"message": error}
+    return error if isinstance(error, dict) else read

@@ -1,0 +1,152 @@
+"""Connecting: an httpx2 transport whose every socket goes to an address that the guard has just judged.
+
+The guard sits in the connection pool's own way to connect, so there is no path around it: whatever host a request
+names, that host is vetted and the connection made to an address from that answer, without a second look-up. TLS goes on
+knowing the other side by the host's name.
+
+No connection is used twice. So each call is judged anew, and nothing that one answer left behind can be taken for the
+next one's: whoever shares a host with us could otherwise answer what they were never asked.
+
+Nothing is taken from the environment: no proxy, no credentials. Importing this module imports httpx2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from importlib import import_module
+
+import httpcore2
+import httpx2
+
+from covenant.outbound.call_errors import CallFailed, too_large
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.urls import InvalidUrl, read_authority
+
+SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
+
+
+def load() -> None:
+    """Import what the first connection would import on the loop."""
+    import_module("anyio._backends._asyncio")
+
+
+class GuardedBackend(httpcore2.AsyncNetworkBackend):
+    def __init__(self, guard: AddressGuard) -> None:
+        self._guard = guard
+        self._sockets = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  (httpcore2's signature)
+        local_address: str | None = None,
+        socket_options: Iterable[SocketOption] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        """Tries the host's addresses in turn, within one `timeout` for the look-up and all of them."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (timeout or 0.0)
+        try:
+            named, _ = read_authority(f"[{host}]" if ":" in host else host)
+        except InvalidUrl as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        addresses = await self._guard.vet(named, port)
+        failed: Exception = httpcore2.ConnectError("no address")
+        for tried, address in enumerate(addresses):
+            # A dead address may use up its share of the time, not that of those after it.
+            share = None if timeout is None else max(0.001, (until - loop.time()) / (len(addresses) - tried))
+            try:
+                return await self._sockets.connect_tcp(
+                    str(address), port, timeout=share, local_address=local_address, socket_options=socket_options
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failed = error
+        raise failed
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """Sends one request and follows nothing. Raises AddressRefused and CallFailed.
+
+    A request's extension `wire_bytes_max` bounds the body of its answer, before decompression.
+    """
+
+    def __init__(
+        self,
+        guard: AddressGuard,
+        *,
+        connections_max: int,
+        ssl_context: ssl.SSLContext,
+    ) -> None:
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=ssl_context,
+            max_connections=connections_max,
+            max_keepalive_connections=0,
+            network_backend=GuardedBackend(guard),
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        assert isinstance(request.stream, httpx2.AsyncByteStream)
+        url = request.url
+        with _failures_named():
+            response = await self._pool.handle_async_request(
+                httpcore2.Request(
+                    method=request.method,
+                    url=httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+                    headers=request.headers.raw,
+                    content=request.stream,
+                    extensions=request.extensions,
+                )
+            )
+        return httpx2.Response(
+            status_code=response.status,
+            headers=response.headers,
+            stream=_Body(response, request.extensions.get("wire_bytes_max")),
+            extensions=response.extensions,
+            request=request,
+        )
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+
+class _Body(httpx2.AsyncByteStream):
+    """The bytes as they come over the wire, counted: a compressed body can go on for ever and amount to nothing."""
+
+    def __init__(self, response: httpcore2.Response, bytes_max: int | None) -> None:
+        self._response = response
+        self._bytes_max = bytes_max
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        seen = 0
+        with _failures_named():
+            async with aclosing(self._response.aiter_stream()) as pieces:
+                async for piece in pieces:
+                    seen += len(piece)
+                    if self._bytes_max is not None and seen > self._bytes_max:
+                        raise too_large(self._bytes_max)
+                    yield piece
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """The library's exceptions in our words. What they say may name an address inside, so it is for the operator."""
+    try:
+        yield
+    except httpcore2.TimeoutException as error:
+        raise CallFailed("timed_out", "no answer in time", detail=_words(error)) from error
+    except httpcore2.ConnectError as error:
+        raise CallFailed("connect_failed", "no connection could be made", detail=_words(error)) from error
+    except httpcore2.NetworkError as error:
+        raise CallFailed("connection_lost", "the connection broke", detail=_words(error)) from error
+    except httpcore2.RemoteProtocolError as error:
+        raise CallFailed("bad_response", "what came back is not an HTTP response", detail=_words(error)) from error
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -1,0 +1,313 @@
+"""Calling a URL, within limits: the only way by which Covenant calls anybody.
+
+Promises: each request, and each redirect that is followed, goes where the address guard lets it; what the other side
+sends is bounded in size, on the wire and after decompression, while it arrives; every phase has a time limit, and a
+fetch one for all of them together; what one call was sent (cookies above all) is forgotten before the next.
+
+Redirects: GET and HEAD follow all of them, other methods only 307 and 308, which repeat the request; any other one is
+the answer. None leads from https to http. Another origin (scheme, host, port) is sent no body, and of the headers only
+those that are known to hold no secret.
+
+One `Fetcher` serves a daemon; those that it makes for places that somebody means share its limits, its resolver and
+the certificates that it trusts. httpx2 is imported, and these are read, in a thread, with the first call or by `open`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urljoin
+
+from covenant.model.errors import Invalid
+from covenant.outbound.call_errors import CallFailed, too_large
+from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.urls import Location, InvalidUrl, has_forbidden, read_url
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from covenant.outbound.guarded_transport import GuardedTransport
+
+MIB: Final = 1024 * 1024
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+REPEATING: Final = frozenset({307, 308})
+READING: Final = frozenset({"GET", "HEAD"})
+# A list of what may go along, since nobody can list the headers that hold somebody's secret.
+FORWARDED: Final = frozenset(
+    "accept accept-encoding accept-language a2a-extensions a2a-version connection traceparent user-agent".split()
+)
+COMPRESSED: Final = {"accept-encoding": "gzip, deflate"}
+PLAIN: Final = {"accept-encoding": "identity"}
+# What frames a request or belongs to its connection is ours to say.
+OURS: Final = frozenset(
+    """
+    accept-encoding connection content-length expect host keep-alive proxy-authorization proxy-connection te trailer
+    transfer-encoding upgrade
+    """.split()
+)
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchLimits:
+    body_bytes_max: int = 4 * MIB
+    total_ms: int = 30_000
+    """For all of a fetch, redirects included; for a stream, until its first byte may be read."""
+    connect_ms: int = 5_000
+    """For a place among the connections, and again for the look-up and the connection."""
+    idle_ms: int = 15_000
+    """For each pause of the other side."""
+    redirects_max: int = 3
+    connections_max: int = 1_000
+
+
+class TlsTrust:
+    """Whose certificates are believed: the system's authorities, unless a context says otherwise. Read once."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self._given = context
+        self._context: ssl.SSLContext | None = None
+        self._opening = asyncio.Lock()
+
+    async def context(self) -> ssl.SSLContext:
+        async with self._opening:
+            if self._context is None:
+                # Importing and reading certificates take a while, and others have the loop.
+                self._context = await asyncio.to_thread(self._open)
+            return self._context
+
+    def _open(self) -> ssl.SSLContext:
+        from covenant.outbound.guarded_transport import load  # noqa: PLC0415  (see the module's contract)
+
+        load()
+        return self._given or ssl.create_default_context()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """An answer, of whatever status. `headers` have lower-case names; `url` is where it came from in the end."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """An answer whose body is still arriving: to be read once, inside the `async with` that gave it."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: AsyncIterator[bytes]
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One request on its way, changed by the redirects that it follows."""
+
+    method: str
+    location: Location
+    headers: Mapping[str, str]
+    content: bytes = field(repr=False)
+
+
+class Fetcher:
+    """Raises, from each call: AddressRefused; Invalid for headers that cannot be sent; CallFailed."""
+
+    def __init__(
+        self,
+        guard: AddressGuard,
+        limits: FetchLimits,
+        *,
+        user_agent: str = "covenant",
+        trust: TlsTrust | None = None,
+    ) -> None:
+        self._guard = guard
+        self._limits = limits
+        self._user_agent = user_agent
+        self._trust = trust or TlsTrust()
+        self._transport: GuardedTransport | None = None
+
+    def meaning(self, *places: str) -> Fetcher:
+        """One that may call these places (`host:port`) at private addresses too: somebody named them."""
+        return Fetcher(self._guard.meaning(places), self._limits, user_agent=self._user_agent, trust=self._trust)
+
+    async def open(self) -> None:
+        """Make ready what the first call would have to wait for."""
+        await self._opened()
+
+    async def fetch(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes = b"",
+        total_ms: int | None = None,
+    ) -> Fetched:
+        """The whole answer, or none of it. `total_ms`: where the other side may think longer, also in one pause."""
+        bytes_max, idle_ms = self._limits.body_bytes_max, max(self._limits.idle_ms, total_ms or 0)
+        call = self._begin(method, url, headers or {}, COMPRESSED, content)
+        async with self._in_time(total_ms):
+            call, response = await self._follow(call, idle_ms=idle_ms, bytes_max=bytes_max)
+            async with aclosing(response):
+                body = b"".join([piece async for piece in _bounded(response, bytes_max)])
+        return Fetched(status=response.status_code, headers=_plain(response), body=body, url=call.location.url)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes = b"",
+        idle_ms: int | None = None,
+        bytes_max: int | None = None,
+    ) -> AsyncIterator[Streamed]:
+        """An answer as it comes, for as long as it comes, never compressed: each piece is there when it was sent.
+
+        Without `bytes_max` it is for the reader to bound what it keeps.
+        """
+        call = self._begin(method, url, headers or {}, PLAIN, content)
+        async with self._in_time():
+            call, response = await self._follow(call, idle_ms=idle_ms or self._limits.idle_ms, bytes_max=bytes_max)
+        async with aclosing(response):
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise CallFailed("bad_response", "a stream came compressed, unasked", transient=False)
+            async with aclosing(_bounded(response, bytes_max)) as pieces:
+                yield Streamed(
+                    status=response.status_code, headers=_plain(response), pieces=pieces, url=call.location.url
+                )
+
+    @property
+    def guard(self) -> AddressGuard:
+        """For calls that go by other means than HTTP."""
+        return self._guard
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            await self._transport.aclose()
+
+    def _begin(
+        self, method: str, url: str, headers: Mapping[str, str], encodings: Mapping[str, str], content: bytes
+    ) -> _Call:
+        _check_headers(headers)
+        given = {name.lower(): value for name, value in headers.items()}
+        sent = {"user-agent": self._user_agent, "accept": "*/*", **given, **encodings, "connection": "close"}
+        return _Call(method=method.upper(), location=self._guard.read(url), headers=sent, content=content)
+
+    @asynccontextmanager
+    async def _in_time(self, total_ms: int | None = None) -> AsyncIterator[None]:
+        total_s = (total_ms or self._limits.total_ms) / 1000
+        try:
+            async with asyncio.timeout(total_s):
+                yield
+        except TimeoutError as error:
+            raise CallFailed("timed_out", f"no answer within {total_s:g} s") from error
+
+    async def _follow(self, call: _Call, *, idle_ms: int, bytes_max: int | None) -> tuple[_Call, httpx2.Response]:
+        """Sends, and goes where it is sent to, until there is an answer. The caller closes the response."""
+        for _ in range(self._limits.redirects_max + 1):
+            response = await self._send(call, idle_ms=idle_ms, bytes_max=bytes_max)
+            place = _redirection(call, response)
+            if place is None:
+                return call, response
+            # What a redirect says besides its place interests nobody.
+            await response.aclose()
+            call = _redirected(call, place)
+            self._guard.read(call.location.url)
+        raise CallFailed("bad_redirect", "redirected too often", transient=False)
+
+    async def _send(self, call: _Call, *, idle_ms: int, bytes_max: int | None) -> httpx2.Response:
+        transport = await self._opened()
+        import httpx2  # noqa: PLC0415  (see the module's contract)
+
+        connect_s, idle_s = self._limits.connect_ms / 1000, idle_ms / 1000
+        return await transport.handle_async_request(
+            httpx2.Request(
+                call.method,
+                call.location.url,
+                headers=call.headers,
+                content=call.content or None,
+                extensions={
+                    "timeout": {"connect": connect_s, "pool": connect_s, "read": idle_s, "write": idle_s},
+                    "wire_bytes_max": bytes_max,
+                },
+            )
+        )
+
+    async def _opened(self) -> GuardedTransport:
+        if self._transport is None:
+            context = await self._trust.context()
+            from covenant.outbound.guarded_transport import GuardedTransport  # noqa: PLC0415  (loaded by now)
+
+            # Unless somebody was quicker while we waited: there is one for all.
+            if self._transport is None:
+                limit = self._limits.connections_max
+                self._transport = GuardedTransport(self._guard, connections_max=limit, ssl_context=context)
+        return self._transport
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise Invalid("bad_header", f"the header {name!r} has characters that a header cannot have")
+        if name.lower() in OURS:
+            raise Invalid("bad_header", f"the header {name!r} is not for the caller to set")
+
+
+def _redirection(call: _Call, response: httpx2.Response) -> str | None:
+    """Where this response sends the request instead, or None if it is the answer."""
+    follows = REDIRECTS if call.method in READING else REPEATING
+    place: str | None = response.headers.get("location")
+    return place if response.status_code in follows else None
+
+
+def _redirected(call: _Call, place: str) -> _Call:
+    try:
+        # Joining drops quietly what makes a URL unreadable, so that is looked for first.
+        if has_forbidden(place):
+            raise InvalidUrl("it has spaces, control characters or backslashes")
+        location = read_url(urljoin(call.location.url, place))
+    except ValueError as error:
+        raise CallFailed("bad_redirect", "redirected to what is no URL to call", transient=False) from error
+    if call.location.scheme == "https" and location.scheme == "http":
+        raise CallFailed("bad_redirect", "redirected from https to http", transient=False)
+    if location.origin == call.location.origin:
+        return replace(call, location=location)
+    if call.content:
+        raise CallFailed("bad_redirect", "redirected to another origin, where no body is sent", transient=False)
+    kept = {name: value for name, value in call.headers.items() if name in FORWARDED}
+    return replace(call, location=location, headers=kept)
+
+
+def _plain(response: httpx2.Response) -> Mapping[str, str]:
+    return dict(response.headers.items())
+
+
+async def _bounded(response: httpx2.Response, bytes_max: int | None) -> AsyncGenerator[bytes]:
+    """The body, decompressed. The library does that by the megabyte at most, so a bomb is met by its first one."""
+    import httpx2  # noqa: PLC0415  (loaded by now)
+
+    declared: str = response.headers.get("content-length", "")
+    if bytes_max is not None and declared.isdecimal() and int(declared) > bytes_max:
+        raise too_large(bytes_max)
+    seen = 0
+    try:
+        async with aclosing(response.aiter_bytes()) as pieces:
+            async for piece in pieces:
+                seen += len(piece)
+                if bytes_max is not None and seen > bytes_max:
+                    raise too_large(bytes_max)
+                yield piece
+    except httpx2.DecodingError as error:
+        raise CallFailed("bad_response", "the body is not compressed as its headers say", detail=str(error)) from error

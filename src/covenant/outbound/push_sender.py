@@ -1,0 +1,442 @@
+"""The outbox at work: every step that a push configuration is owed, one after the other, until it is taken or given up.
+
+Promises: at least once, in order for each configuration, never a step skipped. What was taken is written down in the
+ledger soon after, many cursors at a time; a crash in between repeats it. A configuration that fails sleeps, longer each
+time, and costs a place in a heap while it does; given up, it waits for the operator. None waits for another's host
+(see `turns`). Deleting or replacing one stops the delivery that is under way; those of a disabled tenant wait.
+
+`run` may be canceled and called again: it begins with what the ledger knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import heapq
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.contract import Ledger
+from covenant.ledger.machine.push_commands import MovePushes
+from covenant.model.errors import Invalid, Refusal
+from covenant.model.ids import TaskId
+from covenant.model.push import FAILURE_LENGTH_MAX, Push, PushMove, move_of
+from covenant.model.task import Task
+from covenant.model.task_event import Began, Ended, Step
+from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.http_fetcher import Fetched, Fetcher
+from covenant.outbound.fair_scheduler import FairScheduler
+from covenant.outbound.urls import InvalidUrl, read_url
+from covenant.seal.webhooks import WebhookSigner
+from covenant.wire.a2a import v1 as a2a_v1
+
+MEDIA_TYPE: Final = "application/a2a+json"
+GONE: Final = 410
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushFailure:
+    """`gone`: the receiver says that it will never take one again. `retry_after_ms`: it says when it may."""
+
+    reason: str
+    gone: bool = False
+    retry_after_ms: int = 0
+
+
+class WebhookClient:
+    def __init__(self, fetcher: Fetcher, signer: WebhookSigner, now_ms: Callable[[], int]) -> None:
+        self._fetcher = fetcher
+        self._signer = signer
+        self._now_ms = now_ms
+
+    async def deliver(self, push: Push, task: Task, step: Step, *, attempt: int) -> PushFailure | None:
+        """None when the receiver has taken it."""
+        body = a2a_v1.encode_step(task, step)
+        headers = self._headers(push, step, attempt, body)
+        try:
+            answer = await self._fetcher.fetch("POST", push.config.url, headers=headers, content=body)
+        except AddressRefused as refused:
+            return _push_failure(refused.detail)
+        except CallFailed as failed:
+            return _push_failure(failed.detail)
+        except Invalid as wrong:
+            return _push_failure(wrong.message)
+        if 200 <= answer.status < 300:
+            return None
+        return PushFailure(
+            reason=f"HTTP {answer.status}",
+            gone=answer.status == GONE,
+            retry_after_ms=_retry_after_ms(answer, self._now_ms()),
+        )
+
+    def _headers(self, push: Push, step: Step, attempt: int, body: bytes) -> Mapping[str, str]:
+        delivery_id, timestamp_s = f"{push.key}-{step.generation}", self._now_ms() // 1000
+        headers = {
+            "content-type": MEDIA_TYPE,
+            "a2a-version": "1.0",
+            "webhook-id": delivery_id,
+            "webhook-timestamp": str(timestamp_s),
+            "webhook-signature": self._signer.sign(delivery_id, timestamp_s, body),
+            "covenant-key-id": self._signer.key_id,
+            "covenant-task-id": push.task_id,
+            "covenant-generation": str(step.generation),
+            "covenant-push-id": push.id,
+            "covenant-attempt": str(attempt),
+        }
+        return headers | secrets_of(push)
+
+
+def secrets_of(push: Push) -> dict[str, str]:
+    """The headers by which the receiver knows that it is us, as the owner gave them."""
+    config, headers = push.config, {}
+    if config.token is not None:
+        headers["x-a2a-notification-token"] = config.token
+    known = config.authentication
+    if known is not None and known.credentials is not None:
+        credentials = known.credentials
+        if known.scheme.lower() == "basic" and ":" in credentials:
+            # Base64 has no colon: this is a name and a password, as they are.
+            credentials = base64.b64encode(credentials.encode()).decode()
+        headers["authorization"] = f"{known.scheme} {credentials}"
+    return headers
+
+
+def _push_failure(reason: str) -> PushFailure:
+    return PushFailure(reason=reason[:FAILURE_LENGTH_MAX])
+
+
+def _retry_after_ms(answer: Fetched, now_ms: int) -> int:
+    """Seconds, or a date. What is neither is not there."""
+    said = answer.headers.get("retry-after", "").strip()
+    if said.isdecimal() and said.isascii():
+        return int(said[:9]) * 1000
+    try:
+        return max(0, int(parsedate_to_datetime(said).timestamp() * 1000) - now_ms)
+    except (ValueError, OverflowError):
+        return 0
+
+
+log = logging.getLogger(__name__)
+
+STEPS_AT_ONCE: Final = 8
+"""Read from history together: what one delivery under way can hold in memory."""
+BURST_MAX: Final = 32
+"""Deliveries of one configuration before another at its host may go."""
+MOVES_MAX: Final = 500
+PAUSE_FACTOR: Final = 3
+JITTER: Final = 0.2
+LOOK_AGAIN_MS: Final = 60_000
+"""No sleep is longer than this without a look at the clock, which may have been set."""
+HELD_MS: Final = 60_000
+"""How soon a tenant that was disabled and enabled again hears what it missed."""
+HICCUP_MS: Final = 1_000
+"""When we could not read what is owed: not the receiver's fault, and not counted."""
+LEAVE_S: Final = 2.0
+"""How long a stop waits for deliveries under way."""
+
+Key = tuple[TaskId, str]
+
+replace = msgspec.structs.replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushLimits:
+    attempts_max: int = 8
+    pause_ms: int = 3_000
+    """After the first failure; three times as long after each that follows: eight tries take about an hour."""
+    pause_ms_max: int = 3_600_000
+    """Also for what a receiver asks for."""
+    at_once_max: int = 32
+    at_once_per_host_max: int = 4
+
+
+@dataclass(slots=True)
+class _Errand:
+    """A delivery with a place. `again`: there may be more than it has read."""
+
+    push: Push
+    tenant: str
+    host: str
+    task: asyncio.Task[None] | None = None
+    again: bool = False
+
+
+class PushSender:
+    """`tally` is told what came of each attempt: delivered, failed or dead. `chance` is a number from 0 to 1."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        webhooks: WebhookClient,
+        limits: PushLimits,
+        *,
+        chance: Callable[[], float],
+        tally: Callable[[str], None] = lambda _: None,
+        held_ms: int = HELD_MS,
+    ) -> None:
+        self._ledger = ledger
+        self._webhooks = webhooks
+        self._limits = limits
+        self._chance = chance
+        self._tally = tally
+        self._held_ms = held_ms
+        self.saved = asyncio.Event()
+        """Set each time that cursors were written down, for whoever waits for that."""
+        self._begin()
+
+    def _begin(self) -> None:
+        limits = self._limits
+        # Half of the places are always somebody else's.
+        per_tenant = max(1, limits.at_once_max // 2)
+        self._turns: FairScheduler[_Errand] = FairScheduler(
+            at_once=limits.at_once_max, per_tenant=per_tenant, per_host=limits.at_once_per_host_max
+        )
+        self._errands: dict[Key, _Errand] = {}
+        """Waiting for a turn, or under way."""
+        self._sleeping: dict[Key, int] = {}
+        self._alarms: list[tuple[int, Key]] = []
+        self._ahead: dict[Key, PushMove] = {}
+        """What the ledger does not know yet."""
+        self._unsaved: dict[Key, PushMove] = {}
+        self._changed = asyncio.Event()
+        self._moved = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until canceled. If cursors cannot be kept any more, nothing is delivered: it would all be repeated."""
+        self._begin()
+        self._ledger.on_push(self._news)
+        for push in await self._ledger.outbox():
+            self._consider(push)
+        saving = asyncio.create_task(self._save_always())
+        saving.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._direct(saving)
+        finally:
+            await self._leave(saving)
+
+    async def _direct(self, saving: asyncio.Task[None]) -> None:
+        while not saving.done():
+            self._changed.clear()
+            self._wake()
+            while (errand := self._turns.next()) is not None:
+                errand.task = asyncio.create_task(self._go(errand))
+            await self._pause()
+        error = saving.exception()
+        assert isinstance(error, Refusal), error
+        log.error("push.stopped", extra={"code": error.code, "reason": error.message})
+        for errand in tuple(self._errands.values()):
+            if errand.task is not None:
+                errand.task.cancel()
+        await asyncio.Event().wait()
+
+    async def _pause(self) -> None:
+        """Until something changes, or somebody's sleep is over."""
+        wait_ms = LOOK_AGAIN_MS
+        if self._alarms:
+            wait_ms = min(wait_ms, max(0, self._alarms[0][0] - self._ledger.clock.monotonic_ms()))
+        timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+
+    async def _leave(self, saving: asyncio.Task[None]) -> None:
+        """Let deliveries under way end, for a moment, and keep what they came to."""
+        self._ledger.on_push(lambda _: None)
+        under_way = [errand.task for errand in self._errands.values() if errand.task is not None]
+        if under_way:
+            await asyncio.wait(under_way, timeout=LEAVE_S)
+        for task in (*under_way, saving):
+            task.cancel()
+        await asyncio.gather(*under_way, saving, return_exceptions=True)
+        try:
+            await self._save()
+        except Refusal as refusal:
+            log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._ahead)})
+
+    # What there is to do.
+
+    def _news(self, task_id: TaskId) -> None:
+        """Something durable happened to a task with configurations, or to one of them."""
+        known = {push.id: push for push in self._ledger.pushes(task_id)}
+        for push in known.values():
+            self._consider(push)
+        for (of_task, push_id), errand in tuple(self._errands.items()):
+            if of_task == task_id and errand.task is not None and not _same(errand.push, known.get(push_id)):
+                errand.task.cancel()
+
+    def _consider(self, push: Push, *, rested: bool = False) -> None:
+        """`rested`: its sleep is over, whatever the wall clock says."""
+        key = (push.task_id, push.id)
+        errand = self._errands.get(key)
+        if errand is not None:
+            errand.again = True
+            return
+        if push.dead_at_ms is not None:
+            return
+        move = self._standing(push)
+        if move.dead:
+            return
+        now_ms = self._ledger.now_ms()
+        if move.next_ms > now_ms and not rested:
+            if key not in self._sleeping:
+                # A clock that was set back must not make it sleep for longer than any pause is.
+                self._sleep(key, min(move.next_ms - now_ms, self._limits.pause_ms_max))
+            return
+        tenant, host = push.recipient.display.rpartition("@")[2], _host(push)
+        if self._disabled(tenant):
+            if key not in self._sleeping:
+                self._sleep(key, self._held_ms)
+            return
+        self._sleeping.pop(key, None)
+        self._errands[key] = errand = _Errand(push, tenant, host)
+        self._turns.wait(tenant, host, errand)
+        self._changed.set()
+
+    def _sleep(self, key: Key, pause_ms: int) -> None:
+        until_ms = self._ledger.clock.monotonic_ms() + pause_ms
+        if self._sleeping.get(key) != until_ms:
+            self._sleeping[key] = until_ms
+            heapq.heappush(self._alarms, (until_ms, key))
+            self._changed.set()
+
+    def _wake(self) -> None:
+        now_ms = self._ledger.clock.monotonic_ms()
+        while self._alarms and self._alarms[0][0] <= now_ms:
+            until_ms, key = heapq.heappop(self._alarms)
+            if self._sleeping.get(key) == until_ms:
+                del self._sleeping[key]
+                push = self._find(key)
+                if push is not None:
+                    self._consider(push, rested=True)
+
+    def _disabled(self, tenant: str) -> bool:
+        known = self._ledger.tenant(tenant)
+        return known is not None and known.disabled_at_ms is not None
+
+    def _find(self, key: Key) -> Push | None:
+        return next((push for push in self._ledger.pushes(key[0]) if push.id == key[1]), None)
+
+    def _standing(self, push: Push) -> PushMove:
+        """How far it has come, as we know it."""
+        ahead = self._ahead.get((push.task_id, push.id))
+        if ahead is not None and (ahead.key, ahead.revision) == (push.key, push.revision):
+            return ahead
+        return move_of(push)
+
+    # Doing it.
+
+    async def _go(self, errand: _Errand) -> None:
+        key = (errand.push.task_id, errand.push.id)
+        try:
+            push = self._find(key)
+            if push is not None and push.dead_at_ms is None:
+                errand.push = push
+                await self._deliver(errand)
+        except Refusal as refusal:
+            log.warning("push.unread", extra={"task_id": key[0], "code": refusal.code})
+            self._sleep(key, HICCUP_MS)
+        except Exception:
+            log.exception("push.fault", extra={"task_id": key[0], "push_id": key[1]})
+            failed = PushFailure(reason="internal error; the daemon's log has the trace")
+            self._fail(errand.push, self._standing(self._find(key) or errand.push), failed)
+        finally:
+            del self._errands[key]
+            self._turns.done(errand.tenant, errand.host)
+            self._changed.set()
+            push = self._find(key)
+            if push is not None and (not _same(errand.push, push) or (errand.again and key not in self._sleeping)):
+                self._consider(push)
+
+    async def _deliver(self, errand: _Errand) -> None:
+        push, count = errand.push, 0
+        standing, task = self._standing(push), None
+        while count < BURST_MAX and not (standing.dead or self._disabled(errand.tenant)):
+            errand.again = False
+            # What is read here is durable, and so is the configuration that was found before.
+            steps = await self._ledger.steps(push.task_id, standing.delivered, STEPS_AT_ONCE)
+            if not steps:
+                return
+            task = task or await self._task(push, steps[0])
+            for step in steps:
+                failed = await self._webhooks.deliver(push, task, step, attempt=standing.attempts + 1)
+                if failed is not None:
+                    self._fail(push, standing, failed)
+                    return
+                standing = replace(standing, delivered=step.generation, attempts=0, next_ms=0, failure=None)
+                self._keep(standing)
+                self._tally("delivered")
+                count += 1
+            if isinstance(steps[-1].what, Ended):
+                return
+        errand.again = True
+
+    async def _task(self, push: Push, first: Step) -> Task:
+        if not isinstance(first.what, Began):
+            (first,) = await self._ledger.steps(push.task_id, 0, 1)
+        assert isinstance(first.what, Began)
+        return first.what.task
+
+    def _fail(self, push: Push, standing: PushMove, failed: PushFailure) -> None:
+        limits = self._limits
+        attempts = standing.attempts + 1
+        dead = failed.gone or attempts >= limits.attempts_max
+        pause_ms = limits.pause_ms * PAUSE_FACTOR ** (attempts - 1)
+        pause_ms = int(pause_ms * (1 + JITTER * (2 * self._chance() - 1)))
+        pause_ms = min(max(pause_ms, failed.retry_after_ms), limits.pause_ms_max)
+        next_ms = self._ledger.now_ms() + pause_ms
+        move = replace(standing, attempts=attempts, failure=failed.reason, dead=dead, next_ms=0 if dead else next_ms)
+        self._keep(move)
+        self._tally("dead" if dead else "failed")
+        words = {"task_id": push.task_id, "push_id": push.id, "host": _host(push), "attempts": attempts}
+        words |= {"generation": standing.delivered + 1, "reason": failed.reason}
+        if dead:
+            log.warning("push.dead", extra={**words, "look": "covenant a2a push list"})
+        else:
+            log.info("push.failed", extra={**words, "again_in_ms": pause_ms})
+            self._sleep((push.task_id, push.id), pause_ms)
+
+    # Keeping what came of it.
+
+    def _keep(self, move: PushMove) -> None:
+        key = (move.task_id, move.id)
+        self._ahead[key] = self._unsaved[key] = move
+        self._moved.set()
+
+    async def _save_always(self) -> None:
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            await self._save()
+
+    async def _save(self) -> None:
+        """One record for many; meanwhile the next ones gather."""
+        while self._unsaved:
+            moves = {key: self._unsaved.pop(key) for key in tuple(islice(self._unsaved, MOVES_MAX))}
+            try:
+                await self._ledger.commit(MovePushes(moves=tuple(moves.values())))
+            except BaseException:
+                self._unsaved = moves | self._unsaved
+                raise
+            for key, move in moves.items():
+                if self._ahead.get(key) is move:
+                    del self._ahead[key]
+            self.saved.set()
+
+
+def _same(ours: Push, now: Push | None) -> bool:
+    return now is not None and (ours.key, ours.revision) == (now.key, now.revision)
+
+
+def _host(push: Push) -> str:
+    """Whom we would call: all of a webhook's address that is nobody's secret."""
+    try:
+        return read_url(push.config.url).authority
+    except InvalidUrl:
+        return ""

@@ -1,0 +1,224 @@
+"""A line: one way to a remote agent, and the five things that are asked over it.
+
+Requests are written in the way's dialect and binding, answers read, and whatever the other side refuses becomes one
+`RemoteRefused`, by JSON-RPC code or by HTTP status. Nothing here repeats anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, Protocol
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from covenant.model.a2a_requests import SendMessage
+from covenant.model.agent_card import HTTP_JSON
+from covenant.model.errors import Invalid
+from covenant.model.task_view import RemoteEvent, RemoteTask
+from covenant.model.agent_card import RemoteCard, RemoteInterface
+from covenant.outbound.remote.remote_registry import Credentials
+from covenant.outbound.call_errors import CallFailed
+from covenant.outbound.http_fetcher import Fetcher, Streamed
+from covenant.outbound.call_errors import refused_by_rpc, refused_by_status
+from covenant.outbound.call_errors import RemoteRefused
+from covenant.wire import jsonrpc as jsonrpc_calls
+from covenant.wire.a2a.v03 import calls as v03
+from covenant.wire.a2a.v1 import calls as v1
+from covenant.wire.sse import EventReader, EventTooLarge
+
+EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
+STREAM_BYTES_MAX: Final = 64 * 1024 * 1024
+"""All that one stream may say."""
+ERROR_BYTES_MAX: Final = 64 * 1024
+IDLE_MS: Final = 60_000
+"""A stream that has said nothing for so long is taken for broken, and resumed."""
+
+_WIRES: Final[dict[str, ModuleType]] = {"1.0": v1, "0.3": v03}
+Numbered = tuple[str | None, RemoteEvent]
+"""What was heard, and the number that its stream stands at."""
+
+
+class A2ATransport(Protocol):
+    way: RemoteInterface
+
+    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent: ...
+    def stream(
+        self, ask: SendMessage, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]: ...
+    async def get(self, task_id: str) -> RemoteTask: ...
+    async def cancel(self, task_id: str) -> RemoteTask: ...
+    def subscribe(self, task_id: str, after: str | None) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    url: str
+    body: bytes = b""
+
+
+class HttpTransport:
+    """JSON-RPC in either dialect, or HTTP+JSON."""
+
+    def __init__(self, way: RemoteInterface, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None) -> None:
+        self.way = way
+        self._fetcher = fetcher
+        self._credentials = credentials
+        self._card = card
+        self._wire: Any = _WIRES[way.version]
+        self._rest = way.binding == HTTP_JSON
+
+    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
+        request = self._request(self._wire.SEND, self._wire.encode_send(ask, self.way.tenant))
+        return self._hear(await self._ask(request, headers, within_ms))
+
+    @asynccontextmanager
+    async def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
+        request = self._request(self._wire.STREAM, self._wire.encode_send(ask, self.way.tenant))
+        async with self._pour(request, headers) as frames:
+            yield frames
+
+    async def get(self, task_id: str) -> RemoteTask:
+        return self._hear_task(await self._ask(self._named(self._wire.GET, task_id), {}))
+
+    async def cancel(self, task_id: str) -> RemoteTask:
+        return self._hear_task(await self._ask(self._named(self._wire.CANCEL, task_id), {}))
+
+    @asynccontextmanager
+    async def subscribe(self, task_id: str, after: str | None) -> AsyncIterator[AsyncIterator[Numbered]]:
+        headers = {"last-event-id": after} if after is not None else {}
+        async with self._pour(self._named(self._wire.SUBSCRIBE, task_id), headers) as frames:
+            yield frames
+
+    def _named(self, operation: str, task_id: str) -> _Request:
+        if not self._rest:
+            return self._request(operation, self._wire.encode_named(task_id, self.way.tenant))
+        task = f"tasks/{quote(task_id, safe='')}"
+        match operation:
+            case v1.GET:
+                return _Request("GET", self._place(task))
+            case v1.CANCEL:
+                return _Request("POST", self._place(f"{task}:cancel"), b"{}")
+            case _:
+                return _Request("GET", self._place(f"{task}:subscribe"))
+
+    def _request(self, operation: str, params: bytes) -> _Request:
+        if not self._rest:
+            return _Request("POST", self.way.url, jsonrpc_calls.encode_request(1, operation, params))
+        return _Request("POST", self._place("message:send" if operation == v1.SEND else "message:stream"), params)
+
+    def _place(self, path: str) -> str:
+        scheme, host, before, query, _ = urlsplit(self.way.url)
+        tenant = f"{quote(self.way.tenant, safe='')}/" if self.way.tenant else ""
+        return urlunsplit((scheme, host, f"{before.rstrip('/')}/{tenant}{path}", query, ""))
+
+    def _headers(self, more: Mapping[str, str], accept: str) -> dict[str, str]:
+        version = {"a2a-version": self._wire.VERSION} if self._wire.VERSION is not None else {}
+        own = self._credentials.headers(self.way.url, self._card)
+        return {"content-type": "application/json", "accept": accept, **version, **more, **own}
+
+    async def _ask(self, request: _Request, more: Mapping[str, str], within_ms: int | None = None) -> bytes:
+        answer = await self._fetcher.fetch(
+            request.method,
+            request.url,
+            headers=self._headers(more, "application/json"),
+            content=request.body,
+            total_ms=within_ms,
+        )
+        return self._result(answer.status, answer.headers, answer.body)
+
+    @asynccontextmanager
+    async def _pour(self, request: _Request, more: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
+        async with self._fetcher.stream(
+            request.method,
+            request.url,
+            headers=self._headers(more, "text/event-stream, application/json"),
+            content=request.body,
+            idle_ms=IDLE_MS,
+            bytes_max=STREAM_BYTES_MAX,
+        ) as answer:
+            if answer.status == 200 and answer.headers.get("content-type", "").startswith("text/event-stream"):
+                yield self._frames(answer)
+            else:
+                bytes_max = EVENT_BYTES_MAX if answer.status == 200 else ERROR_BYTES_MAX
+                body = await _whole(answer, bytes_max)
+                heard = self._hear(self._result(answer.status, answer.headers, body))
+                yield _alone(heard)
+
+    async def _frames(self, answer: Streamed) -> AsyncIterator[Numbered]:
+        reader = EventReader(EVENT_BYTES_MAX)
+        try:
+            async for piece in answer.pieces:
+                for event in reader.feed(piece):
+                    yield event.id, self._hear(self._result(200, answer.headers, event.data))
+        except EventTooLarge as error:
+            raise CallFailed("too_large", str(error), transient=False) from error
+
+    def _result(self, status: int, headers: Mapping[str, str], body: bytes) -> bytes:
+        if not self._rest:
+            return self._rpc_result(status, headers, body)
+        # A stream's last frame may be an error, on a response that began well.
+        if not 200 <= status < 300 or body.startswith(b'{"error"'):
+            raise self._told(refused_by_status(status, headers, body))
+        return body
+
+    def _rpc_result(self, status: int, headers: Mapping[str, str], body: bytes) -> bytes:
+        fine = 200 <= status < 300
+        try:
+            result = jsonrpc_calls.decode_result(body)
+        except jsonrpc_calls.RpcError as error:
+            # A status that says whose turn it is says more than the code beside it.
+            if status in (401, 403, 429, 503):
+                raise self._told(refused_by_status(status, headers, body)) from error
+            raise refused_by_rpc(error) from error
+        except jsonrpc_calls.BadResponse as error:
+            if fine:
+                raise _unreadable(str(error), status) from error
+            raise self._told(refused_by_status(status, headers, body)) from error
+        if not fine:
+            raise self._told(refused_by_status(status, headers, body))
+        return result
+
+    def _told(self, refusal: RemoteRefused) -> RemoteRefused:
+        """With the reason, where it is that the credential was kept back."""
+        if refusal.code not in ("unauthenticated", "forbidden") or not self._credentials.given:
+            return refusal
+        if self._credentials.covers(self.way.url):
+            return refusal
+        hint = f"the card leads to {self.way.url}, another origin, to which the credential is not sent"
+        return RemoteRefused(
+            "unauthenticated", f"{refusal.message}; {hint}", status=refusal.status, rpc_code=refusal.rpc_code
+        )
+
+    def _hear(self, data: bytes) -> RemoteEvent:
+        try:
+            heard: RemoteEvent = self._wire.hear(data)
+        except (Invalid, jsonrpc_calls.BadResponse) as error:
+            raise _unreadable(str(error)) from error
+        return heard
+
+    def _hear_task(self, data: bytes) -> RemoteTask:
+        try:
+            heard: RemoteTask = self._wire.hear_task(data)
+        except (Invalid, jsonrpc_calls.BadResponse) as error:
+            raise _unreadable(str(error)) from error
+        return heard
+
+
+def _unreadable(why: str, status: int | None = None) -> RemoteRefused:
+    return RemoteRefused("bad_answer", f"the answer cannot be read: {why}", status=status)
+
+
+async def _whole(answer: Streamed, bytes_max: int) -> bytes:
+    body = b""
+    async for piece in answer.pieces:
+        body += piece
+        if len(body) > bytes_max:
+            raise CallFailed("too_large", f"the answer has more than {bytes_max} bytes", transient=False)
+    return body
+
+
+async def _alone(heard: RemoteEvent) -> AsyncIterator[Numbered]:
+    yield None, heard

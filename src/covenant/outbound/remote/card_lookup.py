@@ -1,0 +1,253 @@
+"""Finding an agent's card from what a caller knows of it: the card's own address, the agent's, or its host's.
+
+| what was given           | where is looked, until there is a card                                              |
+|--------------------------|-------------------------------------------------------------------------------------|
+| `https://h/x/card.json`  | there                                                                               |
+| `https://h`, `https://h/`| `/.well-known/agent-card.json`, `/agent-card.json`                                  |
+| `https://h/a/agent`      | `/a/agent/agent-card.json`, `/a/agent/.well-known/agent-card.json`, and the host's  |
+|                          | `/.well-known/agent-card.json`, if that names the address given                     |
+
+The last condition is there because a host may have many agents: the card of another one is not the card of this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urljoin
+
+import msgspec
+
+from covenant.model.agent_card import GRPC, HTTP_JSON, JSONRPC, RemoteCard, RemoteInterface
+from covenant.model.errors import CovenantError
+from covenant.outbound.call_errors import NoCard, RefusalCode, RemoteRefused
+from covenant.outbound.http_fetcher import Fetched, Fetcher
+from covenant.outbound.remote.remote_registry import Credentials
+from covenant.outbound.urls import InvalidUrl, Location, read_url
+from covenant.wire.a2a.card_codec import BadCard, read_card, v1_fields
+
+WELL_KNOWN: Final = "/.well-known/agent-card.json"
+BESIDE: Final = "/agent-card.json"
+ABSENT: Final = frozenset({400, 404, 405, 410, 501})
+"""Answers that mean: not here."""
+_ASKING: Final = {"accept": "application/json", "a2a-version": "1.0"}
+
+
+def card_urls(url: str) -> tuple[str, ...]:
+    """Where the card may be, the likeliest first."""
+    location = _read(url)
+    path = location.target.partition("?")[0]
+    root = f"{location.scheme}://{location.authority}"
+    if path.endswith(".json"):
+        return (location.url,)
+    if path in ("", "/"):
+        return (f"{root}{WELL_KNOWN}", f"{root}{BESIDE}")
+    agent = f"{root}{path.rstrip('/')}"
+    return (f"{agent}{BESIDE}", f"{agent}{WELL_KNOWN}", f"{root}{WELL_KNOWN}")
+
+
+async def find_card(fetcher: Fetcher, url: str, credentials: Credentials) -> RemoteCard:
+    """Raises NoCard, RemoteRefused if it may not be seen, BadCard, AddressRefused and CallFailed."""
+    places = card_urls(url)
+    status: int | None = None
+    no_json: BadCard | None = None
+    for place in places:
+        answer = await fetcher.fetch("GET", place, headers={**_ASKING, **credentials.headers(place)})
+        status = answer.status
+        if status in ABSENT:
+            continue
+        try:
+            card = _card(answer)
+        except BadCard as bad:
+            if bad.field != "card":
+                raise
+            # A page for people, as many servers have for every path.
+            no_json = no_json or bad
+            continue
+        if len(places) == 3 and place == places[-1] and not _names(card, url):
+            continue
+        return card
+    if no_json is not None:
+        raise no_json
+    raise NoCard(f"there is no agent card for {url}; looked at {', '.join(places)}", status=status)
+
+
+def _card(answer: Fetched) -> RemoteCard:
+    status = answer.status
+    if status in (401, 403):
+        code: RefusalCode = "unauthenticated" if status == 401 else "forbidden"
+        words = "needs a credential" if status == 401 else "is not for this credential"
+        raise RemoteRefused(code, f"the card at {answer.url} {words} (HTTP {status})", status=status)
+    if not 200 <= status < 300:
+        raise RemoteRefused("unavailable", f"the card at {answer.url} was answered with HTTP {status}", status=status)
+    return read_card(answer.body, answer.url)
+
+
+def _names(card: RemoteCard, url: str) -> bool:
+    wanted = _read(url).url.rstrip("/")
+    return any(_same(way.url, wanted) for way in card.ways)
+
+
+def _same(url: str, wanted: str) -> bool:
+    try:
+        return read_url(url).url.rstrip("/") == wanted
+    except InvalidUrl:
+        return False
+
+
+def _read(url: str) -> Location:
+    try:
+        return read_url(url)
+    except InvalidUrl as error:
+        raise NoCard(f"{url[:200]!r} cannot be called: {error}") from error
+
+
+async def verified(fetcher: Fetcher, card: RemoteCard) -> RemoteCard:
+    """The card with who signed it. The key must come from where the card came from, or anybody could vouch for it.
+
+    Raises NoCard if no signature holds.
+    """
+    # A quarter of what a call from a command line takes to start, for cards that are to be verified.
+    from covenant.seal.cards import SIGNATURES_MAX, header_of, signer_of  # noqa: PLC0415
+
+    if not card.signatures:
+        raise NoCard(f"the card at {card.url} has no signature")
+    forms: list[dict[str, Any]] = [card.fields, v1_fields(card.fields)]
+    sets: dict[str, dict[str, Any]] = {}
+    for signature in card.signatures[:SIGNATURES_MAX]:
+        place = header_of(signature).get("jku")
+        keys_url = urljoin(card.url, place) if isinstance(place, str) else None
+        if keys_url is None or not _same_origin(keys_url, card.url):
+            continue
+        if keys_url not in sets:
+            sets[keys_url] = await _keys(fetcher, keys_url)
+        signer = signer_of(forms, signature, sets[keys_url])
+        if signer is not None:
+            return msgspec.structs.replace(card, signed_by=signer)
+    raise NoCard(f"no signature of the card at {card.url} holds by a key from the same origin")
+
+
+def _same_origin(one: str, other: str) -> bool:
+    try:
+        return read_url(one).origin == read_url(other).origin
+    except InvalidUrl:
+        return False
+
+
+async def _keys(fetcher: Fetcher, url: str) -> dict[str, Any]:
+    answer = await fetcher.fetch("GET", url, headers={"accept": "application/json"})
+    try:
+        keys = msgspec.json.decode(answer.body) if answer.status == 200 and _same_origin(answer.url, url) else {}
+    except (msgspec.DecodeError, RecursionError):
+        keys = {}
+    listed = keys.get("keys") if isinstance(keys, dict) else None
+    return {"keys": [key for key in listed if isinstance(key, dict)] if isinstance(listed, list) else []}
+
+
+RANK: Final = {(JSONRPC, "1.0"): 0, (HTTP_JSON, "1.0"): 1, (JSONRPC, "0.3"): 2, (GRPC, "1.0"): 3}
+_OTHER: Final = {"1.0": "0.3", "0.3": "1.0"}
+
+
+def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str], bool]) -> tuple[RemoteInterface, ...]:
+    """The ways to try, the best first. `url` is what the caller named: the address, where no card has another.
+
+    `at_home` says whether a URL is at the origin that the caller named. Raises NoCard.
+    """
+    offered = card.ways if card is not None else ()
+    known = sorted(
+        (way for way in offered if (way.binding, way.version) in RANK),
+        key=lambda way: (not at_home(way.url), RANK[way.binding, way.version]),
+    )
+    if not known and card is not None and (offered or card.url == url):
+        said = ", ".join(f"{way.binding} {way.version}" for way in offered) or "none"
+        raise NoCard(f"the card of {card.name!r} offers no way to call it that is known here; it has {said}")
+    if not known:
+        known = [RemoteInterface(url=url, binding=JSONRPC, version="1.0")]
+    tried = [way for way in known if way.binding != GRPC] or known
+    spoken = {(way.url, way.version) for way in tried if way.binding == JSONRPC}
+    for way in tuple(tried):
+        other = _OTHER[way.version]
+        if way.binding == JSONRPC and (way.url, other) not in spoken:
+            tried.append(RemoteInterface(url=way.url, binding=JSONRPC, version=other))
+            spoken.add((way.url, other))
+    return tuple(tried)
+
+
+CARD_S: Final = 300.0
+FAILURE_S: Final = 30.0
+CARDS_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedCard:
+    until_s: float
+    what: RemoteCard | CovenantError
+
+
+class CardCache:
+    def __init__(
+        self,
+        *,
+        card_s: float = CARD_S,
+        failure_s: float = FAILURE_S,
+        cards_max: int = CARDS_MAX,
+        keeps: Callable[[CovenantError], bool] = lambda _: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`keeps`: which failures are kept; the others are for those alone who waited for them."""
+        self._card_s = card_s
+        self._failure_s = failure_s
+        self._cards_max = cards_max
+        self._keeps = keeps
+        self._clock = clock
+        self._kept: dict[str, _CachedCard] = {}
+        self._flights: dict[tuple[str, int], asyncio.Task[RemoteCard]] = {}
+
+    async def get(self, key: str, fetch: Callable[[], Awaitable[RemoteCard]]) -> RemoteCard:
+        """The card under this key, fetched if need be. Raises what fetching it raised."""
+        kept = self._kept.get(key)
+        if kept is not None and kept.until_s > self._clock():
+            if isinstance(kept.what, RemoteCard):
+                return kept.what
+            raise kept.what.with_traceback(None)
+        # A question under way belongs to the loop that it is asked in.
+        flight_key = (key, id(asyncio.get_running_loop()))
+        flight = self._flights.get(flight_key)
+        if flight is None:
+            flight = asyncio.ensure_future(self._fetch(key, fetch))
+            self._flights[flight_key] = flight
+            flight.add_done_callback(lambda landed: self._landed(flight_key, landed))
+        return await asyncio.shield(flight)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def _landed(self, flight_key: tuple[str, int], flight: asyncio.Task[RemoteCard]) -> None:
+        self._flights.pop(flight_key, None)
+        if not flight.cancelled():
+            flight.exception()  # looked at here: everybody who waited for it may have left
+
+    async def _fetch(self, key: str, fetch: Callable[[], Awaitable[RemoteCard]]) -> RemoteCard:
+        self._prune()
+        try:
+            card = await fetch()
+        except CovenantError as error:
+            if self._keeps(error):
+                self._keep(key, error, self._failure_s)
+            raise
+        self._keep(key, card, self._card_s)
+        return card
+
+    def _keep(self, key: str, what: RemoteCard | CovenantError, for_s: float) -> None:
+        self._kept.pop(key, None)
+        if len(self._kept) >= self._cards_max:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[key] = _CachedCard(self._clock() + for_s, what)
+
+    def _prune(self) -> None:
+        now_s = self._clock()
+        for key in [key for key, kept in self._kept.items() if kept.until_s <= now_s]:
+            del self._kept[key]

@@ -1,0 +1,197 @@
+"""A line over gRPC (A2A 1.0), for agents that offer nothing else. Needs the extra `grpc`.
+
+The name is looked up by the guard, and the channel is made to an address from that answer: no second look-up, no proxy,
+no service configuration from DNS. Each call has a channel of its own, as each HTTP call has a connection. Messages are
+ProtoJSON on our side of it, so that what is written and read is what the other 1.0 bindings write and read.
+
+The specification has no place for a number in these messages, so a stream is resumed from a snapshot. An agent of ours
+says the number in their metadata (`covenant.generation`): from there a stream goes on after the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc  # type: ignore[import-untyped]
+from a2a.types import a2a_pb2
+from google.protobuf.json_format import MessageToJson, Parse
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from covenant.model.a2a_requests import SendMessage
+from covenant.model.errors import Invalid
+from covenant.model.task_view import RemoteEvent, RemoteTask
+from covenant.model.agent_card import RemoteCard, RemoteInterface
+from covenant.outbound.remote.remote_registry import Credentials
+from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.address_guard import AddressGuard, CheckedTarget
+from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, STREAM_BYTES_MAX, Numbered
+from covenant.outbound.call_errors import RefusalCode, RemoteRefused
+from covenant.wire.a2a.v1 import calls
+from covenant.wire.jsonrpc import BadResponse, one_line
+
+SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
+CALL_S: Final = 30.0
+KEEPALIVE_MS: Final = 60_000
+GENERATION: Final = "covenant.generation"
+
+_SCHEMES: Final = {"": "http", "grpc": "http", "http": "http", "grpcs": "https", "https": "https"}
+_REFUSED: Final[dict[str, RefusalCode]] = {
+    "NOT_FOUND": "unknown_task",
+    "FAILED_PRECONDITION": "unsupported",
+    "UNIMPLEMENTED": "other_dialect",
+    "UNAUTHENTICATED": "unauthenticated",
+    "PERMISSION_DENIED": "forbidden",
+    "RESOURCE_EXHAUSTED": "over_limit",
+}
+_METHODS: Final[dict[str, tuple[type[Message], type[Message]]]] = {
+    method.name: (GetMessageClass(method.input_type), GetMessageClass(method.output_type)) for method in SERVICE.methods
+}
+
+
+def place_of(url: str) -> str:
+    """The address as a URL: cards write `host:port`, or one of several schemes."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "", url
+    known = _SCHEMES.get(scheme.lower())
+    if known is None:
+        raise AddressRefused(f"{url[:200]!r} is no address of a gRPC agent")
+    return f"{known}://{urlsplit(f'//{rest}').netloc}"
+
+
+class GrpcTransport:
+    def __init__(self, way: RemoteInterface, guard: AddressGuard, credentials: Credentials, card: RemoteCard | None) -> None:
+        self.way = way
+        self._guard = guard
+        self._place = place_of(way.url)
+        self._secrets = credentials.headers(self._place, card)
+
+    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
+        params = calls.encode_send(ask, self.way.tenant)
+        return _heard(await self._ask(calls.SEND, params, headers, within_ms / 1000))
+
+    @asynccontextmanager
+    async def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
+        async with self._channel() as channel:
+            yield self._frames(channel, calls.STREAM, calls.encode_send(ask, self.way.tenant), headers)
+
+    async def get(self, task_id: str) -> RemoteTask:
+        return _heard_task(await self._ask(calls.GET, calls.encode_named(task_id, self.way.tenant), {}))
+
+    async def cancel(self, task_id: str) -> RemoteTask:
+        return _heard_task(await self._ask(calls.CANCEL, calls.encode_named(task_id, self.way.tenant), {}))
+
+    @asynccontextmanager
+    async def subscribe(self, task_id: str, after: str | None) -> AsyncIterator[AsyncIterator[Numbered]]:
+        headers = {"last-event-id": after} if after is not None else {}
+        async with self._channel() as channel:
+            yield self._frames(channel, calls.SUBSCRIBE, calls.encode_named(task_id, self.way.tenant), headers)
+
+    async def _ask(self, method: str, params: bytes, headers: Mapping[str, str], within_s: float = CALL_S) -> bytes:
+        asked, told = _METHODS[method]
+        async with self._channel() as channel:
+            call = channel.unary_unary(
+                _path(method), request_serializer=_written(asked), response_deserializer=told.FromString
+            )
+            try:
+                return _json(await call(params, metadata=self._metadata(headers), timeout=within_s))
+            except grpc.aio.AioRpcError as error:
+                raise _trouble(error) from error
+
+    async def _frames(
+        self, channel: Any, method: str, params: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[Numbered]:
+        asked, told = _METHODS[method]
+        call = channel.unary_stream(
+            _path(method), request_serializer=_written(asked), response_deserializer=told.FromString
+        )
+        seen = 0
+        try:
+            async for message in call(params, metadata=self._metadata(headers)):
+                seen += message.ByteSize()
+                if seen > STREAM_BYTES_MAX:
+                    raise CallFailed("too_large", f"the stream has more than {STREAM_BYTES_MAX} bytes", transient=False)
+                yield _number(message), _heard(_json(message))
+        except grpc.aio.AioRpcError as error:
+            raise _trouble(error) from error
+
+    def _metadata(self, headers: Mapping[str, str]) -> list[tuple[str, str]]:
+        return [("a2a-version", calls.VERSION), *headers.items(), *self._secrets.items()]
+
+    @asynccontextmanager
+    async def _channel(self) -> AsyncIterator[Any]:
+        target = await self._guard.check(f"{self._place}/")
+        async with _channel_to(target) as channel:
+            yield channel
+
+
+def _channel_to(target: CheckedTarget) -> Any:
+    address = target.addresses[0]
+    where = f"ipv6:[{address}]:{target.port}" if address.version == 6 else f"ipv4:{address}:{target.port}"
+    options = [
+        ("grpc.default_authority", target.host),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.service_config_disable_resolution", 1),
+        ("grpc.enable_retries", 0),
+        ("grpc.max_receive_message_length", EVENT_BYTES_MAX),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ]
+    if target.scheme == "https":
+        options.append(("grpc.ssl_target_name_override", target.host))
+        return grpc.aio.secure_channel(where, grpc.ssl_channel_credentials(), options=options)
+    return grpc.aio.insecure_channel(where, options=options)
+
+
+def _path(method: str) -> str:
+    return f"/{SERVICE.full_name}/{method}"
+
+
+def _written(kind: type[Message]) -> Any:
+    def write(params: bytes) -> bytes:
+        # Of what our other bindings say, all that this version of the messages knows.
+        return Parse(params, kind(), ignore_unknown_fields=True).SerializeToString()
+
+    return write
+
+
+def _number(message: Any) -> str | None:
+    """Where the stream stands, if it says so."""
+    kind = message.WhichOneof("payload")
+    said = getattr(message, kind).metadata.fields if kind is not None else {}
+    number = said[GENERATION].number_value if GENERATION in said else 0.0
+    return str(int(number)) if number >= 1 else None
+
+
+def _json(message: Message) -> bytes:
+    return MessageToJson(message, indent=None).encode()
+
+
+def _heard(data: bytes) -> RemoteEvent:
+    try:
+        return calls.hear(data)
+    except (Invalid, BadResponse) as error:
+        raise RemoteRefused("bad_answer", f"the answer cannot be read: {error}") from error
+
+
+def _heard_task(data: bytes) -> RemoteTask:
+    try:
+        return calls.hear_task(data)
+    except (Invalid, BadResponse) as error:
+        raise RemoteRefused("bad_answer", f"the answer cannot be read: {error}") from error
+
+
+def _trouble(error: grpc.aio.AioRpcError) -> RemoteRefused | CallFailed:
+    name, said = error.code().name, one_line(error.details() or "")
+    if name == "UNAVAILABLE":
+        connected = "connect" not in said.lower()
+        code: Any = "connection_lost" if connected else "connect_failed"
+        return CallFailed(code, "no connection could be made" if not connected else "the connection broke", detail=said)
+    if name in ("DEADLINE_EXCEEDED", "CANCELLED"):
+        return CallFailed("timed_out", "no answer in time", detail=said)
+    if name == "RESOURCE_EXHAUSTED" and "larger than max" in said:
+        return CallFailed("too_large", f"the answer has more than {EVENT_BYTES_MAX} bytes", transient=False)
+    return RemoteRefused(_REFUSED.get(name, "refused"), f"the remote refused: {said} (gRPC {name})")

@@ -1,0 +1,270 @@
+"""A remote agent: somebody else's, spoken to over A2A.
+
+    reply = await remote.send("Summarise this")
+    if reply.waits:
+        reply = await reply.continue_("In English, please")
+
+    async for news in remote.stream("Summarise this"):
+        print(news.text, end="")
+
+A remote is sent the message and nothing else of ours: its own credential, and how deep the call is where somebody says
+so. What it answers is bounded in size and time. Whoever cancels the call, or runs out of time, cancels the remote task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+from weakref import WeakSet
+
+from covenant.model.a2a_requests import Message, SendMessage
+from covenant.model.agent_card import GRPC
+from covenant.model.errors import Invalid
+from covenant.model.call_context import Hop
+from covenant.model.task_view import RemoteEvent, RemoteTask
+from covenant.model.agent_card import RemoteCard, RemoteInterface
+from covenant.outbound.remote.remote_registry import Credentials
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.remote.task_follower import OutgoingMessage, TaskFollower, WaitPolicy
+from covenant.outbound.remote.a2a_transport import HttpTransport, A2ATransport
+from covenant.outbound.call_errors import RemoteError, RemoteTimedOut
+from covenant.outbound.remote.remote_task import Reply, Sendable, parts_of, reply_of
+from covenant.wire.call_headers import call_context_headers, call_context_metadata
+
+TIMEOUT_S: Final = 300.0
+KEY_HEADER: Final = "idempotency-key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteOptions:
+    """How a remote is spoken to, unless a call says otherwise."""
+
+    timeout_s: float = TIMEOUT_S
+    poll_s: float = 3.0
+    stream: bool | None = None
+    """None: if its card does not say that it has no streams."""
+    chance: Callable[[], float] = lambda: 0.5
+    left_ms: Callable[[int], int | None] | None = None
+    """How long it is until a deadline; None if that is not judged now."""
+
+
+class Remote:
+    """Made by `covenant.connect`."""
+
+    def __init__(
+        self,
+        ways: Sequence[RemoteInterface],
+        fetcher: Fetcher,
+        credentials: Credentials,
+        *,
+        card: RemoteCard | None = None,
+        manners: RemoteOptions | None = None,
+        close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.card = card
+        self._ways = list(ways)
+        self._fetcher = fetcher
+        self._credentials = credentials
+        self._manners = manners or RemoteOptions()
+        self._close = close
+        self._open: WeakSet[RemoteStream] = WeakSet()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Streams that were left are closed; what they were about goes on."""
+        for stream in tuple(self._open):
+            with suppress(RuntimeError):  # somebody is reading it, and will hear that the connection is gone
+                await stream.aclose()
+        if self._close is not None:
+            await self._close()
+
+    @property
+    def way(self) -> RemoteInterface:
+        """How it is called: the card's best way, or the one that was found to work."""
+        return self._ways[0]
+
+    async def send(self, what: Sendable, **options: Any) -> Reply:
+        """Say something, and wait for the answer. Takes what `stream` takes."""
+        stream = self.stream(what, **options)
+        async for _ in stream:
+            pass
+        return stream.reply
+
+    def stream(
+        self,
+        what: Sendable,
+        *,
+        task_id: str | None = None,
+        context_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message_id: str | None = None,
+        idempotency_key: str | None = None,
+        hop: Hop | None = None,
+        output_modes: Sequence[str] = (),
+        timeout_s: float | None = None,
+        stream: bool | None = None,
+        stays: Callable[[], bool] | None = None,
+        troubled: Callable[[str], None] = lambda _: None,
+    ) -> RemoteStream:
+        """Say something, and hear what the agent does about it as it does it.
+
+        `idempotency_key` makes it safe to post the message again if no answer comes, with agents that know the header
+        `Idempotency-Key`. `stream=False` polls. `stays` is asked when the caller is canceled: whether the agent is to
+        go on all the same. `troubled` hears why the agent did not answer, each time that it is asked again. Leaving the
+        stream early leaves the agent at work; `call_off` does not.
+        """
+        said = call_context_metadata(hop) if hop is not None else {}
+        ask = SendMessage(
+            message=Message(
+                message_id=message_id or str(uuid.uuid4()),
+                parts=parts_of(what),
+                task_id=task_id,
+                context_id=context_id,
+                metadata={**(metadata or {}), **said} or None,
+            ),
+            output_modes=tuple(output_modes),
+        )
+        headers = call_context_headers(hop) if hop is not None else {}
+        if idempotency_key is not None:
+            headers[KEY_HEADER] = idempotency_key
+        wanted = self._manners.stream if stream is None else stream
+        errand = OutgoingMessage(
+            ask=ask,
+            headers=headers,
+            streaming=self._streams() if wanted is None else wanted,
+            repeatable=idempotency_key is not None,
+            troubled=troubled,
+        )
+        within_s = self._within(timeout_s, hop)
+        patience = WaitPolicy(
+            poll_s=self._manners.poll_s, within_ms=max(1, int(within_s * 1000)), chance=self._manners.chance
+        )
+        opened = RemoteStream(self, TaskFollower(self._lines, errand, patience), within_s, stays)
+        self._open.add(opened)
+        return opened
+
+    async def get(self, task_id: str) -> RemoteTask:
+        """The task as it stands."""
+        return await next(self._lines()).get(task_id)
+
+    async def cancel(self, task_id: str) -> RemoteTask:
+        return await next(self._lines()).cancel(task_id)
+
+    def learned(self, way: RemoteInterface) -> None:
+        """This way works: it is the first from now on."""
+        if self._ways[0] != way:
+            self._ways.remove(way)
+            self._ways.insert(0, way)
+
+    def _streams(self) -> bool:
+        return self.card is None or self.card.streaming is not False
+
+    def _within(self, timeout_s: float | None, hop: Hop | None) -> float:
+        within_s = self._manners.timeout_s if timeout_s is None else timeout_s
+        if hop is not None and hop.deadline_ms is not None and self._manners.left_ms is not None:
+            left_ms = self._manners.left_ms(hop.deadline_ms)
+            within_s = within_s if left_ms is None else min(within_s, left_ms / 1000)
+        if within_s <= 0:
+            raise RemoteTimedOut("the time for this call was over before it began")
+        return within_s
+
+    def _lines(self) -> Iterator[A2ATransport]:
+        for way in tuple(self._ways):
+            yield self._line(way)
+
+    def _line(self, way: RemoteInterface) -> A2ATransport:
+        if way.binding == GRPC:
+            try:
+                from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
+            except ImportError as error:
+                raise RemoteError(f"{way.url} speaks gRPC alone: install the extra `grpc`") from error
+            return GrpcTransport(way, self._fetcher.guard, self._credentials, self.card)
+        return HttpTransport(way, self._fetcher, self._credentials, self.card)
+
+
+class RemoteStream:
+    """News of one message, as it comes; then `reply`. To be read once."""
+
+    def __init__(
+        self, remote: Remote, following: TaskFollower, within_s: float, stays: Callable[[], bool] | None = None
+    ) -> None:
+        self._stays = stays
+        self._remote = remote
+        self._following = following
+        self._within_s = within_s
+        self._until_s: float | None = None
+        self._news: AsyncGenerator[RemoteEvent] = following.news()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RemoteEvent:
+        loop = asyncio.get_running_loop()
+        if self._until_s is None:
+            self._until_s = loop.time() + self._within_s
+        try:
+            async with asyncio.timeout_at(self._until_s):
+                heard = await anext(self._news)
+        except StopAsyncIteration:
+            self._learn()
+            raise
+        except TimeoutError as error:
+            await self._following.call_off()
+            words = f"no answer within {self._within_s:g} s{self.called_off}"
+            raise RemoteTimedOut(words, task_id=self.task_id) from error
+        except asyncio.CancelledError:
+            if self._stays is None or not self._stays():
+                await self._following.call_off()
+            raise
+        self._learn()
+        return heard
+
+    @property
+    def task_id(self) -> str | None:
+        """The remote's task, as soon as it is known."""
+        return self._following.known.task_id
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """What the remote says that it has used by now; normalised."""
+        return self._following.known.usage
+
+    @property
+    def called_off(self) -> str:
+        """What became of telling the remote to stop, as the end of a sentence; empty if there was nothing to tell."""
+        told = self._following.called_off
+        if told is None:
+            return ""
+        return f"; task {self.task_id} {'was' if told else 'could not be'} told to stop"
+
+    @property
+    def reply(self) -> Reply:
+        """What was answered, when the stream is over; until then, what is known."""
+        if not self._following.known.known:
+            raise Invalid("not_answered", "nothing was heard yet: read the stream first")
+        return reply_of(self._following.known, self._remote)
+
+    async def call_off(self) -> None:
+        """Leave, and have the remote stop."""
+        await self._news.aclose()
+        await self._following.call_off()
+
+    async def aclose(self) -> None:
+        """Leave; the remote goes on."""
+        await self._news.aclose()
+
+    def _learn(self) -> None:
+        if self._following.line is not None and self._following.known.known:
+            self._remote.learned(self._following.line.way)

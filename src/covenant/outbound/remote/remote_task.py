@@ -1,0 +1,327 @@
+"""A remote task as it becomes known: frames and snapshots in, the task out, and what each of them said that was new.
+
+Pure. A snapshot (the first frame of a stream that was resumed, or the answer of a poll) says again what is known
+already: only what is beyond that is news, so that nobody who follows reads a text twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from covenant.model.content import Content, Text
+from covenant.model.errors import Invalid
+from covenant.model.task_event import ArtifactUpdate, MessageUpdate
+from covenant.model.task_view import (
+    Artifact,
+    RemoteArtifact,
+    RemoteEvent,
+    RemoteMessage,
+    RemoteStatus,
+    RemoteTask,
+    TaskState,
+    plain_text,
+)
+from covenant.model.usage import add_usage, larger_usage, usage_in
+
+if TYPE_CHECKING:
+    from covenant.outbound.remote.remote_client import Remote
+
+
+replace = msgspec.structs.replace
+
+
+class RemoteTaskView:
+    def __init__(self) -> None:
+        self.task_id: str | None = None
+        self.context_id: str | None = None
+        self.state = TaskState.SUBMITTED
+        self.message: MessageUpdate | None = None
+        self.history: tuple[MessageUpdate, ...] = ()
+        self.metadata: dict[str, Any] = {}
+        self.answered = False
+        """A bare message came: there is no task to follow."""
+        self._drafts: dict[str, _Draft] = {}
+        self._reported: dict[str, float] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was heard at all: then the message was taken."""
+        return self.answered or self.task_id is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing more comes before the caller says something, if then."""
+        return self.answered or self.state.terminal or self.state.waits
+
+    @property
+    def artifacts(self) -> tuple[Artifact, ...]:
+        return tuple(draft.artifact() for draft in self._drafts.values())
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """What the work took, as far as it was said: of the task, in a message, or of each artifact.
+
+        Work that is reported in several places, or again and again, was done once: the largest report counts.
+        """
+        made: dict[str, float] = {}
+        for draft in self._drafts.values():
+            add_usage(made, usage_in(draft.metadata))
+        return larger_usage(self._reported, made)
+
+    def take(self, heard: RemoteEvent) -> Iterator[RemoteEvent]:
+        """What is new in it."""
+        match heard:
+            case RemoteMessage():
+                self.answered, self.message = True, heard.message
+                self.context_id = heard.context_id or self.context_id
+                self.state = TaskState.COMPLETED
+                self._report(heard.message.metadata)
+                yield heard
+            case RemoteTask():
+                yield from self._snapshot(heard)
+            case RemoteStatus():
+                yield from self._status(heard)
+            case RemoteArtifact():
+                self._name(heard.task_id, heard.context_id)
+                self._write(heard.update)
+                yield heard
+
+    def _name(self, task_id: str, context_id: str | None) -> None:
+        self.task_id = self.task_id or task_id or None
+        self.context_id = self.context_id or context_id
+
+    def _snapshot(self, task: RemoteTask) -> Iterator[RemoteEvent]:
+        first = self.task_id is None
+        changed = (self.state, self.message) != (task.state, task.message)
+        self._name(task.task_id, task.context_id)
+        self.history = task.history or self.history
+        self.metadata |= task.metadata or {}
+        self._report(task.metadata, task.message)
+        if first:
+            yield replace(task, artifacts=(), history=())
+        for artifact in task.artifacts:
+            draft = self._drafts.get(artifact.artifact_id)
+            update = news_of(draft.artifact() if draft is not None else None, artifact)
+            if update is not None:
+                self._write(update)
+                yield RemoteArtifact(task_id=task.task_id, context_id=task.context_id, update=update)
+        # What ends a task is said after what it made.
+        if not self.state.terminal:
+            self.state, self.message = task.state, task.message
+            if changed and not first:
+                yield RemoteStatus(
+                    task_id=task.task_id,
+                    context_id=task.context_id,
+                    state=task.state,
+                    message=task.message,
+                    metadata=task.metadata,
+                )
+
+    def _status(self, news: RemoteStatus) -> Iterator[RemoteEvent]:
+        if self.state.terminal:
+            return
+        self._name(news.task_id, news.context_id)
+        self.state, self.message = news.state, news.message
+        self.metadata |= news.metadata or {}
+        self._report(news.metadata, news.message)
+        yield news
+
+    def _report(self, metadata: dict[str, Any] | None, message: MessageUpdate | None = None) -> None:
+        for said in (metadata, message.metadata if message is not None else None):
+            if said:
+                self._reported = larger_usage(self._reported, usage_in(said))
+
+    def _write(self, update: ArtifactUpdate) -> None:
+        draft = self._drafts.get(update.artifact_id)
+        if draft is None or not update.append:
+            # A replaced artifact keeps its place among the others.
+            self._drafts[update.artifact_id] = draft = _Draft(update)
+        draft.add(update)
+
+
+class _Draft:
+    """An artifact in the making: adding to it costs nothing that grows with it."""
+
+    __slots__ = ("_first", "_parts", "metadata")
+
+    def __init__(self, first: ArtifactUpdate) -> None:
+        self._first = first
+        self._parts: list[Content] = []
+        self.metadata: dict[str, Any] = {}
+
+    def add(self, update: ArtifactUpdate) -> None:
+        self._parts += update.parts
+        if update.metadata:
+            self.metadata |= update.metadata
+
+    def artifact(self) -> Artifact:
+        first = self._first
+        return Artifact(
+            artifact_id=first.artifact_id,
+            parts=join_texts(self._parts),
+            name=first.name,
+            description=first.description,
+            metadata=self.metadata or None,
+            extensions=first.extensions,
+        )
+
+
+def news_of(before: Artifact | None, now: Artifact) -> ArtifactUpdate | None:
+    """What turns the artifact as it was known into the artifact as it is; None if nothing does."""
+    parts = join_texts(now.parts)
+    if before is None:
+        return _update(now, parts, append=False)
+    old = before.parts
+    if parts == old:
+        return None
+    more = _beyond(old, parts)
+    return _update(now, parts if more is None else more, append=more is not None)
+
+
+def _beyond(old: tuple[Content, ...], new: tuple[Content, ...]) -> tuple[Content, ...] | None:
+    """What follows `old` in `new`; None if `new` does not begin with it."""
+    if new[: len(old)] == old:
+        return new[len(old) :]
+    if not old or len(new) < len(old) or new[: len(old) - 1] != old[:-1]:
+        return None
+    last, grown = old[-1], new[len(old) - 1]
+    if not (_plain(last) and _plain(grown)):
+        return None
+    assert isinstance(last, Text)
+    assert isinstance(grown, Text)
+    if not grown.text.startswith(last.text):
+        return None
+    return (Text(grown.text[len(last.text) :]), *new[len(old) :])
+
+
+def _update(artifact: Artifact, parts: tuple[Content, ...], *, append: bool) -> ArtifactUpdate:
+    return ArtifactUpdate(
+        artifact_id=artifact.artifact_id,
+        parts=parts,
+        name=artifact.name,
+        description=artifact.description,
+        append=append,
+        metadata=artifact.metadata,
+        extensions=artifact.extensions,
+    )
+
+
+def join_texts(content: Sequence[Content]) -> tuple[Content, ...]:
+    """Consecutive plain texts as one: chunks are how a text came, not what it is."""
+    parts: list[Content] = []
+    texts: list[str] = []
+    for part in content:
+        if isinstance(part, Text) and _plain(part):
+            texts.append(part.text)
+            continue
+        if any(texts):
+            parts.append(Text("".join(texts)))
+        texts = []
+        parts.append(part)
+    if any(texts):
+        parts.append(Text("".join(texts)))
+    return tuple(parts)
+
+
+def _plain(part: Content) -> bool:
+    return isinstance(part, Text) and part.mimeType is None and part.filename is None and part.metadata is None
+
+
+Sendable = str | Content | Sequence[Content]
+"""A text, a part, or several parts."""
+
+_TOKENS: Final = {"x-arbiter.input_tokens": "input_tokens", "x-arbiter.output_tokens": "output_tokens"}
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """`state` says what became of it: `completed`, or `failed`, `canceled`, `rejected`; or that it waits for the caller
+    (`input-required`, `auth-required`), who can `continue_`."""
+
+    text: str
+    """What the agent said: its message, or what it made where that is the answer."""
+    state: TaskState
+    task_id: str | None
+    """None where the answer is a bare message, without a task."""
+    context_id: str | None
+    message: MessageUpdate | None
+    artifacts: tuple[Artifact, ...]
+    history: tuple[MessageUpdate, ...]
+    usage: dict[str, Any] | None
+    """What it took, where the remote says."""
+    metadata: dict[str, Any]
+    remote: Any = None
+
+    @property
+    def ok(self) -> bool:
+        return self.state is TaskState.COMPLETED
+
+    @property
+    def waits(self) -> bool:
+        return self.state.waits
+
+    async def continue_(self, what: Sendable, **options: Any) -> Reply:
+        """Say more about the same task, or in the same context. Takes what `Remote.send` takes."""
+        if self.remote is None:
+            raise Invalid("not_connected", "this reply has no remote to go on with")
+        task_id = self.task_id if self.waits else None
+        remote: Remote = self.remote
+        return await remote.send(what, task_id=task_id, context_id=self.context_id, **options)
+
+
+def parts_of(what: Sendable) -> tuple[Content, ...]:
+    parts: tuple[Content, ...]
+    if isinstance(what, str):
+        parts = (Text(what),)
+    elif isinstance(what, Content):
+        parts = (what,)
+    else:
+        parts = tuple(what)
+    if not parts:
+        raise Invalid("empty_message", "a message needs at least one part")
+    return parts
+
+
+def reply_of(heard: RemoteTaskView, remote: Remote | None) -> Reply:
+    artifacts = heard.artifacts
+    return Reply(
+        text=answer_text(heard.state, heard.message, artifacts, heard.history),
+        state=heard.state,
+        task_id=heard.task_id,
+        context_id=heard.context_id,
+        message=heard.message,
+        artifacts=artifacts,
+        history=heard.history,
+        usage=_usage(heard.metadata) or heard.usage or None,
+        metadata=heard.metadata,
+        remote=remote,
+    )
+
+
+def answer_text(
+    state: TaskState,
+    message: MessageUpdate | None,
+    artifacts: Sequence[Artifact],
+    history: Sequence[MessageUpdate],
+) -> str:
+    """A result is in the artifacts; the message with it may be the same text, a word about it, or all there is.
+
+    Where a task did not complete, its message says why, and counts before whatever it had made by then.
+    """
+    said = plain_text(message.parts) if message is not None else ""
+    made = "\n".join(text for artifact in artifacts if (text := plain_text(artifact.parts)))
+    if state is TaskState.COMPLETED and made and made.strip() not in said:
+        return made
+    if said or made:
+        return said or made
+    spoken = (plain_text(each.parts) for each in reversed(history) if each.role == "agent")
+    return next((text for text in spoken if text), "") if state.terminal else ""
+
+
+def _usage(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    usage = metadata.get("covenant.usage")
+    if isinstance(usage, dict):
+        return usage
+    return {name: metadata[key] for key, name in _TOKENS.items() if key in metadata} or None

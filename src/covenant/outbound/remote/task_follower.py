@@ -1,0 +1,323 @@
+"""One message to a remote agent, followed until the agent has answered, or waits for the caller.
+
+By a stream where there is one, by polls where there is none or where it does not hold. A stream that breaks is resumed:
+with the number of its last frame where frames have numbers, else from a snapshot, of which only what is new counts. The
+frames after a snapshot may say again what it had: so at the end the task is looked at once more, and what differs told.
+
+The message is posted once. It is posted again only if that cannot do the work twice: because the remote said that it
+did not take it, or because it was sent under an idempotency key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from covenant.model.a2a_requests import SendMessage
+from covenant.model.errors import CovenantError
+from covenant.model.task_view import RemoteEvent, RemoteArtifact, RemoteStatus, RemoteTask
+from covenant.outbound.remote.remote_task import RemoteTaskView
+from covenant.outbound.call_errors import CallFailed
+from covenant.outbound.remote.a2a_transport import A2ATransport, Numbered
+from covenant.outbound.call_errors import PASSING, OutcomeUnknown, RemoteRefused
+
+log = logging.getLogger(__name__)
+
+FAILURES_MAX: Final = 8
+"""In a row, without a word from the remote in between."""
+FRUITLESS_MAX: Final = 3
+"""Streams resumed in a row that brought nothing: then it is polled."""
+RESENDS_MAX: Final = 5
+PAUSE_S: Final = (0.25, 30.0)
+"""After a failure: the first, and the longest; twice as long each time."""
+JITTER: Final = 0.1
+CANCEL_S: Final = 5.0
+"""How long a remote may take to be told that nobody waits any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitPolicy:
+    """How an answer is waited for."""
+
+    poll_s: float = 3.0
+    """Between two polls; sooner at first."""
+    within_ms: int = 300_000
+    """For one call that the remote answers only when it is done."""
+    chance: Callable[[], float] = lambda: 0.5
+    """From 0 to 1, for the jitter of pauses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingMessage:
+    """What is sent, and what goes along with it."""
+
+    ask: SendMessage
+    headers: Mapping[str, str]
+    streaming: bool
+    repeatable: bool
+    """It goes under an idempotency key."""
+    troubled: Callable[[str], None] = lambda _: None
+    """Hears why the remote did not answer, each time that it is asked again."""
+
+
+class TaskFollower:
+    """`news` may be read once. Whoever leaves it early says `call_off` if the remote is to stop."""
+
+    def __init__(self, lines: Callable[[], Iterator[A2ATransport]], errand: OutgoingMessage, patience: WaitPolicy) -> None:
+        """`lines` are the ways to the remote, the best first, as it is known now."""
+        self.known = RemoteTaskView()
+        self.line: A2ATransport | None = None
+        """The way that was taken, once one was."""
+        self.called_off: bool | None = None
+        """Whether the remote heard that it is to stop; None if there was nothing to tell."""
+        self._lines = lines
+        self._errand = errand
+        self._patience = patience
+        self._streaming = errand.streaming
+        self._stood_at: str | None = None
+        self._failures = 0
+        self._fruitless = 0
+        self._polls = 0
+        self._retry_after_s: float | None = None
+        self._sending: asyncio.Task[RemoteEvent] | None = None
+        self._unsure = False
+        """Something may have been heard twice."""
+
+    async def news(self) -> AsyncGenerator[RemoteEvent]:
+        async with aclosing(self._open()) as opening:
+            async for heard in opening:
+                yield heard
+        assert self.line is not None
+        while not self.known.stopped:
+            going_on = self._resume(self.line) if self._streaming else self._poll(self.line)
+            async with aclosing(going_on):
+                async for heard in going_on:
+                    yield heard
+        if self._unsure and self.known.state.terminal:
+            async with aclosing(self._look_again(self.line)) as looking:
+                async for heard in looking:
+                    yield heard
+
+    async def call_off(self) -> None:
+        """Tell the remote to stop, if it is known to have begun; `called_off` says whether it heard. Never raises."""
+        with suppress(CovenantError, TimeoutError):
+            async with asyncio.timeout(CANCEL_S):
+                if self._sending is not None and not self.known.known:
+                    # It was on its way when its caller left: its answer says what there is to stop.
+                    for _ in self.known.take(await self._sending):
+                        pass
+                task_id = self.known.task_id or self._errand.ask.message.task_id
+                if self.line is not None and task_id is not None and not self.known.state.terminal:
+                    log.info("remote.called_off", extra={"remote_task": task_id})
+                    self.called_off = False
+                    canceled = await self.line.cancel(task_id)
+                    self.called_off = True
+                    # It may say only now what it has used.
+                    for _ in self.known.take(canceled):
+                        pass
+        if self._sending is not None:
+            self._sending.cancel()
+
+    async def _open(self) -> AsyncGenerator[RemoteEvent]:
+        """Posts the message, in the first way that the remote understands."""
+        refused: RemoteRefused | None = None
+        for line in self._lines():
+            self.line, self._streaming = line, self._errand.streaming
+            try:
+                async with aclosing(self._post(line)) as posting:
+                    async for heard in posting:
+                        yield heard
+                return
+            except RemoteRefused as refusal:
+                if refusal.code != "other_dialect" or self.known.known:
+                    raise
+                refused = refused or refusal
+        assert refused is not None
+        raise refused
+
+    async def _post(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+        """Posts until it is known to be taken, as often as that is safe."""
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                attempt = self._streamed(line) if self._streaming else self._sent(line)
+                async with aclosing(attempt):
+                    async for heard in attempt:
+                        yield heard
+                if self.known.known:
+                    return
+                trouble: CallFailed | RemoteRefused = CallFailed(
+                    "bad_response", "the stream ended before it said anything"
+                )
+            except CallFailed as failure:
+                if self.known.task_id is not None:
+                    return
+                if not_sent(failure):
+                    raise
+                trouble = failure
+            except RemoteRefused as refusal:
+                if self.known.task_id is not None:
+                    return
+                if self._streaming and refusal.code in ("unsupported", "other_dialect") and not self.known.known:
+                    # It may know this dialect, and only have no streams.
+                    self._streaming = False
+                    continue
+                safe = refusal.code == "over_limit" or self._errand.repeatable
+                if refusal.code not in PASSING or not safe or tries == RESENDS_MAX:
+                    raise
+                self._retry_after_s, trouble = refusal.retry_after_s, refusal
+            again = trouble.transient and self._errand.repeatable if isinstance(trouble, CallFailed) else True
+            if not again or tries == RESENDS_MAX:
+                raise OutcomeUnknown(
+                    f"the remote did not answer ({trouble}); it may have taken the message. "
+                    "Send it again only if doing it twice is harmless, or with an idempotency key"
+                ) from trouble
+            self._errand.troubled(str(trouble))
+            await self._pause()
+
+    async def _streamed(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+        async with line.stream(self._errand.ask, self._errand.headers) as frames:
+            async for heard in self._heard(frames, resumed=False):
+                yield heard
+
+    async def _sent(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+        ask = msgspec.structs.replace(self._errand.ask, blocking=False)
+        self._sending = asyncio.create_task(line.send(ask, self._errand.headers, self._patience.within_ms))
+        heard = await asyncio.shield(self._sending)
+        self._sending = None
+        for news in self.known.take(heard):
+            yield news
+        if ask.message.task_id is not None and self.known.state.waits:
+            # It may tell the state from before it read the message: what it says next counts.
+            await self._pause()
+            for news in self.known.take(await line.get(ask.message.task_id)):
+                yield news
+
+    async def _heard(self, frames: AsyncIterator[Numbered], *, resumed: bool) -> AsyncGenerator[RemoteEvent]:
+        """What the frames of one stream say that is new, until it is over."""
+        for_more = self._errand.ask.message.task_id is not None and not resumed
+        async for number, heard in frames:
+            if resumed and self._seen(number, heard):
+                continue
+            for news in self.known.take(heard):
+                self._failures = self._fruitless = 0
+                yield news
+            self._stood_at = number or self._stood_at
+            # A stream that goes on with a task may begin with the state from before it read the message.
+            if self.known.stopped and not (for_more and isinstance(heard, RemoteTask) and heard.state.waits):
+                return
+            for_more = for_more and isinstance(heard, RemoteTask)
+
+    def _seen(self, number: str | None, heard: RemoteEvent) -> bool:
+        if not isinstance(heard, RemoteArtifact | RemoteStatus) or number is None or self._stood_at is None:
+            return False
+        return number.isdecimal() and self._stood_at.isdecimal() and int(number) <= int(self._stood_at)
+
+    async def _resume(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+        task_id = self.known.task_id
+        assert task_id is not None
+        if self._failures or self._fruitless:
+            await self._pause()
+        self._fruitless += 1
+        try:
+            async with line.subscribe(task_id, self._stood_at) as frames:
+                first, rest = await _first(frames)
+                if first is None:
+                    return
+                if self._stood_at is None and not isinstance(first[1], RemoteTask):
+                    # Without numbers and without a snapshot nobody can say what was missed.
+                    self._streaming = False
+                    return
+                self._unsure = self._unsure or self._stood_at is None
+                async for heard in self._heard(_again(first, rest), resumed=True):
+                    yield heard
+        except RemoteRefused as refusal:
+            self._not_answered(refusal)
+            # Finished meanwhile, or no such thing as a second look: a poll will tell.
+            self._streaming = self._streaming and refusal.code in PASSING
+        except CallFailed as failure:
+            self._not_answered(failure)
+        finally:
+            self._streaming = self._streaming and self._fruitless < FRUITLESS_MAX
+
+    async def _look_again(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+        """What is known is the answer, if the remote does not say more."""
+        assert self.known.task_id is not None
+        with suppress(RemoteRefused, CallFailed):
+            for heard in self.known.take(await line.get(self.known.task_id)):
+                yield heard
+
+    async def _poll(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+        task_id = self.known.task_id
+        assert task_id is not None
+        await (self._pause() if self._failures else self._wait_for_poll())
+        try:
+            task = await line.get(task_id)
+        except (RemoteRefused, CallFailed) as trouble:
+            self._not_answered(trouble)
+            return
+        self._failures = 0
+        for heard in self.known.take(task):
+            yield heard
+
+    def _not_answered(self, trouble: RemoteRefused | CallFailed) -> None:
+        """Counts it, or raises it if waiting longer is of no use."""
+        self._failures += 1
+        if isinstance(trouble, CallFailed):
+            if not trouble.transient or self._failures >= FAILURES_MAX:
+                raise trouble
+            self._errand.troubled(trouble.message)
+            return
+        trouble.task_id = self.known.task_id
+        self._retry_after_s = trouble.retry_after_s
+        if trouble.code in ("unknown_task", "not_found"):
+            raise RemoteRefused(
+                "unknown_task",
+                f"the remote no longer knows task {self.known.task_id}: {trouble.message}",
+                task_id=self.known.task_id,
+                status=trouble.status,
+                rpc_code=trouble.rpc_code,
+            ) from trouble
+        going = trouble.code in PASSING or (self._streaming and trouble.code not in ("unauthenticated", "forbidden"))
+        if not going or self._failures >= FAILURES_MAX:
+            raise trouble
+        if trouble.code in PASSING:
+            self._errand.troubled(trouble.message)
+
+    async def _wait_for_poll(self) -> None:
+        first_s, _ = PAUSE_S
+        pause_s = min(self._patience.poll_s, first_s * 2**self._polls)
+        self._polls = min(self._polls + 1, 16)
+        await asyncio.sleep(self._shaken(pause_s))
+
+    async def _pause(self) -> None:
+        first_s, longest_s = PAUSE_S
+        pause_s = min(longest_s, first_s * 2 ** min(self._failures + self._fruitless, 16))
+        asked_s, self._retry_after_s = self._retry_after_s, None
+        # Whoever asks for a pause gets at least that.
+        await asyncio.sleep(max(self._shaken(pause_s), asked_s or 0.0))
+
+    def _shaken(self, pause_s: float) -> float:
+        return pause_s * (1 + JITTER * (2 * self._patience.chance() - 1))
+
+
+def not_sent(failure: CallFailed) -> bool:
+    """Whether the remote cannot have heard of it."""
+    return failure.code == "connect_failed" or failure.detail.startswith(("ConnectTimeout", "PoolTimeout"))
+
+
+async def _first(frames: AsyncIterator[Numbered]) -> tuple[Numbered | None, AsyncIterator[Numbered]]:
+    return await anext(frames, None), frames
+
+
+async def _again(first: Numbered, rest: AsyncIterator[Numbered]) -> AsyncIterator[Numbered]:
+    yield first
+    async for each in rest:
+        yield each

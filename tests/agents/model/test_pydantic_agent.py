@@ -1,0 +1,116 @@
+"""Agents written with pydantic-ai run unchanged: text streamed, history given, usage told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from pydantic import BaseModel
+from pydantic_ai import Agent
+from pydantic_ai.messages import BinaryContent, ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.test import TestModel
+
+from covenant.agents.model.pydantic_agent import PydanticAiAgent
+from covenant.model.content import Embedded, Json, Resource, Text
+from covenant.model.task_view import TaskState
+from tests.agents.stage import BOUND_S, Stage, chunks, told
+
+TestModel.__test__ = False  # its name makes pytest take it for tests
+
+
+async def test_text_is_streamed_as_the_model_says_it_and_usage_told(stage: Stage) -> None:
+    async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        for word in ("the ", "answer ", "is 42"):
+            yield word
+            await asyncio.sleep(0)
+
+    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    view = await stage.ask("what is it?")
+    assert (view.state, told(view)) == (TaskState.COMPLETED, "the answer is 42")
+    said = [chunk.parts[0] for chunk in chunks(await stage.steps(view.task.id))]
+    assert said == [Text("the "), Text("answer "), Text("is 42"), Text("")]
+    assert view.result is not None
+    assert isinstance(view.result.metadata, dict)
+    usage = view.result.metadata["usage"]
+    assert usage["requests"] == 1
+    assert usage["output_tokens"] > 0
+
+
+async def test_files_and_data_reach_the_model(stage: Stage) -> None:
+    seen: list[object] = []
+
+    async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        request = messages[0]
+        assert isinstance(request, ModelRequest)
+        (prompt,) = (part for part in request.parts if isinstance(part, UserPromptPart))
+        seen.extend(prompt.content)
+        yield "seen"
+
+    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    parts = (Text("look"), Json({"a": 1}), Resource(Embedded(uri="", mimeType="image/png", blob="iVBO"), "a.png"))
+    assert told(await stage.ask("look", parts=parts)) == "seen"
+    assert seen == ["look", '{"a":1}', BinaryContent(b"\x89PN", media_type="image/png")]
+
+
+async def test_an_output_that_is_not_text_is_data(stage: Stage) -> None:
+    class City(BaseModel):
+        name: str
+        people: int
+
+    model = TestModel(custom_output_args={"name": "Paris", "people": 2})
+    stage.cast(PydanticAiAgent(Agent(model, output_type=City)))
+    view = await stage.ask()
+    assert view.message is not None
+    assert view.message.parts == (Json({"name": "Paris", "people": 2}),)
+    assert [artifact.artifact_id for artifact in view.artifacts] == [f"{view.task.id}-data-0"]
+
+
+async def test_a_model_that_fails_fails_the_task(stage: Stage) -> None:
+    async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        if messages:
+            raise RuntimeError("the password is swordfish")
+        yield ""
+
+    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    view = await stage.ask()
+    assert (view.state, told(view)) == (TaskState.FAILED, "the agent failed")
+
+
+async def test_a_later_turn_knows_the_earlier_ones(stage: Stage) -> None:
+    go_on, seen = asyncio.Event(), list[ModelMessage]()
+
+    async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        await asyncio.wait_for(go_on.wait(), BOUND_S)
+        seen[:] = messages
+        yield f"heard {len(messages)}"
+
+    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    task_id = await stage.send("one")
+    await stage.say(task_id, "two")
+    go_on.set()
+    assert told(await stage.ended(task_id)) == "heard 3"
+    first, answer, second = seen
+    assert isinstance(first, ModelRequest)
+    assert isinstance(answer, ModelResponse)
+    assert isinstance(second, ModelRequest)
+    assert [part.content for part in first.parts if isinstance(part, UserPromptPart)] == ["one"]
+    assert [part.content for part in answer.parts if isinstance(part, TextPart)] == ["heard 1"]
+    assert [part.content for part in second.parts if isinstance(part, UserPromptPart)] == ["two"]
+
+
+async def test_a_cancel_stops_the_run(stage: Stage) -> None:
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        yield ""
+
+    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    task_id = await stage.send()
+    await asyncio.wait_for(started.wait(), BOUND_S)
+    await stage.cancel(task_id)
+    await stage.idle()
+    assert stopped.is_set()

@@ -1,0 +1,274 @@
+"""Plain functions: they run in threads, say what async ones can say, and hold up nobody when they do not stop."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from covenant import Agent, SyncTurn
+from covenant.agents.api import Rejection
+from covenant.agents.function_agent import FunctionAgent
+from covenant.agents.runtime.function_threads import LINES_MAX
+from covenant.ledger.log.engine import LogLedger
+from covenant.model.content import Json, Text
+from covenant.model.task_view import TaskState
+from covenant.model.task_event import StatusUpdate
+from tests.agents.house import a_house, function, said
+from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, statuses, told
+
+
+async def until(met: Any) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not met():  # noqa: ASYNC110  (what is waited for happens in a thread)
+            await asyncio.sleep(0.005)
+
+
+async def test_a_plain_function_runs_beside_the_loop(stage: Stage) -> None:
+    heard, go_on = threading.Event(), threading.Event()
+
+    def waits(turn: SyncTurn) -> str:
+        heard.set()
+        assert go_on.wait(BOUND_S)
+        return f"{turn.text} {threading.current_thread() is threading.main_thread()}"
+
+    stage.cast(waits)
+    task_id = await stage.send("hello")
+    await until(heard.is_set)  # the loop is free: this coroutine runs while the function blocks
+    go_on.set()
+    assert told(await stage.ended(task_id)) == "hello False"
+
+
+async def test_a_plain_generator_streams_in_order_and_faster_than_it_is_written(stage: Stage) -> None:
+    count = 4 * LINES_MAX
+
+    def counts(turn: SyncTurn) -> Iterator[str]:
+        for number in range(count):
+            yield f"{number} "
+
+    stage.cast(counts)
+    view = await stage.ask()
+    words = "".join(f"{number} " for number in range(count))
+    written = "".join(part.text for chunk in chunks(await stage.steps(view.task.id)) for part in chunk.parts)  # type: ignore[union-attr]
+    assert told(view) == written == words
+
+
+async def test_a_plain_generator_says_whatever_an_async_one_can(stage: Stage) -> None:
+    def produce(turn: SyncTurn) -> Iterator[Any]:
+        yield turn.status("reading")
+        yield "text"
+        yield turn.file("a.md", b"# a")
+        yield turn.data({"n": 1})
+        turn.spend(tokens=7)
+
+    stage.cast(produce)
+    view = await stage.ask()
+    assert statuses(await stage.steps(view.task.id)) == ["reading"]
+    assert [artifact.artifact_id.removeprefix(view.task.id) for artifact in view.artifacts] == [
+        "-text-0",
+        "-file-0",
+        "-data-0",
+    ]
+    assert view.artifacts[2].parts == (Json({"n": 1}),)
+    assert view.result is not None
+    assert view.result.metadata == {"usage": {"tokens": 7}}
+
+
+async def test_a_plain_generator_stops_where_it_asks_its_sender(stage: Stage) -> None:
+    ran: list[str] = []
+
+    def asks(turn: SyncTurn) -> Iterator[Any]:
+        try:
+            if turn.turn == 1:
+                yield turn.need_input("Which language?")
+                ran.append("after the question")
+            yield f"in {turn.text}"
+        finally:
+            ran.append("closed")
+
+    stage.cast(asks)
+    task_id = await stage.send()
+    assert told(await stage.parked(task_id)) == "Which language?"
+    await until(lambda: ran == ["closed"])
+    await stage.say(task_id, "Latin")
+    assert told(await stage.ended(task_id)) == "in Latin"
+    assert ran == ["closed", "closed"]
+
+
+@pytest.mark.parametrize("error", [ValueError("swordfish"), SystemExit(3), asyncio.CancelledError()], ids=repr)
+async def test_what_a_plain_function_raises_fails_its_task_and_nothing_else(stage: Stage, error: BaseException) -> None:
+    def broken(turn: SyncTurn) -> str:
+        if turn.text == "break":
+            raise error
+        return "fine"
+
+    stage.cast(broken)
+    view = await stage.ask("break")
+    assert (view.state, told(view)) == (TaskState.FAILED, "the agent failed")
+    assert told(await stage.ask("work")) == "fine"
+
+
+async def test_what_cannot_be_said_fails_a_plain_function_too(stage: Stage) -> None:
+    def odd(turn: SyncTurn) -> Iterator[Any]:
+        yield 5
+
+    stage.cast(odd)
+    assert told(await stage.ask()).startswith("the agent yielded an int, which cannot be said")
+
+    async def inner() -> str:
+        return "never"
+
+    def forgot_async(turn: SyncTurn) -> Any:
+        return inner()
+
+    stage.cast(forgot_async)
+    assert told(await stage.ask()).startswith("the agent returned a coroutine, which cannot be said")
+
+
+async def test_a_canceled_generator_is_closed_at_its_next_word_and_nothing_more_is_heard(stage: Stage) -> None:
+    go_on, closed = threading.Event(), threading.Event()
+
+    def talks(turn: SyncTurn) -> Iterator[str]:
+        try:
+            yield "first"
+            assert go_on.wait(BOUND_S)
+            yield "second"
+        finally:
+            closed.set()
+
+    stage.cast(talks)
+    task_id = await stage.send()
+    await stage.until(task_id, lambda view: bool(view.artifacts))
+    await stage.cancel(task_id)
+    go_on.set()
+    await until(closed.is_set)
+    await stage.idle()
+    view = await stage.ended(task_id)
+    assert (view.state, view.artifacts[0].parts) == (TaskState.CANCELED, (Text("first"),))
+
+
+async def test_a_thread_that_does_not_stop_is_left_behind_counted_and_keeps_its_place(
+    ledger: LogLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on, begun = threading.Event(), []
+
+    def hangs(turn: SyncTurn) -> str:
+        begun.append(turn.text)
+        if turn.text == "hang":
+            assert go_on.wait(BOUND_S)
+        return "done"
+
+    async with a_stage(ledger, stop_s=0.05) as stage:
+        stage.cast(hangs, concurrency=1, timeout_ms=50)
+        hung = await stage.ended(await stage.send("hang"))
+        assert (hung.state, told(hung)) == (TaskState.FAILED, "Task timed out")
+        await stage.idle()
+        assert stage.workers.threads_abandoned == 1
+        assert "agent.abandoned" in [record.message for record in caplog.records]
+        # The only thread of this agent is taken: the next turn waits for it, and for no longer than it may.
+        waits = await stage.ended(await stage.send("wait"))
+        assert (told(waits), begun) == ("Task timed out", ["hang"])
+        assert "agent.threads_used_up" in [record.message for record in caplog.records]
+        go_on.set()
+        await until(lambda: stage.workers.threads_abandoned == 0)
+        assert told(await stage.ask("work")) == "done"
+
+
+async def test_a_stop_does_not_begin_again_what_a_thread_still_does(ledger: LogLedger) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+
+    def hangs(turn: SyncTurn) -> None:
+        begun.set()
+        assert go_on.wait(BOUND_S)
+
+    try:
+        async with a_stage(ledger, stop_s=0.05) as stage:
+            stage.cast(hangs, idempotent=True)
+            task_id = await stage.send()
+            await until(begun.is_set)
+            await stage.cut_short()
+            entry = await ledger.entry(task_id)
+            assert entry is not None
+            assert (entry.lease is not None, (await ledger.counts()).queued) == (True, 0)
+    finally:
+        go_on.set()
+
+
+async def test_a_plain_function_calls_other_agents_and_waits_for_them(tmp_path: Path) -> None:
+    asking = Agent("asking")
+
+    @asking
+    def ask(turn: SyncTurn) -> str:
+        one = turn.call("shout", "hey")
+        several = turn.call_all([("shout", "you"), ("whisper", "you")])
+        first = turn.call_first([("shout", "first")])
+        return " ".join(answer.text for answer in (one, *several, first))
+
+    async with a_house(tmp_path / "home", asking, function("shout", "{}!"), function("whisper", "({})")) as house:
+        view = await house.ask("asking", "go")
+        assert said(view) == "hey! you! (you) first!"
+
+
+async def test_a_refused_call_is_raised_in_the_thread(tmp_path: Path) -> None:
+    asking = Agent("asking")
+
+    @asking
+    def ask(turn: SyncTurn) -> str:
+        try:
+            turn.call("nobody", "hey")
+        except Exception as refusal:  # noqa: BLE001
+            return type(refusal).__name__
+        return "answered"
+
+    async with a_house(tmp_path / "home", asking) as house:
+        assert said(await house.ask("asking", "go")) == "NotFound"
+
+
+async def test_a_call_under_way_ends_with_its_turn(tmp_path: Path) -> None:
+    stopped: list[type[BaseException]] = []
+    asking, endless, entered = Agent("asking"), Agent("endless"), asyncio.Event()
+
+    @asking
+    def ask(turn: SyncTurn) -> str:
+        try:
+            return turn.call("endless", "hey").text
+        except BaseException as error:
+            stopped.append(type(error).__mro__[1])
+            raise
+
+    @endless
+    async def wait(turn: Any) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    async with a_house(tmp_path / "home", endless) as house:
+        house.add(asking)  # which names it; the time limit is the workers's
+        identity = house.catalogue.identity("default", "asking")
+        house.workers.register(identity, FunctionAgent(asking), timeout_ms=200)
+        view = await house.ask("asking", "go")
+        assert (view.state, said(view)) == (TaskState.FAILED, "Task timed out")
+        assert entered.is_set()
+        await until(lambda: stopped == [asyncio.CancelledError])
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        (StatusUpdate(cast(str, 5)), "StatusUpdate.text"),
+        (StatusUpdate(cast(str, 5), "input-required"), "StatusUpdate.text"),
+        (Rejection(cast(str, None)), "Rejection.text"),
+        (Json(float("nan")), "Json.value"),
+        (Text(cast(str, b"x")), "Text.text"),
+    ],
+    ids=["status", "parked", "rejection", "json", "text"],
+)
+async def test_a_plain_generator_fails_with_the_field_that_cannot_be_said(stage: Stage, said: Any, field: str) -> None:
+    def odd(turn: SyncTurn) -> Iterator[Any]:
+        yield said
+
+    stage.cast(odd)
+    view = await stage.ask()
+    assert view.state is TaskState.FAILED
+    assert told(view).startswith(f"the agent yielded what cannot be said: {field}")

@@ -1,0 +1,258 @@
+"""What tasks use: counted in every form, against every limit, and kept however a turn ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models import Model
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+
+from covenant.agents.api import Agent, Turn
+from covenant.exchange.a2a_service import A2ARequest
+from covenant.exchange.tasks.reader import read_tree
+from covenant.ledger.contract import TreeNode
+from covenant.ledger.log.uuids import Uuids
+from covenant.ledger.machine.commands import Sweep
+from covenant.model.a2a_requests import CancelTask, Message, SendMessage
+from covenant.model.agent_definition import read_agent_definition
+from covenant.model.content import Text
+from covenant.model.task_view import TaskState, TaskView
+from covenant.model.result import Result
+from covenant.model.tenants import DEFAULT
+from covenant.model.usage import usage_in
+from tests.agents.house import House, a_house, said
+from tests.agents.stage import BOUND_S, Stage, a_ledger, a_stage
+from tests.agents.model.test_model_agent import Script
+
+
+def spender(name: str, **amounts: float) -> Agent:
+    agent = Agent(name)
+
+    @agent
+    async def spend(turn: Turn) -> str:
+        turn.spend(**amounts)
+        return "done"
+
+    return agent
+
+
+def used(result: Result | None) -> dict[str, float]:
+    assert result is not None
+    return usage_in(result.metadata)
+
+
+async def tree_of(house: House, view: TaskView) -> TreeNode:
+    return await read_tree(house.ledger, view.task.id, None)
+
+
+async def begin(house: House, agent_id: str) -> tuple[A2ARequest, TaskView]:
+    agent = house.catalogue.agent(DEFAULT, agent_id)
+    assert agent is not None
+    ask = A2ARequest(caller=house.caller, agent=agent)
+    message = Message(message_id=Uuids()(), parts=(Text("go"),))
+    return ask, await house.conversations.send(ask, SendMessage(message=message, blocking=False))
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        {"input_tokens": 400_001, "output_tokens": 400_001},
+        {"prompt_tokens": 400_001, "completion_tokens": 400_001},
+        {"total_tokens": 800_002},
+        {"tokens": 1, "input_tokens": 800_001},
+        {"tokens": -1, "input_tokens": 800_002},
+    ],
+    ids=["ours", "OpenAI's", "a total", "a total that is too small", "a negative total"],
+)
+async def test_what_a_sub_agent_reports_counts_in_whatever_form(tmp_path: Path, amounts: dict[str, float]) -> None:
+    script = Script(("agent", {"agent": "costly", "message": "go"}), "all done")
+    models: dict[str, Model] = {"bot": script.model}
+    async with a_house(tmp_path, spender("costly", **amounts), models=models, tokens_max=200_000) as house:
+        house.add({"id": "bot"})
+        view = await house.ask("bot", "go")
+        assert view.state is TaskState.FAILED
+        assert said(view) == "the token budget of this task, 200000, is used up"
+        assert used(view.result)["tokens"] > 800_000
+        tree = await tree_of(house, view)
+        assert isinstance(tree.usage_total, dict)
+        child = tree.children[0]
+        assert isinstance(child.usage_total, dict)
+        assert child.usage_total["tokens"] >= 800_001
+        own = tree.usage["tokens"] if isinstance(tree.usage, dict) else 0
+        assert tree.usage_total["tokens"] == own + child.usage_total["tokens"]
+
+
+async def test_sums_of_a_tree_are_right_where_its_tasks_report_in_different_forms(tmp_path: Path) -> None:
+    asks = Agent("asks")
+
+    @asks
+    async def ask(turn: Turn) -> str:
+        turn.spend(tokens=10)
+        await turn.call_all([("one", "x"), ("two", "x"), ("three", "x"), ("silent", "x")])
+        return "done"
+
+    others = (
+        spender("one", input_tokens=100, output_tokens=1),
+        spender("two", total_tokens=1_000),
+        spender("three", tokens=10_000),
+        spender("silent"),
+    )
+    async with a_house(tmp_path, asks, *others) as house:
+        view = await house.ask("asks", "go")
+        assert used(view.result)["tokens"] == 11_111
+        tree = await tree_of(house, view)
+        assert isinstance(tree.usage_total, dict)
+        assert tree.usage == {"tokens": 10}
+        assert tree.usage_total["tokens"] == 11_111
+        assert sorted((child.usage or {}).get("tokens", 0) for child in tree.children) == [0, 101, 1_000, 10_000]
+
+
+def halting(begun: asyncio.Event) -> FunctionModel:
+    """A model that calls a tool in its first answer, and in its second comes to no end."""
+    asked: list[int] = []
+
+    async def speak(_: list[ModelMessage], __: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+        asked.append(1)
+        if len(asked) == 1:
+            yield {0: DeltaToolCall(name="mem_show", json_args="{}", tool_call_id="c0")}
+            return
+        begun.set()
+        await asyncio.Event().wait()
+        yield ""
+
+    return FunctionModel(stream_function=speak)
+
+
+@pytest.mark.parametrize("how", ["canceled", "timed out"])
+async def test_what_a_turn_had_used_is_kept_when_somebody_else_ends_it(tmp_path: Path, how: str) -> None:
+    begun = asyncio.Event()
+    async with a_house(tmp_path, models={"bot": halting(begun)}) as house:
+        house.add({"id": "bot"})
+        if how == "canceled":
+            ask, view = await begin(house, "bot")
+            await asyncio.wait_for(begun.wait(), BOUND_S)
+            ended = await house.conversations.cancel(ask, CancelTask(task_id=view.task.id))
+        else:
+            body = house.model(read_agent_definition({"id": "bot"}))
+            assert body is not None
+            house.workers.register(house.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
+            ended = await house.ask("bot", "go")
+            assert (begun.is_set(), said(ended)) == (True, "Task timed out")
+        assert ended.state is (TaskState.CANCELED if how == "canceled" else TaskState.FAILED)
+        tokens = used(ended.result)["tokens"]
+        assert tokens > 0
+        tree = await tree_of(house, ended)
+        assert isinstance(tree.usage_total, dict)
+        assert tree.usage_total["tokens"] == tokens
+
+
+@pytest.mark.parametrize("how", ["canceled", "timed out"])
+async def test_what_a_model_had_told_while_it_streams_is_kept(tmp_path: Path, how: str) -> None:
+    """The provider reports in its first chunk, comes to no end, and is slow to let go of its connection."""
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def speak(_: list[ModelMessage], __: AgentInfo) -> AsyncIterator[str]:
+        yield "some words of an answer "
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await released.wait()
+
+    async with a_house(tmp_path, models={"bot": FunctionModel(stream_function=speak)}) as house:
+        house.add({"id": "bot"})
+        if how == "canceled":
+            ask, view = await begin(house, "bot")
+            await asyncio.wait_for(begun.wait(), BOUND_S)
+            ended = await house.conversations.cancel(ask, CancelTask(task_id=view.task.id))
+        else:
+            body = house.model(read_agent_definition({"id": "bot"}))
+            assert body is not None
+            house.workers.register(house.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
+            ended = await house.ask("bot", "go")
+            assert (begun.is_set(), said(ended)) == (True, "Task timed out")
+        released.set()
+        assert used(ended.result)["output_tokens"] > 0
+
+
+async def test_what_a_turn_had_used_is_kept_when_its_tasks_own_time_is_over() -> None:
+    async with a_ledger(None) as ledger, a_stage(ledger, stop_s=0.1) as stage:
+        begun = asyncio.Event()
+
+        async def endless(turn: Turn) -> None:
+            turn.spend(input_tokens=3, output_tokens=5)
+            begun.set()
+            await asyncio.Event().wait()
+
+        stage.cast(endless)
+        task_id = await stage.send(timeout_ms=1)
+        await asyncio.wait_for(begun.wait(), BOUND_S)
+        async with asyncio.timeout(BOUND_S):
+            while not (await ledger.commit(Sweep())).timed_out:  # noqa: ASYNC110  (time must pass)
+                await asyncio.sleep(0.005)
+        view = await stage.ended(task_id)
+        assert view.state is TaskState.FAILED
+        assert used(view.result) == {"input_tokens": 3, "output_tokens": 5, "tokens": 8}
+
+
+async def test_a_call_that_its_author_gives_up_is_charged_for_what_it_used(tmp_path: Path) -> None:
+    asks, endless, begun = Agent("asks"), Agent("endless"), asyncio.Event()
+
+    @endless
+    async def wait(turn: Turn) -> None:
+        turn.spend(tokens=70)
+        begun.set()
+        await asyncio.Event().wait()
+
+    @asks
+    async def ask(turn: Turn) -> str:
+        calling = asyncio.ensure_future(turn.call("endless", "x"))
+        await begun.wait()
+        calling.cancel()
+        await asyncio.wait((calling,))
+        turn.spend(tokens=1)
+        return "done"
+
+    async with a_house(tmp_path, asks, endless) as house:
+        view = await house.ask("asks", "go")
+        assert used(view.result) == {"tokens": 71}
+        tree = await tree_of(house, view)
+        assert isinstance(tree.usage_total, dict)
+        assert (tree.usage, tree.usage_total) == ({"tokens": 1}, {"tokens": 71})
+
+
+async def test_what_earlier_turns_used_counts_on(stage: Stage) -> None:
+    async def asks(turn: Turn) -> AsyncIterator[Any]:
+        turn.spend(input_tokens=10)
+        if turn.turn < 3:
+            yield turn.need_input("more?")
+        yield "done"
+
+    stage.cast(asks)
+    task_id = await stage.send()
+    for _ in range(2):
+        await stage.parked(task_id)
+        await stage.say(task_id, "more")
+    view = await stage.ended(task_id)
+    assert used(view.result) == {"input_tokens": 30, "tokens": 30}
+
+
+async def test_a_key_that_is_called_again_in_a_later_turn_is_charged_once(tmp_path: Path) -> None:
+    asks = Agent("asks")
+
+    @asks
+    async def ask(turn: Turn) -> AsyncIterator[Any]:
+        await turn.call("costly", "x", key="once")
+        if turn.turn == 1:
+            yield turn.need_input("more?")
+        yield "done"
+
+    async with a_house(tmp_path, asks, spender("costly", tokens=70)) as house:
+        parked = await house.ask("asks", "go")
+        view = await house.ask("asks", "more", task_id=parked.task.id)
+        assert used(view.result) == {"tokens": 70}
+        tree = await tree_of(house, view)
+        assert tree.usage_total == {"tokens": 70}

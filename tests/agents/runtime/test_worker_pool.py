@@ -1,0 +1,462 @@
+"""The workers: who may start, who is stopped, and what a stop or a crash leaves behind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant import Turn
+from covenant.agents.runtime.worker_pool import ATTEMPTS_MAX, WorkerPool
+from covenant.ledger.contract import QueueQuery
+from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.machine.commands import Accept, Repair, Sweep
+from covenant.model.content import Text
+from covenant.model.task_view import TaskState
+from covenant.model.ids import TaskId
+from covenant.model.repair import ForceError, Posture, Requeue
+from covenant.model.task import fingerprint
+from tests.agents.stage import (
+    BOUND_S,
+    Stage,
+    a_ledger,
+    a_stage,
+    body_of,
+    chunks,
+    cut_short,
+    endings,
+    told,
+)
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_task
+
+
+class Actor:
+    """An agent whose turns the test holds in its hands."""
+
+    def __init__(self) -> None:
+        self.attempts: list[tuple[str, int]] = []
+        self.started = asyncio.Semaphore(0)
+        self.go_on = asyncio.Event()
+        self.stopped = 0
+
+    async def play(self, turn: Turn) -> AsyncIterator[str]:
+        self.attempts.append((turn.text, turn.attempt))
+        yield f"attempt {turn.attempt}"
+        self.started.release()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.stopped += 1
+            raise
+        yield ", done"
+
+    async def begun(self) -> None:
+        async with asyncio.timeout(BOUND_S):
+            await self.started.acquire()
+
+
+async def test_a_canceled_task_stops_its_agent(stage: Stage) -> None:
+    actor = Actor()
+    stage.cast(actor.play)
+    task_id = await stage.send()
+    await actor.begun()
+    assert (await stage.cancel(task_id)).canceled
+    await stage.idle()
+    assert actor.stopped == 1
+    view = await stage.ended(task_id)
+    assert view.state is TaskState.CANCELED
+    assert len(endings(await stage.steps(task_id))) == 1
+
+
+async def test_cancel_and_completion_race_to_one_winner_whom_both_see(stage: Stage) -> None:
+    async def brief(turn: Turn) -> AsyncIterator[str]:
+        yield "a"
+        for _ in range(int(turn.text)):
+            await asyncio.sleep(0)
+        yield "b"
+
+    stage.cast(brief)
+    outcomes = set()
+    for round_no in range(500):
+        task_id = await stage.send(str(round_no % 8))
+        for _ in range(round_no % 5):
+            await asyncio.sleep(0)
+        canceled = await stage.cancel(task_id)
+        steps = await stage.steps(task_id)
+        (end,) = endings(steps)
+        assert end.ending is canceled.ending
+        assert end is steps[-1].what
+        assert [step.generation for step in steps] == [*range(1, len(steps) + 1)]
+        outcomes.add(end.ending)
+    await stage.idle()
+    assert len(outcomes) == 2, "one of them always won: the race was not run"
+
+
+async def test_an_agent_that_ignores_cancellation_is_abandoned_and_not_heard(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    release, heard = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(turn: Turn) -> AsyncIterator[str]:
+        if turn.text != "be stubborn":
+            yield "fine"
+            return
+        yield "hm "
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        heard.set()
+        yield "too late"
+
+    stage.cast(stubborn, concurrency=1)
+    task_id = await stage.send("be stubborn")
+    await stage.until(task_id, lambda view: bool(view.artifacts))
+    await stage.cancel(task_id)
+    await stage.idle()
+    assert [r.task_id for r in caplog.records if r.message == "agent.abandoned"] == [task_id]  # type: ignore[attr-defined]
+    # Its place is free again, though it is not gone.
+    assert told(await stage.ask("work")) == "fine"
+    release.set()
+    await asyncio.wait_for(heard.wait(), BOUND_S)
+    assert told(await stage.ask("work")) == "fine"
+    assert "too late" not in str(await stage.steps(task_id))
+    assert stage.workers.reserve(BOB.pubkey) is not None
+    assert stage.workers.reserve(BOB.pubkey) is None
+
+
+async def test_a_task_past_its_timeout_stops_its_agent(stage: Stage) -> None:
+    actor = Actor()
+    stage.cast(actor.play)
+    task_id = await stage.send(timeout_ms=1)
+    await actor.begun()
+    swept: tuple[Any, ...] = ()
+    async with asyncio.timeout(BOUND_S):
+        while not swept:
+            swept = (await stage.ledger.commit(Sweep())).timed_out
+    await stage.idle()
+    view = await stage.ended(task_id)
+    assert (view.state, told(view), actor.stopped) == (TaskState.FAILED, "Task timed out", 1)
+
+
+async def test_an_agents_own_timeout_is_for_tasks_that_have_none(stage: Stage) -> None:
+    actor = Actor()
+    stage.cast(actor.play, timeout_ms=20)
+    view = await stage.ask()
+    assert (view.state, told(view)) == (TaskState.FAILED, "Task timed out")
+    await stage.idle()
+    assert actor.stopped == 1
+    await actor.begun()
+    task_id = await stage.send(timeout_ms=3_600_000)
+    await actor.begun()
+    # Another one, begun later and without a timeout of its own, is over first.
+    assert told(await stage.ask()) == "Task timed out"
+    assert stage.workers.jobs == 1
+    actor.go_on.set()
+    assert (await stage.ended(task_id)).state is TaskState.COMPLETED
+
+
+async def test_queued_tasks_are_taken_as_places_become_free(stage: Stage) -> None:
+    running = most = 0
+    full = asyncio.Event()
+
+    async def busy(turn: Turn) -> str:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 3:
+            full.set()
+        await asyncio.wait_for(full.wait(), 20)
+        await asyncio.sleep(0)
+        running -= 1
+        return turn.text
+
+    stage.cast(busy, concurrency=3)
+    task_ids = [await stage.send(f"{n}", at_once=False) for n in range(20)]
+    for n, task_id in enumerate(task_ids):
+        assert told(await stage.ended(task_id)) == str(n)
+    assert most == 3
+
+
+async def test_without_a_free_place_nobody_is_reserved_and_the_task_waits_queued(stage: Stage) -> None:
+    actor = Actor()
+    stage.cast(actor.play, concurrency=1)
+    first = await stage.send("first")
+    await actor.begun()
+    assert stage.workers.reserve(BOB.pubkey) is None
+    assert stage.workers.reserve(CAROL.pubkey) is None
+    second = await stage.send("second")
+    (waiting,) = (await stage.ledger.queue(QueueQuery(state_filter="queued"))).tasks
+    assert waiting.task.id == second
+    actor.go_on.set()
+    for task_id in (first, second):
+        assert (await stage.ended(task_id)).state is TaskState.COMPLETED
+    assert [text for text, _ in actor.attempts] == ["first", "second"]
+
+
+async def test_a_place_that_is_given_back_can_be_reserved_again(stage: Stage) -> None:
+    stage.cast(Actor().play, concurrency=1)
+    for _ in range(3):
+        place = stage.workers.reserve(BOB.pubkey)
+        assert place is not None
+        assert stage.workers.reserve(BOB.pubkey) is None
+        place.give_back()
+
+
+async def test_an_agent_that_is_replaced_finishes_and_its_successor_goes_on(stage: Stage) -> None:
+    actor = Actor()
+    stage.cast(actor.play, concurrency=1)
+    first = await stage.send()
+    await actor.begun()
+
+    async def successor(turn: Turn) -> str:
+        return "new"
+
+    stage.cast(successor, concurrency=1)
+    second = await stage.send(at_once=False)
+    assert stage.workers.reserve(BOB.pubkey) is None
+    actor.go_on.set()
+    assert told(await stage.ended(first)) == "attempt 1, done"
+    assert told(await stage.ended(second)) == "new"
+
+
+async def test_a_dismissed_agent_takes_nothing_more(stage: Stage) -> None:
+    actor = Actor()
+    actor.go_on.set()
+    stage.cast(actor.play)
+    await stage.ask()
+    stage.workers.unregister(BOB)
+    assert stage.workers.reserve(BOB.pubkey) is None
+    await stage.send()
+    assert (await stage.ledger.counts()).queued == 1
+
+
+async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger: LogLedger) -> None:
+    actor, workers = Actor(), WorkerPool(ledger)
+    stage = Stage(ledger, workers)
+    stage.cast(actor.play)
+    running = asyncio.create_task(workers.run())
+    await asyncio.sleep(0)
+    first = await stage.send()
+    await actor.begun()
+    workers.stop()
+    assert workers.reserve(BOB.pubkey) is None
+    await stage.send("later", at_once=False)
+    actor.go_on.set()
+    await asyncio.wait_for(running, BOUND_S)
+    assert (await stage.ended(first)).state is TaskState.COMPLETED
+    counts = await ledger.counts()
+    assert (counts.queued, counts.leased) == (1, 0)
+
+
+async def test_a_stop_does_not_wait_for_who_only_follows_work_elsewhere_once_nobody_else_is_at_work(
+    ledger: LogLedger,
+) -> None:
+    follower, actor, workers = Actor(), Actor(), WorkerPool(ledger)
+    stage = Stage(ledger, workers)
+    stage.cast(follower.play, idempotent=True, on_lost="requeue", follows=True)
+    workers.register(CAROL, body_of(actor.play))
+    running = asyncio.create_task(workers.run())
+    await asyncio.sleep(0)
+    followed = await stage.send()
+    task = make_task(1, recipient=CAROL)
+    await ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
+    await follower.begun()
+    await actor.begun()
+    workers.stop()
+    # Whoever works here may wait for what the other one hears.
+    ended, _ = await asyncio.wait((running,), timeout=0.05)
+    assert (len(ended), follower.stopped) == (0, 0)
+    actor.go_on.set()
+    await asyncio.wait_for(running, BOUND_S)
+    assert (follower.stopped, actor.stopped) == (1, 0)
+    (entry,) = (await ledger.queue(QueueQuery())).tasks
+    assert (entry.task.id, entry.state, entry.holder_lost) == (followed, "queued", False)
+    assert endings(await stage.steps(followed)) == []
+
+
+async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_queue(ledger: LogLedger) -> None:
+    actor, workers = Actor(), WorkerPool(ledger)
+    stage = Stage(ledger, workers)
+    stage.cast(actor.play)
+    running = asyncio.create_task(workers.run())
+    await asyncio.sleep(0)
+    place = workers.reserve(BOB.pubkey)
+    assert place is not None
+    task = make_task(1)
+    accepted = await ledger.commit(Accept(task=task, digest=fingerprint(task)[0], starter=place.starter))
+    assert accepted.leased is not None
+    workers.stop()
+    place.start(accepted.leased)
+    await asyncio.wait_for(running, BOUND_S)
+    (entry,) = (await ledger.queue(QueueQuery())).tasks
+    assert (entry.state, actor.attempts) == ("queued", [])
+
+
+@pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "unsafe"])
+async def test_work_cut_short_by_a_stop_is_released_or_marked_and_never_failed(
+    ledger: LogLedger, idempotent: bool
+) -> None:
+    actor, workers = Actor(), WorkerPool(ledger)
+    stage = Stage(ledger, workers)
+    stage.cast(actor.play, idempotent=idempotent)
+    running = asyncio.create_task(workers.run())
+    await asyncio.sleep(0)
+    task_id = await stage.send()
+    await actor.begun()
+    await cut_short(workers, running)
+    assert actor.stopped == 1
+    (entry,) = (await ledger.queue(QueueQuery())).tasks
+    assert (entry.state, entry.holder_lost) == (("queued", False) if idempotent else ("in_flight", True))
+    # What it had said by then was kept.
+    assert [chunk.parts for chunk in chunks(await stage.steps(task_id))] == [(Text("attempt 1"),)]
+    assert endings(await stage.steps(task_id)) == []
+
+
+async def test_an_agent_that_does_not_stop_with_the_daemon_is_not_begun_again_beside_itself(
+    ledger: LogLedger,
+) -> None:
+    release = asyncio.Event()
+
+    async def stubborn(turn: Turn) -> AsyncIterator[str]:
+        yield "x"
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    workers = WorkerPool(ledger, stop_s=0.05)
+    stage = Stage(ledger, workers)
+    stage.cast(stubborn, idempotent=True)
+    running = asyncio.create_task(workers.run())
+    await asyncio.sleep(0)
+    task_id = await stage.send()
+    await stage.until(task_id, lambda view: bool(view.artifacts))
+    await cut_short(workers, running)
+    (entry,) = (await ledger.queue(QueueQuery())).tasks
+    assert (entry.state, entry.holder_lost) == ("in_flight", True)
+    release.set()
+    await stage.idle()
+
+
+async def crash(home: Path, actor: Actor) -> TaskId:
+    """A daemon dies with a lease in its hands: nothing is written, nothing is released."""
+    async with a_ledger(home, boot="first") as ledger:
+        workers = WorkerPool(ledger)
+        stage = Stage(ledger, workers)
+        stage.cast(actor.play)
+        running = asyncio.create_task(workers.run())
+        await asyncio.sleep(0)
+        task_id = await stage.send()
+        await actor.begun()
+        await stage.until(task_id, lambda view: bool(view.artifacts))
+        await ledger.close()
+        await cut_short(workers, running)
+        return task_id
+
+
+async def test_a_crash_leaves_the_lease_in_flight_and_a_requeue_is_the_next_attempt(tmp_path: Path) -> None:
+    actor = Actor()
+    task_id = await crash(tmp_path, actor)
+    actor.go_on.set()
+    async with (
+        a_ledger(tmp_path, boot="second") as ledger,
+        a_stage(ledger, setting=lambda stage: stage.cast(actor.play)) as stage,
+    ):
+        (entry,) = (await ledger.queue(QueueQuery())).tasks
+        assert (entry.state, entry.holder_lost, entry.attempt) == ("in_flight", True, 1)
+        command = Requeue(Posture.OPERATOR_ACCEPTED)
+        await ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="looked at it"))
+        view = await stage.ended(task_id)
+        assert (view.state, told(view)) == (TaskState.COMPLETED, "attempt 2, done")
+        # The second attempt's text stands in place of the first one's.
+        assert view.artifacts[0].parts == (Text("attempt 2, done"),)
+    assert [attempt for _, attempt in actor.attempts] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("on_lost", "state", "attempts"),
+    [("hold", TaskState.WORKING, 1), ("fail", TaskState.FAILED, 1), ("requeue", TaskState.COMPLETED, 2)],
+)
+async def test_lost_work_is_held_failed_or_requeued_as_its_agent_says(
+    tmp_path: Path, on_lost: str, state: TaskState, attempts: int
+) -> None:
+    actor = Actor()
+    task_id = await crash(tmp_path, actor)
+    actor.go_on.set()
+
+    def setting(stage: Stage) -> None:
+        stage.cast(actor.play, on_lost=on_lost, idempotent=on_lost == "requeue")
+
+    async with a_ledger(tmp_path, boot="second") as ledger, a_stage(ledger, setting=setting) as stage:
+        assert (await stage.until(task_id, lambda view: view.state is state)).state is state
+        assert (await ledger.counts()).holders_lost == (1 if on_lost == "hold" else 0)
+    assert len(actor.attempts) == attempts
+
+
+async def test_work_that_is_lost_again_and_again_is_left_to_the_operator(tmp_path: Path) -> None:
+    async def never(turn: Turn) -> AsyncIterator[str]:
+        yield f"{turn.attempt}"
+        await asyncio.Event().wait()
+
+    task_id: Any = None
+    for boot in range(ATTEMPTS_MAX + 1):
+        async with a_ledger(tmp_path, boot=f"boot {boot}") as ledger:
+            workers = WorkerPool(ledger)
+            stage = Stage(ledger, workers)
+            stage.cast(body_of(never), idempotent=True, on_lost="requeue")
+            running = asyncio.create_task(workers.run())
+            await asyncio.sleep(0)
+            task_id = task_id or await stage.send()
+            attempt = min(boot + 1, ATTEMPTS_MAX)
+            await stage.until(task_id, lambda view: view.artifacts and view.artifacts[0].parts == (Text(str(attempt)),))  # type: ignore[arg-type, return-value]  # noqa: B023
+            if boot == ATTEMPTS_MAX:
+                (entry,) = (await ledger.queue(QueueQuery())).tasks
+                assert (entry.attempt, entry.holder_lost) == (ATTEMPTS_MAX, True)
+            await ledger.close()
+            await cut_short(workers, running)
+
+
+async def test_a_repair_under_a_running_agent_stops_it_and_its_words_are_dropped(stage: Stage) -> None:
+    actor = Actor()
+    stage.cast(actor.play)
+    task_id = await stage.send()
+    await actor.begun()
+    await stage.until(task_id, lambda view: bool(view.artifacts))
+    command = ForceError("enough of it")
+    await stage.ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="stuck"))
+    await stage.idle()
+    view = await stage.ended(task_id)
+    assert (view.state, told(view), actor.stopped) == (TaskState.FAILED, "enough of it", 1)
+
+
+async def test_a_requeue_under_a_running_agent_stops_it_and_begins_the_next_attempt(stage: Stage) -> None:
+    actor = Actor()
+    stage.cast(actor.play)
+    task_id = await stage.send()
+    await actor.begun()
+    command = Requeue(Posture.OPERATOR_ACCEPTED)
+    await stage.ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="stuck"))
+    await actor.begun()
+    actor.go_on.set()
+    assert told(await stage.ended(task_id)) == "attempt 2, done"
+    await stage.idle()
+    assert (actor.stopped, [attempt for _, attempt in actor.attempts]) == (1, [1, 2])
+
+
+async def test_a_mailbox_sender_gets_the_whole_text_as_its_result(stage: Stage) -> None:
+    actor = Actor()
+    actor.go_on.set()
+    stage.cast(actor.play)
+    task_id = await stage.send(origin="mailbox", at_once=False)
+    await stage.ended(task_id)
+    (result,) = await stage.ledger.recent_results(ALICE.pubkey, 10)
+    assert result.content == (Text("attempt 1, done"),)
+
+
+async def test_only_idempotent_agents_may_have_their_lost_work_requeued(stage: Stage) -> None:
+    with pytest.raises(ValueError, match="idempotent"):
+        stage.cast(Actor().play, on_lost="requeue")

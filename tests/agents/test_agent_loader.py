@@ -1,0 +1,127 @@
+"""Finding agents in files: what counts as one, what it is called, and what is refused with which words."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covenant.agents.agent_loader import CannotLoad, LoadedAgent, load_agents
+from covenant.agents.sdk_executor import SdkExecutorAgent
+from covenant.agents.function_agent import FunctionAgent
+from covenant.agents.model.pydantic_agent import PydanticAiAgent
+
+OURS = """
+from covenant import Agent
+hello = Agent("hello", description="Says hello", skills=["greet"], timeout_ms=5000, idempotent=True, on_lost="requeue")
+same = hello
+
+@hello
+async def say(turn):
+    yield "hello"
+"""
+EXECUTOR = '''
+from a2a.server.agent_execution import AgentExecutor
+class Greeter(AgentExecutor):
+    """Greets people."""
+    async def execute(self, context, event_queue): ...
+    async def cancel(self, context, event_queue): ...
+greeter = Greeter()
+'''
+CARD = """
+from a2a.types import AgentCard, AgentSkill
+skill = AgentSkill(id="greet", name="Greet", tags=["x"])
+card = AgentCard(name="The Greeter", description="From its card", skills=[skill])
+"""
+PYDANTIC = """
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
+named = Agent(TestModel(), name="poet")
+thinker = Agent(TestModel())
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean_modules() -> Iterator[None]:
+    before, paths = set(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = paths
+    for name in set(sys.modules) - before:
+        if name.startswith("covenant_agents_"):
+            del sys.modules[name]
+
+
+def written(folder: Path, text: str, name: str = "agents.py") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def kinds(found: list[LoadedAgent]) -> dict[str, type]:
+    return {each.constitution.id: type(each.body) for each in found}
+
+
+def test_an_agent_of_ours_is_found_once_with_all_it_declares(tmp_path: Path) -> None:
+    (found,) = load_agents([written(tmp_path, OURS)])
+    made = found.constitution
+    assert (made.id, made.kind, made.description, made.skills[0].id) == ("hello", "function", "Says hello", "greet")
+    assert (made.timeout_ms, made.idempotent, made.on_lost) == (5000, True, "requeue")
+    assert isinstance(found.body, FunctionAgent)
+
+
+def test_an_executor_is_called_as_its_variable_and_described_by_its_class(tmp_path: Path) -> None:
+    (found,) = load_agents([written(tmp_path, EXECUTOR)])
+    assert (found.constitution.id, found.constitution.description) == ("greeter", "Greets people.")
+    assert isinstance(found.body, SdkExecutorAgent)
+
+
+def test_a_card_beside_an_executor_describes_it(tmp_path: Path) -> None:
+    (found,) = load_agents([written(tmp_path, EXECUTOR + CARD)])
+    made = found.constitution
+    assert (made.id, made.name, made.description) == ("greeter", "The Greeter", "From its card")
+    assert [(skill.id, skill.tags) for skill in made.skills] == [("greet", ("x",))]
+
+
+def test_agents_of_pydantic_ai_are_called_by_their_name_or_their_variable(tmp_path: Path) -> None:
+    found = load_agents([written(tmp_path, PYDANTIC)])
+    assert kinds(found) == {"poet": PydanticAiAgent, "thinker": PydanticAiAgent}
+
+
+def test_several_files_are_served_together_and_may_import_what_lies_beside_them(tmp_path: Path) -> None:
+    written(tmp_path, "GREETING = 'hi'\n", "words_beside.py")
+    first = written(tmp_path, OURS, "first.py")
+    second = written(tmp_path, "from words_beside import GREETING\n" + EXECUTOR, "second.py")
+    assert kinds(load_agents([first, second])) == {"hello": FunctionAgent, "greeter": SdkExecutorAgent}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\n", "has no agents"),
+        ("raise ValueError('oh no')\n", "ValueError: oh no"),
+        ("def broken(:\n", "SyntaxError"),
+        ("import no_such_module_here\n", "No module named 'no_such_module_here'"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
+        ("from covenant import Agent\nlonely = Agent('lonely')\n", "lonely: agent 'lonely' has no function"),
+        (OURS.replace('"hello"', '"two words"'), "/id"),
+        (OURS.replace('Agent("hello"', 'Agent("index"'), "'index' is reserved"),
+        (OURS.replace("idempotent=True", "idempotent=False"), "needs"),
+        (OURS.replace("timeout_ms=5000", "timeout_ms=-1"), "/timeout_ms"),
+    ],
+)
+def test_what_cannot_be_served_is_named_with_its_reason(tmp_path: Path, text: str, words: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(CannotLoad) as refused:
+        load_agents([path])
+    assert str(path) in str(refused.value)
+    assert words in str(refused.value)
+
+
+def test_two_agents_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotLoad, match=r"'hello' is in .*first.py and again in .*second.py"):
+        load_agents([written(tmp_path, OURS, "first.py"), written(tmp_path, OURS, "second.py")])
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CannotLoad, match=r"missing\.py is not a file"):
+        load_agents([tmp_path / "missing.py"])

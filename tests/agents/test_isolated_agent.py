@@ -1,0 +1,245 @@
+"""Isolated functions: each turn in a process of its own, which can say and ask what a function in the daemon can."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant import Agent
+from covenant.agents.agent_loader import load_agents, load_agent
+from covenant.exchange.a2a_service import A2ARequest
+from covenant.ledger.log.uuids import Uuids
+from covenant.model.a2a_requests import CancelTask, Message, SendMessage
+from covenant.model.content import Json, Text
+from covenant.model.task_view import TaskState
+from covenant.model.ids import TaskId
+from covenant.model.tenants import DEFAULT
+from covenant.model.task_event import ArtifactUpdate
+from tests.agents.house import House, a_house, function, said
+from tests.agents.stage import BOUND_S, statuses
+
+FILE = """
+import asyncio, ctypes, os, sys, time
+from covenant import Agent, CallLimit, NotEnough
+from covenant.agents.api import Rejection
+from covenant.model.content import Text
+from covenant.model.task_event import StatusUpdate
+
+isolated = dict(isolate=True)
+speaker = Agent("speaker", **isolated)
+@speaker
+def speak(turn):
+    print("not for the daemon's line")
+    yield turn.status("reading")
+    yield f"{turn.text} in {os.getpid()}"
+    yield turn.file("a.md", b"# a" * 500_000)
+    yield turn.data({"n": turn.turn})
+    turn.spend(tokens=5, input_tokens=5)
+
+odd = Agent("odd", **isolated)
+@odd
+def be_odd(turn):
+    yield {"status": StatusUpdate(5), "rejection": Rejection(None), "text": Text(5)}[turn.text]
+
+returns = Agent("returns", **isolated)
+@returns
+async def come_back(turn):
+    return turn.text.upper()
+
+asks = Agent("asks", **isolated)
+@asks
+async def ask(turn):
+    if turn.turn == 1:
+        yield turn.need_input("Which language?")
+    else:
+        yield f"{turn.text}, after {len(turn.history)} messages"
+
+rejects = Agent("rejects", **isolated)
+@rejects
+def reject(turn):
+    return turn.reject("not my work")
+
+replies = Agent("replies", **isolated)
+@replies
+def reply(turn):
+    return turn.reply("just this")
+
+calls = Agent("calls", **isolated)
+@calls
+def call(turn):
+    one = turn.call("shout", "hey")
+    two = turn.call_all([("shout", "a"), ("shout", "b")])
+    refused = []
+    for attempt in (lambda: turn.call("nobody", "x"), lambda: turn.call_first([("broken", "x")])):
+        try:
+            attempt()
+        except Exception as refusal:
+            refused.append(f"{type(refusal).__name__} {refusal.code}")
+    return " ".join([one.text, *(each.text for each in two), *refused])
+
+calls_async = Agent("calls_async", **isolated)
+@calls_async
+async def call_async(turn):
+    try:
+        async with asyncio.timeout(0.2):
+            await turn.call("endless", "x")
+    except TimeoutError:
+        pass
+    return (await turn.call("shout", "hey")).text
+
+crashes = Agent("crashes", **isolated)
+@crashes
+def crash(turn):
+    yield "so far"
+    if turn.text == "raise":
+        raise ValueError("swordfish")
+    if turn.text == "segfault":
+        ctypes.string_at(0)
+    if turn.text == "odd":
+        yield 5
+    os._exit({"zero": 0}.get(turn.text, 3))
+
+hangs = Agent("hangs", timeout_ms=60_000, **isolated)
+@hangs
+async def hang(turn):
+    yield str(os.getpid())
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    path = tmp_path / "isolated_agents.py"
+    path.write_text(FILE)
+    broken, endless = Agent("broken"), Agent("endless")
+
+    @broken
+    async def fail(turn: Any) -> None:
+        raise ValueError
+
+    @endless
+    async def wait(turn: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with a_house(tmp_path / "home", function("shout", "{}!"), broken, endless) as opened:
+        for found in load_agents([path]):
+            constitution = found.constitution
+            opened.catalogue.add_resident(DEFAULT, constitution, "code")
+            opened.workers.register(opened.catalogue.identity(DEFAULT, constitution.id), found.body)
+        yield opened
+
+
+async def test_an_isolated_function_says_everything_from_another_process(house: House) -> None:
+    view = await house.ask("speaker", "hello")
+    words = said(view)
+    assert words.startswith("hello in ")
+    assert words != f"hello in {os.getpid()}"
+    assert statuses(await house.steps(view)) == ["reading"]
+    text, file, data = view.artifacts
+    assert (text.parts, data.parts) == ((Text(words),), (Json({"n": 1}),))
+    assert file.name == "a.md"
+    assert view.result is not None
+    assert view.result.metadata == {"usage": {"tokens": 5, "input_tokens": 5}}
+    assert said(await house.ask("returns", "hello")) == "HELLO"
+
+
+async def test_an_isolated_function_asks_rejects_and_replies(house: House) -> None:
+    parked = await house.ask("asks", "translate")
+    assert (parked.state, said(parked)) == (TaskState.INPUT_REQUIRED, "Which language?")
+    assert said(await house.ask("asks", "Latin", task_id=parked.task.id)) == "Latin, after 2 messages"
+    rejected = await house.ask("rejects", "x")
+    assert (rejected.state, said(rejected)) == (TaskState.REJECTED, "not my work")
+    replied = await house.ask("replies", "x")
+    assert (replied.result is not None and replied.result.reply, said(replied)) == (True, "just this")
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [("status", "StatusUpdate.text"), ("rejection", "Rejection.text"), ("text", "Text.text")]
+)
+async def test_an_isolated_generator_fails_with_the_field_that_cannot_be_said(
+    house: House, kind: str, field: str
+) -> None:
+    view = await house.ask("odd", kind)
+    assert view.state is TaskState.FAILED
+    assert said(view).startswith(f"the agent yielded what cannot be said: {field}")
+
+
+async def test_an_isolated_function_calls_other_agents(house: House) -> None:
+    answered = "hey! a! b! NotFound unknown_agent NotEnough not_enough_answers"
+    assert said(await house.ask("calls", "go")) == answered
+    view = await house.ask("calls_async", "go")
+    assert said(view) == "hey!"
+    tree = await house.ledger.tree(view.task.id, None)
+    assert sorted(str(child.a2a_state) for child in tree.children) == ["canceled", "completed"]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("segfault", "the agent was ended by signal 11"),
+        ("exit", "the agent exited with status 3"),
+        ("zero", "the agent ended its process in the middle of its turn"),
+        ("raise", "the agent failed"),
+        ("odd", "the agent yielded an int, which cannot be said"),
+    ],
+)
+async def test_a_process_that_dies_fails_its_own_task_alone(
+    house: House, how: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        dead, alive = await asyncio.gather(house.ask("crashes", how), house.ask("returns", "hello"))
+    assert dead.state is TaskState.FAILED
+    assert said(dead).startswith(told)
+    assert said(alive) == "HELLO"
+    if how == "raise":
+        assert any("swordfish" in str(getattr(record, "said", "")) for record in caplog.records)
+
+
+async def test_a_canceled_turn_ends_its_process(house: House) -> None:
+    agent = house.catalogue.agent(DEFAULT, "hangs")
+    assert agent is not None
+    ask = A2ARequest(caller=house.caller, agent=agent)
+    message = Message(message_id=Uuids()(), parts=(Text("x"),))
+    begun = await house.conversations.send(ask, SendMessage(message=message, blocking=False))
+    pid = await _first_word(house, begun.task.id)
+    assert _alive(pid)
+    canceled = await house.conversations.cancel(ask, CancelTask(task_id=begun.task.id))
+    assert canceled.state is TaskState.CANCELED
+    async with asyncio.timeout(BOUND_S):
+        while _alive(pid):  # noqa: ASYNC110  (a process)
+            await asyncio.sleep(0.01)
+    await asyncio.wait_for(house.workers.idle(), BOUND_S)
+
+
+async def _first_word(house: House, task_id: TaskId) -> int:
+    async with asyncio.timeout(BOUND_S):
+        with house.ledger.watch(task_id) as watch:
+            while True:
+                for step in await house.ledger.steps(task_id, 0, 100):
+                    if isinstance(step.what, ArtifactUpdate):
+                        (part,) = step.what.parts
+                        assert isinstance(part, Text)
+                        return int(part.text)
+                await watch.next(BOUND_S)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_an_agent_without_a_file_cannot_be_isolated() -> None:
+    agent = Agent("loose", isolate=True)
+
+    @agent
+    def speak(turn: Any) -> Iterator[str]:
+        yield "hello"
+
+    with pytest.raises(TypeError, match="only where it is served from a file"):
+        load_agent(agent)

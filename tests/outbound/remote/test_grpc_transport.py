@@ -1,0 +1,48 @@
+"""Streams over gRPC that are cut: they go on, nothing is lost, and nothing is told twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from covenant.agents.api import Agent, Turn
+from covenant.model.task_view import TaskState
+from covenant.model.task_view import RemoteArtifact, RemoteStatus
+from covenant.model.agent_card import RemoteInterface
+from covenant.outbound.remote.remote_registry import Credentials
+from covenant.outbound.remote.remote_client import RemoteOptions, Remote
+from tests.doors.a2a.grpc_stage import grpc_stage
+from tests.outbound.cutting import wire_to
+from tests.outbound.http_servers import HERE, fetcher
+
+
+async def test_a_stream_goes_on_after_the_last_number_that_it_told(tmp_path: Path) -> None:
+    pauses = [asyncio.Event() for _ in range(4)]
+    counter = Agent("counter")
+
+    @counter
+    async def count(turn: Turn) -> AsyncIterator[Any]:
+        for number, pause in enumerate(pauses):
+            yield turn.status(f"beginning {number}")
+            yield turn.status(f"counting {number}")
+            yield f"{number} "
+            await pause.wait()
+
+    async with grpc_stage(tmp_path, counter) as scene, wire_to(scene.server.port) as wire, fetcher(HERE) as calls:
+        url = f"http://127.0.0.1:{wire.port}"
+        ways = [RemoteInterface(url=url, binding="GRPC", version="1.0", tenant="counter")]
+        credentials = Credentials(url, token=scene.http.token)
+        remote = Remote(ways, calls, credentials, manners=RemoteOptions(poll_s=0.02, timeout_s=20.0))
+        stream = remote.stream("go")
+        told, steps = "", list[str]()
+        async for news in stream:
+            if isinstance(news, RemoteStatus) and news.state is TaskState.WORKING and news.text:
+                steps.append(news.text)
+            if isinstance(news, RemoteArtifact) and news.text:
+                told += news.text
+                wire.cut()
+                # What is said while nobody listens is not in a later snapshot: only a number can bring it back.
+                pauses[int(news.text)].set()
+        assert told == stream.reply.text == "0 1 2 3 "
+        assert steps == [f"{word} {number}" for number in range(4) for word in ("beginning", "counting")]
+        assert wire.connections >= 5
