@@ -22,8 +22,8 @@ import msgspec
 
 from bench.workload import PAYLOAD, RECIPIENT, SENDER, Callers, archived, new_task, run
 from covenant import Mailbox
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept, Advance, Drain, Settle, Starter, Take
 from covenant.model.content import Text
 from covenant.model.ids import TaskId

@@ -11,8 +11,8 @@ from bench.building import Built
 from bench.cold import Opening
 from bench.report import Level, Table, at_most, fact
 from bench.workload import PAYLOAD_BYTES
-from covenant.ledger.log.journal import SEGMENT_BYTES
-from covenant.ledger.log.storage import SEALED_SEGMENTS_BEFORE_COMPACTION
+from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES
+from covenant.ledger.embedded.storage import SEALED_SEGMENTS_BEFORE_COMPACTION
 
 NAME: Final = "opening"
 OPEN_S: Final = 5.0

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
     from covenant.model.agent_definition import Skill as Skill
+    from covenant.model.call_context import Hop as Hop
     from covenant.model.content import Json as Json
     from covenant.model.content import Text as Text
-    from covenant.model.call_context import Hop as Hop
     from covenant.model.ids import AgentId as AgentId
     from covenant.model.repair import ForceError as ForceError
     from covenant.model.repair import Requeue as Requeue
     from covenant.model.result import Result as Result
     from covenant.model.task import Idempotency as Idempotency
     from covenant.model.task import Task as Task
-    from covenant.outbound.remote.remote_client import Remote as Remote
     from covenant.outbound.call_errors import RemoteError as RemoteError
+    from covenant.outbound.remote.remote_client import Remote as Remote
     from covenant.outbound.remote.remote_task import Reply as Reply
     from covenant.worker import Worker as Worker
 

@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import Final
 
 from covenant.exchange.argument_checks import checks_arguments
-from covenant.exchange.tasks.content_checks import check_blocks
 from covenant.exchange.mailbox import MailboxLimits, check_repair, check_request_id, check_size, check_task
-from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
-from covenant.ledger.log.homes import memory_ledger, open_ledger
-from covenant.ledger.log.journal import Durability
+from covenant.exchange.tasks.content_checks import check_blocks
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import QueueEntry, QueueQuery
+from covenant.ledger.embedded.journal.journal import Durability
+from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.ledger.machine.commands import Accept, Accepted, Drain, LeasedTask, Repair, Settle, Settled, Take
 from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display

@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.agents.api import Agent
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.agents.agent_loader import load_agent
-from covenant.agents.runtime.job import RunnableAgent
+from covenant.agents.api import Agent
 from covenant.agents.process_agent import ProcessAgent
+from covenant.agents.runtime.job import RunnableAgent
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.cards import mcp_servers, offer_of
 from covenant.daemon.environment import environment, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import make_home
@@ -34,21 +34,21 @@ from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Sweeper
 from covenant.doors.http.hosts import as_host
 from covenant.doors.simple import asked_for
+from covenant.exchange.a2a_service import A2AExchange, A2ALimits
+from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.cards import CardFeatures, agent_card
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2ALimits, A2AExchange
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.identities import operator_agent
-from covenant.exchange.simple import SimpleLimits, SimpleExchange
-from covenant.exchange.access.tenants import Caller, TenantAccess
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import memory_ledger, open_ledger
-from covenant.ledger.log.uuids import Uuids
-from covenant.model.agent_definition import INDEX_DEFINITION, CatalogueAgent, AgentDefinition
+from covenant.exchange.simple import SimpleExchange, SimpleLimits
+from covenant.ledger.clock import Uuids
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import memory_ledger, open_ledger
+from covenant.model.agent_definition import INDEX_DEFINITION, AgentDefinition, CatalogueAgent
 from covenant.model.errors import Invalid, NotFound
-from covenant.model.tenants import DEFAULT, Tenant
 from covenant.model.mcp_servers import Tool
+from covenant.model.tenants import DEFAULT, Tenant
 from covenant.outbound.remote.simple import (
     ExternalServiceError,
     RemoteInvocationResult,
@@ -108,7 +108,7 @@ class A2ATaskDeps:
 
     tasks: SimpleExchange
     tenant: str = DEFAULT
-    ledger: LogLedger | None = field(default=None)
+    ledger: EmbeddedLedger | None = field(default=None)
 
     @property
     def caller(self) -> Caller:
@@ -150,7 +150,7 @@ def _monotonic_beside(clock: Callable[[], int]) -> Callable[[], int]:
 
 @asynccontextmanager
 async def _working(
-    ledger: LogLedger, key: bytes, agents: tuple[Agent | AgentDefinition, ...], limits: SimpleLimits
+    ledger: EmbeddedLedger, key: bytes, agents: tuple[Agent | AgentDefinition, ...], limits: SimpleLimits
 ) -> AsyncIterator[A2ATaskDeps]:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(ledger.close)

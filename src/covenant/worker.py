@@ -25,10 +25,10 @@ from covenant.client import Client, Posted, Taken, insisted, see_through
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid, Refusal, TooLarge, WrongType
-from covenant.model.task_view import first_message
 from covenant.model.ids import TaskId
 from covenant.model.result import Result, error_result
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
+from covenant.model.task_view import first_message
 from covenant.wire.validation import checked
 
 WAIT_MS: Final = 20_000

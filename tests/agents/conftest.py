@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.embedded.engine import EmbeddedLedger
 from tests.agents.stage import Stage, a_ledger, a_stage
 
 
 @pytest.fixture(params=["memory", "file"])
-async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LogLedger]:
+async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EmbeddedLedger]:
     async with a_ledger(tmp_path / "home" if request.param == "file" else None) as opened:
         yield opened
 
 
 @pytest.fixture
-async def stage(ledger: LogLedger) -> AsyncIterator[Stage]:
+async def stage(ledger: EmbeddedLedger) -> AsyncIterator[Stage]:
     async with a_stage(ledger, stop_s=0.2) as set_up:
         yield set_up

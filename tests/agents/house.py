@@ -11,42 +11,38 @@ from typing import Any, Final
 
 from pydantic_ai.models import Model
 
-from covenant.agents.agent_directory import RemoteCards
-from covenant.agents.model.model_agent import ModelAdvisor
-from covenant.agents.api import Agent
-from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.agents.agent_directory import AgentDirectory, RemoteCards
 from covenant.agents.agent_loader import load_agent
-from covenant.agents.runtime.job import RunnableAgent
-from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.api import Agent
 from covenant.agents.model.agent_memory import AgentMemories
-from covenant.agents.model.model_agent import ModelAgent
+from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.model.model_agent import ModelAdvisor, ModelAgent
+from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.router import IndexAgent, NoModelAgent
-from covenant.agents.agent_directory import AgentDirectory
-from covenant.agents.model.toolbox import ToolServices
+from covenant.agents.runtime.job import RunnableAgent
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.operator import admit_operator
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2ARequest, A2ALimits, A2AExchange
-from covenant.exchange.delegation import DelegationLimits, Delegations
-from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.a2a_service import A2AExchange, A2ALimits, A2ARequest
 from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import Caller, TenantAccess
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.log.uuids import Uuids
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import DelegationLimits, Delegations
+from covenant.ledger.clock import Uuids
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, AgentDefinition, read_agent_definition
 from covenant.model.content import Content, Json, Text
-from covenant.model.task_view import TaskView
-from covenant.model.task_event import Step
 from covenant.model.task import ELSEWHERE
+from covenant.model.task_event import ArtifactUpdate, Step
+from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT
-from covenant.model.task_event import ArtifactUpdate
+from covenant.outbound.address_guard import AddressGuard, SystemResolver
 from covenant.outbound.http_fetcher import Fetcher, FetchLimits
-from covenant.outbound.address_guard import AddressGuard
 from covenant.outbound.remote.remote_registry import FILE
-from covenant.outbound.address_guard import SystemResolver
 from covenant.seal.keys import new_private_key, new_token
 from tests.agents.stage import BOUND_S, now_ms
 
@@ -60,7 +56,7 @@ DEAD: Final = "http://127.0.0.1:9/"
 @dataclass(slots=True, kw_only=True)
 class House:
     home: Path
-    ledger: LogLedger
+    ledger: EmbeddedLedger
     catalogue: Catalogue
     tenancy: TenantAccess
     workers: WorkerPool
@@ -103,7 +99,9 @@ class House:
         parts = (Text(said),) if isinstance(said, str) else tuple(said)
         message = Message(message_id=Uuids()(), parts=parts, task_id=task_id)
         async with asyncio.timeout(BOUND_S):
-            return await self.conversations.send(A2ARequest(caller=self.caller, agent=agent), SendMessage(message=message))
+            return await self.conversations.send(
+                A2ARequest(caller=self.caller, agent=agent), SendMessage(message=message)
+            )
 
     async def steps(self, view: TaskView) -> list[Step]:
         return list(await self.ledger.steps(view.task.id, 0, 100_000))
@@ -171,7 +169,9 @@ async def a_house(
     abroad = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic)
     known = dict(models or {})
     roster = AgentDirectory(catalogue, lambda constitution: constitution.kind != "model" or bool(known), abroad)
-    means = ToolServices(roster=roster, pages=WebPages(fetcher), memories=AgentMemories(home / "memory", now_ms), mcp=tools)
+    means = ToolServices(
+        roster=roster, pages=WebPages(fetcher), memories=AgentMemories(home / "memory", now_ms), mcp=tools
+    )
     house = House(
         home=home,
         ledger=ledger,

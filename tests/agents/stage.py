@@ -9,19 +9,18 @@ from typing import Any, Final
 from uuid import uuid4
 
 from covenant.agents.api import Agent
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.runtime.job import RunnableAgent, JobLimits
+from covenant.agents.runtime.job import JobLimits, RunnableAgent
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.exchange.tasks.reader import TaskReader
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import memory_ledger, open_ledger
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.ledger.machine.commands import Accept, Cancel, Canceled, Continue
 from covenant.model.content import Content, Text
-from covenant.model.task_view import TaskView
 from covenant.model.ids import TaskId
-from covenant.model.task_event import Ended, Step
 from covenant.model.task import Task, fingerprint
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, Ended, MessageUpdate, StatusUpdate, Step
+from covenant.model.task_view import TaskView
 from tests.ledger_contract.samples import ALICE, BOB
 
 BOUND_S: Final = 20.0
@@ -38,7 +37,7 @@ def body_of(function: Callable[..., Any], **declared: Any) -> FunctionAgent:
 
 
 class Stage:
-    def __init__(self, ledger: LogLedger, workers: WorkerPool) -> None:
+    def __init__(self, ledger: EmbeddedLedger, workers: WorkerPool) -> None:
         self.ledger = ledger
         self.workers = workers
         self.views = TaskReader(ledger)
@@ -106,7 +105,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def a_ledger(folder: Path | None, **more: Any) -> AsyncIterator[LogLedger]:
+async def a_ledger(folder: Path | None, **more: Any) -> AsyncIterator[EmbeddedLedger]:
     ledger = await (memory_ledger(clock=now_ms) if folder is None else open_ledger(folder, clock=now_ms, **more))
     try:
         yield ledger
@@ -116,7 +115,7 @@ async def a_ledger(folder: Path | None, **more: Any) -> AsyncIterator[LogLedger]
 
 @asynccontextmanager
 async def a_stage(
-    ledger: LogLedger,
+    ledger: EmbeddedLedger,
     *,
     setting: Callable[[Stage], None] | None = None,
     limits: JobLimits | None = None,

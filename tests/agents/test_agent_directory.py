@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from covenant.agents import agent_directory as module
-from covenant.agents.agent_directory import FETCHES_MAX, RemoteCards
-from covenant.agents.agent_directory import LINE_CHARACTERS_MAX, CallableAgent
+from covenant.agents.agent_directory import FETCHES_MAX, LINE_CHARACTERS_MAX, CallableAgent, RemoteCards
+from covenant.model.agent_card import RemoteCard, RemoteSkill
 from covenant.model.errors import NotFound
-from covenant.model.agent_card import RemoteSkill, RemoteCard
 from tests.agents.house import a_house, function
 from tests.agents.stage import BOUND_S
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from covenant.agents.agent_loader import CannotLoad, LoadedAgent, load_agents
-from covenant.agents.sdk_executor import SdkExecutorAgent
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.model.pydantic_agent import PydanticAiAgent
+from covenant.agents.sdk_executor import SdkExecutorAgent
 
 OURS = """
 from covenant import Agent

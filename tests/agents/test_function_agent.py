@@ -12,11 +12,11 @@ import pytest
 from covenant import Agent, Turn
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.job import Job, JobLimits
-from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
-from covenant.model.task_view import TaskState
 from covenant.model.result import ResultStatus
 from covenant.model.task_event import Began, Started
+from covenant.model.task_view import TaskState
 from tests.agents.stage import Stage, a_stage, chunks, endings, statuses, told
 
 
@@ -289,7 +289,7 @@ def nested(depth: int) -> list[Any]:
     return value
 
 
-async def test_a_flood_is_stopped_at_the_limit_of_updates(ledger: LogLedger) -> None:
+async def test_a_flood_is_stopped_at_the_limit_of_updates(ledger: EmbeddedLedger) -> None:
     said = 0
 
     async def flood(turn: Turn) -> AsyncIterator[str]:
@@ -306,7 +306,7 @@ async def test_a_flood_is_stopped_at_the_limit_of_updates(ledger: LogLedger) -> 
         assert len(chunks(await stage.steps(view.task.id))) == 1_000
 
 
-async def test_a_flood_is_stopped_at_the_limit_of_bytes(ledger: LogLedger) -> None:
+async def test_a_flood_is_stopped_at_the_limit_of_bytes(ledger: EmbeddedLedger) -> None:
     async def flood(turn: Turn) -> AsyncIterator[Any]:
         while True:
             yield turn.file("big.bin", bytes(10_000))

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from covenant import Agent
-from covenant.agents.agent_loader import load_agents, load_agent
+from covenant.agents.agent_loader import load_agent, load_agents
 from covenant.exchange.a2a_service import A2ARequest
-from covenant.ledger.log.uuids import Uuids
+from covenant.ledger.clock import Uuids
 from covenant.model.a2a_requests import CancelTask, Message, SendMessage
 from covenant.model.content import Json, Text
-from covenant.model.task_view import TaskState
 from covenant.model.ids import TaskId
-from covenant.model.tenants import DEFAULT
 from covenant.model.task_event import ArtifactUpdate
+from covenant.model.task_view import TaskState
+from covenant.model.tenants import DEFAULT
 from tests.agents.house import House, a_house, function, said
 from tests.agents.stage import BOUND_S, statuses
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from covenant.agents.process_agent import ProcessAgent
-from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
 from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, endings, statuses, told
@@ -221,7 +221,7 @@ async def gone(pid: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout", "stop"])
-async def test_a_program_that_ignores_sigterm_is_killed_with_what_it_started(ledger: LogLedger, how: str) -> None:
+async def test_a_program_that_ignores_sigterm_is_killed_with_what_it_started(ledger: EmbeddedLedger, how: str) -> None:
     async with a_stage(ledger) as stage:
         stage.cast(program(STUBBORN), timeout_ms=500 if how == "timeout" else None)
         task_id = await stage.send()

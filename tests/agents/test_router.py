@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from covenant.agents.api import Agent
-from covenant.agents.router import ROUTE
-from covenant.agents.keyword_match import THRESHOLD, KeywordIndex
 from covenant.agents.agent_directory import CallableAgent
+from covenant.agents.api import Agent
+from covenant.agents.keyword_match import THRESHOLD, KeywordIndex
+from covenant.agents.router import ROUTE
+from covenant.model.agent_card import RemoteSkill
 from covenant.model.agent_definition import Skill
 from covenant.model.content import Embedded, Json, Resource, Text
-from covenant.model.task_view import TaskState
-from covenant.model.agent_card import RemoteSkill
 from covenant.model.task_event import StatusUpdate
+from covenant.model.task_view import TaskState
 from tests.agents.house import DEAD, House, a_house, function, said, values
 from tests.agents.stage import BOUND_S
 from tests.outbound.remotes import card, hand_made, task
@@ -193,7 +193,9 @@ def test_equal_scores_go_by_order_and_common_words_count_for_nothing() -> None:
 
 
 def test_one_word_of_its_description_is_enough_for_an_agent_that_is_alone() -> None:
-    (ranked,) = KeywordIndex([CallableAgent(name="w", description="Tells the weather forecast")]).rank("What is the forecast?")
+    (ranked,) = KeywordIndex([CallableAgent(name="w", description="Tells the weather forecast")]).rank(
+        "What is the forecast?"
+    )
     assert ranked.score >= THRESHOLD
 
 

@@ -14,7 +14,7 @@ from covenant.cli.offline import passphrase
 from covenant.cli.terminal import json_shape
 from covenant.daemon.home import KEY_NAME, make_home
 from covenant.daemon.keystore import PREKEYS_NAME, Keystore
-from covenant.ledger.log.opening import lock_home
+from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.seal.identity import PrivatePrekey, new_prekey
 from covenant.seal.keys import new_private_key
 from covenant.seal.locked_key import COST_MIN, is_locked

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.log import bodies
+from covenant.ledger.embedded import queues
 from tests.ledger_contract.acceptance import AcceptanceSuite
 from tests.ledger_contract.compaction import CompactionSuite
 from tests.ledger_contract.contract import DurableLedgerContract
@@ -32,7 +32,7 @@ class TestLogLedgerWithBodiesOnDisk(
 
     @pytest.fixture
     async def engine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LogEngine]:
-        monkeypatch.setattr(bodies, "WAITING_BYTES_MAX", 0)
+        monkeypatch.setattr(queues, "WAITING_BYTES_MAX", 0)
         engine = LogEngine(tmp_path, segment_bytes=2_000, body_bytes_on_disk=1)
         yield engine
         await engine.close()

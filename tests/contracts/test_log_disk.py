@@ -11,10 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from covenant.ledger.contract import QueueQuery, Shown
-from covenant.ledger.log import faults, homes, snapshot
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.log.segments import list_segments
+from covenant.ledger.contract.tasks import QueueQuery, TaskDetail
+from covenant.ledger.embedded import fault_points
+from covenant.ledger.embedded import open as homes
+from covenant.ledger.embedded.journal import snapshot
+from covenant.ledger.embedded.journal.segments import list_segments
+from covenant.ledger.embedded.open import open_ledger
 from covenant.model.errors import Damaged, HomeLocked, HomeUnusable, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from tests.ledger_contract.driver import LedgerDriver, refused
@@ -42,7 +44,7 @@ async def test_a_write_that_fails_is_never_acknowledged_and_reads_go_on(
     leased = await driver.taken(make_task(1))
     await driver.send(make_task(2))
     before = [await driver.entry(task_id(1)), await driver.entry(task_id(2))]
-    with faults.armed(faults.Plan(point, faults.fail(number, written=20))):
+    with fault_points.armed(fault_points.Plan(point, fault_points.fail(number, written=20))):
         with refused("outcome_unknown", 503):
             await driver.finish(leased, ok(task_id(1)))
         with refused("storage_failed", 503):
@@ -62,7 +64,7 @@ async def test_a_write_that_fails_is_never_acknowledged_and_reads_go_on(
     await driver.send(make_task(3))
 
 
-class FullDisk(faults.Plan):
+class FullDisk(fault_points.Plan):
     """A disk that takes nothing more, at these steps, for as long as this is armed."""
 
     def __init__(self, *points: str, number: int = errno.ENOSPC) -> None:
@@ -70,7 +72,7 @@ class FullDisk(faults.Plan):
         self._points = points
         self._number = number
 
-    def hit(self, step: faults.Step) -> None:
+    def hit(self, step: fault_points.FaultPoint) -> None:
         super().hit(step)
         if step.name in self._points:
             raise OSError(self._number, os.strerror(self._number))
@@ -112,7 +114,7 @@ async def live_reads(driver: LedgerDriver) -> list[object]:
     ]
 
 
-def without_past(shown: Shown | None) -> Shown | None:
+def without_past(shown: TaskDetail | None) -> TaskDetail | None:
     """What memory knows of a task: not the updates, and of the leases the live one."""
     if shown is None:
         return None
@@ -125,7 +127,7 @@ async def test_what_is_live_is_told_while_the_archive_cannot_be_written(
 ) -> None:
     await driver.send(make_task(30, recipient=DAVE))
     await driver.queue()
-    with faults.armed(FullDisk("archive.apply", number=number)):
+    with fault_points.armed(FullDisk("archive.apply", number=number)):
         await populated(driver)
         await driver.queue()
         assert (await driver.ledger.counts()).archive_failure is not None
@@ -159,7 +161,7 @@ async def test_what_is_live_is_told_when_the_archive_cannot_be_read(engine: LogE
 async def test_a_full_disk_stops_writing_and_what_is_live_can_be_read(engine: LogEngine, driver: LedgerDriver) -> None:
     await populated(driver)
     before = await live_reads(driver)
-    with faults.armed(FullDisk("journal.write", "archive.apply")):
+    with fault_points.armed(FullDisk("journal.write", "archive.apply")):
         with refused("outcome_unknown", 503):
             await driver.send(make_task(40))
         reads = await live_reads(driver)
@@ -178,7 +180,7 @@ async def test_a_start_on_a_full_disk_names_the_file_the_room_and_the_way_out(
     tail = list_segments(engine.home / "journal")[-1].path
     with tail.open("ab") as file:
         file.write(b'{"seq":2,"ts_')
-    with faults.armed(FullDisk(point)), pytest.raises(HomeUnusable) as refusal:
+    with fault_points.armed(FullDisk(point)), pytest.raises(HomeUnusable) as refusal:
         await engine.open()
     told = str(refusal.value)
     assert str(tail) in told
@@ -194,7 +196,7 @@ async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
 ) -> None:
     """The snapshot is ahead of the archive, as a full disk leaves it: the archive must have caught up first."""
     monkeypatch.setattr(homes, "PATIENCE_S", 0.5)
-    with faults.armed(FullDisk("archive.apply")):
+    with fault_points.armed(FullDisk("archive.apply")):
         await driver.send(make_task(1))
         compacting = asyncio.ensure_future(driver.ledger.compact())
         async with asyncio.timeout(20):
@@ -210,7 +212,7 @@ async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
 
 
 async def test_everybody_who_waits_for_a_failing_disk_is_told_that_the_outcome_is_unknown(driver: LedgerDriver) -> None:
-    with faults.armed(faults.Plan("journal.sync", faults.fail(errno.EIO))):
+    with fault_points.armed(fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))):
         answers = await asyncio.gather(*(driver.send(make_task(n)) for n in range(20)), return_exceptions=True)
     assert all(isinstance(answer, Unavailable) for answer in answers)
     assert (await driver.ledger.counts()).queued == 0
@@ -218,7 +220,7 @@ async def test_everybody_who_waits_for_a_failing_disk_is_told_that_the_outcome_i
 
 async def test_a_refusal_whose_audit_row_cannot_be_written_is_not_told_as_that_refusal(driver: LedgerDriver) -> None:
     with (
-        faults.armed(faults.Plan("journal.sync", faults.fail(errno.EIO))),
+        fault_points.armed(fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))),
         refused("outcome_unknown", 503),
     ):
         await driver.settle(ok(task_id(404)))

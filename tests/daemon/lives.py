@@ -7,21 +7,20 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.ledger.contract import QueueQuery
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.log.segments import Segment, list_segments
-from covenant.ledger.machine.commands import (
+from covenant.ledger.contract.tasks import QueueQuery
+from covenant.ledger.embedded.journal.segments import Segment, list_segments
+from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.machine.commands import DropPush, MovePushes, PutPush, Withdraw
+from covenant.ledger.machine.identity_commands import (
     Enroll,
     PurgeAudit,
     PurgeGrants,
     PurgeIdentities,
+    RemoveAgent,
     RevokeGrant,
     RevokeIdentity,
-    Withdraw,
 )
-from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush
 from covenant.ledger.machine.states import DRAINED
-from covenant.ledger.machine.tenant_commands import RemoveAgent
 from covenant.ledger.machine.view import Limits
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import Refusal

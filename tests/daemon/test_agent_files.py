@@ -11,8 +11,8 @@ import pytest
 from covenant.daemon.agent_files import AgentFiles, look, read_definition
 from covenant.daemon.logs import Log
 from covenant.exchange.catalogue import Catalogue
-from covenant.ledger.log.homes import memory_ledger
-from covenant.ledger.machine.tenant_commands import AddTenant
+from covenant.ledger.embedded.open import memory_ledger
+from covenant.ledger.machine.identity_commands import AddTenant
 from covenant.model.errors import Invalid
 from covenant.model.tenants import DEFAULT, Tenant
 from covenant.seal.keys import new_private_key

@@ -14,7 +14,7 @@ from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.loading import load
 from covenant.daemon.logs import Log
 from covenant.daemon.outbound import open_outbound
-from covenant.ledger.log.homes import memory_ledger
+from covenant.ledger.embedded.open import memory_ledger
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import Target
 from covenant.model.tenants import DEFAULT

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from covenant.daemon.checkup import check
-from covenant.ledger.log.archive import PAGE_BYTES
-from covenant.ledger.log.record import decode_line
-from covenant.ledger.log.segments import list_segments
+from covenant.ledger.embedded.archive.archive import PAGE_BYTES
+from covenant.ledger.embedded.journal.record import decode_line
+from covenant.ledger.embedded.journal.segments import list_segments
 from tests.cli.daemons import BOUND_S, COVENANT, Daemon, Ran, covenant, environment
 from tests.hostile.client import request
 from tests.places import short_folder

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.log.opening import lock_home
-from covenant.ledger.log.segments import list_segments
+from covenant.ledger.embedded.journal.recovery import lock_home
+from covenant.ledger.embedded.journal.segments import list_segments
 from tests.cli.daemons import BOUND_S, COVENANT, Daemon, Ran, environment
 
 STRICT = (sys.executable, "-X", "dev", "-W", "error")

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from covenant import AgentId, Mailbox, Task, local_agent
-from covenant.ledger.log.segments import list_segments
+from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.model.ids import TaskId
 from covenant.seal.keys import new_private_key, public_key
 from tests.cli.daemons import BOUND_S, Daemon, Ran, covenant

@@ -12,9 +12,9 @@ from covenant.doors.http.tenant import TenantGate
 from covenant.doors.mcp.http import McpDoor
 from covenant.doors.metrics import Meter
 from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.model.agent_definition import CatalogueAgent, AgentDefinition
-from covenant.model.tenants import DEFAULT
+from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
 from covenant.model.mcp_servers import read_mcp_servers
+from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key
 from tests.agents import mcp_server
 from tests.doors.a2a.stage import stage

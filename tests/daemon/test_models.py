@@ -15,8 +15,8 @@ from covenant.agents.router import NoModelAgent
 from covenant.daemon.models import Cast, Models
 from covenant.daemon.settings import ModelSettings
 from covenant.model.agent_definition import read_agent_definition
-from covenant.model.task_view import TaskState
 from covenant.model.result import ResultStatus
+from covenant.model.task_view import TaskState
 from tests.agents.house import a_house, function, said, values
 from tests.agents.openai_server import Cut, Drip, Line, openai_server
 from tests.agents.stage import BOUND_S, chunks

@@ -16,10 +16,9 @@ from cryptography.x509.oid import NameOID
 
 from covenant.daemon import peer_lines
 from covenant.daemon.peer_lines import PeerLines
-from covenant.outbound.urls import Address
+from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.outbound.http_fetcher import TlsTrust
-from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.address_guard import Unresolved
+from covenant.outbound.urls import Address
 from covenant.peers.transport.peer_client import PeerCallFailed
 from tests.outbound.http_servers import LOADED, always, by_path, endless, http_server, redirect, reply, silence
 

@@ -13,10 +13,10 @@ import pytest
 
 from covenant.daemon.ledger_checkup import check_ledger
 from covenant.daemon.salvage import carry_out, rebuild_archive
-from covenant.ledger.log import faults
-from covenant.ledger.log.archive import PAGE_BYTES
-from covenant.ledger.log.opening import lock_home
-from covenant.ledger.log.segments import segment_path
+from covenant.ledger.embedded import fault_points
+from covenant.ledger.embedded.archive.archive import PAGE_BYTES
+from covenant.ledger.embedded.journal.recovery import lock_home
+from covenant.ledger.embedded.journal.segments import segment_path
 from covenant.ledger.machine.events import AnyEvent
 from covenant.model.ids import TaskId
 from tests.daemon.lives import LIMITS, Life, begun_in, check_agreement, exercise, kinds_of, live, records
@@ -217,7 +217,7 @@ async def test_a_mending_that_was_cut_off_is_done_again(life: Life, tmp_path: Pa
     salvage = check_ledger(home, {}, LIMITS).salvage
     assert salvage is not None
     with (
-        faults.armed(faults.Plan(point, faults.fail(errno.ENOSPC))) as plan,
+        fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC))) as plan,
         lock_home(home),
         pytest.raises(OSError, match="No space"),
     ):

@@ -11,13 +11,12 @@ import pytest
 from covenant.daemon.logs import Log
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Sweeper
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
-from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
+from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.ledger.clock import PAUSE_MS
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import memory_ledger, open_ledger
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.model.clock_steps import STEP_MS
 from covenant.model.errors import CovenantError, Unavailable
 from covenant.model.ids import AgentId, TaskId
@@ -49,7 +48,7 @@ class Clocks:
 class Town:
     """An operator who may send to bob, on a ledger in memory."""
 
-    def __init__(self, ledger: LogLedger, clocks: Clocks, operator: Principal, registry: IdentityAdmin) -> None:
+    def __init__(self, ledger: EmbeddedLedger, clocks: Clocks, operator: Principal, registry: IdentityAdmin) -> None:
         self.ledger = ledger
         self.clocks = clocks
         self.operator = operator

@@ -6,9 +6,8 @@ from pathlib import Path
 import msgspec
 
 from covenant.peers.discovery.candidates import CANDIDATES_MAX, Candidate, CandidateConflict, CandidateNote
-from covenant.peers.discovery.dns_sd import INSTANCES_MAX, SERVICE
+from covenant.peers.discovery.dns_sd import CARD_PATH, INSTANCES_MAX, SERVICE, TXT_BYTES_MAX
 from covenant.peers.discovery.mdns import SERVICE_TYPE
-from covenant.peers.discovery.dns_sd import CARD_PATH, TXT_BYTES_MAX
 
 PAGE = (Path(__file__).parents[2] / "docs" / "discovery.md").read_text(encoding="utf-8")
 

@@ -7,9 +7,9 @@ from typing import get_args
 
 import msgspec
 
+from covenant.model.ids import base58
 from covenant.model.peers.delegation import DELEGATION_TRANSITIONS, DelegationRole, DelegationState
 from covenant.model.peers.delegation_messages import RejectCode
-from covenant.model.ids import base58
 from covenant.model.peers.instance import SUITE, Prekey
 from covenant.seal.envelope import Code, Header, open_
 from covenant.seal.identity import PREKEY_LIFE_MS, InstanceIdentity, PrivatePrekey
@@ -72,7 +72,11 @@ def test_every_reason_to_reject_is_listed() -> None:
 def test_the_table_of_states_is_the_table() -> None:
     rows = re.findall(r"^\| (requester|provider) \| (\S+) \| (.*) \| (\S+) \|$", PEERS, re.MULTILINE)
     listed = {
-        (DelegationRole(role), None if before == "–" else DelegationState(before), happening.strip("`")): DelegationState(after)
+        (
+            DelegationRole(role),
+            None if before == "–" else DelegationState(before),
+            happening.strip("`"),
+        ): DelegationState(after)
         for role, before, happenings, after in rows
         for happening in happenings.split(", ")
     }

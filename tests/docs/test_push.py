@@ -8,7 +8,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 
 from covenant.daemon.environment import now_ms
-from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.model.a2a_requests import PushConfig
 from covenant.seal.cards import CardSigner
 from tests.outbound.receivers import KEY, begin, pushing, receiver

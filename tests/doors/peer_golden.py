@@ -2,13 +2,12 @@
 
 from covenant.doors import peer_answers as p
 from covenant.doors.answers import Answer
-from covenant.ledger.contract import TreeNode
-from covenant.model.peers.peer_record import PeerCapabilities, Peer, PeerLimits
-from covenant.model.peers.delegation import Delegation, LoggedMessage
-from covenant.model.peers.delegation import DelegationRole, DelegationState
-from covenant.model.peers.delegation_messages import Profile, Proof, TokenUsage
+from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.ids import TaskId
+from covenant.model.peers.delegation import Delegation, DelegationRole, DelegationState, LoggedMessage
+from covenant.model.peers.delegation_messages import Profile, Proof, TokenUsage
 from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
 from covenant.wire.operator_requests import PendingMessages
 
 ID = InstanceId("frd1_" + "a" * 40)

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from covenant.doors import answers as a
-from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
+from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
+from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent
 from covenant.model.audit_chain import AuditReport
-from covenant.model.agent_definition import Advisor, CatalogueAgent, AgentDefinition
 from covenant.model.content import Json, Text
 from covenant.model.errors import OverLimit
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId

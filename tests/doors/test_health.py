@@ -4,7 +4,7 @@ import errno
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from covenant.ledger.log.faults import Plan, armed, fail
+from covenant.ledger.embedded.fault_points import Plan, armed, fail
 from tests.doors.clients import Http
 from tests.doors.test_ipc import INFO
 from tests.doors.world import World, new_task

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from covenant.doors.metrics import BOUNDS_S, Meter
-from covenant.ledger.contract import Counts
+from covenant.ledger.contract.ledger import Counts
 
 COUNTS = Counts(
     queued=3,

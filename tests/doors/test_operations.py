@@ -10,7 +10,7 @@ import pytest
 
 from covenant.doors.table import OPERATIONS
 from covenant.exchange.mailbox import MailboxLimits
-from covenant.ledger.machine.push_commands import MovePushes, PutPush
+from covenant.ledger.machine.commands import MovePushes, PutPush
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.push import move_of
 from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker

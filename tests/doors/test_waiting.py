@@ -11,7 +11,7 @@ from covenant.doors.mailbox import drain_waiting, take_waiting
 from covenant.doors.waiting import CallerGoneError, Pause, Waits
 from covenant.exchange.access.principals import Principal
 from covenant.model.errors import OverLimit, Refusal, Unavailable
-from covenant.wire.mailbox import ReceiveRequest, DrainRequest
+from covenant.wire.mailbox import DrainRequest, ReceiveRequest
 from tests.doors.clients import HttpConnection
 from tests.doors.world import Actor, World, new_task
 
@@ -182,7 +182,9 @@ async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(world: World)
     gone: list[asyncio.Future[None]] = [loop.create_future(), loop.create_future()]
     waiting = []
     for each in gone:
-        waiting.append(asyncio.ensure_future(take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), Pause(each))))
+        waiting.append(
+            asyncio.ensure_future(take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), Pause(each)))
+        )
         await asyncio.sleep(0.05)
     task = new_task(bob)
     gone[0].set_result(None)

@@ -22,15 +22,14 @@ from covenant.doors.metrics import Meter
 from covenant.doors.native import agents as native_agents
 from covenant.doors.operation import Office
 from covenant.doors.waiting import Pause, Waits
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
-from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
+from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.access.tenants import TenantAccess
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.homes import open_ledger
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.view import Limits
 from covenant.model.ids import AgentId
 from covenant.model.tenants import TenantLimits

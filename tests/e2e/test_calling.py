@@ -6,8 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from covenant import connect, simple
-from covenant.model.task_view import TaskState
-from covenant.model.task_view import RemoteArtifact
+from covenant.model.task_view import RemoteArtifact, TaskState
 from tests.cli.daemons import Daemon
 from tests.e2e.test_simple import agent_file
 

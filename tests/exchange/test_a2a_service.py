@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covenant.agents.api import Agent, Turn
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.agents.function_agent import FunctionAgent
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import now_ms
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2ARequest, A2ALimits, A2AExchange
-from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.a2a_service import A2AExchange, A2ALimits, A2ARequest
 from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import Caller, TenantAccess
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log import faults
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.log.uuids import Uuids
+from covenant.exchange.catalogue import Catalogue
+from covenant.ledger.clock import Uuids
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded import fault_points
+from covenant.ledger.embedded.open import open_ledger
 from covenant.model.a2a_requests import ListTasks, Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Text
@@ -102,7 +102,7 @@ async def test_a_blocked_caller_hears_at_once_that_nothing_more_can_be_written(t
     async with place(tmp_path, agent) as (_, conversations, ask):
         sending = asyncio.ensure_future(conversations.send(ask, said("hello")))
         await asyncio.wait_for(begun.wait(), BOUND_S)
-        with faults.armed(faults.Plan("journal.sync", faults.fail(errno.EIO))):
+        with fault_points.armed(fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))):
             go_on.set()
             view = await asyncio.wait_for(sending, BOUND_S)
         assert view.state is TaskState.WORKING, "as it is on the disk: its result never came there"

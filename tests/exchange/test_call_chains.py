@@ -8,14 +8,15 @@ import msgspec
 import pytest
 
 from covenant.daemon.environment import now_ms
-from covenant.exchange.catalogue import Catalogue
-from covenant.model.call_context import check_chain
-from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
-from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.identities import operator_agent
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.machine.commands import Accept, MakeGrant
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.machine.commands import Accept
+from covenant.ledger.machine.identity_commands import MakeGrant
+from covenant.model.call_context import check_chain
 from covenant.model.errors import Refusal
 from covenant.model.grant import send_actions
 from covenant.model.task import Task, fingerprint
@@ -26,13 +27,13 @@ KEY = new_private_key()
 
 
 @pytest.fixture
-async def ledger(tmp_path: Path) -> AsyncIterator[LogLedger]:
+async def ledger(tmp_path: Path) -> AsyncIterator[EmbeddedLedger]:
     opened = await open_ledger(tmp_path, clock=now_ms)
     yield opened
     await opened.close()
 
 
-async def sent(ledger: LogLedger, task: Task, **limits: Any) -> Task:
+async def sent(ledger: EmbeddedLedger, task: Task, **limits: Any) -> Task:
     """By its sender, by mail; as it was kept."""
     exchange = MailboxExchange(ledger, OPERATOR, MailboxLimits(**limits))
     await ledger.commit(MakeGrant(by=OPERATOR, grant=make_grant(task.sender, send_actions(task.recipient)[0])))
@@ -42,11 +43,13 @@ async def sent(ledger: LogLedger, task: Task, **limits: Any) -> Task:
     return entry.task
 
 
-async def begun(ledger: LogLedger, task: Task) -> None:
+async def begun(ledger: EmbeddedLedger, task: Task) -> None:
     await ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
 
 
-async def test_a_workers_mail_goes_on_with_the_chain_and_within_the_time_of_what_it_works_on(ledger: LogLedger) -> None:
+async def test_a_workers_mail_goes_on_with_the_chain_and_within_the_time_of_what_it_works_on(
+    ledger: EmbeddedLedger,
+) -> None:
     soon_ms = now_ms() + 60_000
     await begun(ledger, make_task(1, tenant="acme", origin="a2a", depth=1, chain=("x",), deadline_ms=soon_ms))
     child = make_task(2, sender=BOB, recipient=CAROL, parent=task_id(1), deadline_ms=soon_ms + 60_000)
@@ -58,7 +61,7 @@ async def test_a_workers_mail_goes_on_with_the_chain_and_within_the_time_of_what
     assert again.duplicate
 
 
-async def test_a_workers_mail_that_is_too_deep_or_comes_back_is_refused(ledger: LogLedger) -> None:
+async def test_a_workers_mail_that_is_too_deep_or_comes_back_is_refused(ledger: EmbeddedLedger) -> None:
     await begun(ledger, make_task(1, tenant="acme", origin="a2a", depth=3, chain=(CAROL.pubkey,)))
     with pytest.raises(Refusal, match="4 deep"):
         await sent(ledger, make_task(2, sender=BOB, recipient=ALICE, parent=task_id(1)))
@@ -66,7 +69,7 @@ async def test_a_workers_mail_that_is_too_deep_or_comes_back_is_refused(ledger: 
         await sent(ledger, make_task(3, sender=BOB, recipient=CAROL, parent=task_id(1)), depth_max=9)
 
 
-async def test_mail_between_those_that_are_no_tenants_agents_is_nobodys_chain(ledger: LogLedger) -> None:
+async def test_mail_between_those_that_are_no_tenants_agents_is_nobodys_chain(ledger: EmbeddedLedger) -> None:
     await begun(ledger, make_task(1))
     plain = make_task(2, sender=BOB, recipient=ALICE, parent=task_id(1))
     assert await sent(ledger, plain) == plain

@@ -5,23 +5,23 @@ from typing import Any
 import msgspec
 import pytest
 
+from covenant.exchange.access.tenants import Caller
 from covenant.exchange.cards import (
     CARDS_KEPT_MAX,
     LIMITS_URI,
     Anonymous,
-    Cards,
     CardFeatures,
+    Cards,
     admits_anonymous,
     agent_card,
     stub_card,
 )
 from covenant.exchange.skills import CAPABILITIES, tool_tags, tool_title
-from covenant.exchange.access.tenants import Caller
 from covenant.model.agent_card import Provider
-from covenant.model.agent_definition import INDEX_DEFINITION, CatalogueAgent, AgentSource, read_agent_definition
+from covenant.model.agent_definition import INDEX_DEFINITION, AgentSource, CatalogueAgent, read_agent_definition
 from covenant.model.errors import Invalid
-from covenant.model.tenants import Tenant, TenantLimits
 from covenant.model.mcp_servers import Tool, read_mcp_servers, tools_of
+from covenant.model.tenants import Tenant, TenantLimits
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key
 from covenant.wire.a2a.card_codec import card_fields
@@ -109,7 +109,9 @@ def test_what_is_switched_on_is_said_and_nothing_else() -> None:
     assert (plain.capabilities.push_notifications, plain.provider, plain.documentation_url) == (False, None, None)
     provider = Provider(organization="Example", url="https://example.com")
     offered = agent_card(
-        agent(), BASE, CardFeatures(provider=provider, documentation_url="https://docs.example", push_notifications=True)
+        agent(),
+        BASE,
+        CardFeatures(provider=provider, documentation_url="https://docs.example", push_notifications=True),
     )
     assert offered.capabilities.push_notifications
     assert (offered.provider, offered.documentation_url) == (provider, "https://docs.example")

@@ -6,11 +6,10 @@ import pytest
 
 from covenant.daemon.environment import now_ms
 from covenant.exchange.delegation import REMOTE, target_of
-from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept
 from covenant.model.ids import AgentId
-from covenant.model.task import ELSEWHERE, PEERS, Target
-from covenant.model.task import DELEGATION, MAILBOX, NATIVE, SIMPLE, Task, fingerprint
+from covenant.model.task import DELEGATION, ELSEWHERE, MAILBOX, NATIVE, PEERS, SIMPLE, Target, Task, fingerprint
 from tests.ledger_contract.samples import BOB, make_task, task_id
 
 OLD = {REMOTE: {"name": "weather", "url": "https://weather.example/", "timeout_ms": 5}}

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from covenant.ledger.contract import Shown
+from covenant.ledger.contract.tasks import TaskDetail
 from covenant.model.ids import TaskId
 from covenant.model.result import Result
 from tests.ledger_contract.driver import LedgerDriver, check_generations
@@ -84,9 +84,9 @@ class Told:
         return verb, unanswered > 0
 
 
-async def check_reads(driver: LedgerDriver, told: Told) -> dict[TaskId, Shown]:
+async def check_reads(driver: LedgerDriver, told: Told) -> dict[TaskId, TaskDetail]:
     """Everything acknowledged is there, and nothing twice, as far as looking can tell."""
-    shown: dict[TaskId, Shown] = {}
+    shown: dict[TaskId, TaskDetail] = {}
     for which in told.tried():
         found = await driver.ledger.show(which, None, 1_000)
         assert found is not None or which not in told.known(), f"acknowledged task {which} is lost"
@@ -106,7 +106,7 @@ async def check_reads(driver: LedgerDriver, told: Told) -> dict[TaskId, Shown]:
     return shown
 
 
-def _check_details(told: Told, shown: dict[TaskId, Shown]) -> None:
+def _check_details(told: Told, shown: dict[TaskId, TaskDetail]) -> None:
     for fact in told.of("leased"):
         for which, lease_id in zip(fact.tasks, fact.said["leases"], strict=True):
             leases = [lease.lease_id for lease in shown[which].leases]

@@ -14,29 +14,28 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept, Command
 from covenant.ledger.machine.peer_commands import (
     ChangePeer,
-    Changes,
-    Hear,
+    DelegationChanges,
     LearnPeer,
     MoveParcels,
+    ReceiveFromPeer,
     RemovePeer,
     RevokeToken,
+    SendToPeer,
     SucceedPeer,
-    Tell,
 )
-from covenant.model.peers.delegation import DelegationKey
-from covenant.model.peers.delegation import DelegationRole
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
+from covenant.model.peers.delegation import DelegationKey, DelegationRole
 from covenant.model.peers.instance import KeyBundle, Trust
 from covenant.model.task import Task, fingerprint
 from covenant.seal.identity import InstanceIdentity
 from tests.faults.facts import Told
-from tests.ledger.machine.peer_cast import (
+from tests.ledger.machine.peer_commands import (
     CHALLENGE,
     add,
     begun,
@@ -71,10 +70,10 @@ def keys_of(number: int) -> KeyBundle:
     return replace(bundle_of(number), prekeys=(prekey,), signature=SIGNATURE)
 
 
-def offered(number: int, jti: str, peer: int = 1) -> Hear:
+def offered(number: int, jti: str, peer: int = 1) -> ReceiveFromPeer:
     """A peer offers us work, and we begin it."""
     key, work = key_of(number, role=DelegationRole.PROVIDER, peer=peer), make_task(50 + number, recipient=CAROL)
-    return Hear(
+    return ReceiveFromPeer(
         envelope=envelope(jti, seq=1, peer=peer),
         key=key,
         begin=begun(key, work=work.id),
@@ -84,9 +83,9 @@ def offered(number: int, jti: str, peer: int = 1) -> Hear:
     )
 
 
-def told(key: DelegationKey, *happenings: str, typ: str, latest: bool = False, **changes: Any) -> Tell:
+def told(key: DelegationKey, *happenings: str, typ: str, latest: bool = False, **changes: Any) -> SendToPeer:
     words = (said(typ, b'{"words":"' + b"x" * 200 + b'"}', latest=latest),)
-    return Tell(key=key, happenings=happenings, changes=Changes(**changes), said=words)
+    return SendToPeer(key=key, happenings=happenings, changes=DelegationChanges(**changes), said=words)
 
 
 OURS: Final = key_of(2, role=DelegationRole.PROVIDER)
@@ -105,7 +104,7 @@ FIRST: Final[Sequence[Command[Any]]] = (
     told(OURS, "status", typ=STATUS, latest=True, status_seq=2),
     heard("status", seq=3, jti="early"),
     heard("accept", seq=1, jti="twice"),
-    Hear(envelope=envelope("alone")),
+    ReceiveFromPeer(envelope=envelope("alone")),
 )
 SECOND: Final[Sequence[Command[Any]]] = (
     heard("status", seq=2, status_seq=1, message="at it"),
@@ -114,7 +113,7 @@ SECOND: Final[Sequence[Command[Any]]] = (
     ChangePeer(id=id_of(1), by=OPERATOR, trust=Trust.TRUSTED),
     told(OURS, "result_completed", typ="delegation_result"),
     heard("result_cancelled", seq=3, result=result_of()),
-    Tell(key=key_of(1), changes=Changes(result=None)),
+    SendToPeer(key=key_of(1), changes=DelegationChanges(result=None)),
     RevokeToken(by=OPERATOR, token_id="t1", until_ms=START_MS + 1_000),
     offered(4, "more", peer=2),
     heard("status", seq=4, jti="late"),
@@ -125,10 +124,10 @@ THIRD: Final[Sequence[Command[Any]]] = (
     told(key_of(4, role=DelegationRole.PROVIDER, peer=4), "result_failed", typ="delegation_result", code="no"),
     MoveParcels(moves=(delivered(9, key_of(4, role=DelegationRole.PROVIDER, peer=4)),)),
     RemovePeer(id=id_of(4), by=OPERATOR),
-    Hear(envelope=envelope("last")),
+    ReceiveFromPeer(envelope=envelope("last")),
 )
 ALL: Final[Sequence[Command[Any]]] = (*FIRST, *SECOND, *THIRD)
-TAKEN: Final = tuple((number, each.envelope) for number, each in enumerate(ALL) if isinstance(each, Hear))
+TAKEN: Final = tuple((number, each.envelope) for number, each in enumerate(ALL) if isinstance(each, ReceiveFromPeer))
 
 
 class Letter(NamedTuple):
@@ -163,7 +162,7 @@ async def check_letters(ledger: Ledger, told: Told) -> dict[str, Any]:
     for number, each in TAKEN:
         if number in acknowledged and ledger.peer(each.sender) is not None:
             with refused("replayed"):
-                await ledger.commit(Hear(envelope=each))
+                await ledger.commit(ReceiveFromPeer(envelope=each))
     return found
 
 
@@ -220,4 +219,4 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
 def work_of(number: int) -> tuple[TaskId, ...]:
     """The task that a letter begins."""
     command = ALL[number]
-    return (command.accept.task.id,) if isinstance(command, Hear) and command.accept is not None else ()
+    return (command.accept.task.id,) if isinstance(command, ReceiveFromPeer) and command.accept is not None else ()

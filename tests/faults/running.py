@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.log.segments import list_segments
+from covenant.ledger.embedded.journal.segments import list_segments
+from covenant.ledger.embedded.open import open_ledger
 from tests.faults.facts import Fact, Told, check_all, read
 from tests.faults.letters import check_letters, picture
 from tests.faults.scenario import SEGMENT_BYTES, TASKS

@@ -14,11 +14,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.log.storage import CompactionFailed
-from covenant.ledger.machine.commands import Enroll, LeasedTask
-from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.embedded.storage import CompactionFailed
+from covenant.ledger.machine.commands import DropPush, LeasedTask, MovePushes, PutPush
+from covenant.ledger.machine.identity_commands import Enroll
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import Forbidden, HomeUnusable, Refusal, Unavailable
 from covenant.model.grant import send_actions

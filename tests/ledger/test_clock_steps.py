@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from covenant.ledger.clock import PAUSE_MS
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import memory_ledger, open_ledger
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.ledger.machine.commands import Access
 from covenant.ledger.machine.view import Limits
 from covenant.model.grant import REQUEUE_ACTION
@@ -38,7 +38,7 @@ async def driver() -> AsyncIterator[LedgerDriver]:
     await ledger.close()
 
 
-async def reopened(home: Path, clock: FakeClock) -> LogLedger:
+async def reopened(home: Path, clock: FakeClock) -> EmbeddedLedger:
     return await open_ledger(home, clock=clock, monotonic_ms=clock.monotonic_ms)
 
 

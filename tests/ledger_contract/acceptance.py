@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant.ledger.contract import Parties
+from covenant.ledger.contract.tasks import Parties
 from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
 from tests.ledger_contract.driver import LedgerDriver, refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant
+from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
 from covenant.model.task import Task

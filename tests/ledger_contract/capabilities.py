@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from covenant.ledger.machine.commands import (
-    Access,
+from covenant.ledger.machine.commands import Access
+from covenant.ledger.machine.identity_commands import (
     Enroll,
     PurgeAudit,
     PurgeGrants,

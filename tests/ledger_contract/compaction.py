@@ -6,8 +6,9 @@ import asyncio
 from itertools import pairwise
 from typing import Final
 
-from covenant.ledger.contract import Counts, QueueQuery, Shown
-from covenant.ledger.machine.commands import Enroll
+from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.contract.tasks import QueueQuery, TaskDetail
+from covenant.ledger.machine.identity_commands import Enroll
 from covenant.ledger.machine.states import State
 from covenant.model.grant import send_actions
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
@@ -194,7 +195,7 @@ async def _populate(driver: LedgerDriver) -> None:
 
 async def _answers(driver: LedgerDriver) -> tuple[object, ...]:
     ledger = driver.ledger
-    shown: list[Shown | None] = [await ledger.show(task_id(number), None, 100) for number in range(1, 11)]
+    shown: list[TaskDetail | None] = [await ledger.show(task_id(number), None, 100) for number in range(1, 11)]
     counts: Counts = await ledger.counts()
     return (
         shown,

@@ -1,4 +1,5 @@
-"""The contract of a ledger as a suite: what `covenant.ledger.contract` promises, one named test for each sentence.
+"""The contract of a ledger as a suite: what `covenant.ledger.contract.ledger` promises, one named test for each
+sentence.
 
     class TestMyEngine(LedgerContract):                 # or DurableLedgerContract
         @pytest.fixture

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery, Shown
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import QueueEntry, QueueQuery, TaskDetail
 from covenant.ledger.machine.commands import (
     Accept,
     Accepted,
@@ -19,7 +20,6 @@ from covenant.ledger.machine.commands import (
     Drain,
     Interrupt,
     LeasedTask,
-    Note,
     Release,
     Renew,
     Repair,
@@ -33,13 +33,13 @@ from covenant.ledger.machine.commands import (
     Take,
 )
 from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.task import Lease
 from covenant.model.repair import ForceError, Posture, RepairOutcome, Requeue, RetryPolicy, RetryReport
 from covenant.model.result import Result
-from covenant.model.task import Task, fingerprint
+from covenant.model.task import Lease, Task, fingerprint
 from covenant.model.task_event import MessageUpdate, StatusUpdate, Update
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import ALICE, BOB, OPERATOR
@@ -227,14 +227,14 @@ class LedgerDriver:
                 return total
 
     async def note(self, text: str) -> None:
-        await self.ledger.commit(Note(by=OPERATOR, row={"type": "noted", "text": text}))
+        await self.ledger.commit(WriteAuditRow(by=OPERATOR, row={"type": "noted", "text": text}))
 
     async def entry(self, which: TaskId) -> Entry:
         entry = await self.ledger.entry(which)
         assert entry is not None, f"task {which} is not live"
         return entry
 
-    async def show(self, which: TaskId) -> Shown:
+    async def show(self, which: TaskId) -> TaskDetail:
         shown = await self.ledger.show(which, None, UPDATES_MAX)
         assert shown is not None, f"task {which} is not known"
         return shown
@@ -260,7 +260,7 @@ class LedgerDriver:
         assert report.valid, report.failures
 
 
-async def check_generations(driver: LedgerDriver, which: TaskId) -> Shown:
+async def check_generations(driver: LedgerDriver, which: TaskId) -> TaskDetail:
     """Generations begin at 1, have no gap and no repeat, and reach as far as the task says."""
     shown = await driver.show(which)
     numbers = [update.generation for update in shown.updates]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from covenant.ledger.contract import Parties, QueueEntry
-from covenant.ledger.machine.commands import Enroll, RevokeGrant, RevokeIdentity
+from covenant.ledger.contract.tasks import Parties, QueueEntry
+from covenant.ledger.machine.identity_commands import Enroll, RevokeGrant, RevokeIdentity
 from covenant.ledger.machine.states import State
 from covenant.model.grant import REQUEUE_ACTION, Scope, send_actions
 from covenant.model.repair import RetryPolicy

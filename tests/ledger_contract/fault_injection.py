@@ -4,7 +4,8 @@
     COVENANT_FAULT_NOTES = <folder>                  hits are counted there, over all processes that share it
     COVENANT_FAULT_HOME = <folder>                   the home that a power cut strips of what was not synced
 
-The points are those of `covenant.ledger.log.faults`. Without a fault hits are only counted. Whoever runs a program
+The points are those of `covenant.ledger.embedded.fault_points`. Without a fault hits are only counted. Whoever runs
+a program
 under faults calls `arm` with its environment before anything else is imported; the shipped programs never do.
 
     kill     SIGKILL to the whole process group
@@ -46,9 +47,9 @@ def arm(environment: Mapping[str, str]) -> None:
         disk = Disk(Path(environment[HOME]), folder / DISK)
         disk.watch()
     # Only now: the modules below bind what `watch` replaces.
-    from covenant.ledger.log import faults  # noqa: PLC0415
+    from covenant.ledger.embedded import fault_points  # noqa: PLC0415
 
-    def strike(step: faults.Step) -> None:
+    def strike(step: fault_points.FaultPoint) -> None:
         half = step.data[: len(step.data) // 2] if step.fd >= 0 else b""
         match fault:
             case "kill":
@@ -70,15 +71,15 @@ def arm(environment: Mapping[str, str]) -> None:
 
     point, nth, fault = environment[FAULT].split(":") if FAULT in environment else ("", "0", "")
 
-    class Counted(faults.Plan):
+    class Counted(fault_points.Plan):
         """Counts in files, so that a second process goes on where the first one is."""
 
-        def hit(self, step: faults.Step) -> None:
-            assert step.name in faults.POINTS, f"the point {step.name!r} is missing from POINTS"
+        def hit(self, step: fault_points.FaultPoint) -> None:
+            assert step.name in fault_points.POINTS, f"the point {step.name!r} is missing from POINTS"
             if _count(folder / COUNTS / step.name) == int(nth) and step.name == point:
                 strike(step)
 
-    faults.arm(Counted())
+    fault_points.arm(Counted())
 
 
 def hits(notes: Path) -> dict[str, int]:

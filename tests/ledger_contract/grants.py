@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from covenant.ledger.machine.commands import Access, MakeGrant
+from covenant.ledger.machine.commands import Access
+from covenant.ledger.machine.identity_commands import MakeGrant
 from covenant.model.grant import Grant, respond_actions, send_actions
 from covenant.model.ids import AgentId
 from covenant.model.task import Task

@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.homes import memory_ledger, open_ledger
-from covenant.ledger.log.journal import SEGMENT_BYTES
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES
+from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.ledger.machine.view import Limits
 from tests.ledger_contract.fake_clock import FakeClock
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from covenant.ledger.machine.commands import Accept
-from covenant.ledger.machine.push_commands import DropPush, MovePushes, PutPush, RetryPush
+from covenant.ledger.machine.commands import Accept, DropPush, MovePushes, PutPush, RetryPush
 from covenant.ledger.machine.view import Limits
 from covenant.model.a2a_requests import PushAuthentication, PushConfig
 from covenant.model.ids import AgentId, TaskId

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from covenant.ledger.contract import Parties, QueueQuery, Scope
+from covenant.ledger.contract.tasks import Parties, QueueQuery, TaskScope
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id
 from tests.ledger_contract.suite import Suite
@@ -21,14 +21,14 @@ class QuerySuite(Suite):
             known = await driver.ledger.steps(task.id, 0, 100)
             assert known
             inside = (
-                Scope(recipient=BOB.pubkey),
-                Scope(recipient=BOB.pubkey, sender=ALICE.pubkey),
-                Scope(tenant="acme", sender=ALICE.pubkey),
+                TaskScope(recipient=BOB.pubkey),
+                TaskScope(recipient=BOB.pubkey, sender=ALICE.pubkey),
+                TaskScope(tenant="acme", sender=ALICE.pubkey),
             )
             outside = (
-                Scope(recipient=CAROL.pubkey),
-                Scope(recipient=BOB.pubkey, sender=CAROL.pubkey),
-                Scope(tenant="other"),
+                TaskScope(recipient=CAROL.pubkey),
+                TaskScope(recipient=BOB.pubkey, sender=CAROL.pubkey),
+                TaskScope(tenant="other"),
             )
             assert [await driver.ledger.steps(task.id, 0, 100, scope) for scope in inside] == [known] * 3
             assert [list(await driver.ledger.steps(task.id, 0, 100, scope)) for scope in outside] == [[]] * 3

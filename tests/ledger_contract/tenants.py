@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from covenant.ledger.machine.commands import Enroll
-from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant, PutAgent, RemoveAgent, RotateTenant
+from covenant.ledger.machine.identity_commands import (
+    AddTenant,
+    ChangeTenant,
+    Enroll,
+    PutAgent,
+    RemoveAgent,
+    RotateTenant,
+)
 from covenant.ledger.machine.view import Limits
-from covenant.model.agent_definition import Advisor, CatalogueAgent, AgentDefinition, Skill
+from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent, Skill
 from covenant.model.tenants import Tenant, TenantLimits
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.durability import Restart, RestartSuite

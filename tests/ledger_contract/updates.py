@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from covenant.ledger.contract import UpdateRecord
+from covenant.ledger.contract.tasks import UpdateRecord
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text

@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-from covenant.ledger.contract import Waiter
+from covenant.ledger.contract.tasks import Waiter
 from covenant.model.ids import AgentId, PublicKey
 from tests.ledger_contract.driver import LedgerDriver
 

@@ -7,17 +7,27 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract import Ledger, Watch
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import Watch
 from covenant.ledger.machine.commands import Accept, Advance, Advanced, LeasedTask, Starter
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
-from covenant.model.task_view import TaskState, fold
 from covenant.model.ids import TaskId
 from covenant.model.result import Ending
-from covenant.model.task_event import Began, Continued, Ended, Started, Step
 from covenant.model.task import Task, fingerprint
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate, Update
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Began,
+    Continued,
+    Ended,
+    MessageUpdate,
+    Started,
+    StatusUpdate,
+    Step,
+    Update,
+)
+from covenant.model.task_view import TaskState, fold
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.samples import BOB, CAROL, make_task, ok, task_id

@@ -38,7 +38,7 @@ def test_a_tree_whose_imports_point_down_is_accepted(tmp_path: Path) -> None:
             "seal/tokens": "import biscuit_auth\nfrom datetime import timedelta\n",
             "ledger/machine/decide": "import hashlib\nfrom covenant.ledger.machine.entry import Entry\n",
             "ledger/log/journal": "import os\nimport time\nfrom covenant.ledger.machine import decide\n",
-            "exchange/accept": "import asyncio\nfrom covenant.ledger.contract import Ledger\n",
+            "exchange/accept": "import asyncio\nfrom covenant.ledger.contract.ledger import Ledger\n",
             "doors/http": "from covenant import exchange\nfrom covenant.model.task import Task\n",
             "daemon/settings": "import os\nHOME = os.environ['HOME']\nfrom covenant.doors import http\n",
             "cli/main": "import importlib\nserve = importlib.import_module('covenant.daemon.settings')\n",
@@ -101,7 +101,7 @@ def test_a_clock_chance_or_io_in_a_pure_package_is_found(tmp_path: Path, module:
 
 
 def test_the_machine_needs_nothing_of_the_engine_around_it(tmp_path: Path) -> None:
-    broken = rules_broken(tmp_path, {"ledger/machine/decide": "from covenant.ledger.log import journal\n"})
+    broken = rules_broken(tmp_path, {"ledger/machine/decide": "from covenant.ledger.embedded import journal\n"})
     assert broken == {"impure import"}
 
 

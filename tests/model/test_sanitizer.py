@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.model.content import Embedded, Image, Json, Resource, ResourceLink, Text
-from covenant.model.sanitizer import NAME_CHARS_MAX, is_file_name, named_safely, file_name_of
 from covenant.model.ids import TaskId
 from covenant.model.result import Result, ResultStatus
+from covenant.model.sanitizer import NAME_CHARS_MAX, file_name_of, is_file_name, named_safely
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 
 WRONG = {

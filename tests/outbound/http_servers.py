@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from covenant.outbound.http_fetcher import Fetcher, FetchLimits, TlsTrust
-from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.address_guard import Resolver, Unresolved
+from covenant.outbound.address_guard import AddressGuard, Resolver, Unresolved
 from covenant.outbound.guarded_transport import GuardedTransport
+from covenant.outbound.http_fetcher import Fetcher, FetchLimits, TlsTrust
 
 HERE = "127.0.0.1"
 LOADED = (GuardedTransport, ssl.create_default_context())

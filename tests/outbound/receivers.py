@@ -9,9 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from covenant.daemon.environment import now_ms
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.commands import Accept, Advance, LeasedTask, Starter
-from covenant.ledger.machine.push_commands import PutPush
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.commands import Accept, Advance, LeasedTask, PutPush, Starter
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.content import Text
 from covenant.model.ids import AgentId, TaskId
@@ -19,8 +18,7 @@ from covenant.model.push import Push
 from covenant.model.result import Result, ResultStatus
 from covenant.model.task import Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
-from covenant.outbound.push_sender import PushLimits, PushSender
-from covenant.outbound.push_sender import WebhookClient
+from covenant.outbound.push_sender import PushLimits, PushSender, WebhookClient
 from covenant.seal.keys import new_private_key
 from covenant.seal.webhooks import WebhookSigner
 from tests.ledger_contract.samples import ALICE, agent, task_id

@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.model.errors import Invalid, Refusal
-from covenant.outbound.urls import special_use
-from covenant.outbound.address_guard import AllowList
+from covenant.outbound.address_guard import LOGGED_MAX, PINS_MAX, AddressGuard, AllowList, SystemResolver, Unresolved
 from covenant.outbound.call_errors import AddressRefused
-from covenant.outbound.address_guard import LOGGED_MAX, PINS_MAX, AddressGuard
-from covenant.outbound.urls import InvalidUrl, read_url
-from covenant.outbound.address_guard import SystemResolver, Unresolved
+from covenant.outbound.urls import InvalidUrl, read_url, special_use
 from tests.outbound.corpus import CALLABLE, PUBLIC, PUBLIC_V6, REFUSED, ZONE
 from tests.outbound.dns_server import NameServer, name_server
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from covenant.daemon.connecting import Options, open_card, open_remote
-from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.urls import InvalidUrl, host_text, read_url
 from tests.cli.daemons import covenant
 from tests.outbound.corpus import HOSTS, ZONE

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from covenant.daemon.environment import monotonic_ms, now_ms
-from covenant.ledger.log import faults
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.machine.commands import Cancel
-from covenant.ledger.machine.push_commands import DropPush, PutPush, RetryPush
-from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant
+from covenant.ledger.embedded import fault_points
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.machine.commands import Cancel, DropPush, PutPush, RetryPush
+from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.a2a_requests import PushAuthentication, PushConfig
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant, TenantLimits
@@ -44,7 +43,7 @@ from tests.outbound.receivers import (
 
 
 @pytest.fixture
-async def ledger(tmp_path: Path) -> AsyncIterator[LogLedger]:
+async def ledger(tmp_path: Path) -> AsyncIterator[EmbeddedLedger]:
     opened = await open_ledger(tmp_path / "home", clock=now_ms)
     yield opened
     await opened.close()
@@ -56,11 +55,13 @@ async def hook() -> AsyncIterator[Receiver]:
         yield served
 
 
-async def steps(ledger: LogLedger, number: int = 1) -> list[Step]:
+async def steps(ledger: EmbeddedLedger, number: int = 1) -> list[Step]:
     return list(await ledger.steps(task_id(number), 0, 1_000))
 
 
-async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(ledger: LogLedger, hook: Receiver) -> None:
+async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(
+    ledger: EmbeddedLedger, hook: Receiver
+) -> None:
     async with pushing(ledger) as runner:
         leased = await begin(ledger, 1, PushConfig(url=hook.url(), id="mine"))
         await advance(ledger, leased, status("on it"), chunk("a"))
@@ -76,7 +77,7 @@ async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(ledge
     assert len({request.headers["webhook-id"] for request in hook.taken}) == 6
 
 
-async def test_one_made_later_is_told_what_happens_from_then_on(ledger: LogLedger, hook: Receiver) -> None:
+async def test_one_made_later_is_told_what_happens_from_then_on(ledger: EmbeddedLedger, hook: Receiver) -> None:
     leased = await begin(ledger)
     await advance(ledger, leased, status("unheard"))
     async with pushing(ledger):
@@ -86,7 +87,7 @@ async def test_one_made_later_is_told_what_happens_from_then_on(ledger: LogLedge
     assert hook.generations == [4, 5]
 
 
-async def test_long_stories_come_whole_and_in_order(ledger: LogLedger, hook: Receiver) -> None:
+async def test_long_stories_come_whole_and_in_order(ledger: EmbeddedLedger, hook: Receiver) -> None:
     count = 3 * BURST_MAX + STEPS_AT_ONCE // 2
     async with pushing(ledger) as runner:
         leased = await begin(ledger, 1, PushConfig(url=hook.url()))
@@ -98,7 +99,7 @@ async def test_long_stories_come_whole_and_in_order(ledger: LogLedger, hook: Rec
     assert hook.generations == list(range(1, count + 4))
 
 
-async def test_what_fails_is_tried_again_before_anything_after_it(ledger: LogLedger) -> None:
+async def test_what_fails_is_tried_again_before_anything_after_it(ledger: EmbeddedLedger) -> None:
     tally: list[str] = []
     async with receiver(reply(500), reply(302, location="/elsewhere"), reply(200)) as hook:
         async with pushing(ledger, tally=tally) as runner:
@@ -126,7 +127,7 @@ async def test_a_clock_that_is_set_back_makes_no_delivery_wait_for_it(tmp_path: 
     await ledger.close()
 
 
-async def test_a_receiver_that_is_not_there_yet_gets_it_when_it_is(ledger: LogLedger) -> None:
+async def test_a_receiver_that_is_not_there_yet_gets_it_when_it_is(ledger: EmbeddedLedger) -> None:
     async with receiver() as gone:
         port, url = gone.served.port, gone.url()
     async with pushing(ledger, PushLimits(attempts_max=100, pause_ms=1, pause_ms_max=20)) as runner:
@@ -144,7 +145,7 @@ async def test_a_receiver_that_is_not_there_yet_gets_it_when_it_is(ledger: LogLe
     [("100", 100_000, 100_000), ("999999999", 3_600_000, 3_600_000), ("soon", 48_000, 72_000), ("-5", 48_000, 72_000)],
 )
 async def test_a_receiver_says_when_to_come_again_within_reason(
-    ledger: LogLedger, header: str, low_ms: int, high_ms: int
+    ledger: EmbeddedLedger, header: str, low_ms: int, high_ms: int
 ) -> None:
     async with receiver(reply(503, retry_after=header)) as hook, pushing(ledger, SLOW) as runner:
         before = now_ms()
@@ -154,7 +155,7 @@ async def test_a_receiver_says_when_to_come_again_within_reason(
         assert (push.failure, push.dead_at_ms, push.delivered) == ("HTTP 503", None, 0)
 
 
-async def test_pauses_grow_threefold(ledger: LogLedger) -> None:
+async def test_pauses_grow_threefold(ledger: EmbeddedLedger) -> None:
     waits: list[int] = []
     limits = PushLimits(attempts_max=4, pause_ms=10)
     async with receiver(reply(500)) as hook, pushing(ledger, limits) as runner:
@@ -170,7 +171,7 @@ async def test_pauses_grow_threefold(ledger: LogLedger) -> None:
 
 @pytest.mark.parametrize(("said", "tries"), [(reply(410), 1), (reply(500), 3)])
 async def test_one_given_up_is_visible_and_the_operator_can_have_it_tried_again(
-    ledger: LogLedger, caplog: pytest.LogCaptureFixture, said: bytes, tries: int
+    ledger: EmbeddedLedger, caplog: pytest.LogCaptureFixture, said: bytes, tries: int
 ) -> None:
     tally: list[str] = []
     async with receiver(said) as hook, pushing(ledger, QUICK, tally=tally) as runner:
@@ -190,7 +191,7 @@ async def test_one_given_up_is_visible_and_the_operator_can_have_it_tried_again(
         assert hook.generations == [1, 2, 3], "nothing of what happened meanwhile is left out"
 
 
-async def test_a_dead_webhook_delays_nobody_else(ledger: LogLedger, hook: Receiver) -> None:
+async def test_a_dead_webhook_delays_nobody_else(ledger: EmbeddedLedger, hook: Receiver) -> None:
     async with receiver() as dead, pushing(ledger):
         dead.held = asyncio.Event()
         leased = await begin(ledger, 1, PushConfig(url=dead.url()))
@@ -200,7 +201,7 @@ async def test_a_dead_webhook_delays_nobody_else(ledger: LogLedger, hook: Receiv
         assert not dead.taken
 
 
-async def test_a_host_that_hangs_has_so_many_places_and_no_more(ledger: LogLedger, hook: Receiver) -> None:
+async def test_a_host_that_hangs_has_so_many_places_and_no_more(ledger: EmbeddedLedger, hook: Receiver) -> None:
     limits = PushLimits(at_once_max=8, at_once_per_host_max=2)
     async with receiver() as hung, pushing(ledger, limits):
         hung.held = asyncio.Event()
@@ -215,7 +216,7 @@ async def test_a_host_that_hangs_has_so_many_places_and_no_more(ledger: LogLedge
         await hung.got(20)
 
 
-async def test_a_tenant_whose_hosts_all_hang_leaves_places_to_others(ledger: LogLedger, hook: Receiver) -> None:
+async def test_a_tenant_whose_hosts_all_hang_leaves_places_to_others(ledger: EmbeddedLedger, hook: Receiver) -> None:
     limits = PushLimits(at_once_max=4, at_once_per_host_max=4)
     async with receiver() as one, receiver() as other, pushing(ledger, limits):
         one.held = other.held = asyncio.Event()
@@ -229,7 +230,7 @@ async def test_a_tenant_whose_hosts_all_hang_leaves_places_to_others(ledger: Log
 
 
 async def test_an_address_inside_is_refused_when_it_is_called_and_the_operator_sees_why(
-    ledger: LogLedger, hook: Receiver
+    ledger: EmbeddedLedger, hook: Receiver
 ) -> None:
     async with pushing(ledger, QUICK, allow=()) as runner:
         await begin(ledger, 1, PushConfig(url=hook.url()))
@@ -240,7 +241,7 @@ async def test_an_address_inside_is_refused_when_it_is_called_and_the_operator_s
     assert not hook.served.connections
 
 
-async def test_a_redirect_elsewhere_gets_nothing(ledger: LogLedger, hook: Receiver) -> None:
+async def test_a_redirect_elsewhere_gets_nothing(ledger: EmbeddedLedger, hook: Receiver) -> None:
     async with receiver(reply(307, location=hook.url("/stolen"))) as first, pushing(ledger) as runner:
         await begin(ledger, 1, PushConfig(url=first.url(), token="secret"))
         (push,) = await owed(runner, ledger, lambda found: bool(found and found[0].dead_at_ms))
@@ -249,7 +250,7 @@ async def test_a_redirect_elsewhere_gets_nothing(ledger: LogLedger, hook: Receiv
     assert not hook.served.connections
 
 
-async def test_a_delivery_is_signed_and_any_change_shows(ledger: LogLedger, hook: Receiver) -> None:
+async def test_a_delivery_is_signed_and_any_change_shows(ledger: EmbeddedLedger, hook: Receiver) -> None:
     async with pushing(ledger):
         await begin(ledger, 1, PushConfig(url=hook.url()))
         await hook.got(1)
@@ -277,7 +278,7 @@ async def test_a_delivery_is_signed_and_any_change_shows(ledger: LogLedger, hook
     ],
 )
 async def test_it_authenticates_as_its_owner_asked(
-    ledger: LogLedger, hook: Receiver, scheme: str, credentials: str | None, header: str | None
+    ledger: EmbeddedLedger, hook: Receiver, scheme: str, credentials: str | None, header: str | None
 ) -> None:
     known = PushAuthentication(scheme=scheme, credentials=credentials)
     async with pushing(ledger):
@@ -287,7 +288,7 @@ async def test_it_authenticates_as_its_owner_asked(
     assert hook.taken[0].headers["x-a2a-notification-token"] == "tok"
 
 
-async def test_deleting_a_configuration_stops_the_delivery_under_way(ledger: LogLedger) -> None:
+async def test_deleting_a_configuration_stops_the_delivery_under_way(ledger: EmbeddedLedger) -> None:
     async with receiver() as hook, pushing(ledger):
         hook.held = asyncio.Event()
         leased = await begin(ledger, 1, PushConfig(url=hook.url(), id="p"))
@@ -300,7 +301,7 @@ async def test_deleting_a_configuration_stops_the_delivery_under_way(ledger: Log
         assert len(hook.served.requests) == 1
 
 
-async def test_a_new_address_gets_what_the_old_one_did_not_take(ledger: LogLedger, hook: Receiver) -> None:
+async def test_a_new_address_gets_what_the_old_one_did_not_take(ledger: EmbeddedLedger, hook: Receiver) -> None:
     async with receiver() as old, pushing(ledger) as runner:
         old.held = asyncio.Event()
         leased = await begin(ledger, 1, PushConfig(url=old.url(), id="p"))
@@ -312,7 +313,7 @@ async def test_a_new_address_gets_what_the_old_one_did_not_take(ledger: LogLedge
         await owed(runner, ledger, lambda found: not found)
 
 
-async def test_canceling_a_task_is_told_too(ledger: LogLedger, hook: Receiver) -> None:
+async def test_canceling_a_task_is_told_too(ledger: EmbeddedLedger, hook: Receiver) -> None:
     async with pushing(ledger):
         await begin(ledger, 1, PushConfig(url=hook.url()))
         await ledger.commit(Cancel(task_id=task_id(1), by=OPERATOR, reason="enough"))
@@ -354,7 +355,7 @@ async def test_one_that_sleeps_goes_on_sleeping_over_a_restart(tmp_path: Path) -
 
 
 async def test_its_secrets_are_in_no_log_and_no_record_but_the_configuration(
-    ledger: LogLedger, caplog: pytest.LogCaptureFixture
+    ledger: EmbeddedLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     secrets = ("canary-token", "canary-credentials", "canary-path", "canary-query")
@@ -378,7 +379,7 @@ async def test_its_secrets_are_in_no_log_and_no_record_but_the_configuration(
 
 
 async def test_a_configuration_that_cannot_be_sent_is_given_up_and_harms_nobody(
-    ledger: LogLedger, hook: Receiver
+    ledger: EmbeddedLedger, hook: Receiver
 ) -> None:
     async with pushing(ledger) as runner:
         leased = await begin(ledger, 1, PushConfig(url=hook.url(), token="new\r\nline"))
@@ -390,7 +391,9 @@ async def test_a_configuration_that_cannot_be_sent_is_given_up_and_harms_nobody(
     assert all("x-a2a-notification-token" not in request.headers for request in hook.served.requests)
 
 
-async def test_a_disabled_tenant_hears_nothing_until_it_is_enabled_again(ledger: LogLedger, hook: Receiver) -> None:
+async def test_a_disabled_tenant_hears_nothing_until_it_is_enabled_again(
+    ledger: EmbeddedLedger, hook: Receiver
+) -> None:
     tenant = Tenant(name="default", token_sha256="", token_prefix="", limits=TenantLimits())
     await ledger.commit(AddTenant(by=OPERATOR, tenant=tenant))
     await ledger.commit(ChangeTenant(by=OPERATOR, name="default", disabled=True))
@@ -419,14 +422,14 @@ class Heard(logging.Handler):
 
 
 async def test_when_nothing_can_be_written_down_nothing_is_sent_again_and_again(
-    ledger: LogLedger, hook: Receiver
+    ledger: EmbeddedLedger, hook: Receiver
 ) -> None:
     heard = Heard("push.stopped")
     logging.getLogger("covenant.outbound.push_sender").addHandler(heard)
     leased = await begin(ledger, 1, PushConfig(url=hook.url()))
     await advance(ledger, leased, *(chunk(str(number)) for number in range(100)))
-    plan = faults.Plan("journal.sync", faults.fail(errno.EIO))
-    with faults.armed(plan):
+    plan = fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))
+    with fault_points.armed(plan):
         async with pushing(ledger):
             await hook.got(1)
             await asyncio.wait_for(heard.came.wait(), BOUND_S)
@@ -438,7 +441,7 @@ async def test_when_nothing_can_be_written_down_nothing_is_sent_again_and_again(
     assert hook.generations == sorted(set(hook.generations))
 
 
-async def test_flaky_receivers_and_restarts_of_the_outbox_leave_no_gap_and_no_disorder(ledger: LogLedger) -> None:
+async def test_flaky_receivers_and_restarts_of_the_outbox_leave_no_gap_and_no_disorder(ledger: EmbeddedLedger) -> None:
     count, ups_and_downs = 20, 4
     script = [reply(200), reply(500), reply(200), reply(429, retry_after="0"), reply(200), reply(200)] * 1_000
     limits = PushLimits(attempts_max=100, pause_ms=1, pause_ms_max=5)

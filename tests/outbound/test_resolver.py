@@ -9,9 +9,8 @@ import dns.rcode
 import dns.rrset
 import pytest
 
+from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.outbound.call_errors import AddressRefused
-from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.address_guard import Unresolved
 from tests.outbound.corpus import PUBLIC, PUBLIC_V6
 from tests.outbound.dns_server import NameServer, add, name_server
 

@@ -13,40 +13,37 @@ from uuid import uuid4
 
 import msgspec
 
-from covenant.agents.api import Agent
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.agents.agent_loader import load_agent
+from covenant.agents.api import Agent
 from covenant.agents.peer_agent import PeerAgent
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.peer_lines import PeerLines
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.exchange.tasks.reader import TaskReader
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept, Cancel
+from covenant.ledger.machine.identity_commands import AddTenant
 from covenant.ledger.machine.peer_commands import AddPeer
-from covenant.ledger.machine.tenant_commands import AddTenant
 from covenant.ledger.machine.view import Limits
-from covenant.model.peers.peer_record import Peer
 from covenant.model.content import Content
-from covenant.model.peers.delegation import PROOF, Delegation
-from covenant.model.peers.delegation import DelegationRole, DelegationState
-from covenant.model.task_view import TaskView
 from covenant.model.ids import TaskId
+from covenant.model.peers.delegation import PROOF, Delegation, DelegationRole, DelegationState
 from covenant.model.peers.instance import InstanceId, Prekey, Trust
-from covenant.model.task_event import Step
-from covenant.model.task import PEERS, Target
-from covenant.model.task import NATIVE, Task, fingerprint
+from covenant.model.peers.peer_record import Peer
+from covenant.model.task import NATIVE, PEERS, Target, Task, fingerprint
+from covenant.model.task_event import StatusUpdate, Step
+from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT, Tenant
-from covenant.model.task_event import StatusUpdate
 from covenant.outbound.address_guard import AddressGuard
-from covenant.peers.directory.peer_directory import PeerDirectory
-from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.provider.provider_service import Provider
-from covenant.peers.transport.inbox import Inbox
-from covenant.peers.requester.requester_service import Requester
+from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.provider.provider_service import Provider
+from covenant.peers.requester.requester_service import Requester
+from covenant.peers.transport.inbox import Inbox
+from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.seal.identity import prekey_to_use
 from tests.ledger_contract.samples import ALICE, OPERATOR
 from tests.peers.houses import BOUND_S, Clock, Keys, delivering, listening, nobody
@@ -62,7 +59,7 @@ class Estate:
     name: str
     clock: Clock
     keys: Keys
-    ledger: LogLedger
+    ledger: EmbeddedLedger
     catalogue: Catalogue
     workers: WorkerPool
     keyring: InstanceKeys
@@ -227,11 +224,11 @@ async def estate(
         )
         stack.push_async_callback(acquaintances.stop)
         requesting = Requester(ledger, keyring, acquaintances, settings, depth_max=DEPTH_MAX, now_ms=clock)
-        reception = Inbox(
-            ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock
-        )
+        reception = Inbox(ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock)
         stack.callback(reception.close)
-        courier = OutboxSender(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
+        courier = OutboxSender(
+            ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5
+        )
         calls = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
         workers.delegations = Delegations(ledger, catalogue, workers, calls, peers=requesting.callee)
         for agent in agents:

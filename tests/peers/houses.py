@@ -21,26 +21,30 @@ from covenant.doors.http.server.asgi import AsgiDoor
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
 from covenant.doors.peers_sealed import sealed_routes
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.machine.peer_commands import AddPeer, Hear, Heard, Said, Tell
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.machine.peer_commands import AddPeer, PeerMessage, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
 from covenant.ledger.machine.view import Limits
-from covenant.model.peers.peer_record import Peer
-from covenant.model.peers.delegation import Delegation, DelegationKey
-from covenant.model.peers.delegation import DelegationRole, DelegationState
-from covenant.model.peers.delegation_messages import DelegationAccept, DelegationCancel, DelegationResult, DelegationMessage, DelegationOffer, StatusReport
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
+from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationRole, DelegationState
+from covenant.model.peers.delegation_messages import (
+    DelegationAccept,
+    DelegationCancel,
+    DelegationMessage,
+    DelegationOffer,
+    DelegationResult,
+    StatusReport,
+)
 from covenant.model.peers.instance import IdentityChange, InstanceId, Prekey, Trust
-from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.address_guard import Unresolved
-from covenant.peers.directory.peer_directory import PeerDirectory
+from covenant.model.peers.peer_record import Peer
+from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.peers.directory.handshake import OfferedProfiles
-from covenant.peers.transport.outbox_sender import OutboxSender
-from covenant.peers.transport.inbox import IncomingMessage
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.transport.inbox import Inbox
+from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.inbox import Inbox, IncomingMessage
+from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.seal.identity import PrivatePrekey, prekey_to_use
 from covenant.seal.keys import new_private_key
 from covenant.wire import peers
@@ -76,8 +80,8 @@ def raw(message: DelegationMessage) -> msgspec.Raw:
     return msgspec.Raw(peers.encode(message))
 
 
-def said(message: DelegationMessage, *, latest: bool = False) -> Said:
-    return Said(typ=peers.type_of(message), body=raw(message), latest=latest)
+def said(message: DelegationMessage, *, latest: bool = False) -> PeerMessage:
+    return PeerMessage(typ=peers.type_of(message), body=raw(message), latest=latest)
 
 
 def offer(number: int = 1, task: str = "do it") -> DelegationOffer:
@@ -85,7 +89,9 @@ def offer(number: int = 1, task: str = "do it") -> DelegationOffer:
 
 
 def accept(number: int = 1) -> DelegationAccept:
-    return DelegationAccept(offer_id=offer_id(number), delegation_id=offer_id(number), max_token_budget=100, timeout=60_000)
+    return DelegationAccept(
+        offer_id=offer_id(number), delegation_id=offer_id(number), max_token_budget=100, timeout=60_000
+    )
 
 
 def status(number: int, seq: int) -> StatusReport:
@@ -118,19 +124,19 @@ def begun(role: DelegationRole, peer: InstanceId, number: int) -> Delegation:
 class Listener:
     """Takes in what is said of delegations, as the table of states has it, and remembers what was new to it."""
 
-    def __init__(self, ledger: LogLedger, role: DelegationRole) -> None:
+    def __init__(self, ledger: EmbeddedLedger, role: DelegationRole) -> None:
         self._ledger = ledger
         self._role = role
         self.heard: list[tuple[str, str, int]] = []
         self.messages: list[DelegationMessage] = []
         self._changed = asyncio.Condition()
 
-    async def hear(self, incoming: IncomingMessage) -> Heard:
+    async def hear(self, incoming: IncomingMessage) -> ReceivedFromPeer:
         peer, envelope, message = incoming
         number = str(message.offer_id)  # type: ignore[union-attr]  # what belongs to a delegation has one
         key = DelegationKey(self._role, peer.id, number)
         heard = await self._ledger.commit(
-            Hear(
+            ReceiveFromPeer(
                 envelope=envelope,
                 key=key,
                 begin=begun(self._role, peer.id, UUID(number).int) if isinstance(message, DelegationOffer) else None,
@@ -186,7 +192,7 @@ class House:
     folder: Path
     clock: Clock
     keys: Keys
-    ledger: LogLedger
+    ledger: EmbeddedLedger
     keyring: InstanceKeys
     lines: PeerLines
     acquaintances: PeerDirectory
@@ -226,10 +232,12 @@ class House:
             )
         )
 
-    async def offers(self, to: InstanceId, number: int = 1, *more: DelegationMessage, task: str = "do it") -> DelegationKey:
+    async def offers(
+        self, to: InstanceId, number: int = 1, *more: DelegationMessage, task: str = "do it"
+    ) -> DelegationKey:
         key = DelegationKey(DelegationRole.REQUESTER, to, offer_id(number))
         await self.ledger.commit(
-            Tell(
+            SendToPeer(
                 key=key,
                 begin=begun(DelegationRole.REQUESTER, to, number),
                 happenings=("offer",),
@@ -239,10 +247,15 @@ class House:
         return key
 
     async def says(
-        self, role: DelegationRole, to: InstanceId, number: int, *messages: DelegationMessage, happenings: tuple[str, ...] = ()
+        self,
+        role: DelegationRole,
+        to: InstanceId,
+        number: int,
+        *messages: DelegationMessage,
+        happenings: tuple[str, ...] = (),
     ) -> None:
         key = DelegationKey(role, to, offer_id(number))
-        await self.ledger.commit(Tell(key=key, happenings=happenings, said=tuple(map(said, messages))))
+        await self.ledger.commit(SendToPeer(key=key, happenings=happenings, said=tuple(map(said, messages))))
 
     def sealed(self, message: DelegationMessage, to: "House", *, seq: int | None = None, **more: Any) -> bytes:
         """An envelope, as this instance would make it."""

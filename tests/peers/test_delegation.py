@@ -10,21 +10,21 @@ import pytest
 
 from covenant.daemon.logs import Log
 from covenant.daemon.staff import Staff
+from covenant.exchange.access.principals import Principal
 from covenant.exchange.delegation import REMOTE, OrphanCanceller
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
-from covenant.exchange.access.principals import Principal
 from covenant.exchange.tasks.reader import read_tree
-from covenant.ledger.machine.commands import MakeGrant, Sweep
-from covenant.ledger.machine.tenant_commands import ChangeTenant
+from covenant.ledger.machine.commands import Sweep
+from covenant.ledger.machine.identity_commands import ChangeTenant, MakeGrant
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Json, Text
-from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
-from covenant.model.task_view import TaskState
 from covenant.model.grant import respond_actions
+from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
 from covenant.model.peers.instance import Trust
 from covenant.model.result import Result, ResultStatus
-from covenant.model.tenants import DEFAULT, TenantLimits
 from covenant.model.task_event import StatusUpdate
+from covenant.model.task_view import TaskState
+from covenant.model.tenants import DEFAULT, TenantLimits
 from covenant.seal.proofs import verify_evidence
 from tests.ledger_contract.samples import OPERATOR, make_grant
 from tests.peers.estates import Estate, changed, estate, pair, said, worker

@@ -10,9 +10,9 @@ import pytest
 
 from covenant.agents.api import Agent
 from covenant.ledger.clock import PAUSE_MS
-from covenant.ledger.machine.peer_commands import Changes, Tell
+from covenant.ledger.machine.peer_commands import DelegationChanges, SendToPeer
 from covenant.ledger.machine.view import Limits
-from covenant.model.peers.delegation import Delegation, DelegationKey, ReceivedEnvelope
+from covenant.model.errors import Conflict
 from covenant.model.peers.delegation import (
     ACCEPTED,
     CANCELLED,
@@ -23,10 +23,18 @@ from covenant.model.peers.delegation import (
     OFFERED,
     REJECTED,
     RUNNING,
+    Delegation,
+    DelegationKey,
     DelegationRole,
+    ReceivedEnvelope,
 )
-from covenant.model.peers.delegation_messages import DelegationAccept, DelegationResult, DelegationOffer, StatusReport, TokenUsage
-from covenant.model.errors import Conflict
+from covenant.model.peers.delegation_messages import (
+    DelegationAccept,
+    DelegationOffer,
+    DelegationResult,
+    StatusReport,
+    TokenUsage,
+)
 from covenant.model.task_view import TaskState
 from covenant.peers.outgoing_messages import outgoing as saying
 from covenant.peers.transport.inbox import IncomingMessage
@@ -239,7 +247,7 @@ async def test_a_cancel_that_the_provider_heard_just_before_it_died_is_carried_o
         async with two.paul(listens=False, delivers=False, works=False) as paul:
             await paul.providing.stop()
             (work,) = paul.works()
-            await paul.ledger.commit(Tell(key=work.key, happenings=("cancel",)))
+            await paul.ledger.commit(SendToPeer(key=work.key, happenings=("cancel",)))
         async with two.paul() as paul:
             await paul.until(lambda: paul.works()[0].state is CANCELLED)
             await rita.stands(task_id, CANCELLED)
@@ -364,7 +372,9 @@ async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: 
         await paul.until(lambda: len(paul.works()) == 1)
         peer = paul.ledger.peer(rita.id)
         assert peer is not None
-        envelope = ReceivedEnvelope(sender=rita.id, jti="again", typ="delegation_offer", until_ms=paul.clock() + 1_000, seq=1)
+        envelope = ReceivedEnvelope(
+            sender=rita.id, jti="again", typ="delegation_offer", until_ms=paul.clock() + 1_000, seq=1
+        )
         heard = await paul.providing.hear(IncomingMessage(peer, envelope, offer))
         assert heard.known
         again = paul.ledger.delegation(DelegationKey(DelegationRole.PROVIDER, rita.id, first))
@@ -387,24 +397,24 @@ async def test_what_is_not_lost_is_neither_offered_again_nor_given_up(tmp_path: 
 # A provider that is not honest
 
 
-async def claiming(paul: Estate, claim: Callable[[Delegation], tuple[tuple[str, ...], Any, Changes]]) -> None:
+async def claiming(paul: Estate, claim: Callable[[Delegation], tuple[tuple[str, ...], Any, DelegationChanges]]) -> None:
     """It says something else than what happened: by hand, as its agents do nothing."""
     await paul.until(lambda: bool(paul.works()))
     (work,) = paul.works()
     happenings, message, changes = claim(work)
-    await paul.ledger.commit(Tell(key=work.key, happenings=happenings, changes=changes, said=(saying(message),)))
+    await paul.ledger.commit(SendToPeer(key=work.key, happenings=happenings, changes=changes, said=(saying(message),)))
 
 
 async def test_a_provider_that_says_it_used_more_than_agreed_is_stopped(tmp_path: Path) -> None:
     two = Two(tmp_path, worker(shout))
     await two.introduce()
 
-    def overspent(work: Delegation) -> tuple[tuple[str, ...], Any, Changes]:
+    def overspent(work: Delegation) -> tuple[tuple[str, ...], Any, DelegationChanges]:
         usage = TokenUsage(completion=101, total=101)
         report = StatusReport(
             offer_id=work.offer_id, delegation_id=work.task_id, seq=999, status="running", token_usage=usage
         )
-        return ("status",), report, Changes(status_seq=999)
+        return ("status",), report, DelegationChanges(status_seq=999)
 
     async with two.rita() as rita, two.paul(works=False) as paul:
         task_id = await rita.delegate(paul, budget=100)
@@ -420,9 +430,11 @@ async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: 
     two = Two(tmp_path, worker(shout))
     await two.introduce()
 
-    def greedy(work: Delegation) -> tuple[tuple[str, ...], Any, Changes]:
-        accept = DelegationAccept(offer_id=work.offer_id, delegation_id=work.task_id, max_token_budget=101, timeout=1_000)
-        return (), accept, Changes()
+    def greedy(work: Delegation) -> tuple[tuple[str, ...], Any, DelegationChanges]:
+        accept = DelegationAccept(
+            offer_id=work.offer_id, delegation_id=work.task_id, max_token_budget=101, timeout=1_000
+        )
+        return (), accept, DelegationChanges()
 
     async with two.rita() as rita, two.paul(works=False) as paul:
         task_id = await rita.delegate(paul, budget=100)
@@ -432,8 +444,8 @@ async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: 
         assert (delegation.state, delegation.code, delegation.budget) == (CANCELLED, "terms_exceeded", 100)
 
 
-def forged(paul: Estate, **more: Any) -> Callable[[Delegation], tuple[tuple[str, ...], Any, Changes]]:
-    def claim(work: Delegation) -> tuple[tuple[str, ...], Any, Changes]:
+def forged(paul: Estate, **more: Any) -> Callable[[Delegation], tuple[tuple[str, ...], Any, DelegationChanges]]:
+    def claim(work: Delegation) -> tuple[tuple[str, ...], Any, DelegationChanges]:
         result = DelegationResult(
             offer_id=work.offer_id,
             delegation_id=work.task_id,
@@ -453,7 +465,7 @@ def forged(paul: Estate, **more: Any) -> Callable[[Delegation], tuple[tuple[str,
             now_ms=paul.clock(),
         )
         after = msgspec.structs.replace(result, proof=more.get("proof", proof), result=more.get("text", "done"))
-        return ("result_completed",), after, Changes()
+        return ("result_completed",), after, DelegationChanges()
 
     return claim
 

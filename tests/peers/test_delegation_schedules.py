@@ -15,10 +15,20 @@ from typing import Any, Final
 import pytest
 
 from covenant.ledger.machine.peer_commands import MoveParcels
-from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, OutboxMove
-from covenant.model.peers.delegation import ENDED, FAILED, LOST, TIMEOUT, DelegationRole, DelegationState
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import TaskId
+from covenant.model.peers.delegation import (
+    ENDED,
+    FAILED,
+    LOST,
+    TIMEOUT,
+    Delegation,
+    DelegationKey,
+    DelegationRole,
+    DelegationState,
+    OutboxMessage,
+    OutboxMove,
+)
 from tests.ledger_contract.samples import OPERATOR
 from tests.peers.estates import QUICK, Estate, changed, estate, worker
 from tests.peers.houses import BOUND_S, Clock, Keys
@@ -117,7 +127,9 @@ class Town:
         """For long enough to be lost; then perhaps it is offered again, or given up."""
         self.clock.ahead_ms += 6_000
         await self.rita.requesting.sweep()
-        for each in [each for each in self.rita.ledger.delegations_live(DelegationRole.REQUESTER) if each.state is LOST]:
+        for each in [
+            each for each in self.rita.ledger.delegations_live(DelegationRole.REQUESTER) if each.state is LOST
+        ]:
             decision = self.chance.random()
             if decision < 0.4:
                 await self.rita.requesting.offer_again(OPERATOR, each.offer_id)

@@ -11,9 +11,15 @@ import pytest
 from covenant.agents.api import Agent
 from covenant.model.content import Json, Text
 from covenant.model.peers.delegation import CANCELLED, COMPLETED, REJECTED, RUNNING
-from covenant.model.peers.delegation_messages import RESULT_CHARS_MAX, DelegationCancel, DelegationResult, StatusReport, TokenUsage
-from covenant.model.task_view import TaskState
+from covenant.model.peers.delegation_messages import (
+    RESULT_CHARS_MAX,
+    DelegationCancel,
+    DelegationResult,
+    StatusReport,
+    TokenUsage,
+)
 from covenant.model.task_event import StatusUpdate
+from covenant.model.task_view import TaskState
 from covenant.peers.outgoing_messages import (
     ERROR_CHARS_MAX,
     MESSAGE_CHARS_MAX,

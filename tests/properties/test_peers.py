@@ -13,27 +13,26 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covenant.ledger.log import snapshot
-from covenant.ledger.log.codec import decode_events
-from covenant.ledger.log.state import LedgerState
+from covenant.ledger.embedded.journal import snapshot
+from covenant.ledger.embedded.journal.record import decode_events
+from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.commands import Command
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.peer_commands import (
     ChangePeer,
-    Changes,
-    Hear,
+    DelegationChanges,
     LearnPeer,
     MoveParcels,
+    ReceiveFromPeer,
     RemovePeer,
     RevokeToken,
+    SendToPeer,
     SucceedPeer,
-    Tell,
 )
 from covenant.ledger.machine.view import Limits
-from covenant.model.peers.delegation import OutboxMove
-from covenant.model.peers.delegation import DelegationRole
 from covenant.model.errors import Refusal
-from tests.ledger.machine.peer_cast import (
+from covenant.model.peers.delegation import DelegationRole, OutboxMove
+from tests.ledger.machine.peer_commands import (
     CHALLENGE,
     add,
     begun,
@@ -69,20 +68,29 @@ def said_and_heard(draw: st.DrawFn) -> Command[Any]:
     happenings = tuple(draw(st.lists(HAPPENINGS, max_size=1)))
     typ = st.sampled_from(["delegation_status", "delegation_result"])
     words = tuple(said(draw(typ), latest=draw(st.booleans())) for _ in range(draw(st.integers(0, 3))))
-    changes = draw(st.sampled_from([Changes(), Changes(reason="x"), Changes(result=result_of()), Changes(result=None)]))
+    changes = draw(
+        st.sampled_from(
+            [
+                DelegationChanges(),
+                DelegationChanges(reason="x"),
+                DelegationChanges(result=result_of()),
+                DelegationChanges(result=None),
+            ]
+        )
+    )
     heard = envelope(f"j{draw(st.integers(1, 30))}", seq=draw(SEQS), peer=peer)
     match draw(st.sampled_from(["begin", "begin", "tell", "tell", "hear", "hear", "take", "alone"])):
         case "begin":
             begin = begun(key, work=task_id(1_000 * peer + 100 * (key.role is DelegationRole.PROVIDER) + number))
-            return Tell(key=key, begin=begin, happenings=("offer", *happenings), changes=changes, said=words)
+            return SendToPeer(key=key, begin=begin, happenings=("offer", *happenings), changes=changes, said=words)
         case "tell":
-            return Tell(key=key, happenings=happenings, changes=changes, said=words)
+            return SendToPeer(key=key, happenings=happenings, changes=changes, said=words)
         case "hear":
-            return Hear(envelope=heard, key=key, happenings=happenings, changes=changes, said=words)
+            return ReceiveFromPeer(envelope=heard, key=key, happenings=happenings, changes=changes, said=words)
         case "take":
             return offered(number, jti=heard.jti, seq=heard.seq or 1)
         case _:
-            return Hear(envelope=heard)
+            return ReceiveFromPeer(envelope=heard)
 
 
 @st.composite

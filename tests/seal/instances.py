@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from covenant.model.peers.delegation_messages import DelegationResult, DelegationOffer, TokenUsage, TranscriptEntry
+from covenant.model.peers.delegation_messages import DelegationOffer, DelegationResult, TokenUsage, TranscriptEntry
 from covenant.model.peers.instance import InstanceId
-from covenant.seal.signed_documents import base64url, canonical, from_base64url
 from covenant.seal.envelope import Opened, _signed_bytes, open_, seal
 from covenant.seal.identity import InstanceIdentity, PrivatePrekey, new_prekey
 from covenant.seal.keys import new_private_key
+from covenant.seal.signed_documents import base64url, canonical, from_base64url
 
 NOW = 1_800_000_000_000
 JTI = "5e1f0a52-7a0e-4c8e-9f0c-0d6f1f0f3b11"

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from covenant.seal.cards import header_of, signer_of
-from covenant.seal.cards import CardSigner
+from covenant.seal.cards import CardSigner, header_of, signer_of
 from covenant.seal.keys import new_private_key
 
 URL = "https://h.example/keys"

@@ -12,7 +12,6 @@ from joserfc.jwk import OKPKey
 from covenant.model.errors import Invalid
 from covenant.model.ids import PublicKey, base58, from_base58
 from covenant.model.peers.instance import IdentityChange, KeyBundle, Prekey, Trust, negotiate, parse_instance_id
-from covenant.seal.signed_documents import base64url, canonical, checked_key, document_holds, from_base64url, sign_document
 from covenant.seal.identity import (
     ENVELOPE_LIFE_MS_MAX,
     PREKEY_LIFE_MS,
@@ -35,6 +34,14 @@ from covenant.seal.identity import (
     sign_change,
 )
 from covenant.seal.keys import new_private_key, public_key
+from covenant.seal.signed_documents import (
+    base64url,
+    canonical,
+    checked_key,
+    document_holds,
+    from_base64url,
+    sign_document,
+)
 from tests.seal.instances import NOW, Instance
 
 replace: Callable[..., Any] = msgspec.structs.replace

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from covenant.model.content import Json
 from covenant.model.peers.delegation_messages import (
     CapabilityResponse,
-    DelegationResult,
     DelegationOffer,
+    DelegationResult,
     Profile,
     Proof,
     TokenUsage,
     TranscriptEntry,
 )
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, Trust
-from covenant.seal.proofs import inclusion_path, is_included, merkle_leaf, merkle_root
 from covenant.seal.assertions import (
     assert_offer,
     capabilities_hold,
@@ -30,7 +29,11 @@ from covenant.seal.assertions import (
 )
 from covenant.seal.identity import SKEW_MS, sign_bundle
 from covenant.seal.proofs import (
+    inclusion_path,
+    is_included,
     line_holds,
+    merkle_leaf,
+    merkle_root,
     offer_hash,
     prove_line,
     result_hash,

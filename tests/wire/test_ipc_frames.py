@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from covenant.doors.table import BY_KIND, OPERATIONS
-from covenant.wire.ipc_frames import WrappedPolicy, WrappedResult, frame_length, encode_frame, canonical_kind
+from covenant.wire.ipc_frames import WrappedPolicy, WrappedResult, canonical_kind, encode_frame, frame_length
 from covenant.wire.mailbox import PostResult, RetryStaleRequest
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from covenant.doors.table import OPERATIONS
 from covenant.model.content import Json, Text
 from covenant.model.errors import Invalid
-from covenant.wire.json_input import NESTING_MAX, QUERY_FIELDS_MAX, decode, decode_query
 from covenant.wire.ipc_frames import FrameHeader
-from covenant.wire.mailbox import ReceiveRequest, PostResult, QueueRequest
+from covenant.wire.json_input import NESTING_MAX, QUERY_FIELDS_MAX, decode, decode_query
+from covenant.wire.mailbox import PostResult, QueueRequest, ReceiveRequest
 
 RESULT = msgspec.json.Decoder(PostResult)
 TASK_ID = "123e4567-e89b-42d3-a456-426614174000"

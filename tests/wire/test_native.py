@@ -7,8 +7,17 @@ import pytest
 
 from covenant.model.content import Embedded, Image, Json, Resource, ResourceLink, Text
 from covenant.model.result import Ending, Result, ResultStatus, error_result
-from covenant.model.task_event import Began, Continued, Ended, StepContent, Started, Step
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Began,
+    Continued,
+    Ended,
+    MessageUpdate,
+    Started,
+    StatusUpdate,
+    Step,
+    StepContent,
+)
 from covenant.wire.native import RequestEvents
 from tests.ledger_contract.samples import make_task, task_id
 

@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.model.content import Json
+from covenant.model.errors import Invalid
 from covenant.model.peers.delegation_messages import (
-    DelegationAccept,
-    DelegationCancel,
     CapabilityQuery,
     CapabilityResponse,
-    DelegationResult,
+    DelegationAccept,
+    DelegationCancel,
     DelegationMessage,
     DelegationOffer,
+    DelegationReject,
+    DelegationResult,
     Profile,
     Proof,
-    DelegationReject,
     StatusReport,
     SubDelegation,
     TokenUsage,
     TranscriptEntry,
 )
-from covenant.model.errors import Invalid
 from covenant.model.peers.instance import KeyBundle, Prekey, Trust
 from covenant.wire.peers import PROVIDER_SENDS, REQUESTER_SENDS, TYPES, decode, encode, type_of
 
@@ -69,7 +69,9 @@ MESSAGES: dict[str, DelegationMessage] = {
         assertion="x",
     ),
     "delegation_accept": DelegationAccept(offer_id=ID, delegation_id=ID, max_token_budget=1, timeout=1),
-    "delegation_reject": DelegationReject(offer_id=ID, code="rate_limited", reason="later", retry_after=1_000, versions=(2,)),
+    "delegation_reject": DelegationReject(
+        offer_id=ID, code="rate_limited", reason="later", retry_after=1_000, versions=(2,)
+    ),
     "delegation_status": StatusReport(
         offer_id=ID, delegation_id=ID, seq=1, status="running", progress=0.5, message="m", token_usage=USAGE
     ),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.wire.redaction import SecretFinding, refuse_secrets, redact
+from covenant.wire.redaction import SecretFinding, redact, refuse_secrets
 
 # Spelled in pieces, so that nothing here is taken for a leaked secret.
 RANDOM = "q7Zp2Lx9Vb4Kd8Rt3Wm6Yc1Hn5Js0Fg"

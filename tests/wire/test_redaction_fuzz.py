@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covenant.wire.redaction import find_secrets
-from covenant.wire.redaction import redact
+from covenant.wire.redaction import find_secrets, redact
 from tests.wire.test_redaction import ORDINARY, RANDOM, SECRETS
 from tests.wire.test_redaction_linear import JOINTS, UNITS
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from covenant.wire.redaction import OVERLAP_CHARS, WINDOW_CHARS, SecretSpan, find_secrets
-from covenant.wire.redaction import redact
+from covenant.wire.redaction import OVERLAP_CHARS, WINDOW_CHARS, SecretSpan, find_secrets, redact
 from covenant.wire.redaction_patterns import PATTERNS, name_hint
 from tests.wire.redaction_reference import reference_secrets_in
 from tests.wire.test_redaction import JWT, ORDINARY, PEM_BODY, RANDOM, SECRETS, pem

@@ -9,10 +9,19 @@ from hypothesis import strategies as st
 
 from covenant.model.content import Audio, Json, ResourceLink, Text
 from covenant.model.errors import Invalid, Refusal
-from covenant.model.task_view import TaskState, fold
 from covenant.model.result import Ending, Result, error_result
-from covenant.model.task_event import Began, Continued, Ended, StepContent, Started, Step
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Began,
+    Continued,
+    Ended,
+    MessageUpdate,
+    Started,
+    StatusUpdate,
+    Step,
+    StepContent,
+)
+from covenant.model.task_view import TaskState, fold
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest, decode_send, task_of
 from tests.ledger_contract.samples import make_task, task_id
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.wire.sse import KEEP_ALIVE, SseFormat
-from covenant.wire.sse import ServerSentEvent, EventReader, EventTooLarge
+from covenant.wire.sse import KEEP_ALIVE, EventReader, EventTooLarge, ServerSentEvent, SseFormat
 
 
 def read(*pieces: bytes, bytes_max: int = 1_000) -> list[ServerSentEvent]:

@@ -222,7 +222,9 @@ class SyncTurn(BaseTurn):
 
     __slots__ = ("_ask",)
 
-    def __init__(self, job: TurnWork, history: tuple[MessageUpdate, ...], ask: Callable[[Callable[[], Any]], Any]) -> None:
+    def __init__(
+        self, job: TurnWork, history: tuple[MessageUpdate, ...], ask: Callable[[Callable[[], Any]], Any]
+    ) -> None:
         super().__init__(job, history)
         self._ask = ask
 

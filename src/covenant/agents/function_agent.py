@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from functools import partial
 from typing import Any, Final, Protocol
 
-from covenant.agents.api import Agent, Rejection, BareReply, SyncTurn, Turn, TurnWork
+from covenant.agents.api import Agent, BareReply, Rejection, SyncTurn, Turn, TurnWork
+from covenant.agents.runtime.function_threads import AgentThreads, ThreadChannel, TurnStopped
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
-from covenant.agents.runtime.function_threads import AgentThreads, ThreadChannel, TurnStopped
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import WrongType
 from covenant.model.ids import AgentId
@@ -98,7 +98,9 @@ class FunctionAgent:
         finally:
             await generator.aclose()
 
-    async def _listen_to_thread(self, job: FunctionJob, speech: FunctionOutput, history: tuple[MessageUpdate, ...]) -> None:
+    async def _listen_to_thread(
+        self, job: FunctionJob, speech: FunctionOutput, history: tuple[MessageUpdate, ...]
+    ) -> None:
         def hear(chunk: str) -> Awaitable[None] | None:
             speech.say(chunk)
             return job.room() if job.full else None

@@ -18,10 +18,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from covenant.agents.api import Agent
-from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough, TurnCalls
 from covenant.agents.function_agent import earlier
-from covenant.agents.runtime.job import Job
 from covenant.agents.process_agent import OUTPUT_BYTES_MAX, ProcessAgent
+from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough, TurnCalls
+from covenant.agents.runtime.job import Job
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
 from covenant.model.errors import (

@@ -20,20 +20,19 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from covenant.agents.api import Agent
-from covenant.agents.runtime.agent_calls import Answer, Call, Calling
 from covenant.agents.agent_loader import CannotLoad, find_agent
+from covenant.agents.api import Agent
 from covenant.agents.function_agent import FunctionAgent
-from covenant.agents.isolated_agent import IsolatedTurn
-from covenant.agents.runtime.job import FAILED
-from covenant.agents.isolated_agent import ProgramCallAnswer, ProgramCall, ProgramCallTarget, raised
+from covenant.agents.isolated_agent import IsolatedTurn, ProgramCall, ProgramCallAnswer, ProgramCallTarget, raised
+from covenant.agents.runtime.agent_calls import Answer, Call, Calling
 from covenant.agents.runtime.function_threads import AgentThreads
+from covenant.agents.runtime.job import FAILED
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.content import Content
-from covenant.model.task_view import first_message
 from covenant.model.ids import AgentId
 from covenant.model.task import Task
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_view import first_message
 from covenant.outbound.remote.remote_task import Sendable, parts_of
 
 GONE: Final = 70

@@ -15,18 +15,16 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from covenant.agents.runtime.job import TIMED_OUT, Job
 from covenant.agents.remote_agent import renew_lease
+from covenant.agents.runtime.job import TIMED_OUT, Job
 from covenant.exchange.delegation import REMOTE, target_of
-from covenant.model.peers.peer_record import Peer
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
-from covenant.model.peers.delegation import ARTIFACT, PROOF, Delegation
-from covenant.model.peers.delegation import CANCELLED, CANCELLING, COMPLETED, LOST, TIMEOUT
-from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
 from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
+from covenant.model.peers.delegation import ARTIFACT, CANCELLED, CANCELLING, COMPLETED, LOST, PROOF, TIMEOUT, Delegation
+from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
+from covenant.model.peers.peer_record import Peer
 from covenant.model.sanitizer import unreserved_parts, without_reserved
-from covenant.model.task import Target
-from covenant.model.task import Task
+from covenant.model.task import Target, Task
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate
 from covenant.wire.redaction import SecretFinding
 

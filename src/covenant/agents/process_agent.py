@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from covenant.agents.runtime import turn_output as saying
 from covenant.agents.function_agent import earlier
+from covenant.agents.runtime import turn_output as saying
 from covenant.agents.runtime.job import FAILED, Job
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.model.content import Content, Text

@@ -18,12 +18,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from covenant.agents.runtime.turn_limits import USAGE
-from covenant.agents.runtime.job import DAEMON_STOPS, Job
 from covenant.agents.runtime.agent_spans import trace_call
+from covenant.agents.runtime.job import DAEMON_STOPS, Job
+from covenant.agents.runtime.turn_limits import USAGE
 from covenant.exchange.delegation import REMOTE, target_of, tenant_of
 from covenant.exchange.tasks.builder import IDEMPOTENCY, text_of
-from covenant.ledger.contract import Ledger, ListQuery, QueueQuery
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import ListQuery, QueueQuery
 from covenant.model.call_context import Hop
 from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError, Refusal

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, Final, Protocol
 
+from covenant.agents.agent_directory import AgentDirectory, CallableAgent
+from covenant.agents.keyword_match import THRESHOLD, KeywordIndex, KeywordMatch
+from covenant.agents.model.toolbox import ask, made_by
 from covenant.agents.runtime.agent_calls import Answer
 from covenant.agents.runtime.job import Job, RunnableAgent
-from covenant.agents.keyword_match import THRESHOLD, KeywordIndex, KeywordMatch
-from covenant.agents.agent_directory import AgentDirectory, CallableAgent
 from covenant.agents.runtime.turn_output import TurnOutput
-from covenant.agents.model.toolbox import ask, made_by
 from covenant.exchange.native import inline_of
 from covenant.exchange.tasks.builder import text_of
 from covenant.model.agent_definition import INDEX, INDEX_DEFINITION, AgentDefinition

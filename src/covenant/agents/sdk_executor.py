@@ -23,9 +23,9 @@ from google.protobuf import json_format, struct_pb2
 
 from covenant.agents.runtime.job import DAEMON_STOPS, FAILED, Job
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
-from covenant.model.task_view import TaskView
 from covenant.model.sanitizer import without_reserved
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_view import TaskView
 
 CANCEL_S: Final = 1.0
 _INTERRUPTIONS: Final = {

@@ -25,8 +25,8 @@ from covenant.daemon.environment import environment
 
 if TYPE_CHECKING:
     from covenant.daemon.connecting import Options
-    from covenant.model.task_view import RemoteEvent
     from covenant.model.agent_card import RemoteCard
+    from covenant.model.task_view import RemoteEvent
     from covenant.outbound.remote.remote_client import RemoteStream
     from covenant.outbound.remote.remote_task import Reply
 
@@ -240,9 +240,8 @@ def _run(
     import asyncio
 
     from covenant.model.errors import CovenantError, Refusal
-    from covenant.outbound.call_errors import CallFailed
+    from covenant.outbound.call_errors import CallFailed, RemoteError
     from covenant.outbound.remote.task_follower import not_sent
-    from covenant.outbound.call_errors import RemoteError
 
     try:
         return asyncio.run(work())

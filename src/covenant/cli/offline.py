@@ -104,7 +104,7 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
 def _accept(folder: Path, salvage: Salvage) -> Path:
     from covenant.daemon.environment import now_ms
     from covenant.daemon.salvage import carry_out
-    from covenant.ledger.log.opening import lock_home
+    from covenant.ledger.embedded.journal.recovery import lock_home
 
     with lock_home(folder):
         aside = carry_out(folder, salvage, now_ms())
@@ -117,7 +117,7 @@ def _rebuild(folder: Path) -> Path | None:
     from covenant.daemon.limits import ledger_limits
     from covenant.daemon.loading import load
     from covenant.daemon.salvage import rebuild_archive
-    from covenant.ledger.log.opening import lock_home
+    from covenant.ledger.embedded.journal.recovery import lock_home
 
     limits = ledger_limits(load({}, environment(), home=folder).settings)
     with lock_home(folder):
@@ -163,7 +163,7 @@ def passphrase(*, home: str | None, new_file: str | None, remove: bool, as_json:
     """
     if remove and new_file is not None:
         raise click.UsageError(f"--remove and {NEW_FILE} exclude each other")
-    from covenant.ledger.log.opening import lock_home
+    from covenant.ledger.embedded.journal.recovery import lock_home
     from covenant.model.errors import HomeLocked
 
     folder = given_home(home)

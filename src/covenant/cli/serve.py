@@ -14,7 +14,7 @@ from covenant.cli.terminal import Failure, put
 from covenant.daemon.environment import environment, find_home
 from covenant.daemon.home import UnsafeHome
 from covenant.daemon.loading import Entry, entries, load
-from covenant.ledger.log.space import unusable_by
+from covenant.ledger.embedded.disk import unusable_by
 from covenant.model.errors import CovenantError, SettingsError
 
 RELOAD: Final = "--reload"

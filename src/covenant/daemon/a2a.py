@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.agents.runtime.job import JobLimits
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.cards import base_url_of, publishing_of
 from covenant.daemon.pushing import check_push
 from covenant.daemon.settings import Settings
@@ -14,11 +14,11 @@ from covenant.doors.a2a.operations import A2AServices, PushService
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
+from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2ALimits, A2AExchange
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.uuids import Uuids
+from covenant.ledger.clock import Uuids
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.tracing import OFF, Tracer
 
 
@@ -50,7 +50,9 @@ def make_office(conversations: A2AExchange, cards: Cards, pushes: PushService | 
     return A2AServices(conversations, extended_cards(cards), pushes)
 
 
-def make_gate(settings: Settings, catalogue: Catalogue, tenants: TenantGate, meter: Meter, pool: StrangerPool) -> Admission:
+def make_gate(
+    settings: Settings, catalogue: Catalogue, tenants: TenantGate, meter: Meter, pool: StrangerPool
+) -> Admission:
     return Admission(tenants, catalogue, meter, base_url_of(settings).of, publishing_of(settings).admits, pool)
 
 

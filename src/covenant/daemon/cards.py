@@ -14,7 +14,7 @@ from covenant.doors.http.origins import Origins
 from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.exchange.cards import Cards, CardFeatures
+from covenant.exchange.cards import CardFeatures, Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.agent_card import Provider
 from covenant.model.errors import Invalid, SettingsError

@@ -25,9 +25,9 @@ from covenant.daemon.limits import ledger_limits
 from covenant.daemon.loading import load
 from covenant.daemon.settings import Settings
 from covenant.daemon.whereabouts import left_files
-from covenant.ledger.log.opening import lock_home
-from covenant.ledger.log.segments import list_segments
-from covenant.ledger.log.space import MIB, free_bytes
+from covenant.ledger.embedded.disk import MIB, free_bytes
+from covenant.ledger.embedded.journal.recovery import lock_home
+from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import CovenantError, HomeLocked, Invalid, SettingsError
 from covenant.outbound.remote.remote_registry import RemoteRegistry

@@ -19,17 +19,14 @@ from typing import Any, Final
 import covenant
 from covenant.daemon.environment import environment, find_home, now_ms
 from covenant.exchange.argument_checks import checks_arguments
-from covenant.model.errors import Invalid
 from covenant.model.agent_card import RemoteCard
-from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.http_fetcher import Fetcher, FetchLimits
-from covenant.outbound.remote.card_lookup import find_card, verified
-from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.remote.remote_registry import RemoteEntry, RemoteRegistry
-from covenant.outbound.remote.remote_client import TIMEOUT_S, RemoteOptions, Remote
+from covenant.model.errors import Invalid
+from covenant.outbound.address_guard import AddressGuard, SystemResolver
 from covenant.outbound.call_errors import NoCard
-from covenant.outbound.address_guard import SystemResolver
-from covenant.outbound.remote.card_lookup import choose_interfaces
+from covenant.outbound.http_fetcher import Fetcher, FetchLimits
+from covenant.outbound.remote.card_lookup import choose_interfaces, find_card, verified
+from covenant.outbound.remote.remote_client import TIMEOUT_S, Remote, RemoteOptions
+from covenant.outbound.remote.remote_registry import Credentials, RemoteEntry, RemoteRegistry
 
 PRIVATE: Final = (
     "127.0.0.0/8",

@@ -10,28 +10,24 @@ import random
 from pathlib import Path
 from typing import Final
 
+from covenant.agents.remote_agent import RemoteAgent, RemoteCancels
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.agents.remote_agent import RemoteAgent
-from covenant.agents.remote_agent import RemoteCancels
 from covenant.daemon.connecting import or_none
 from covenant.daemon.environment import environment
 from covenant.daemon.logs import Log
 from covenant.daemon.settings import Settings
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
-from covenant.ledger.contract import Ledger
-from covenant.model.errors import NotFound
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_card import RemoteCard
+from covenant.model.errors import NotFound
 from covenant.model.task import Target
 from covenant.model.tracing import OFF, Tracer
-from covenant.outbound.remote.card_lookup import CardCache
-from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.http_fetcher import Fetcher
-from covenant.outbound.remote.card_lookup import find_card, verified
-from covenant.outbound.remote.remote_registry import RemoteEntry, RemoteRegistry
-from covenant.outbound.remote.remote_client import RemoteOptions, Remote
 from covenant.outbound.call_errors import NoCard
-from covenant.outbound.remote.card_lookup import choose_interfaces
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.remote.card_lookup import CardCache, choose_interfaces, find_card, verified
+from covenant.outbound.remote.remote_client import Remote, RemoteOptions
+from covenant.outbound.remote.remote_registry import Credentials, RemoteEntry, RemoteRegistry
 
 CARDS_MAX: Final = 1_000
 FETCHERS_MAX: Final = 1_000

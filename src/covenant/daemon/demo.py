@@ -9,15 +9,15 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from covenant.agents.api import Agent, Turn
 from covenant.agents.agent_loader import LoadedAgent, load_agent
+from covenant.agents.api import Agent, Turn
 from covenant.daemon.home import save_secret
 from covenant.daemon.logs import Log
-from covenant.exchange.mailbox import MailboxExchange
-from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.identities import IdentityAdmin
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.folders import open_private
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.mailbox import MailboxExchange
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.disk import open_private
 from covenant.ledger.machine.commands import LeasedTask, Take
 from covenant.model.content import Text
 from covenant.model.errors import Refusal

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from covenant.ledger.log.folders import make_private_folder
+from covenant.ledger.embedded.disk import make_private_folder
 from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.ids import base58_size
 

@@ -19,13 +19,18 @@ from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.operator import OPERATOR_DISPLAY
 from covenant.daemon.salvage import plan
 from covenant.exchange.access.identities import operator_agent
-from covenant.ledger.log import snapshot
-from covenant.ledger.log.archive import ARCHIVE_NAME, LAYOUTS, SCHEMA_VERSION, archived_seq_of, missing_parts
-from covenant.ledger.log.codec import decode_events
-from covenant.ledger.log.opening import Examined, examine_journal
-from covenant.ledger.log.record import Record
-from covenant.ledger.log.rejects import Reject, count_rejects, read_rejects
-from covenant.ledger.log.state import LedgerState
+from covenant.ledger.embedded.archive.apply_batch import RejectedRecord, count_rejects, read_rejects
+from covenant.ledger.embedded.archive.archive import (
+    ARCHIVE_NAME,
+    LAYOUTS,
+    SCHEMA_VERSION,
+    archived_seq_of,
+    missing_parts,
+)
+from covenant.ledger.embedded.journal import snapshot
+from covenant.ledger.embedded.journal.record import Record, decode_events
+from covenant.ledger.embedded.journal.recovery import JournalReport, examine_journal
+from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.events import TaskFollowed, TaskSent
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Damaged, SettingsError
@@ -49,11 +54,11 @@ class _Archive(NamedTuple):
     archived_seq: int = 0
     lost: str = ""
     usable: bool = True
-    rejects: tuple[Reject, ...] = ()
+    rejects: tuple[RejectedRecord, ...] = ()
 
 
 class _Journal(NamedTuple):
-    examined: Examined
+    examined: JournalReport
     before: LedgerState
     after: LedgerState
     begun: tuple[TaskId, ...]
@@ -235,7 +240,7 @@ def _has_rejects(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'rejects'").fetchone() is not None
 
 
-def _tell_rejects(rejects: tuple[Reject, ...], count: int) -> Iterator[Finding]:
+def _tell_rejects(rejects: tuple[RejectedRecord, ...], count: int) -> Iterator[Finding]:
     shown = "; ".join(f"record {reject.seq}: {reject.error}" for reject in rejects)
     more = f"; and {count - len(rejects)} more" if count > len(rejects) else ""
     what = f"the archive has set aside {count} record(s) that it could not take: {shown}{more}"

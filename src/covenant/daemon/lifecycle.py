@@ -29,8 +29,7 @@ from typing import Final, Protocol
 
 import uvloop
 
-from covenant.agents.agent_loader import LoadedAgent, load_agents
-from covenant.agents.agent_loader import AgentStacks
+from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
 from covenant.daemon.health_stand_in import HealthStandIn
 from covenant.daemon.home import SOCKET_NAME
@@ -159,7 +158,9 @@ class Stops:
         (self.hurried if self.asked.is_set() else self.asked).set()
 
 
-async def _live(loaded: Loaded, announce: Announce, log: Log, found: Sequence[LoadedAgent], *, demo: bool) -> tuple[str, ...]:
+async def _live(
+    loaded: Loaded, announce: Announce, log: Log, found: Sequence[LoadedAgent], *, demo: bool
+) -> tuple[str, ...]:
     """Until it has stopped. Returns the agents that go on regardless."""
     settings, stops = loaded.settings, Stops()
     async with open_node(settings, log) as node:
@@ -246,7 +247,9 @@ async def _close(
     await asyncio.gather(*stops)
 
 
-def _watchdog(node: Node, server: HttpServer, listener: socket.socket, found: Sequence[LoadedAgent], log: Log) -> Watchdog:
+def _watchdog(
+    node: Node, server: HttpServer, listener: socket.socket, found: Sequence[LoadedAgent], log: Log
+) -> Watchdog:
     """What notices agents that block the loop, and those that go on in their threads."""
     node.meter.gauge(
         "covenant_agent_threads_abandoned",

@@ -15,10 +15,10 @@ from covenant.daemon.tenant_doors import Built
 from covenant.doors.mcp.abroad import Abroad
 from covenant.doors.mcp.desk import Desk
 from covenant.doors.mcp.http import McpDoor, installed
+from covenant.exchange.access.principals import Principal
 from covenant.exchange.cards import Cards
 from covenant.exchange.task_lookup import TaskLookup
-from covenant.exchange.access.principals import Principal
-from covenant.ledger.log.uuids import Uuids
+from covenant.ledger.clock import Uuids
 from covenant.model.mcp_servers import McpServer, Tool
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from covenant.agents.agent_directory import RemoteCards
-from covenant.agents.runtime.job import RunnableAgent, Job
-from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.agent_directory import AgentDirectory, RemoteCards
 from covenant.agents.model.agent_memory import AgentMemories
+from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.router import IndexAgent, NoModelAgent
-from covenant.agents.agent_directory import AgentDirectory
-from covenant.agents.model.toolbox import ToolServices
+from covenant.agents.runtime.job import Job, RunnableAgent
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import environment, now_ms
 from covenant.daemon.logs import Log
@@ -153,7 +152,9 @@ class Unguarded:
 class Reach:
     """What agents can use here, kept in line with what is configured: a scheduler of the daemon."""
 
-    def __init__(self, abroad: RemoteCards, means: ToolServices, models: Models, cards: Cards, registry: RemoteRegistry) -> None:
+    def __init__(
+        self, abroad: RemoteCards, means: ToolServices, models: Models, cards: Cards, registry: RemoteRegistry
+    ) -> None:
         self._abroad = abroad
         self._registry = registry
         self._means = means
@@ -195,7 +196,9 @@ def make_cast(
     if ours.name and models.default is None:
         log.warning("model.unusable", model=ours.name, why=models.trouble)
     told: list[Any] = []
-    abroad = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic, told=lambda: told[0].tell() if told else None)
+    abroad = RemoteCards(
+        elsewhere.registry, elsewhere.card, time.monotonic, told=lambda: told[0].tell() if told else None
+    )
     roster = AgentDirectory(
         catalogue,
         lambda constitution: _played(constitution, models),

@@ -12,8 +12,8 @@ from typing import Final
 
 from covenant.daemon.home import UnsafeHome
 from covenant.exchange.access.principals import Principal
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.commands import Enroll, RevokeIdentity, RotateToken
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.identity_commands import Enroll, RevokeIdentity, RotateToken
 from covenant.model.grant import Identity
 from covenant.model.ids import AgentId
 from covenant.seal.keys import TOKEN_PREFIX_LENGTH, new_token, token_hash

@@ -8,10 +8,9 @@ from dataclasses import fields
 
 import covenant
 from covenant.daemon.settings import OutboundSettings
+from covenant.outbound.address_guard import DNS_PORT, AddressGuard, NameServerResolver, SystemResolver
 from covenant.outbound.http_fetcher import Fetcher, FetchLimits
-from covenant.outbound.address_guard import AddressGuard
 from covenant.outbound.urls import read_address
-from covenant.outbound.address_guard import DNS_PORT, NameServerResolver, SystemResolver
 
 
 @asynccontextmanager

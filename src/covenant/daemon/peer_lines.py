@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Final
 
+from covenant.outbound.address_guard import AddressGuard
 from covenant.outbound.call_errors import AddressRefused
 from covenant.outbound.http_fetcher import TlsTrust
-from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.urls import Location, InvalidUrl, host_text, read_url
+from covenant.outbound.urls import InvalidUrl, Location, host_text, read_url
 from covenant.peers.transport.peer_client import PeerCallFailed, PeerResponse
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
 

@@ -23,28 +23,26 @@ from covenant.daemon.settings import Settings
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
 from covenant.doors.peers_sealed import sealed_routes
-from covenant.exchange.tasks.task_start import TaskAcceptor
 from covenant.exchange.catalogue import Catalogue
-from covenant.ledger.contract import Ledger
+from covenant.exchange.tasks.task_start import TaskAcceptor
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.ids import AgentId
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId
 from covenant.model.tracing import Tracer
-from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.address_guard import AddressGuard
-from covenant.peers.directory.peer_directory import PeerDirectory
-from covenant.peers.transport.outbox_sender import OutboxSender
-from covenant.peers.peer_admin import PeerAdmin
-from covenant.peers.discovery.discovery_service import Discovery
-from covenant.peers.discovery.mdns import Announcement
-from covenant.peers.peer_settings import DiscoverySettings
-from covenant.peers.discovery.dns_sd import TxtRecord
+from covenant.outbound.http_fetcher import Fetcher
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.directory.peer_directory import read_peer_entry
-from covenant.peers.provider.provider_service import Provider
-from covenant.peers.transport.inbox import Inbox
-from covenant.peers.requester.requester_service import Requester
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.directory.peer_directory import PeerDirectory, read_peer_entry
 from covenant.peers.directory.peer_maintenance import PeerMaintenance
+from covenant.peers.discovery.discovery_service import Discovery
+from covenant.peers.discovery.dns_sd import TxtRecord
+from covenant.peers.discovery.mdns import Announcement
+from covenant.peers.peer_admin import PeerAdmin
+from covenant.peers.peer_settings import DiscoverySettings, PeerSettings
+from covenant.peers.provider.provider_service import Provider
+from covenant.peers.requester.requester_service import Requester
+from covenant.peers.transport.inbox import Inbox
+from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction
 

@@ -9,12 +9,11 @@ from covenant.daemon.settings import Settings
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.push import PushConfigs, check_config
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.a2a_requests import PushConfig
 from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.push_sender import PushLimits, PushSender, WebhookClient
 from covenant.outbound.urls import read_url
-from covenant.outbound.push_sender import PushLimits, PushSender
-from covenant.outbound.push_sender import WebhookClient
 from covenant.seal.webhooks import WebhookSigner
 
 

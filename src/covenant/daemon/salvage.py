@@ -24,15 +24,15 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from covenant.daemon.home import JOURNAL_NAME
-from covenant.ledger.log import snapshot
-from covenant.ledger.log.archive import ARCHIVE_NAME, SEQ_MAX, archived_seq_of, open_writer
-from covenant.ledger.log.opening import CANNOT_FOLLOW, records_in
-from covenant.ledger.log.reconciliation import Truth, reconcile
-from covenant.ledger.log.record import BadLine, Record, decode_line, encode_line
-from covenant.ledger.log.rejects import REJECTS_MAX, read_rejects
-from covenant.ledger.log.segments import Segment, create_segment, list_segments, segment_path, sync_dir
-from covenant.ledger.log.state import LedgerState
-from covenant.ledger.log.storage import SEEN
+from covenant.ledger.embedded.archive.apply_batch import REJECTS_MAX, read_rejects
+from covenant.ledger.embedded.archive.archive import ARCHIVE_NAME, SEQ_MAX, archived_seq_of, open_writer
+from covenant.ledger.embedded.archive.reconciliation import ArchiveTruth, reconcile
+from covenant.ledger.embedded.journal import snapshot
+from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line, encode_line
+from covenant.ledger.embedded.journal.recovery import CANNOT_FOLLOW, records_in
+from covenant.ledger.embedded.journal.segments import Segment, create_segment, list_segments, segment_path, sync_dir
+from covenant.ledger.embedded.state import LedgerState
+from covenant.ledger.embedded.storage import SEEN
 from covenant.ledger.machine.events import AnyEvent, TaskEvent
 from covenant.ledger.machine.view import Limits
 
@@ -120,7 +120,7 @@ def carry_out(home: Path, salvage: Salvage, now_ms: int) -> Path:
         earlier, later = _kept(folder, folded, archived_seq), _kept(folder, folded, folded.snapshot_seq)
         before_snapshot = (line for seq, line in earlier if seq <= folded.snapshot_seq)
         after_snapshot = (line for _, line in later)
-        truth = Truth(
+        truth = ArchiveTruth(
             folded.snapshot_seq, folded.before, folded.after, before_snapshot, after_snapshot, folded.last_seq
         )
         _reconcile(db, truth)
@@ -142,14 +142,14 @@ def rebuild_archive(home: Path, limits: Limits, now_ms: int) -> Path | None:
         kept = _save_rejects(home, db, now_ms)
         earlier = (line for seq, line in _kept(folder, folded, archived_seq) if seq <= folded.snapshot_seq)
         seq = folded.snapshot_seq
-        _reconcile(db, Truth(seq, folded.before, folded.after, earlier, (), seq))
+        _reconcile(db, ArchiveTruth(seq, folded.before, folded.after, earlier, (), seq))
         db.execute("DELETE FROM rejects WHERE seq <= ?", (archived_seq,))
     (home / SEEN).unlink(missing_ok=True)
     sync_dir(home)
     return kept
 
 
-def _reconcile(db: sqlite3.Connection, truth: Truth) -> None:
+def _reconcile(db: sqlite3.Connection, truth: ArchiveTruth) -> None:
     reconcile(db, truth)
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 

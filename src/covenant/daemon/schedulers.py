@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from covenant.daemon.logs import Log
-from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.access.principals import Principal
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.commands import Note, Sweep, Swept
+from covenant.exchange.mailbox import MailboxExchange
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.commands import Sweep, Swept
+from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import AgentId
 from covenant.model.repair import RetryPolicy, RetryReport
@@ -76,7 +77,7 @@ class Sweeper:
             return
         for step in clock.ages.steps[self._steps_noted - clock.steps_total :]:
             row = {"type": "clock_stepped", "step_ms": step.step_ms, "paused_ms": clock.pause_ms}
-            await self._ledger.commit(Note(by=self._operator, row=row))
+            await self._ledger.commit(WriteAuditRow(by=self._operator, row=row))
         self._steps_noted = clock.steps_total
 
     async def run(self) -> None:

@@ -11,17 +11,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.agents.agent_loader import LoadedAgent
-from covenant.agents.runtime.job import RunnableAgent
-from covenant.agents.peer_agent import PeerRequester, PeerAgent
+from covenant.agents.peer_agent import PeerAgent, PeerRequester
 from covenant.agents.process_agent import TIMEOUT_MS, ProcessAgent
+from covenant.agents.runtime.job import RunnableAgent
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.logs import Log
 from covenant.daemon.models import Cast
 from covenant.exchange.catalogue import Catalogue
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_definition import INDEX, AgentDefinition
 from covenant.model.task import ELSEWHERE, PEERS, Target
 from covenant.model.tenants import DEFAULT

@@ -12,14 +12,13 @@ from covenant.doors import simple
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.doors.native import agents, orchestrate, requests
-from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.a2a_service import A2AExchange
-from covenant.exchange.native import TenantTasks
-from covenant.exchange.native import NativeRuns
-from covenant.exchange.simple import SimpleLimits, SimpleExchange
+from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversations import Conversations
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.uuids import Uuids
+from covenant.exchange.native import NativeRuns, TenantTasks
+from covenant.exchange.simple import SimpleExchange, SimpleLimits
+from covenant.ledger.clock import Uuids
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.mcp_servers import Tool
 
 DESCRIBED: Final = (*agents.DESCRIBED, *orchestrate.DESCRIBED, *requests.DESCRIBED, *simple.DESCRIBED)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from covenant.daemon.home import UnsafeHome
-from covenant.ledger.log.folders import open_private
+from covenant.ledger.embedded.disk import open_private
 
 URL_NAME: Final = "http.url"
 LENGTH_MAX: Final = 300

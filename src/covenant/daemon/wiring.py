@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from starlette.routing import BaseRoute
 
 import covenant
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.a2a import make_conversations, make_crew, make_door, make_gate, make_office
 from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.cards import card_pages, make_cards, mcp_servers
@@ -61,23 +61,22 @@ from covenant.doors.metrics import Meter
 from covenant.doors.peers import PeerDesk
 from covenant.doors.peers_sealed import DESCRIBED as SEALED_DESCRIBED
 from covenant.doors.waiting import Waits
+from covenant.exchange.a2a_service import A2AExchange
+from covenant.exchange.access.identities import IdentityAdmin, operator_agent
+from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2AExchange
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
-from covenant.exchange.access.principals import Principal
-from covenant.exchange.access.identities import IdentityAdmin, operator_agent
-from covenant.exchange.access.tenants import TenantAccess
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.model.errors import Unavailable
 from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey
-from covenant.model.tenants import TenantLimits
 from covenant.model.mcp_servers import McpServer
+from covenant.model.tenants import TenantLimits
 from covenant.model.tracing import Tracer
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.push_sender import PushSender
@@ -94,7 +93,7 @@ class Node:
 
     settings: Settings
     operator: Principal
-    ledger: LogLedger
+    ledger: EmbeddedLedger
     exchange: MailboxExchange
     registry: IdentityAdmin
     tenancy: TenantAccess
@@ -211,7 +210,7 @@ async def _check_unsigned(ledger: Ledger) -> None:
         )
 
 
-async def _report(ledger: LogLedger, log: Log) -> None:
+async def _report(ledger: EmbeddedLedger, log: Log) -> None:
     """What an operator should know of the ledger that was just opened."""
     counts = await ledger.counts()
     log.info("ledger.opened", boot=ledger.boot, queued=counts.queued, in_flight=counts.leased)
@@ -233,7 +232,7 @@ async def _report(ledger: LogLedger, log: Log) -> None:
 
 def _assemble(
     settings: Settings,
-    ledger: LogLedger,
+    ledger: EmbeddedLedger,
     operator: Principal,
     key: bytes,
     *,
@@ -333,7 +332,7 @@ def _ipc(settings: Settings, behind: _Behind) -> IpcServer:
 
 def _workers(
     settings: Settings,
-    ledger: LogLedger,
+    ledger: EmbeddedLedger,
     catalogue: Catalogue,
     cards: Cards,
     servers: dict[str, McpServer],

@@ -10,17 +10,16 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
+from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
+from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, ignored_keys
 from covenant.model.audit_chain import AuditReport
-from covenant.model.agent_definition import CatalogueAgent, AgentDefinition, ignored_keys
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.task import Lease
 from covenant.model.repair import RepairOutcome, RetryReport
 from covenant.model.result import Ending, Result
-from covenant.model.task import Task
-from covenant.model.tenants import TenantLimits
+from covenant.model.task import Lease, Task
 from covenant.model.task_event import MessageUpdate
+from covenant.model.tenants import TenantLimits
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):

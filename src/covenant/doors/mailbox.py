@@ -30,19 +30,19 @@ from covenant.doors.operation import AnyOperation, Office, Operation
 from covenant.doors.pages import PAGE_BYTES_MAX, fit, size_of
 from covenant.doors.waiting import CallerGoneError, Pause
 from covenant.exchange.access.principals import Principal
-from covenant.ledger.contract import QueueQuery
+from covenant.ledger.contract.tasks import QueueQuery
 from covenant.ledger.machine.commands import Drained, Leased
 from covenant.model.errors import Invalid
 from covenant.model.ids import parse_lease_id, parse_task_id
 from covenant.wire.ipc_frames import WrappedPolicy, WrappedRepair, WrappedResult, WrappedTask
 from covenant.wire.mailbox import (
     CancelTaskRequest,
-    LeaseRequest,
-    ReceiveRequest,
     DrainRequest,
     EmptyRequest,
+    LeaseRequest,
     PostResult,
     QueueRequest,
+    ReceiveRequest,
     RecentRequest,
     ReleaseLease,
     RepairTask,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from covenant.ledger.contract import Counts
+from covenant.ledger.contract.ledger import Counts
 
 BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 _LABELS: Final = (*(str(bound) for bound in BOUNDS_S), "+Inf")

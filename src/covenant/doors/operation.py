@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from covenant.doors.answers import Answer
 from covenant.doors.waiting import Pause
+from covenant.exchange.access.identities import IdentityAdmin
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
-from covenant.exchange.access.principals import Principal
-from covenant.exchange.access.identities import IdentityAdmin
-from covenant.exchange.access.tenants import TenantAccess
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.wire.ipc_frames import Wrapped
 from covenant.wire.mailbox import Request
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 import msgspec
 
 from covenant.doors.answers import Answer
-from covenant.ledger.contract import TreeNode
-from covenant.model.peers.peer_record import Peer
+from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.peers.delegation import Delegation, LoggedMessage
-from covenant.model.peers.delegation_messages import Profile, Proof, DelegationStatus, TokenUsage
+from covenant.model.peers.delegation_messages import DelegationStatus, Profile, Proof, TokenUsage
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.wire.operator_requests import PendingMessages, PeerLimitsInput
+from covenant.model.peers.peer_record import Peer
+from covenant.wire.operator_requests import PeerLimitsInput, PendingMessages
 
 ONLINE_MS = 90_000
 """Who was heard of since is there."""

@@ -28,14 +28,13 @@ from covenant.doors.peer_answers import (
     ProofAnswer,
     TokensRevoked,
 )
-from covenant.exchange.access.principals import require_operator
-from covenant.exchange.access.principals import Principal
-from covenant.ledger.contract import TreeNode
-from covenant.model.peers.peer_record import PeerCapabilities, Peer, PeerLimits
-from covenant.model.peers.delegation import Delegation, LoggedMessage
+from covenant.exchange.access.principals import Principal, require_operator
+from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.ids import AgentId
+from covenant.model.peers.delegation import Delegation, LoggedMessage
 from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
 from covenant.wire import operator_requests as asked
 
 PEERS: Final = "/api/v1/a2a/peers"
@@ -187,7 +186,9 @@ async def discover_peers(office: Office, caller: Principal, request: asked.Disco
     return Discovered(discovered=fit(found), ways=tuple(ways))
 
 
-async def peer_capabilities(office: Office, caller: Principal, request: asked.ShowCapabilitiesRequest) -> CapabilitiesAnswer:
+async def peer_capabilities(
+    office: Office, caller: Principal, request: asked.ShowCapabilitiesRequest
+) -> CapabilitiesAnswer:
     desk = await _desk(office, caller, "showing capabilities")
     name, found = await desk.capabilities(request.peer_id, fresh=request.fresh)
     shown = {field: getattr(found, field) for field in CapabilitiesShown.__struct_fields__}
@@ -231,7 +232,9 @@ async def show_delegation(office: Office, caller: Principal, request: asked.Show
     return DelegationAnswer(delegation=_delegation(office, delegation), result=result, error=error)
 
 
-async def cancel_delegation(office: Office, caller: Principal, request: asked.CancelDelegationRequest) -> DelegationAnswer:
+async def cancel_delegation(
+    office: Office, caller: Principal, request: asked.CancelDelegationRequest
+) -> DelegationAnswer:
     desk = await _desk(office, caller, "canceling a delegation")
     moved = await desk.cancel(caller.agent, request.delegation_id, request.reason)
     return DelegationAnswer(delegation=_delegation(office, moved))
@@ -242,7 +245,9 @@ async def offer_again(office: Office, caller: Principal, request: asked.OfferAga
     return DelegationAnswer(delegation=_delegation(office, await desk.offer_again(caller.agent, request.delegation_id)))
 
 
-async def force_delegation(office: Office, caller: Principal, request: asked.ForceDelegationRequest) -> DelegationAnswer:
+async def force_delegation(
+    office: Office, caller: Principal, request: asked.ForceDelegationRequest
+) -> DelegationAnswer:
     desk = await _desk(office, caller, "giving a delegation up")
     if not request.reason.strip():
         raise Invalid("invalid_request", "give a reason: it stays in the audit")
@@ -256,12 +261,16 @@ async def delegation_proof(office: Office, caller: Principal, request: asked.Sho
     return ProofAnswer(**evidence._asdict())
 
 
-async def delegation_tree(office: Office, caller: Principal, request: asked.DelegationTreeRequest) -> DelegationTreeAnswer:
+async def delegation_tree(
+    office: Office, caller: Principal, request: asked.DelegationTreeRequest
+) -> DelegationTreeAnswer:
     desk = await _desk(office, caller, "showing a tree")
     return DelegationTreeAnswer(tree=await desk.tree(request.delegation_id))
 
 
-async def list_peer_messages(office: Office, caller: Principal, request: asked.ListPeerMessagesRequest) -> PeerMessageList:
+async def list_peer_messages(
+    office: Office, caller: Principal, request: asked.ListPeerMessagesRequest
+) -> PeerMessageList:
     desk = await _desk(office, caller, "listing messages")
     peer = desk.find(request.peer_id).id if request.peer_id is not None else None
     found = [each for each in await desk.messages() if peer in (None, each.peer) and request.type in (None, each.typ)]

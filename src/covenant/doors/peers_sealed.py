@@ -25,7 +25,7 @@ from covenant.doors.metrics import Meter
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import Refusal, TooLarge
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
-from covenant.wire.peers import Introduction, OutOfOrder, Polled, Received, EnvelopeRefused
+from covenant.wire.peers import EnvelopeRefused, Introduction, OutOfOrder, Polled, Received
 
 TRANSPORT: Final = "sealed"
 IDENTITY: Final = "/api/v1/a2a/identity"

@@ -24,9 +24,9 @@ from covenant.doors.http.routes import ByMethod
 from covenant.doors.http.tenant import Asked, TenantGate
 from covenant.doors.metrics import Meter
 from covenant.doors.waiting import CallerGoneError
-from covenant.exchange.simple import SimpleSend, SimpleExchange
-from covenant.model.errors import Invalid, NotFound, Refusal
+from covenant.exchange.simple import SimpleExchange, SimpleSend
 from covenant.model.call_context import Hop
+from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest, SimpleError, decode_send, task_of
 
 SEND: Final = "/a2a/tasks/send"

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.model.errors import OverLimit, Refusal, Unauthenticated, Unavailable
 from covenant.model.ids import PublicKey
 

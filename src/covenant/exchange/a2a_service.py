@@ -13,31 +13,31 @@ from typing import Final
 
 import msgspec
 
-from covenant.exchange.tasks.task_start import TaskAcceptor
+from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.model.call_context import DEFAULT_DEPTH_MAX, check_hop
-from covenant.exchange.tasks.task_start import LocalWorkers
-from covenant.exchange.tasks.builder import UNGUESSABLE_LENGTH_MIN, KeyedIds, unkeyed_id
 from covenant.exchange.tasks.builder import (
     ORIGIN,
+    UNGUESSABLE_LENGTH_MIN,
     IdempotencyKey,
+    KeyedIds,
     check_message,
     check_size,
-    read_idempotency,
     first_task,
     next_message,
+    read_idempotency,
+    unkeyed_id,
     within_chain,
     within_deadline,
     without_reserved_keys,
     without_way,
 )
-from covenant.exchange.tasks.task_stream import KEEP_ALIVE_S, TaskStream
-from covenant.exchange.access.tenants import Caller
 from covenant.exchange.tasks.reader import TaskReader, parse_known_id
-from covenant.ledger.contract import Ledger, ListQuery, Watch
-from covenant.ledger.machine.commands import Cancel, Continue
-from covenant.ledger.machine.push_commands import PutPush
-from covenant.ledger.machine.refusals import key_reused
+from covenant.exchange.tasks.task_start import LocalWorkers, TaskAcceptor
+from covenant.exchange.tasks.task_stream import KEEP_ALIVE_S, TaskStream
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import ListQuery, Watch
+from covenant.ledger.machine.commands import Cancel, Continue, PutPush
+from covenant.ledger.machine.decisions.context import key_reused
 from covenant.model.a2a_requests import (
     PAGE_SIZE_MAX,
     CancelTask,
@@ -49,12 +49,12 @@ from covenant.model.a2a_requests import (
     TaskPage,
 )
 from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_hop
 from covenant.model.errors import Conflict, Invalid, Refusal, Unauthenticated
-from covenant.model.task_view import TaskViewBuilder, TaskState, TaskView, fold
-from covenant.model.call_context import Hop
 from covenant.model.ids import AgentId, PublicKey, TaskId
-from covenant.model.task_event import Began, Ended, Started, Step
 from covenant.model.task import Task, fingerprint
+from covenant.model.task_event import Began, Ended, Started, Step
+from covenant.model.task_view import TaskState, TaskView, TaskViewBuilder, fold
 from covenant.model.tracing import OFF, Tracer, trace_of
 
 ANONYMOUS: Final = "anonymous"

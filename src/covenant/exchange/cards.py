@@ -14,14 +14,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from covenant.exchange.skills import MCP, skills_of
 from covenant.exchange.access.tenants import Caller
+from covenant.exchange.skills import MCP, skills_of
 from covenant.model.agent_card import (
     GRPC,
     HTTP_JSON,
     JSONRPC,
     AgentCard,
     Capabilities,
+    CardSkill,
     Extension,
     HttpAuth,
     Interface,
@@ -30,11 +31,10 @@ from covenant.model.agent_card import (
     SecurityRequirement,
     SecurityScheme,
     Signature,
-    CardSkill,
 )
-from covenant.model.agent_definition import INDEX, CatalogueAgent, AgentDefinition
-from covenant.model.tenants import DEFAULT
+from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent
 from covenant.model.mcp_servers import Tool, tools_for
+from covenant.model.tenants import DEFAULT
 from covenant.seal.cards import CardSigner
 from covenant.wire.a2a.card_codec import card_fields
 

@@ -15,10 +15,17 @@ from typing import Final
 
 from covenant.exchange.access.identities import ReservedIdentity
 from covenant.exchange.access.tenants import Caller
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.tenant_commands import PutAgent, RemoveAgent
-from covenant.ledger.machine.tenanting import agent_exists, unknown_agent, unknown_tenant
-from covenant.model.agent_definition import INDEX, INDEX_DEFINITION, RESERVED, CatalogueAgent, AgentDefinition, AgentSource
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.decisions.identities import agent_exists, unknown_agent, unknown_tenant
+from covenant.ledger.machine.identity_commands import PutAgent, RemoveAgent
+from covenant.model.agent_definition import (
+    INDEX,
+    INDEX_DEFINITION,
+    RESERVED,
+    AgentDefinition,
+    AgentSource,
+    CatalogueAgent,
+)
 from covenant.model.errors import Conflict, Forbidden, Invalid
 from covenant.model.grant import respond_actions
 from covenant.model.ids import AgentId, uuid_of

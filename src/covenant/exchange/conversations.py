@@ -12,18 +12,19 @@ from typing import Final
 
 import msgspec
 
-from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.access.tenants import Caller
+from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.tasks.reader import TaskReader, parse_known_id
-from covenant.ledger.contract import Ledger, ListQuery
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import ListQuery
 from covenant.ledger.machine.commands import Accept, Advance, Cancel, Starter
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Text
 from covenant.model.errors import Conflict, NotFound
-from covenant.model.task_view import TaskView, fold
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import NATIVE, Task, fingerprint
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
+from covenant.model.task_view import TaskView, fold
 from covenant.wire.native import CONVERSATION, conversation_of
 
 KEEPER: Final = "conversations"

@@ -16,27 +16,25 @@ from typing import Final
 
 import msgspec
 
-from covenant.exchange.tasks.task_start import TaskAcceptor
 from covenant.exchange.catalogue import Catalogue
-from covenant.model.call_context import DEFAULT_DEPTH_MAX, check_chain
-from covenant.exchange.tasks.task_start import LocalWorkers
 from covenant.exchange.tasks.builder import PROCESS_TIMEOUT_MS, check_message, check_size, text_of
-from covenant.exchange.tasks.task_stream import KEEP_ALIVE_S
 from covenant.exchange.tasks.reader import TaskReader
-from covenant.ledger.contract import Ledger
+from covenant.exchange.tasks.task_start import LocalWorkers, TaskAcceptor
+from covenant.exchange.tasks.task_stream import KEEP_ALIVE_S
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Cancel, CancelOrphans, Continue
-from covenant.ledger.machine.tenanting import unknown_agent
+from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.call_context import DEFAULT_DEPTH_MAX, check_chain
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
-from covenant.model.task_view import TaskViewBuilder, TaskView
 from covenant.model.ids import AgentId, TaskId, uuid_of
 from covenant.model.result import Result
-from covenant.model.task import ELSEWHERE, PEERS, Target
-from covenant.model.task import DELEGATION, DuplicateSafety, Idempotency, Task, fingerprint
-from covenant.model.tracing import OFF, Tracer, trace_of, traced
+from covenant.model.task import DELEGATION, ELSEWHERE, PEERS, DuplicateSafety, Idempotency, Target, Task, fingerprint
 from covenant.model.task_event import MessageUpdate
+from covenant.model.task_view import TaskView, TaskViewBuilder
+from covenant.model.tracing import OFF, Tracer, trace_of, traced
 
 REMOTE: Final = "covenant.remote"
 """In the metadata of a task's updates: what the task is called where it is done, and how it stands there."""

@@ -11,13 +11,12 @@ from typing import Final
 
 import msgspec
 
+from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.tasks.content_checks import check_blocks, check_update
-from covenant.model.call_context import DEFAULT_DEPTH_MAX, check_chain
-from covenant.exchange.access.principals import require_operator
-from covenant.exchange.access.principals import Principal
-from covenant.exchange.tasks.task_start import accept_span, record_attempt
 from covenant.exchange.tasks.reader import read_tree
-from covenant.ledger.contract import Ledger, Queue, QueueQuery, Shown, TreeNode
+from covenant.exchange.tasks.task_start import accept_span, record_attempt
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import Queue, QueueQuery, TaskDetail, TreeNode
 from covenant.ledger.machine.commands import (
     Accept,
     Accepted,
@@ -28,7 +27,6 @@ from covenant.ledger.machine.commands import (
     Drained,
     GiveBack,
     Leased,
-    Note,
     RecipientFault,
     Release,
     Renew,
@@ -42,9 +40,10 @@ from covenant.ledger.machine.commands import (
     Take,
     Withdraw,
 )
-from covenant.ledger.machine.repairing import scan_row
-from covenant.ledger.machine.sending import unknown_recipient
-from covenant.model.peers.delegation import PEER
+from covenant.ledger.machine.decisions.acceptance import unknown_recipient
+from covenant.ledger.machine.decisions.repairs import scan_row
+from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.model.call_context import DEFAULT_DEPTH_MAX, check_chain
 from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
@@ -55,7 +54,7 @@ from covenant.model.grant import (
     send_actions,
 )
 from covenant.model.ids import REQUEST_ID_LENGTH_MAX, AgentId, LeaseId, TaskId
-from covenant.model.task import Lease
+from covenant.model.peers.delegation import PEER
 from covenant.model.repair import (
     ForceError,
     RepairCommand,
@@ -65,9 +64,9 @@ from covenant.model.repair import (
     RetryReport,
 )
 from covenant.model.result import Result
-from covenant.model.task import DELEGATION, Task, fingerprint
-from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
+from covenant.model.task import DELEGATION, Lease, Task, fingerprint
 from covenant.model.task_event import Update
+from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
 
 REASON_LENGTH_MAX: Final = 2_000
 NAME_LENGTH_MAX: Final = 1_000
@@ -163,7 +162,7 @@ class MailboxExchange:
 
     async def _forged(self, principal: Principal, task: Task) -> None:
         await self._ledger.commit(
-            Note(
+            WriteAuditRow(
                 by=principal.agent,
                 row={
                     "type": "a2a_sender_mismatch",
@@ -319,7 +318,7 @@ class MailboxExchange:
         self._check_page(limit, self.limits.page_max, "limit")
         return await self._ledger.recent_results(principal.viewer, limit)
 
-    async def show(self, principal: Principal, task_id: TaskId) -> Shown:
+    async def show(self, principal: Principal, task_id: TaskId) -> TaskDetail:
         shown = await self._ledger.show(task_id, principal.viewer, self.limits.page_max)
         if shown is None:
             raise NotFound("unknown_task", f"task {task_id} is not known here")
@@ -374,14 +373,14 @@ class MailboxExchange:
         except Refusal as refusal:
             if scheduled:
                 empty = RetryReport(policy=policy, considered=0)
-                await self._ledger.commit(Note(by=principal.agent, row=scan_row(empty, refusal.message)))
+                await self._ledger.commit(WriteAuditRow(by=principal.agent, row=scan_row(empty, refusal.message)))
             raise
 
     async def compact(self, principal: Principal) -> int:
         access = Access(caller=principal.agent, actions=(COMPACT_ACTION,), scope_id="a2a:compact", what="a2a compact")
-        await self._ledger.commit(Note(access=access, by=principal.agent, row={"type": "a2a_compact_started"}))
+        await self._ledger.commit(WriteAuditRow(access=access, by=principal.agent, row={"type": "a2a_compact_started"}))
         dropped = await self._ledger.compact()
-        await self._ledger.commit(Note(by=principal.agent, row={"type": "a2a_compacted", "dropped": dropped}))
+        await self._ledger.commit(WriteAuditRow(by=principal.agent, row={"type": "a2a_compacted", "dropped": dropped}))
         return dropped
 
     def _check_page(self, value: int, most: int, name: str) -> None:

@@ -19,9 +19,10 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.tasks.builder import PROCESS_TIMEOUT_MS, check_message, read_idempotency, text_of, within_chain
 from covenant.exchange.tasks.reader import TaskReader, parse_known_id
 from covenant.exchange.tasks.task_stream import TaskStream
-from covenant.ledger.contract import Ledger, TaskRow
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import TaskRow
 from covenant.ledger.machine.commands import Cancel
-from covenant.ledger.machine.tenanting import unknown_agent
+from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent, read_agent_definition
 from covenant.model.call_context import Hop, check_hop

@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from covenant.exchange.a2a_service import A2ARequest
-from covenant.exchange.access.principals import require_operator
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.tasks.reader import parse_known_id, unknown
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.push_commands import DropPush, PutPush, RetryPush
-from covenant.ledger.machine.pushing import unknown_push
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.commands import DropPush, PutPush, RetryPush
+from covenant.ledger.machine.decisions.push import unknown_push
 from covenant.model.a2a_requests import CreatePush, DeletePush, GetPush, ListPush, PushConfig, PushPage
 from covenant.model.errors import Invalid
 from covenant.model.ids import PublicKey, TaskId

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import msgspec
 
+from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.tenant_limits import MESSAGE, RATE
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.skills import skills_of
 from covenant.exchange.tasks.builder import check_message
 from covenant.exchange.tasks.reader import TaskReader, parse_known_id, unknown
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_chain

@@ -107,7 +107,9 @@ def skills_of(
     )
 
 
-def _model_skills(constitution: AgentDefinition, tools: Sequence[Tool], abilities: frozenset[str]) -> tuple[CardSkill, ...]:
+def _model_skills(
+    constitution: AgentDefinition, tools: Sequence[Tool], abilities: frozenset[str]
+) -> tuple[CardSkill, ...]:
     if not abilities and constitution.id != INDEX:
         # Nobody plays it: a card that promised anything would not be true.
         return ()

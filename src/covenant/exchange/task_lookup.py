@@ -12,17 +12,18 @@ from typing import Final
 
 import msgspec
 
-from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.access.principals import Principal
-from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.exchange.access.tenants import Caller
+from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.tasks.reader import TaskReader, parse_known_id, unknown
-from covenant.ledger.contract import Ledger, QueueQuery, TaskRow
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import QueueQuery, TaskRow
 from covenant.ledger.machine.commands import Cancel
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Conflict
-from covenant.model.task_view import TaskState, TaskView
 from covenant.model.ids import AgentId
+from covenant.model.task_view import TaskState, TaskView
 
 COUNTED_MAX: Final = 200
 """A tenant's status is that of its newest tasks: counting all of them would cost more the longer it is here."""

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
-from covenant.model.errors import Invalid
-from covenant.model.errors import did_you_mean
+from covenant.model.errors import Invalid, did_you_mean
 
 AGENT_ID_LENGTH_MAX: Final = 64
 DEFINITION_BYTES_MAX: Final = 256 * 1024

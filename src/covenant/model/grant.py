@@ -6,9 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model.errors import Invalid
+from covenant.model.errors import Invalid, did_you_mean
 from covenant.model.ids import KEY_BYTES, AgentId, PublicKey, base58_size, check_display
-from covenant.model.errors import did_you_mean
 
 REQUEUE_ACTION: Final = "a2a.repair.requeue"
 FORCE_ERROR_ACTION: Final = "a2a.repair.force_error"

@@ -18,8 +18,7 @@ from typing import Annotated
 import msgspec
 
 from covenant.model.agent_definition import explain_invalid
-from covenant.model.errors import Invalid
-from covenant.model.errors import did_you_mean
+from covenant.model.errors import Invalid, did_you_mean
 from covenant.model.tenants import DEFAULT
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from covenant.model.content import Content, Text
+from covenant.model.content import Content, Text, utf8_length
 from covenant.model.ids import TaskId
-from covenant.model.content import utf8_length
 
 
 class ResultStatus(enum.StrEnum):

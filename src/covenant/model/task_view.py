@@ -13,9 +13,17 @@ import msgspec
 
 from covenant.model.content import Content, Text, is_plain
 from covenant.model.result import Ending, Result, ResultStatus
-from covenant.model.task_event import Began, Continued, Ended, Started, Step
 from covenant.model.task import Task
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Began,
+    Continued,
+    Ended,
+    MessageUpdate,
+    Started,
+    StatusUpdate,
+    Step,
+)
 
 
 class TaskState(enum.StrEnum):

@@ -21,8 +21,8 @@ from importlib import import_module
 import httpcore2
 import httpx2
 
-from covenant.outbound.call_errors import CallFailed, too_large
 from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.call_errors import CallFailed, too_large
 from covenant.outbound.urls import InvalidUrl, read_authority
 
 SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]

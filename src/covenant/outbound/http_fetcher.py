@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin
 
 from covenant.model.errors import Invalid
-from covenant.outbound.call_errors import CallFailed, too_large
 from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.urls import Location, InvalidUrl, has_forbidden, read_url
+from covenant.outbound.call_errors import CallFailed, too_large
+from covenant.outbound.urls import InvalidUrl, Location, has_forbidden, read_url
 
 if TYPE_CHECKING:
     import httpx2

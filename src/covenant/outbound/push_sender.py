@@ -22,16 +22,16 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.push_commands import MovePushes
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.commands import MovePushes
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.push import FAILURE_LENGTH_MAX, Push, PushMove, move_of
 from covenant.model.task import Task
 from covenant.model.task_event import Began, Ended, Step
 from covenant.outbound.call_errors import AddressRefused, CallFailed
-from covenant.outbound.http_fetcher import Fetched, Fetcher
 from covenant.outbound.fair_scheduler import FairScheduler
+from covenant.outbound.http_fetcher import Fetched, Fetcher
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.seal.webhooks import WebhookSigner
 from covenant.wire.a2a import v1 as a2a_v1

@@ -15,22 +15,22 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from covenant.ledger.machine.peer_commands import PeerMessage
 from covenant.model.content import Content
+from covenant.model.errors import TooLarge
 from covenant.model.peers.delegation import DelegationKey
 from covenant.model.peers.delegation_messages import (
     CONTEXT_CHARS_MAX,
     RESULT_CHARS_MAX,
     TASK_CHARS_MAX,
     DelegationCancel,
-    DelegationResult,
     DelegationOffer,
     DelegationReject,
+    DelegationResult,
     StatusReport,
     TranscriptEntry,
 )
-from covenant.model.errors import TooLarge
 from covenant.peers.peer_settings import Redaction
-from covenant.ledger.machine.peer_commands import Said
 from covenant.wire import peers as wire
 from covenant.wire import redaction
 from covenant.wire.redaction import SecretFinding
@@ -69,7 +69,10 @@ def describe_findings(findings: tuple[SecretFinding, ...]) -> str:
 def log_findings(key: DelegationKey, findings: tuple[SecretFinding, ...]) -> None:
     """In the log, for whoever runs this instance."""
     if findings:
-        log.warning("peer.secrets_found", extra={"peer": key.peer, "offer_id": key.offer_id, "found": describe_findings(findings)})
+        log.warning(
+            "peer.secrets_found",
+            extra={"peer": key.peer, "offer_id": key.offer_id, "found": describe_findings(findings)},
+        )
 
 
 async def redact_message(
@@ -140,7 +143,9 @@ def _cut(result: DelegationResult) -> DelegationResult:
     return replace(result, result=text and text[:RESULT_CHARS_MAX], error=error and error[:ERROR_CHARS_MAX])
 
 
-def redact_transcript(transcript: tuple[TranscriptEntry, ...], mode: Redaction) -> Redacted[tuple[TranscriptEntry, ...]]:
+def redact_transcript(
+    transcript: tuple[TranscriptEntry, ...], mode: Redaction
+) -> Redacted[tuple[TranscriptEntry, ...]]:
     """In the mode `block` lines are cleared too: their root leaves in any case."""
     if mode == "off":
         return Redacted(transcript)
@@ -155,5 +160,5 @@ def redact_transcript(transcript: tuple[TranscriptEntry, ...], mode: Redaction) 
     return Redacted(tuple(lines), found.findings)
 
 
-def outgoing(message: Any, *, latest: bool = False) -> Said:
-    return Said(typ=wire.type_of(message), body=msgspec.Raw(wire.encode(message)), latest=latest)
+def outgoing(message: Any, *, latest: bool = False) -> PeerMessage:
+    return PeerMessage(typ=wire.type_of(message), body=msgspec.Raw(wire.encode(message)), latest=latest)

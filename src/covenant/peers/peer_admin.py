@@ -7,37 +7,45 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.exchange.tasks.task_start import TaskAcceptor
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import target_of
-from covenant.exchange.tasks.reader import read_tree
-from covenant.exchange.tasks.reader import TaskReader
-from covenant.ledger.contract import Ledger, TreeNode
+from covenant.exchange.tasks.reader import TaskReader, read_tree
+from covenant.exchange.tasks.task_start import TaskAcceptor
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import TreeNode
 from covenant.ledger.machine.commands import Cancel
+from covenant.ledger.machine.decisions.peers import unknown_delegation
 from covenant.ledger.machine.peer_commands import RevokeToken
-from covenant.ledger.machine.peering import unknown_delegation
-from covenant.model.peers.peer_record import PeerCapabilities, Peer, PeerLimits
-from covenant.model.peers.delegation import PROOF, Delegation, LoggedMessage
-from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, OFFERED, DelegationRole, DelegationState
-from covenant.model.peers.delegation_messages import Proof
 from covenant.model.errors import Conflict, Invalid, NotFound
-from covenant.model.task_view import TaskState
 from covenant.model.ids import AgentId, TaskId, parse_task_id
+from covenant.model.peers.delegation import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    OFFERED,
+    PROOF,
+    Delegation,
+    DelegationRole,
+    DelegationState,
+    LoggedMessage,
+)
+from covenant.model.peers.delegation_messages import Proof
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
-from covenant.model.task import PEERS, Target
-from covenant.model.task import NATIVE, Task, fingerprint
-from covenant.model.tenants import DEFAULT
+from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
+from covenant.model.task import NATIVE, PEERS, Target, Task, fingerprint
 from covenant.model.task_event import StatusUpdate
+from covenant.model.task_view import TaskState
+from covenant.model.tenants import DEFAULT
 from covenant.outbound.remote.remote_task import answer_text
 from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, PeerDirectory, as_refusal
-from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery, DiscoveryMethod
-from covenant.peers.transport.peer_client import PeerCallFailed
+from covenant.peers.peer_settings import PeerSettings
 from covenant.peers.provider.provider_service import Provider
 from covenant.peers.requester.requester_service import Requester
-from covenant.peers.peer_settings import PeerSettings
-from covenant.wire.operator_requests import DelegationBegun, DelegateRequest, DelegationEvidence, PendingMessages
+from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.peers.transport.peer_client import PeerCallFailed
+from covenant.wire.operator_requests import DelegateRequest, DelegationBegun, DelegationEvidence, PendingMessages
 
 STEPS_MAX: Final = 1_000
 _STATES: Final[dict[TaskState, DelegationState]] = {

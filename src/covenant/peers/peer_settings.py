@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from covenant.outbound.urls import InvalidUrl, read_address, read_host, read_url
 from covenant.outbound.address_guard import DNS_PORT
+from covenant.outbound.urls import InvalidUrl, read_address, read_host, read_url
 
 Redaction = Literal["redact", "block", "warn", "off"]
 Transcripts = Literal["full", "root"]

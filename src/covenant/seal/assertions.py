@@ -12,11 +12,11 @@ import msgspec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.constant_time import bytes_eq
 
-from covenant.model.peers.delegation_messages import CapabilityResponse, DelegationOffer
 from covenant.model.ids import PublicKey
+from covenant.model.peers.delegation_messages import CapabilityResponse, DelegationOffer
 from covenant.model.peers.instance import InstanceId
-from covenant.seal.signed_documents import base64url, document_holds, sign_document
 from covenant.seal.identity import SKEW_MS, bundle_holds, is_key_of, unsigned
+from covenant.seal.signed_documents import base64url, document_holds, sign_document
 
 _OFFER: Final = "offer"
 _CAPABILITIES: Final = "capabilities"

@@ -37,7 +37,14 @@ from covenant.model.peers.instance import (
     Prekey,
     Whole,
 )
-from covenant.seal.identity import ENVELOPE_LIFE_MS_MAX, SKEW_MS, InstanceIdentity, PrivatePrekey, is_key_of, prekey_opens
+from covenant.seal.identity import (
+    ENVELOPE_LIFE_MS_MAX,
+    SKEW_MS,
+    InstanceIdentity,
+    PrivatePrekey,
+    is_key_of,
+    prekey_opens,
+)
 from covenant.seal.signed_documents import base64url, canonical, checked_key, from_base64url
 
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024

@@ -12,8 +12,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from covenant.model.errors import Invalid
-from covenant.model.errors import did_you_mean
+from covenant.model.errors import Invalid, did_you_mean
 
 T = TypeVar("T")
 

@@ -24,12 +24,20 @@ import msgspec
 from covenant.model.agent_definition import INDEX
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Invalid
-from covenant.model.sanitizer import file_name_of
-from covenant.model.task_view import TaskState, TaskView, final_message
 from covenant.model.result import Ending, Result
-from covenant.model.task_event import Began, Continued, Ended, Started, Step
+from covenant.model.sanitizer import file_name_of
 from covenant.model.task import NATIVE, Task
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Began,
+    Continued,
+    Ended,
+    MessageUpdate,
+    Started,
+    StatusUpdate,
+    Step,
+)
+from covenant.model.task_view import TaskState, TaskView, final_message
 from covenant.model.usage import usage_in
 from covenant.wire.a2a.task_fields import agent_of, usage_of
 from covenant.wire.json_input import TOLD_NESTING_MAX, decode, deeper_than

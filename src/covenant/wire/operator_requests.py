@@ -14,8 +14,8 @@ from covenant.model.peers.delegation_messages import (
     CONTEXT_CHARS_MAX,
     TASK_CHARS_MAX,
     TIMEOUT_MS_MAX,
-    Proof,
     DelegationStatus,
+    Proof,
 )
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.tenants import DEFAULT, LIMIT_BYTES_MAX, LIMIT_MAX

@@ -14,23 +14,23 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from covenant.model.errors import Conflict, Invalid
 from covenant.model.peers.delegation import DelegationRole
 from covenant.model.peers.delegation_messages import (
     TREE_DEPTH_MAX,
     TREE_NODES_MAX,
-    DelegationAccept,
-    DelegationCancel,
     CapabilityQuery,
     CapabilityResponse,
-    DelegationResult,
+    DelegationAccept,
+    DelegationCancel,
     DelegationMessage,
     DelegationOffer,
     DelegationReject,
+    DelegationResult,
     StatusReport,
     SubDelegation,
     Uuid,
 )
-from covenant.model.errors import Conflict, Invalid
 from covenant.model.peers.instance import WHOLE_MAX, KeyBundle
 from covenant.wire.json_input import decode as decode_json
 

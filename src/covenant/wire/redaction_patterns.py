@@ -76,7 +76,9 @@ def _has_scheme(_: str, before: str) -> bool:
     return _SCHEME(before) is not None
 
 
-def _pattern(kind: str, needles: str, decides: str, rest: str, accept: Callable[[str, str], bool] | None = None) -> SecretPattern:
+def _pattern(
+    kind: str, needles: str, decides: str, rest: str, accept: Callable[[str, str], bool] | None = None
+) -> SecretPattern:
     """`rest` is a class of characters, or a pattern that matches the empty text too."""
     more = f"{rest}*+" if rest.endswith("]") else rest
     return SecretPattern(kind, tuple(needles.split()), re.compile(decides), re.compile(more), accept)

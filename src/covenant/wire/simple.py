@@ -12,8 +12,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from covenant.model.content import Content, Json, ResourceLink, Text
-from covenant.model.task_view import TaskState, TaskView
 from covenant.model.task_event import MessageUpdate
+from covenant.model.task_view import TaskState, TaskView
 from covenant.wire.json_input import decode
 from covenant.wire.timestamps import format_ms
 

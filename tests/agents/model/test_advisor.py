@@ -12,8 +12,8 @@ from pydantic_ai.models import Model
 from covenant.model.content import Resource, Text
 from covenant.model.task_view import TaskState, TaskView
 from tests.agents.house import a_house, said
-from tests.agents.stage import chunks
 from tests.agents.model.test_model_agent import Script
+from tests.agents.stage import chunks
 
 
 def bot(**advisor: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import pytest
 from covenant.agents.model.mcp_tools import TEXT_BYTES_MAX, McpTools
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Forbidden
-from covenant.model.tenants import DEFAULT
 from covenant.model.mcp_servers import McpServer, Tool, read_mcp_servers
+from covenant.model.tenants import DEFAULT
 from tests.agents import mcp_server
 
 SCRIPT = Path(mcp_server.__file__)

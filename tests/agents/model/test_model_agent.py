@@ -16,19 +16,19 @@ from pydantic_ai.models.test import TestModel
 
 from covenant.agents.api import Agent
 from covenant.agents.model.tool_specs import RESULT_BYTES_MAX, SHARED_BYTES_MAX
-from covenant.agents.runtime.job import Job
-from covenant.agents.router import NO_MODEL
-from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.agents.model.toolbox import ROUNDS_MAX, Toolbox
+from covenant.agents.router import NO_MODEL
+from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.ledger.machine.commands import Cancel
-from covenant.ledger.machine.tenant_commands import AddTenant
+from covenant.ledger.machine.identity_commands import AddTenant
 from covenant.model.agent_definition import INDEX, read_agent_definition
 from covenant.model.content import Embedded, Resource
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import Tenant
 from tests.agents.house import DEAD, House, a_house, function, said, values
-from tests.agents.stage import BOUND_S, chunks
 from tests.agents.model.test_mcp_tools import opened
+from tests.agents.stage import BOUND_S, chunks
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Request, http_server, reply
 from tests.outbound.remotes import card, hand_made, task

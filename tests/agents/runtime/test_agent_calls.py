@@ -8,24 +8,24 @@ from typing import Any
 import msgspec
 import pytest
 
+from covenant.agents.agent_loader import load_agent
 from covenant.agents.api import Agent, Turn
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit, NotEnough
-from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.agents.agent_loader import load_agent
 from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.worker_pool import WorkerPool
+from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations, OrphanCanceller
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.identities import operator_agent
-from covenant.exchange.access.tenants import TenantAccess
-from covenant.ledger.contract import TreeNode
-from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.contract.tasks import TreeNode
+from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.machine.commands import Accept, Repair
 from covenant.model.errors import Conflict, Refusal
-from covenant.model.task_view import TaskState, TaskView
 from covenant.model.ids import TaskId
 from covenant.model.repair import Posture, Requeue
 from covenant.model.task import DELEGATION, Task, fingerprint
+from covenant.model.task_view import TaskState, TaskView
 from covenant.seal.keys import new_private_key
 from tests.agents.stage import BOUND_S, Stage, told
 
@@ -69,13 +69,13 @@ class House(Stage):
     async def child(self, task_id: TaskId, place: int = 0) -> TaskId:
         return (await self.tree(task_id)).children[place].task_id
 
-    def __init__(self, ledger: LogLedger, workers: WorkerPool) -> None:
+    def __init__(self, ledger: EmbeddedLedger, workers: WorkerPool) -> None:
         super().__init__(ledger, workers)
         self.begun: list[TaskId] = []
 
 
 @asynccontextmanager
-async def a_house(ledger: LogLedger, **limits: Any) -> AsyncIterator[House]:
+async def a_house(ledger: EmbeddedLedger, **limits: Any) -> AsyncIterator[House]:
     operator = operator_agent("operator@test", KEY)
     await TenantAccess(ledger, operator, IdentityAuth(ledger, operator)).open()
     workers = WorkerPool(ledger, stop_s=0.2)
@@ -102,7 +102,7 @@ async def a_house(ledger: LogLedger, **limits: Any) -> AsyncIterator[House]:
 
 
 @pytest.fixture
-async def house(ledger: LogLedger) -> AsyncIterator[House]:
+async def house(ledger: EmbeddedLedger) -> AsyncIterator[House]:
     async with a_house(ledger) as opened:
         yield opened
 
@@ -364,7 +364,7 @@ def _fields(task_id: TaskId) -> dict[str, Any]:
     return {"id": task_id, "sender": operator, "recipient": operator, "intent_text": "x"}
 
 
-async def test_a_task_has_a_budget_of_calls_to_agents_elsewhere(ledger: LogLedger) -> None:
+async def test_a_task_has_a_budget_of_calls_to_agents_elsewhere(ledger: EmbeddedLedger) -> None:
     seen: list[Any] = []
 
     async def ask(turn: Turn) -> None:

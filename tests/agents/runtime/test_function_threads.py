@@ -12,10 +12,10 @@ from covenant import Agent, SyncTurn
 from covenant.agents.api import Rejection
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.function_threads import LINES_MAX
-from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Text
-from covenant.model.task_view import TaskState
 from covenant.model.task_event import StatusUpdate
+from covenant.model.task_view import TaskState
 from tests.agents.house import a_house, function, said
 from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, statuses, told
 
@@ -150,7 +150,7 @@ async def test_a_canceled_generator_is_closed_at_its_next_word_and_nothing_more_
 
 
 async def test_a_thread_that_does_not_stop_is_left_behind_counted_and_keeps_its_place(
-    ledger: LogLedger, caplog: pytest.LogCaptureFixture
+    ledger: EmbeddedLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on, begun = threading.Event(), []
 
@@ -176,7 +176,7 @@ async def test_a_thread_that_does_not_stop_is_left_behind_counted_and_keeps_its_
         assert told(await stage.ask("work")) == "done"
 
 
-async def test_a_stop_does_not_begin_again_what_a_thread_still_does(ledger: LogLedger) -> None:
+async def test_a_stop_does_not_begin_again_what_a_thread_still_does(ledger: EmbeddedLedger) -> None:
     go_on, begun = threading.Event(), threading.Event()
 
     def hangs(turn: SyncTurn) -> None:

@@ -13,19 +13,19 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 from covenant.agents.api import Agent, Turn
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.tasks.reader import read_tree
-from covenant.ledger.contract import TreeNode
-from covenant.ledger.log.uuids import Uuids
+from covenant.ledger.clock import Uuids
+from covenant.ledger.contract.tasks import TreeNode
 from covenant.ledger.machine.commands import Sweep
 from covenant.model.a2a_requests import CancelTask, Message, SendMessage
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.content import Text
-from covenant.model.task_view import TaskState, TaskView
 from covenant.model.result import Result
+from covenant.model.task_view import TaskState, TaskView
 from covenant.model.tenants import DEFAULT
 from covenant.model.usage import usage_in
 from tests.agents.house import House, a_house, said
-from tests.agents.stage import BOUND_S, Stage, a_ledger, a_stage
 from tests.agents.model.test_model_agent import Script
+from tests.agents.stage import BOUND_S, Stage, a_ledger, a_stage
 
 
 def spender(name: str, **amounts: float) -> Agent:

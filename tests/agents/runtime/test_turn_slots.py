@@ -5,28 +5,28 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from covenant.agents.api import Agent, Turn
 from covenant.agents.agent_loader import load_agent
+from covenant.agents.api import Agent, Turn
 from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.errors import OverLimit
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT, Tenant, TenantLimits
-from tests.agents.stage import told
 from tests.agents.runtime.test_agent_calls import House, a_house
+from tests.agents.stage import told
 from tests.ledger_contract.samples import OPERATOR
 
 BOUND_S = 20.0
 
 
 @pytest.fixture
-async def house(ledger: LogLedger) -> AsyncIterator[House]:
+async def house(ledger: EmbeddedLedger) -> AsyncIterator[House]:
     async with a_house(ledger) as opened:
         yield opened
 
 
-async def limit(ledger: LogLedger, concurrency: int, tenant: str = DEFAULT) -> None:
+async def limit(ledger: EmbeddedLedger, concurrency: int, tenant: str = DEFAULT) -> None:
     await ledger.commit(ChangeTenant(by=OPERATOR, name=tenant, limits=TenantLimits(concurrency=concurrency)))
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from covenant import Turn
 from covenant.agents.runtime.worker_pool import ATTEMPTS_MAX, WorkerPool
-from covenant.ledger.contract import QueueQuery
-from covenant.ledger.log.engine import LogLedger
+from covenant.ledger.contract.tasks import QueueQuery
+from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.machine.commands import Accept, Repair, Sweep
 from covenant.model.content import Text
-from covenant.model.task_view import TaskState
 from covenant.model.ids import TaskId
 from covenant.model.repair import ForceError, Posture, Requeue
 from covenant.model.task import fingerprint
+from covenant.model.task_view import TaskState
 from tests.agents.stage import (
     BOUND_S,
     Stage,
@@ -233,7 +233,7 @@ async def test_a_dismissed_agent_takes_nothing_more(stage: Stage) -> None:
     assert (await stage.ledger.counts()).queued == 1
 
 
-async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger: LogLedger) -> None:
+async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger: EmbeddedLedger) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
     stage = Stage(ledger, workers)
     stage.cast(actor.play)
@@ -252,7 +252,7 @@ async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger
 
 
 async def test_a_stop_does_not_wait_for_who_only_follows_work_elsewhere_once_nobody_else_is_at_work(
-    ledger: LogLedger,
+    ledger: EmbeddedLedger,
 ) -> None:
     follower, actor, workers = Actor(), Actor(), WorkerPool(ledger)
     stage = Stage(ledger, workers)
@@ -277,7 +277,7 @@ async def test_a_stop_does_not_wait_for_who_only_follows_work_elsewhere_once_nob
     assert endings(await stage.steps(followed)) == []
 
 
-async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_queue(ledger: LogLedger) -> None:
+async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_queue(ledger: EmbeddedLedger) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
     stage = Stage(ledger, workers)
     stage.cast(actor.play)
@@ -297,7 +297,7 @@ async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_qu
 
 @pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "unsafe"])
 async def test_work_cut_short_by_a_stop_is_released_or_marked_and_never_failed(
-    ledger: LogLedger, idempotent: bool
+    ledger: EmbeddedLedger, idempotent: bool
 ) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
     stage = Stage(ledger, workers)
@@ -316,7 +316,7 @@ async def test_work_cut_short_by_a_stop_is_released_or_marked_and_never_failed(
 
 
 async def test_an_agent_that_does_not_stop_with_the_daemon_is_not_begun_again_beside_itself(
-    ledger: LogLedger,
+    ledger: EmbeddedLedger,
 ) -> None:
     release = asyncio.Event()
 

@@ -19,11 +19,11 @@ from covenant.agents.runtime.job import JobLimits
 from covenant.doors.a2a.grpc import GrpcCalls, GrpcServer
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.exchange.cards import CardFeatures
-from covenant.ledger.contract import ListQuery
+from covenant.ledger.contract.tasks import ListQuery
 from covenant.ledger.machine.commands import Sweep
-from covenant.model.task_view import fold
 from covenant.model.ids import TaskId
 from covenant.model.task_event import Ended, Step
+from covenant.model.task_view import fold
 from covenant.model.tenants import DEFAULT
 from tests.conformance.a2a.agents import Gates, cast
 from tests.conformance.a2a.bindings import Binding

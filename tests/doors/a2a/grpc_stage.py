@@ -23,18 +23,17 @@ from covenant.agents.api import Agent
 from covenant.daemon.environment import now_ms
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import PublishedAgent, extended_cards
-from covenant.doors.a2a.grpc import GrpcCalls, GrpcServer, GrpcTenants
-from covenant.doors.a2a.grpc import DETAILS
+from covenant.doors.a2a.grpc import DETAILS, GrpcCalls, GrpcServer, GrpcTenants
 from covenant.doors.a2a.operations import A2AServices, PushService
 from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.metrics import Meter
-from covenant.exchange.cards import Cards, CardFeatures
-from covenant.exchange.a2a_service import A2ALimits, A2AExchange
+from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.cards import CardFeatures, Cards
 from covenant.exchange.push import PushConfigs as KeptPushes
 from covenant.exchange.push import check_config
-from covenant.ledger.log.uuids import Uuids
+from covenant.ledger.clock import Uuids
 from covenant.model.tenants import DEFAULT, TenantLimits
 from covenant.wire.a2a.card_codec import encode_card
 from tests.doors.a2a.stage import BOUND_S, Stage, stage

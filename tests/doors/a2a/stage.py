@@ -18,9 +18,9 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.agents.api import Agent
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.job import JobLimits
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import now_ms
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.pushing import check_push
@@ -32,19 +32,18 @@ from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.exchange.cards import Cards, CardFeatures
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2ALimits, A2AExchange
-from covenant.exchange.delegation import Delegations
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.access.principals import Principal
-from covenant.exchange.push import PushConfigs
+from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.access.tenants import TenantAccess
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.log.uuids import Uuids
+from covenant.exchange.cards import CardFeatures, Cards
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import Delegations
+from covenant.exchange.push import PushConfigs
+from covenant.ledger.clock import Uuids
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.tenants import DEFAULT
 from covenant.model.tracing import OFF, Tracer
@@ -56,7 +55,7 @@ BOUND_S: Final = 20.0
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    ledger: LogLedger
+    ledger: EmbeddedLedger
     workers: WorkerPool
     catalogue: Catalogue
     tenancy: TenantAccess

@@ -8,9 +8,9 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 from covenant.agents.api import Agent, Turn
-from covenant.model.task_view import fold
 from covenant.model.ids import TaskId
 from covenant.model.task import Task
+from covenant.model.task_view import fold
 from tests.doors.a2a.grpc_stage import GrpcStage, asks, grpc_stage, told_by
 from tests.doors.a2a.stage import Stage
 

@@ -27,19 +27,18 @@ from covenant.doors.http.public_url import BaseUrl
 from covenant.doors.http.server.asgi import AsgiDoor
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.exchange.cards import Cards, CardFeatures
-from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.a2a_service import A2ARequest
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.access.tenants import Caller, TenantAccess
-from covenant.ledger.log.homes import open_ledger
+from covenant.exchange.cards import CardFeatures, Cards
+from covenant.exchange.catalogue import Catalogue
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.view import Limits
 from covenant.model.agent_definition import read_agent_definition
-from covenant.model.tenants import TenantLimits
 from covenant.model.mcp_servers import Tool
+from covenant.model.tenants import TenantLimits
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from covenant.wire.a2a.error_codes import Dialect
@@ -418,7 +417,10 @@ async def checked(world: Cardworld) -> Any:
 @pytest.mark.parametrize("version", [{}, {"A2A-Version": "1.0"}], ids=["as a client of 0.3", "as a client of 1.0"])
 async def test_the_official_sdk_reads_and_verifies_every_card(tmp_path: Path, version: dict[str, str]) -> None:
     tools = (Tool("github", "corvid_github_list_prs", "Lists — prüft", tenants=("mine",)), Tool("github", "theirs"))
-    async with opened(tmp_path, offer=CardFeatures(tools=tools, grpc_port=8431)) as world, httpx.AsyncClient() as client:
+    async with (
+        opened(tmp_path, offer=CardFeatures(tools=tools, grpc_port=8431)) as world,
+        httpx.AsyncClient() as client,
+    ):
         await world.add(world.mine, role="Zusammenfasser — kürzt", goal="“knapp” 🦊", extensions=["urn:x"])
         verifier = await checked(world)
         stub = await resolver(world, client).get_agent_card(

@@ -15,7 +15,7 @@ from covenant.agents.api import Agent, Turn
 from covenant.doors.a2a.cards import PublishedAgent
 from covenant.doors.a2a.grpc import SERVICE, peer_of
 from covenant.doors.a2a.operations import OPERATIONS
-from covenant.ledger.machine.tenant_commands import ChangeTenant
+from covenant.ledger.machine.identity_commands import ChangeTenant
 from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.doors.a2a.grpc_stage import GrpcStage, asks, grpc_stage, in_session, kind_of, told_by
 from tests.doors.a2a.stage import BOUND_S

@@ -41,7 +41,9 @@ def test_any_value_goes_out_and_comes_back(value: Any) -> None:
 
 def test_what_is_null_is_left_out_unless_null_is_a_value() -> None:
     told = b'{"id":null,"taskId":"t","url":"u"}'
-    assert ResponseWriter(pb.TaskPushNotificationConfig).message(told) == pb.TaskPushNotificationConfig(task_id="t", url="u")
+    assert ResponseWriter(pb.TaskPushNotificationConfig).message(told) == pb.TaskPushNotificationConfig(
+        task_id="t", url="u"
+    )
 
 
 def test_a_request_keeps_what_was_set_and_leaves_out_what_was_not() -> None:

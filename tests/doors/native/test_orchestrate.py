@@ -10,9 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from covenant.agents.agent_directory import AgentDirectory
 from covenant.agents.api import Agent
 from covenant.agents.router import NO_MODEL, IndexAgent
-from covenant.agents.agent_directory import AgentDirectory
 from covenant.exchange.delegation import Delegations
 from covenant.exchange.native import INLINE, inline_of
 from covenant.model.task import NATIVE, SIMPLE

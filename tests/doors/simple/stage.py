@@ -14,30 +14,29 @@ import httpx2
 import uvicorn
 from starlette.routing import Router
 
-from covenant.agents.api import Agent
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.agents.agent_loader import load_agent
+from covenant.agents.api import Agent
 from covenant.agents.process_agent import ProcessAgent
+from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.settings import A2aSettings
 from covenant.daemon.tenant_doors import Built, tenant_routes
 from covenant.doors.http.tenant import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2ALimits, A2AExchange
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.access.tenants import TenantAccess
-from covenant.ledger.log.engine import LogLedger
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.log.uuids import Uuids
+from covenant.exchange.catalogue import Catalogue
+from covenant.ledger.clock import Uuids
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Sweep, Swept
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.ids import TaskId
-from covenant.model.tenants import DEFAULT
 from covenant.model.mcp_servers import Tool
+from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key, new_token
 from tests.ledger_contract.fake_clock import FakeClock
 
@@ -48,7 +47,7 @@ TOKEN: Final = new_token()
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    ledger: LogLedger
+    ledger: EmbeddedLedger
     workers: WorkerPool
     catalogue: Catalogue
     conversations: A2AExchange

@@ -78,7 +78,9 @@ def program(code: str, name: str = "program") -> AgentDefinition:
 
 
 async def test_a_program_that_cannot_be_started_fails_the_task(tmp_path: Path) -> None:
-    missing = AgentDefinition(id="missing", kind="process", command=(str(tmp_path / "not-there"),), default_project="work")
+    missing = AgentDefinition(
+        id="missing", kind="process", command=(str(tmp_path / "not-there"),), default_project="work"
+    )
     async with stage(tmp_path / "home", missing) as s:
         failed = await s.ended((await s.sent())["id"])
         assert (failed["state"], text_of(failed)) == ("failed", "the agent could not be started")

@@ -19,26 +19,26 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
+from covenant.model.ids import PublicKey, from_base58
 from covenant.model.peers.delegation_messages import (
-    DelegationAccept,
     CapabilityQuery,
     CapabilityResponse,
-    DelegationResult,
+    DelegationAccept,
     DelegationMessage,
     DelegationOffer,
+    DelegationResult,
     Profile,
     TokenUsage,
     TranscriptEntry,
 )
-from covenant.model.ids import PublicKey, from_base58
 from covenant.model.peers.instance import IdentityChange, InstanceId, KeyBundle, Prekey, Trust
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.seal.assertions import assert_offer, new_challenge, sign_capabilities
-from covenant.seal.signed_documents import base64url, canonical, from_base64url
 from covenant.seal.envelope import Header, Opened, open_
 from covenant.seal.identity import InstanceIdentity
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import sign_proof
+from covenant.seal.signed_documents import base64url, canonical, from_base64url
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire import peers as wire
 from covenant.wire.peers import Introduction, decode_introduction, decode_received
@@ -245,7 +245,9 @@ class Actor:
     def keys_of(self, node: Node) -> KeyBundle:
         return decode_introduction(call(node.port, "GET", f"{API}/identity").raw).keys
 
-    def envelope(self, node: Node, message: DelegationMessage | None = None, *, seq: int | None = None, **changes: Any) -> bytes:
+    def envelope(
+        self, node: Node, message: DelegationMessage | None = None, *, seq: int | None = None, **changes: Any
+    ) -> bytes:
         """For this node, with these fields of its header changed; `prekey`, `body` and `signer` can be others too."""
         keys = self.keys_of(node)
         prekey = changes.pop("prekey", keys.prekeys[0])

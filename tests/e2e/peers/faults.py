@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
-from covenant.ledger.log.homes import open_ledger
-from covenant.model.peers.delegation import Delegation
-from covenant.model.peers.delegation import DelegationRole
+from covenant.ledger.embedded.open import open_ledger
+from covenant.model.peers.delegation import Delegation, DelegationRole
 from covenant.model.peers.instance import InstanceId
 from tests.e2e.peers.cast import AGENTS
 from tests.e2e.peers.daemons import Node, World, introduce, until, world

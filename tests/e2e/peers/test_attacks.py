@@ -168,7 +168,9 @@ def test_a_letter_with_a_changed_body_is_refused(pair: Pair, recorded: bytes, ad
 
 
 def test_a_letter_signed_with_another_key_than_it_shows_is_refused(pair: Pair, mallory: Actor, address: str) -> None:
-    told_nothing(pair.bob, mallory.envelope(pair.bob, signer=InstanceIdentity(new_private_key())), address, "bad_signature")
+    told_nothing(
+        pair.bob, mallory.envelope(pair.bob, signer=InstanceIdentity(new_private_key())), address, "bad_signature"
+    )
 
 
 def test_a_letter_that_shows_a_key_that_is_not_the_senders_is_refused(pair: Pair, mallory: Actor, address: str) -> None:

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from covenant.cli.peers import peers as group
-from covenant.model.peers.delegation_messages import DelegationOffer, Profile, DelegationReject
+from covenant.model.peers.delegation_messages import DelegationOffer, DelegationReject, Profile
 from tests.cli.daemons import Daemon
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.conftest import Pair

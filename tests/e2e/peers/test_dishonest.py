@@ -7,7 +7,14 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from covenant.model.peers.delegation_messages import DelegationCancel, DelegationResult, DelegationOffer, DelegationReject, StatusReport, TokenUsage
+from covenant.model.peers.delegation_messages import (
+    DelegationCancel,
+    DelegationOffer,
+    DelegationReject,
+    DelegationResult,
+    StatusReport,
+    TokenUsage,
+)
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import sign_proof

@@ -10,8 +10,14 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from covenant.model.peers.delegation_messages import DelegationAccept, DelegationCancel, DelegationResult, DelegationOffer, DelegationReject
 from covenant.model.ids import PublicKey
+from covenant.model.peers.delegation_messages import (
+    DelegationAccept,
+    DelegationCancel,
+    DelegationOffer,
+    DelegationReject,
+    DelegationResult,
+)
 from covenant.model.peers.instance import InstanceId
 from covenant.seal.assertions import assert_offer
 from covenant.seal.keys import new_private_key

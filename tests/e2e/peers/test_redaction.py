@@ -8,7 +8,13 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from covenant.model.peers.delegation_messages import DelegationCancel, DelegationResult, DelegationOffer, DelegationReject, StatusReport
+from covenant.model.peers.delegation_messages import (
+    DelegationCancel,
+    DelegationOffer,
+    DelegationReject,
+    DelegationResult,
+    StatusReport,
+)
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.cast import AGENTS
 from tests.e2e.peers.conftest import Pair

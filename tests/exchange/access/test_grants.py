@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from covenant.daemon.environment import now_ms
-from covenant.ledger.log.homes import open_ledger
-from covenant.ledger.machine.commands import MakeGrant
+from covenant.ledger.embedded.open import open_ledger
+from covenant.ledger.machine.identity_commands import MakeGrant
 from covenant.model.errors import Invalid
 from covenant.model.grant import Scope, check_action, read_scope
 from tests.ledger_contract.samples import ALICE, BOB, OPERATOR, make_grant

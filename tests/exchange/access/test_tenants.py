@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
+from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess
-from covenant.ledger.contract import Ledger
-from covenant.ledger.log.homes import memory_ledger
-from covenant.ledger.machine.commands import Enroll
+from covenant.exchange.catalogue import Catalogue
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.open import memory_ledger
+from covenant.ledger.machine.identity_commands import Enroll
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Unauthenticated
 from covenant.model.grant import Identity

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from covenant.agents.api import Agent, Turn
-from covenant.exchange.a2a_service import A2ARequest, A2AExchange
+from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.tasks.builder import unkeyed_id
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Accept
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.content import Text

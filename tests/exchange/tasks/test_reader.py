@@ -8,7 +8,7 @@ import pytest
 
 from covenant.daemon.environment import now_ms
 from covenant.exchange.tasks.reader import TaskReader
-from covenant.ledger.log.homes import open_ledger
+from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept, Advance, Cancel, Take
 from covenant.model.content import Text
 from covenant.model.errors import NotFound

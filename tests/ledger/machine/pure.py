@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from covenant.ledger.log.state import LedgerState
+from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.commands import Accept, Command, LeasedTask, Take
 from covenant.ledger.machine.decide import decide
-from covenant.ledger.machine.decision import Refused
+from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import Limits, View
 from covenant.model.ids import AgentId
@@ -38,7 +38,7 @@ class Pure:
         """Decide and apply; a refusal's rows are applied too."""
         try:
             events, answer = self.decide(command)
-        except Refused as refused:
+        except CommandRefused as refused:
             self.apply(refused.events)
             raise refused.refusal from None
         self.apply(events)

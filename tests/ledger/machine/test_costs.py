@@ -8,6 +8,7 @@ import pytest
 
 from covenant.ledger.machine import commands as c
 from covenant.ledger.machine.commands import LeasedTask
+from covenant.ledger.machine.identity_commands import MakeGrant, WriteAuditRow
 from covenant.model.grant import send_actions
 from covenant.model.repair import RetryPolicy
 from covenant.model.task import fingerprint
@@ -70,7 +71,7 @@ def settle(pure: Pure, leased: LeasedTask) -> None:
 def with_rows(count: int) -> Pure:
     pure = Pure()
     for number in range(count):
-        pure.do(c.Note(by=OPERATOR, row={"type": "noted", "text": f"{number:06d}"}))
+        pure.do(WriteAuditRow(by=OPERATOR, row={"type": "noted", "text": f"{number:06d}"}))
     return pure
 
 
@@ -78,8 +79,8 @@ def with_grants(count: int) -> Pure:
     pure = Pure()
     for number in range(count):
         subject = agent(f"other-{number:06d}@here")
-        pure.do(c.MakeGrant(by=OPERATOR, grant=make_grant(subject, send_actions(BOB)[0])))
-    pure.do(c.MakeGrant(by=OPERATOR, grant=make_grant(ALICE, send_actions(BOB)[0])))
+        pure.do(MakeGrant(by=OPERATOR, grant=make_grant(subject, send_actions(BOB)[0])))
+    pure.do(MakeGrant(by=OPERATOR, grant=make_grant(ALICE, send_actions(BOB)[0])))
     return pure
 
 
@@ -108,7 +109,7 @@ def renew_one(pure: Pure) -> None:
 
 
 def add_a_row(pure: Pure) -> None:
-    pure.do(c.Note(by=OPERATOR, row={"type": "noted", "text": "one more"}))
+    pure.do(WriteAuditRow(by=OPERATOR, row={"type": "noted", "text": "one more"}))
 
 
 def be_checked(pure: Pure) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from covenant.ledger.machine import commands as c
 from covenant.ledger.machine.decide import decide
-from covenant.ledger.machine.decision import Refused
+from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.states import Cause
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Refusal
@@ -187,7 +187,7 @@ def test_deciding_changes_nothing_and_decides_the_same_again(name: str, state: s
         ids = iter(f"id-{number}" for number in range(10))
         try:
             outcomes.append(decide(pure.state, command(name, lease_id), pure.now_ms, ids.__next__).events)
-        except Refused as refused:
+        except CommandRefused as refused:
             outcomes.append(refused.events)
     assert outcomes[0] == outcomes[1]
     assert snapshot(pure) == before

@@ -10,30 +10,29 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from covenant.ledger.log.state import LedgerState
+from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine import commands as c
-from covenant.ledger.machine import push_commands as p
-from covenant.ledger.machine import tenant_commands as t
+from covenant.ledger.machine import identity_commands as t
 from covenant.ledger.machine.decide import _DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered, View
-from covenant.model.peers.peer_record import Peer
-from covenant.model.clock_steps import Ages
 from covenant.model.a2a_requests import PushConfig
+from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
 from covenant.model.audit_chain import AuditHead
-from covenant.model.agent_definition import CatalogueAgent, AgentDefinition
-from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
+from covenant.model.clock_steps import Ages
 from covenant.model.errors import Refusal
 from covenant.model.grant import COMPACT_ACTION, REQUEUE_ACTION, Grant, Identity, send_actions
 from covenant.model.ids import PublicKey, TaskId
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
 from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push, PushMove
 from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
 from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint
-from covenant.model.tenants import Tenant, TenantLimits
 from covenant.model.task_event import MessageUpdate, StatusUpdate
-from tests.ledger.machine.peer_cast import peer_commands
+from covenant.model.tenants import Tenant, TenantLimits
+from tests.ledger.machine.peer_commands import peer_commands
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.grants import responding, sending
 from tests.ledger_contract.samples import (
@@ -411,24 +410,24 @@ def register_commands() -> list[c.Command[Any]]:
     compacting = c.Access(caller=OPERATOR, actions=(COMPACT_ACTION,), scope_id="a2a:compact", what="compact")
     new = make_identity(ALICE, number=2)
     return [
-        c.Enroll(by=OPERATOR, identity=identity, grants=(make_grant(ALICE, send_actions(CAROL)[0]),)),
-        c.Enroll(by=OPERATOR, identity=identity),
-        c.MakeGrant(by=OPERATOR, grant=grant),
+        t.Enroll(by=OPERATOR, identity=identity, grants=(make_grant(ALICE, send_actions(CAROL)[0]),)),
+        t.Enroll(by=OPERATOR, identity=identity),
+        t.MakeGrant(by=OPERATOR, grant=grant),
         accept(make_task(8), access=sending(make_task(8))),
         accept(make_task(7), access=sending(make_task(7))),
-        c.RevokeGrant(by=OPERATOR, signature_b58=grant.signature_b58),
-        c.PurgeGrants(by=OPERATOR, before_ms=1 << 50),
-        c.RotateToken(
+        t.RevokeGrant(by=OPERATOR, signature_b58=grant.signature_b58),
+        t.PurgeGrants(by=OPERATOR, before_ms=1 << 50),
+        t.RotateToken(
             by=OPERATOR,
             token_sha256=identity.token_sha256,
             new_token_sha256=new.token_sha256,
             new_token_prefix=new.token_prefix,
         ),
-        c.RevokeIdentity(by=OPERATOR, token_sha256=new.token_sha256),
-        c.PurgeIdentities(by=OPERATOR, before_ms=1 << 50),
-        c.Note(by=OPERATOR, row={"type": "noted"}, access=compacting),
-        c.Note(by=OPERATOR, row={"type": "noted"}),
-        c.PurgeAudit(by=OPERATOR, before_ms=1, through=1, anchor_hash="0" * 64, count=1),
+        t.RevokeIdentity(by=OPERATOR, token_sha256=new.token_sha256),
+        t.PurgeIdentities(by=OPERATOR, before_ms=1 << 50),
+        t.WriteAuditRow(by=OPERATOR, row={"type": "noted"}, access=compacting),
+        t.WriteAuditRow(by=OPERATOR, row={"type": "noted"}),
+        t.PurgeAudit(by=OPERATOR, before_ms=1, through=1, anchor_hash="0" * 64, count=1),
     ]
 
 
@@ -436,10 +435,10 @@ def push_commands() -> list[c.Command[Any]]:
     which, config = task_id(1), PushConfig(url="https://example.com/hook", id="hook")
     move = PushMove(task_id=which, id="hook", key="key", revision=1, delivered=1)
     return [
-        p.PutPush(task_id=which, config=config),
-        p.MovePushes(moves=(move,)),
-        p.RetryPush(task_id=which, by=OPERATOR, id="hook"),
-        p.DropPush(task_id=which, id="hook"),
+        c.PutPush(task_id=which, config=config),
+        c.MovePushes(moves=(move,)),
+        c.RetryPush(task_id=which, by=OPERATOR, id="hook"),
+        c.DropPush(task_id=which, id="hook"),
     ]
 
 

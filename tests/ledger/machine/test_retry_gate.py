@@ -5,15 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.ledger.machine.commands import Access, MakeGrant, RetryStale
+from covenant.ledger.machine.commands import Access, RetryStale
+from covenant.ledger.machine.decisions.repairs import judge
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.repairing import judge
+from covenant.ledger.machine.identity_commands import MakeGrant
 from covenant.ledger.machine.states import LEASED, QUEUED, State
 from covenant.model.errors import Refusal
 from covenant.model.grant import REQUEUE_ACTION, Scope
 from covenant.model.ids import LeaseId
-from covenant.model.task import Lease
 from covenant.model.repair import RetryPolicy, SkipReason
+from covenant.model.task import Lease
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.fake_clock import START_MS
 from tests.ledger_contract.samples import BOB, OPERATOR, idempotent, make_grant, make_task, same_work, task_id, unsafe

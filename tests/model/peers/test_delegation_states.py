@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model.peers.delegation import ENDED, OUTCOMES, STATUS, DELEGATION_TRANSITIONS, DelegationRole, DelegationState, move
-from covenant.model.peers.delegation_messages import DelegationStatus
 from covenant.model.errors import Conflict
+from covenant.model.peers.delegation import (
+    DELEGATION_TRANSITIONS,
+    ENDED,
+    OUTCOMES,
+    STATUS,
+    DelegationRole,
+    DelegationState,
+    move,
+)
+from covenant.model.peers.delegation_messages import DelegationStatus
 
 HAPPENINGS = sorted({happening for table in DELEGATION_TRANSITIONS.values() for _, happening in table})
 
@@ -100,6 +108,8 @@ def test_a_life_ends_where_the_table_says(role: DelegationRole, life: list[Any])
         (DelegationRole.PROVIDER, DelegationState.CANCELLED, "offer"),
     ],
 )
-def test_a_move_that_is_not_in_the_table_is_refused(role: DelegationRole, state: DelegationState | None, happening: str) -> None:
+def test_a_move_that_is_not_in_the_table_is_refused(
+    role: DelegationRole, state: DelegationState | None, happening: str
+) -> None:
     with pytest.raises(Conflict, match=happening):
         move(role, state, happening)

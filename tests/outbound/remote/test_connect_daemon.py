@@ -9,15 +9,14 @@ import pytest
 
 from covenant.agents.api import Agent, Turn
 from covenant.daemon.connecting import Connecting, Options, connect, open_card
-from covenant.model.content import Json, Text
-from covenant.model.task_view import TaskState
-from covenant.model.call_context import Hop
-from covenant.model.task_view import RemoteArtifact
 from covenant.model.agent_card import RemoteInterface
-from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.http_fetcher import Fetcher
-from covenant.outbound.remote.remote_client import RemoteOptions, Remote
+from covenant.model.call_context import Hop
+from covenant.model.content import Json, Text
+from covenant.model.task_view import RemoteArtifact, TaskState
 from covenant.outbound.call_errors import NoCard, RemoteRefused, RemoteTimedOut
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.remote.remote_client import Remote, RemoteOptions
+from covenant.outbound.remote.remote_registry import Credentials
 from covenant.seal.keys import public_key
 from tests.doors.a2a.stage import Scenery, Stage, stage
 from tests.outbound.cutting import wire_to

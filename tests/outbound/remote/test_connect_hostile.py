@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 
 from covenant.daemon.connecting import connect
-from covenant.model.task_view import TaskState
-from covenant.model.task_view import RemoteArtifact
-from covenant.outbound.call_errors import AddressRefused, CallFailed
-from covenant.outbound.call_errors import NoCard, OutcomeUnknown, RemoteRefused, RemoteTimedOut
+from covenant.model.task_view import RemoteArtifact, TaskState
+from covenant.outbound.call_errors import (
+    AddressRefused,
+    CallFailed,
+    NoCard,
+    OutcomeUnknown,
+    RemoteRefused,
+    RemoteTimedOut,
+)
 from covenant.wire.a2a.card_codec import BadCard
 from tests.outbound.http_servers import HERE, Request, always, http_server, redirect, reply
 from tests.outbound.remotes import CONTEXT, TASK, Called, card, chunk, hand_made, status, task

@@ -5,11 +5,9 @@ import asyncio
 import pytest
 
 from covenant.daemon.connecting import Connecting, connect
-from covenant.model.task_view import TaskState
-from covenant.model.task_view import RemoteArtifact, RemoteTask
-from covenant.outbound.call_errors import AddressRefused
+from covenant.model.task_view import RemoteArtifact, RemoteTask, TaskState
+from covenant.outbound.call_errors import AddressRefused, RemoteTimedOut
 from covenant.outbound.remote.remote_client import RemoteStream
-from covenant.outbound.call_errors import RemoteTimedOut
 from tests.outbound.sdk_servers import GRPC_1, JSONRPC_03, JSONRPC_1, REST_1, SdkServer, sdk_server
 
 LOCAL = ("127.0.0.1",)

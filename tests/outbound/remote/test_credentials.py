@@ -10,8 +10,8 @@ import pytest
 
 from covenant.daemon.connecting import connect
 from covenant.model.errors import Invalid
-from covenant.outbound.remote.remote_registry import Credentials
 from covenant.outbound.call_errors import RemoteRefused
+from covenant.outbound.remote.remote_registry import Credentials
 from tests.outbound.http_servers import HERE, Request, Served, http_server, redirect, reply
 from tests.outbound.remotes import Called, card, hand_made
 

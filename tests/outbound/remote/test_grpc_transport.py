@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from covenant.agents.api import Agent, Turn
-from covenant.model.task_view import TaskState
-from covenant.model.task_view import RemoteArtifact, RemoteStatus
 from covenant.model.agent_card import RemoteInterface
+from covenant.model.task_view import RemoteArtifact, RemoteStatus, TaskState
+from covenant.outbound.remote.remote_client import Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.remote.remote_client import RemoteOptions, Remote
 from tests.doors.a2a.grpc_stage import grpc_stage
 from tests.outbound.cutting import wire_to
 from tests.outbound.http_servers import HERE, fetcher

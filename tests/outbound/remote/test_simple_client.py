@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from covenant import simple
-from covenant.model.errors import CovenantError
 from covenant.model.agent_card import RemoteCard
-from covenant.outbound.remote.card_lookup import CardCache
+from covenant.model.errors import CovenantError
 from covenant.outbound.call_errors import AddressRefused
-from covenant.outbound.remote.simple import POLL_INTERVAL_MS, RemoteInvocationResult, fetch_agent_card, invoke_remote_agent
+from covenant.outbound.remote.card_lookup import CardCache
+from covenant.outbound.remote.simple import (
+    POLL_INTERVAL_MS,
+    RemoteInvocationResult,
+    fetch_agent_card,
+    invoke_remote_agent,
+)
 from tests.outbound.http_servers import HERE, Request, Served, http_server, reply
 
 ALLOW = (HERE,)

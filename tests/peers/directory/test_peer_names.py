@@ -2,10 +2,18 @@
 
 import pytest
 
-from covenant.model.peers.peer_record import Peer
 from covenant.model.errors import Invalid
 from covenant.model.ids import check_display, check_pubkey
-from covenant.peers.directory.peer_directory import PeerEntry, apart, as_agent, check_name, name_from, read_peer_entry, read_peer_url
+from covenant.model.peers.peer_record import Peer
+from covenant.peers.directory.peer_directory import (
+    PeerEntry,
+    apart,
+    as_agent,
+    check_name,
+    name_from,
+    read_peer_entry,
+    read_peer_url,
+)
 from covenant.seal.identity import InstanceIdentity, new_prekey, sign_bundle
 
 KEY = b"\1" * 32

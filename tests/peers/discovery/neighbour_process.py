@@ -7,8 +7,8 @@ as that changes. Ends, with a goodbye, when its input does.
 import asyncio
 import sys
 
-from covenant.outbound.http_fetcher import Fetcher, FetchLimits
 from covenant.outbound.address_guard import AddressGuard
+from covenant.outbound.http_fetcher import Fetcher, FetchLimits
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.peer_settings import DiscoverySettings
 from tests.peers.discovery.neighbours import Neighbour, now_ms

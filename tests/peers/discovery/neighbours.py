@@ -15,9 +15,9 @@ from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBun
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery
+from covenant.peers.discovery.dns_sd import TxtRecord, encode_txt
 from covenant.peers.discovery.mdns import SERVICE_TYPE, Announcement
 from covenant.peers.peer_settings import DiscoverySettings
-from covenant.peers.discovery.dns_sd import TxtRecord, encode_txt
 from covenant.seal.identity import InstanceIdentity, fingerprint, new_prekey, sign_bundle
 from covenant.seal.keys import new_private_key
 from tests.outbound.http_servers import HERE, Answer, always, fetcher, reply

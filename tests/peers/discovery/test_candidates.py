@@ -11,9 +11,9 @@ from covenant.peers.discovery.candidates import (
     CANDIDATES_MAX,
     MOVED_MS,
     Candidate,
-    Candidates,
     CandidateConflict,
     CandidateNote,
+    Candidates,
     shown_name,
 )
 from covenant.seal.identity import fingerprint_of
@@ -31,7 +31,9 @@ def register(*seen: Candidate, **more: Any) -> Candidates:
     return candidates
 
 
-def conflicts(candidates: Candidates, known: dict[InstanceId, str | None] | None = None) -> dict[str, CandidateConflict | None]:
+def conflicts(
+    candidates: Candidates, known: dict[InstanceId, str | None] | None = None
+) -> dict[str, CandidateConflict | None]:
     return {each.url: each.conflict for each in candidates.listed(NOW, known or {})}
 
 
@@ -51,7 +53,10 @@ def test_a_fingerprint_of_another_key_is_a_conflict() -> None:
 
 def test_one_id_at_two_addresses_is_a_conflict_of_both() -> None:
     candidates = register(ALPHA.candidate(HERE), ALPHA.candidate(THERE))
-    assert conflicts(candidates) == {HERE: CandidateConflict.ID_CLAIMED_TWICE, THERE: CandidateConflict.ID_CLAIMED_TWICE}
+    assert conflicts(candidates) == {
+        HERE: CandidateConflict.ID_CLAIMED_TWICE,
+        THERE: CandidateConflict.ID_CLAIMED_TWICE,
+    }
 
 
 def test_one_id_found_in_two_ways_is_no_conflict() -> None:

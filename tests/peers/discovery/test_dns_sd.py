@@ -136,7 +136,11 @@ async def test_a_spoiled_txt_record_is_shown_as_malformed(server: NameServer, zo
     zone.lists("a")
     zone.offers("a", said, "0 0 8421 alpha.example.")
     (found,) = (await look_up(server)).candidates
-    assert (found.conflict, found.instance_id, found.url) == (CandidateConflict.MALFORMED, "", "http://alpha.example:8421")
+    assert (found.conflict, found.instance_id, found.url) == (
+        CandidateConflict.MALFORMED,
+        "",
+        "http://alpha.example:8421",
+    )
     assert found.detail
 
 

@@ -10,8 +10,7 @@ import uvloop
 
 from covenant.peers.discovery.candidates import CandidateConflict, CandidateNote
 from covenant.peers.discovery.discovery_service import Discovery
-from covenant.peers.discovery.mdns import addresses_of
-from covenant.peers.discovery.mdns import LABEL_BYTES_MAX, _label, _place
+from covenant.peers.discovery.mdns import LABEL_BYTES_MAX, _label, _place, addresses_of
 from covenant.peers.peer_settings import DiscoverySettings
 from tests.outbound.http_servers import HERE
 from tests.peers.discovery.neighbours import (

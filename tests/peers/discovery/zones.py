@@ -6,8 +6,7 @@ import dns.name
 import dns.rdatatype
 import dns.rrset
 
-from covenant.peers.discovery.dns_sd import SERVICE
-from covenant.peers.discovery.dns_sd import TxtRecord, encode_txt
+from covenant.peers.discovery.dns_sd import SERVICE, TxtRecord, encode_txt
 from tests.outbound.dns_server import NameServer
 
 DOMAIN = "corp.example"

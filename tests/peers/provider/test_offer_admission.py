@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.model.peers.peer_record import Peer, PeerLimits
 from covenant.model.clock_steps import Ages
-from covenant.model.peers.delegation_messages import DelegationOffer, Profile
 from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
+from covenant.model.peers.delegation_messages import DelegationOffer, Profile
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.peers.provider.offer_admission import OfferFacts, OfferRate, OfferRejected, AgreedTerms, judge_offer
+from covenant.model.peers.peer_record import Peer, PeerLimits
 from covenant.peers.directory.handshake import OfferedProfiles, token_terms
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.provider.offer_admission import AgreedTerms, OfferFacts, OfferRate, OfferRejected, judge_offer
 from covenant.seal.assertions import assert_offer
 from covenant.seal.keys import new_private_key
 from covenant.seal.tokens import Narrowing, issue, narrow, token_ids
@@ -34,7 +34,9 @@ def peer(**changes: Any) -> Peer:
     return Peer(**{**given, **changes})
 
 
-def token(settings: PeerSettings = SETTINGS, *, holder: Peer | None = None, offering: OfferedProfiles = OFFERING) -> str:
+def token(
+    settings: PeerSettings = SETTINGS, *, holder: Peer | None = None, offering: OfferedProfiles = OFFERING
+) -> str:
     terms = token_terms(holder or peer(), offering, settings)
     assert terms is not None
     return issue(US.private_key, THEM.id, msgspec.structs.replace(terms, expires_at_ms=NOW + settings.token_life_ms))

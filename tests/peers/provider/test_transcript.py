@@ -10,8 +10,16 @@ import msgspec
 from covenant.model.content import Embedded, Json, Resource, Text
 from covenant.model.peers.delegation_messages import TRANSCRIPT_MAX, TranscriptEntry
 from covenant.model.result import Ending, Result
-from covenant.model.task_event import Began, Continued, Ended, Started, Step
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Began,
+    Continued,
+    Ended,
+    MessageUpdate,
+    Started,
+    StatusUpdate,
+    Step,
+)
 from covenant.peers.provider.result_builder import CHARS_MAX, TranscriptBuilder
 from covenant.seal.keys import new_private_key
 from covenant.seal.proofs import line_salt, transcript_root

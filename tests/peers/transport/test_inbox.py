@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from covenant.ledger.machine.peer_commands import ChangePeer, RemovePeer
+from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal
 from covenant.model.peers.delegation import DelegationRole
 from covenant.model.peers.delegation_messages import CapabilityQuery
-from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal
 from covenant.model.peers.instance import Trust
 from covenant.peers.peer_settings import PeerSettings
-from covenant.seal.signed_documents import base64url, canonical
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
+from covenant.seal.signed_documents import base64url, canonical
 from tests.ledger_contract.samples import OPERATOR
 from tests.peers.houses import House, accept, cancel, house, offer, offer_id, refused, result
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from covenant.ledger.machine.peer_commands import ChangePeer, Tell
-from covenant.model.peers.delegation import DelegationKey
-from covenant.model.peers.delegation import DelegationRole
+from covenant.ledger.machine.peer_commands import ChangePeer, SendToPeer
+from covenant.model.peers.delegation import DelegationKey, DelegationRole
 from covenant.model.peers.instance import KeyBundle, Trust
 from covenant.peers.peer_settings import PeerSettings
 from covenant.wire import peers as polling
@@ -84,7 +83,9 @@ async def test_a_whole_delegation_goes_by_one_reachable_side(alice: House, bob: 
     async with delivering(bob), delivering(alice):
         await alice.offers(bob.id)
         await bob.providing.until(1)
-        await bob.says(DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), result(), happenings=("result_completed",))
+        await bob.says(
+            DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), result(), happenings=("result_completed",)
+        )
         await alice.requesting.until(3)
         await bob.delivered()
         await alice.delivered()
@@ -217,7 +218,9 @@ async def test_an_answer_is_bounded_in_number_and_size(alice: House, bob: House)
     await alice.reception.receive(bob.sealed(offer(50), alice, seq=1), None)
     await alice.reception.receive(bob.sealed(offer(51), alice, seq=1), None)
     for number in (50, 51):
-        await alice.says(DelegationRole.PROVIDER, bob.id, number, result(number, large), happenings=("result_completed",))
+        await alice.says(
+            DelegationRole.PROVIDER, bob.id, number, result(number, large), happenings=("result_completed",)
+        )
     sizes = [len(each) for each in await fetch(bob, alice)]
     assert len(sizes) == 18
     assert sum(sizes) < 5_000_000
@@ -239,7 +242,7 @@ async def test_what_a_peer_cannot_take_holds_up_nothing_else(alice: House, bob: 
     for number in range(1, polling.ENVELOPES_MAX + 11):
         key = DelegationKey(DelegationRole.REQUESTER, bob.id, offer_id(number))
         begin = begun(DelegationRole.REQUESTER, bob.id, number)
-        await alice.ledger.commit(Tell(key=key, begin=begin, happenings=("offer",), said=(said(cancel(number)),)))
+        await alice.ledger.commit(SendToPeer(key=key, begin=begin, happenings=("offer",), said=(said(cancel(number)),)))
     await alice.offers(bob.id, 500)
     async with delivering(bob):
         await alice.until(lambda: offer_id(500) not in {each.offer_id for each in alice.ledger.parcels(bob.id)})

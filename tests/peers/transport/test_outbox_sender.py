@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from covenant.ledger.log import faults
-from covenant.ledger.machine.peer_commands import ChangePeer, Hear, Tell
-from covenant.model.peers.delegation import DelegationKey, ReceivedEnvelope
-from covenant.model.peers.delegation import DelegationRole
+from covenant.ledger.embedded import fault_points
+from covenant.ledger.machine.peer_commands import ChangePeer, ReceiveFromPeer, SendToPeer
+from covenant.model.peers.delegation import DelegationKey, DelegationRole, ReceivedEnvelope
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.peers.peer_settings import PeerSettings
-from covenant.seal.identity import InstanceIdentity, sign_change
 from covenant.seal.envelope import receipt
+from covenant.seal.identity import InstanceIdentity, sign_change
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Answer, Request, always, http_server, reply, silence
 from tests.peers.houses import (
@@ -175,7 +174,7 @@ async def test_a_peer_that_is_heard_of_again_is_tried_at_once(tmp_path: Path, bo
             assert len(alice.ledger.parcels(bob.id)) == 2
             jti, until_ms = "proof-of-life", alice.clock() + 300_000
             heard = ReceivedEnvelope(sender=bob.id, jti=jti, typ="capability_response", until_ms=until_ms)
-            await alice.ledger.commit(Hear(envelope=heard))
+            await alice.ledger.commit(ReceiveFromPeer(envelope=heard))
             await alice.delivered()
 
 
@@ -274,7 +273,12 @@ async def test_a_delegation_that_is_refused_holds_up_no_other(alice: House, bob:
         # Bob never heard of this one, and takes a cancel of it from nobody that is not verified.
         unheard = DelegationKey(DelegationRole.REQUESTER, bob.id, offer_id(2))
         await alice.ledger.commit(
-            Tell(key=unheard, begin=begun(DelegationRole.REQUESTER, bob.id, 2), happenings=("offer",), said=(said(cancel(2)),))
+            SendToPeer(
+                key=unheard,
+                begin=begun(DelegationRole.REQUESTER, bob.id, 2),
+                happenings=("offer",),
+                said=(said(cancel(2)),),
+            )
         )
         await alice.until(lambda: any(each.attempts >= 2 for each in alice.ledger.parcels(bob.id)))
         await alice.says(DelegationRole.REQUESTER, bob.id, 1, cancel(1))
@@ -475,8 +479,8 @@ async def test_what_cannot_be_written_down_any_more_is_not_delivered_again_and_a
         for number in range(1, 101):
             await alice.offers(peer, number)
         keys = alice.keys
-        plan = faults.Plan("journal.sync", faults.fail(errno.EIO))
-        with faults.armed(plan):
+        plan = fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))
+        with fault_points.armed(plan):
             await asyncio.wait_for(alice.courier.run(), BOUND_S)
         assert plan.fired
         assert 1 <= len(served.requests) <= 100

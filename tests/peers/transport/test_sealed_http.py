@@ -13,9 +13,8 @@ from covenant.doors.peers_sealed import DESCRIBED, IDENTITY, POLL, RECEIVE, seal
 from covenant.model.errors import Refusal
 from covenant.model.peers.instance import KeyBundle
 from covenant.peers.peer_settings import PeerSettings
-from covenant.seal.envelope import ENVELOPE_BYTES_MAX
+from covenant.seal.envelope import ENVELOPE_BYTES_MAX, receipt_holds
 from covenant.seal.identity import bundle_holds
-from covenant.seal.envelope import receipt_holds
 from covenant.wire.peers import Introduction, Polled, Received, decode_introduction
 from tests.peers.houses import BOUND_S, House, house, listening, offer, serving, stranger_pool
 

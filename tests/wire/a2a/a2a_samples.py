@@ -8,13 +8,22 @@ import msgspec
 from hypothesis import strategies as st
 
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
-from covenant.model.sanitizer import file_name_of
-from covenant.model.task_view import TaskView, fold
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.result import Ending, Result, ResultStatus
-from covenant.model.task_event import Began, Continued, Ended, StepContent, Started, Step
+from covenant.model.sanitizer import file_name_of
 from covenant.model.task import Task
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Began,
+    Continued,
+    Ended,
+    MessageUpdate,
+    Started,
+    StatusUpdate,
+    Step,
+    StepContent,
+)
+from covenant.model.task_view import TaskView, fold
 
 TASK_ID = TaskId("123e4567-e89b-42d3-a456-426614174000")
 CONTEXT = "ctx-1"

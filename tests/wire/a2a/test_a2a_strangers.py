@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from covenant.model import a2a_requests as asking
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
-from covenant.model.task_view import TaskState
 from covenant.model.result import Ending
-from covenant.model.task_event import Began, Ended
-from covenant.model.task_event import ArtifactUpdate
+from covenant.model.task_event import ArtifactUpdate, Began, Ended
+from covenant.model.task_view import TaskState
 from covenant.wire.a2a import v03 as a2a_v03
 from covenant.wire.a2a import v1 as a2a_v1
 from tests.wire.a2a.a2a_samples import AT, CONTEXT, DONE, STORY, TASK, TASK_ID, contents, folded, json, read, steps

@@ -7,10 +7,9 @@ import pytest
 
 from covenant.model import a2a_requests as asking
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
-from covenant.model.task_view import TaskState
 from covenant.model.result import Ending
-from covenant.model.task_event import Began, Ended, Started
-from covenant.model.task_event import ArtifactUpdate, StatusUpdate
+from covenant.model.task_event import ArtifactUpdate, Began, Ended, Started, StatusUpdate
+from covenant.model.task_view import TaskState
 from covenant.wire.a2a import v03 as a2a_v03
 from covenant.wire.a2a import v1 as a2a_v1
 from covenant.wire.a2a.error_codes import Dialect, InvalidParams

@@ -9,6 +9,7 @@ import pytest
 from covenant.model.agent_card import (
     AgentCard,
     Capabilities,
+    CardSkill,
     Extension,
     HttpAuth,
     Interface,
@@ -17,7 +18,6 @@ from covenant.model.agent_card import (
     SecurityRequirement,
     SecurityScheme,
     Signature,
-    CardSkill,
 )
 from covenant.wire.a2a.card_codec import card_fields, encode_card, encode_combined, wants_clean
 

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 from covenant.model import a2a_requests as asking
 from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid
-from covenant.model.task_view import TaskState
-from covenant.model.task_view import RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
 from covenant.model.result import Ending
 from covenant.model.task_event import Began, Ended
+from covenant.model.task_view import RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask, TaskState
 from covenant.outbound.remote.remote_task import RemoteTaskView
 from covenant.wire.a2a import v03 as a2a_v03
 from covenant.wire.a2a import v1 as a2a_v1
 from covenant.wire.a2a.v03 import calls as calls_v03
 from covenant.wire.a2a.v1 import calls as calls_v1
-from covenant.wire.jsonrpc import RpcError, BadResponse, encode_request, decode_result
+from covenant.wire.jsonrpc import BadResponse, RpcError, decode_result, encode_request
 from tests.wire.a2a.a2a_samples import CONTEXT, DONE, STORY, TASK, TASK_ID, contents, folded, json, read, steps
 
 DIALECTS = {"1.0": (a2a_v1, calls_v1), "0.3": (a2a_v03, calls_v03)}

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from covenant.model.agent_card import (
     AgentCard,
     Capabilities,
+    CardCredential,
     HttpAuth,
     Interface,
+    RemoteInterface,
     Scopes,
     SecurityRequirement,
     SecurityScheme,
 )
-from covenant.model.agent_card import CardCredential, RemoteInterface
-from covenant.wire.a2a.card_codec import card_fields, encode_card, encode_combined
-from covenant.wire.a2a.card_codec import BadCard, v1_fields, read_card
+from covenant.wire.a2a.card_codec import BadCard, card_fields, encode_card, encode_combined, read_card, v1_fields
 from tests.wire.a2a.a2a_samples import json
 
 PLACE = "https://h.example/.well-known/agent-card.json"

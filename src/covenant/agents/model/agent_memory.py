@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from covenant.agents.keyword_match import overlap
-from covenant.ledger.log.folders import make_private_folder, open_private
+from covenant.ledger.embedded.disk import make_private_folder, open_private
 from covenant.model.errors import Invalid, NotFound, Unavailable
 
 NOTES_MAX: Final = 500

@@ -161,7 +161,9 @@ class _Host:
                 async with self._places:
                     return await self._answer(speaking, tool, arguments)
         except TimeoutError:
-            raise McpUnavailable(f"{self._name}.{tool} did not answer within {self._server.call_timeout_ms} ms") from None
+            raise McpUnavailable(
+                f"{self._name}.{tool} did not answer within {self._server.call_timeout_ms} ms"
+            ) from None
 
     async def _answer(self, speaking: McpSession, tool: str, arguments: Mapping[str, Any]) -> McpAnswer:
         from covenant.agents.model.mcp_stdio import McpFailed  # noqa: PLC0415  (an extra, and loaded by now)

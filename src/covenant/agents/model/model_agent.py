@@ -28,10 +28,10 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from covenant.agents.function_agent import earlier
-from covenant.agents.runtime.job import Job
 from covenant.agents.model.pydantic_agent import CUT, BoundedModel, cut_at, history_of, listen, prompt_of, used
-from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.agents.model.toolbox import CONSULTS_MAX, ROUNDS_MAX, Toolbox, ToolServices
+from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.exchange.tasks.builder import text_of
 from covenant.model.agent_definition import INDEX, Advisor, AgentDefinition
 from covenant.model.errors import CovenantError

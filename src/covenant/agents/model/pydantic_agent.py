@@ -24,8 +24,8 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RunUsage
 from pydantic_core import to_jsonable_python
 
-from covenant.agents.runtime import turn_output as saying
 from covenant.agents.function_agent import earlier
+from covenant.agents.runtime import turn_output as saying
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text

@@ -17,20 +17,15 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.agents.runtime import turn_output as saying
-from covenant.agents.agent_directory import RemoteCardEntry, describe_card, list_remotes
-from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit
-from covenant.agents.model.tool_specs import RESULT_BYTES_MAX, SHARED_BYTES_MAX, TRUNCATED, cut, framed, label, plain
-from covenant.agents.runtime.job import Job
-from covenant.agents.model.mcp_tools import McpTools
+from covenant.agents.agent_directory import AgentDirectory, RemoteCardEntry, describe_card, list_remotes
 from covenant.agents.model.agent_memory import AgentMemories, AgentMemory, MemoryNote
-from covenant.agents.model.web_fetch import WebPages
-from covenant.agents.remote_agent import NOT_ASKED
-from covenant.agents.agent_directory import AgentDirectory
-from covenant.agents.runtime.turn_output import TurnOutput
+from covenant.agents.model.mcp_tools import McpTools
 from covenant.agents.model.tool_specs import (
     BY_NAME,
+    RESULT_BYTES_MAX,
+    SHARED_BYTES_MAX,
     TOOL_SPECS,
+    TRUNCATED,
     AdviseArgs,
     AgentArgs,
     Args,
@@ -47,7 +42,17 @@ from covenant.agents.model.tool_specs import (
     ServerArgs,
     ToolSpec,
     WriteArgs,
+    cut,
+    framed,
+    label,
+    plain,
 )
+from covenant.agents.model.web_fetch import WebPages
+from covenant.agents.remote_agent import NOT_ASKED
+from covenant.agents.runtime import turn_output as saying
+from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit
+from covenant.agents.runtime.job import Job
+from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.exchange.skills import MCP, usable
 from covenant.model.agent_definition import INDEX, AgentDefinition
 from covenant.model.content import Content, Text
@@ -201,7 +206,9 @@ class Toolbox:
             if ware is None or ware.command not in self.commands:
                 raise ToolFailed(f"{name} is not among the tools of this agent")
             if round_ > ROUNDS_MAX:
-                raise ToolFailed(f"tools were used in {ROUNDS_MAX} rounds, which is as often as they may be; answer now")
+                raise ToolFailed(
+                    f"tools were used in {ROUNDS_MAX} rounds, which is as often as they may be; answer now"
+                )
             if self._failures.get(key, 0) >= FAILURES_MAX:
                 raise ToolFailed("this failed before, with the same arguments; do something else")
             body, ok = await self._uses[name](_read(ware, given)), True
@@ -219,7 +226,9 @@ class Toolbox:
     async def _agent(self, args: AgentArgs) -> str:
         known = {listed.name for listed in self._means.roster.local(self._tenant)} - {INDEX, self._constitution.id}
         if args.agent not in known:
-            raise ToolFailed(f"there is no agent {args.agent!r} to call; there are: {', '.join(sorted(known)) or 'none'}")
+            raise ToolFailed(
+                f"there is no agent {args.agent!r} to call; there are: {', '.join(sorted(known)) or 'none'}"
+            )
         return await self._asked(args.agent, args.message)
 
     async def _asked(self, name: str, message: str) -> str:

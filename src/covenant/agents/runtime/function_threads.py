@@ -134,7 +134,9 @@ class AgentThreads:
         """How many of those belong to turns that are over."""
         self._freed = asyncio.Event()
 
-    async def run(self, work: Callable[[ThreadChannel], None], hear: Callable[[str], Awaitable[None] | None], name: str) -> None:
+    async def run(
+        self, work: Callable[[ThreadChannel], None], hear: Callable[[str], Awaitable[None] | None], name: str
+    ) -> None:
         """Do this work in a thread, and hear what it tells, until both have ended.
 
         Raises what the work raises. Canceled, the line is closed and the thread is waited for; canceled again, or left

@@ -16,25 +16,24 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from covenant.agents.runtime.turn_limits import Spending, recall_usage
 from covenant.agents.runtime.agent_calls import AgentCalls
-from covenant.agents.runtime.turn_limits import TurnSlot
-from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.agent_spans import begin_attempt
-from covenant.exchange.delegation import Delegations
+from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
+from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
 from covenant.exchange.conversations import earlier_messages
+from covenant.exchange.delegation import Delegations
 from covenant.exchange.tasks.reader import PAGE, TaskReader
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
-from covenant.model.sanitizer import named_safely
-from covenant.model.task_view import TaskView, first_message
 from covenant.model.ids import AgentId
 from covenant.model.result import Ending, Result, ResultStatus, error_result
+from covenant.model.sanitizer import named_safely
 from covenant.model.task import NATIVE
-from covenant.model.tracing import OFF, Span, Tracer
 from covenant.model.task_event import MessageUpdate, StatusUpdate, Update
+from covenant.model.task_view import TaskView, first_message
+from covenant.model.tracing import OFF, Span, Tracer
 
 FAILED: Final = "the agent failed"
 TIMED_OUT: Final = "Task timed out"

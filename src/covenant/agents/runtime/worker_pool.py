@@ -17,12 +17,13 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from covenant.agents.runtime.job import TIMED_OUT, RunnableAgent, Job, JobLimits
-from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
-from covenant.agents.runtime.function_threads import AgentThreads
 from covenant.agents.runtime.agent_spans import end_attempt, trace_queue
+from covenant.agents.runtime.function_threads import AgentThreads
+from covenant.agents.runtime.job import TIMED_OUT, Job, JobLimits, RunnableAgent
+from covenant.agents.runtime.turn_limits import TenantSlots, TurnSlot
 from covenant.exchange.delegation import Delegations, tenant_of
-from covenant.ledger.contract import Ledger, QueueEntry, QueueQuery
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import QueueEntry, QueueQuery
 from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starter, Take
 from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Refusal

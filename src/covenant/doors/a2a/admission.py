@@ -17,10 +17,10 @@ from covenant.doors.http.reply import JSON, Header, reply
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate, address
 from covenant.doors.metrics import Meter
-from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.a2a_service import ANONYMOUS, A2ARequest
 from covenant.exchange.access.tenants import Caller
-from covenant.ledger.machine.tenanting import unknown_agent
+from covenant.exchange.catalogue import Catalogue
+from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import SendMessage
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.call_context import Hop

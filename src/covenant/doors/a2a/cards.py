@@ -13,8 +13,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.a2a.admission import TRANSPORT, Headers
-from covenant.doors.a2a.admission import reply_json
+from covenant.doors.a2a.admission import TRANSPORT, Headers, reply_json
 from covenant.doors.http.body import read_body
 from covenant.doors.http.documents import Document, reply_document
 from covenant.doors.http.openapi import Described
@@ -25,16 +24,16 @@ from covenant.doors.http.routes import ByMethod
 from covenant.doors.http.tenant import TenantGate, bearer
 from covenant.doors.metrics import Meter
 from covenant.doors.waiting import CallerGoneError
+from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.cards import A2A_PATH, AGENTS_PATH, KEYS_PATH, Anonymous, Cards, admits_anonymous
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2ARequest
 from covenant.model.agent_card import AgentCard
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.tenants import DEFAULT
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.error_codes import Dialect
 from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_combined, wants_clean
+from covenant.wire.a2a.error_codes import Dialect
 
 WELL_KNOWN_PATH: Final = "/.well-known/agent-card.json"
 CARD_NAME: Final = "agent-card.json"

@@ -12,7 +12,7 @@ from typing import Any, Self
 from starlette.types import Receive
 
 from covenant.doors.a2a.late_timer import LateTimer
-from covenant.doors.a2a.operations import A2ACall, A2AServices, A2AOperation
+from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices
 from covenant.exchange.access.tenants import TenantAccess, unauthenticated
 
 Session = Callable[[Callable[[], None]], AbstractContextManager[None]]

@@ -34,8 +34,8 @@ from covenant.doors.http.hosts import as_host
 from covenant.doors.http.stranger_pool import StrangerPool
 from covenant.doors.http.tenant import TenantGate, address, bearer
 from covenant.doors.metrics import Timer
-from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.exchange.access.tenants import Caller
+from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a import v1 as a2a_v1

@@ -14,8 +14,8 @@ from a2a.types import a2a_pb2
 
 from covenant.doors.a2a.operations import A2ACall
 from covenant.doors.a2a.protobuf_json import ResponseWriter
-from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.exchange.access.tenants import TenantAccess
+from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.errors import Refusal, Unauthenticated, Unavailable
 from covenant.wire.a2a import v1 as a2a_v1
 

@@ -12,11 +12,10 @@ from typing import NoReturn
 
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.a2a.admission import TRANSPORT, Admission, Headers, AdmittedCaller
+from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, Headers, reply_json
 from covenant.doors.a2a.disconnect import run_while_connected
-from covenant.doors.a2a.operations import METHODS, OPERATIONS, A2ACall, A2AServices, A2AOperation
+from covenant.doors.a2a.operations import METHODS, OPERATIONS, A2ACall, A2AOperation, A2AServices
 from covenant.doors.a2a.sse_stream import write_stream
-from covenant.doors.a2a.admission import reply_json
 from covenant.doors.http.reply import reply_problem
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import OverLimit, Refusal, Unauthenticated
@@ -66,7 +65,9 @@ class Rpc:
                     await self._stream(operation, asked, call.id, receive, send)
                     return
                 if operation.works:
-                    told, gone = await run_while_connected(operation, self._office, asked, receive, self._gate.tenants.tenancy)
+                    told, gone = await run_while_connected(
+                        operation, self._office, asked, receive, self._gate.tenants.tenancy
+                    )
                 else:
                     told, gone = await operation.run(self._office, asked), False
                 if not gone:
@@ -84,7 +85,9 @@ class Rpc:
         finally:
             self._timers[operation.name].observe(perf_counter() - started_s)
 
-    async def _stream(self, operation: A2AOperation, asked: A2ACall, call_id: bytes, receive: Receive, send: Send) -> None:
+    async def _stream(
+        self, operation: A2AOperation, asked: A2ACall, call_id: bytes, receive: Receive, send: Send
+    ) -> None:
         stream = await operation.run(self._office, asked)
         framing = SseFormat(*jsonrpc.result_frame(call_id), named=asked.dialect is Dialect.V03)
         await write_stream(stream, asked, framing, tenancy=self._gate.tenants.tenancy, receive=receive, send=send)

@@ -16,9 +16,9 @@ import msgspec
 from starlette.types import Scope
 
 from covenant.doors.a2a.late_timer import LateTimer
-from covenant.exchange.a2a_service import A2ARequest, A2AExchange
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.tenants import unauthenticated
+from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.a2a_requests import TaskPage
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.task_view import TaskView

@@ -11,11 +11,10 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.a2a.admission import TRANSPORT, Admission, Headers, AdmittedCaller
+from covenant.doors.a2a.admission import A2A_JSON, TRANSPORT, Admission, AdmittedCaller, Headers, reply_json
 from covenant.doors.a2a.disconnect import run_while_connected
-from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AServices, A2AOperation
+from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices
 from covenant.doors.a2a.sse_stream import write_stream
-from covenant.doors.a2a.admission import A2A_JSON, reply_json
 from covenant.doors.http.reply import JSON, Header, refusal_headers
 from covenant.doors.waiting import CallerGoneError
 from covenant.model.errors import Invalid, NotFound, Refusal
@@ -136,9 +135,13 @@ class Rest:
         with self._gate.streaming(asked.ask.caller, operation):
             if operation.streams:
                 stream = await operation.run(self._office, asked)
-                await write_stream(stream, asked, SseFormat(), tenancy=self._gate.tenants.tenancy, receive=receive, send=send)
+                await write_stream(
+                    stream, asked, SseFormat(), tenancy=self._gate.tenants.tenancy, receive=receive, send=send
+                )
                 return
-            answer, gone = await run_while_connected(operation, self._office, asked, receive, self._gate.tenants.tenancy)
+            answer, gone = await run_while_connected(
+                operation, self._office, asked, receive, self._gate.tenants.tenancy
+            )
             if not gone:
                 await reply_json(send, operation.encode(a2a_v1, answer, asked.request), kind=kind)
 

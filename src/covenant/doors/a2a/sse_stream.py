@@ -10,8 +10,8 @@ from starlette.types import Receive, Send
 
 from covenant.doors.a2a.disconnect import Disconnect
 from covenant.doors.a2a.operations import WIRES, A2ACall
-from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.exchange.access.tenants import Caller, TenantAccess
+from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.wire.sse import KEEP_ALIVE, SseFormat, comment
 
 _HEADERS: Final = [

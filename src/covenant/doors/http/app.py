@@ -38,12 +38,12 @@ from covenant.doors.operation import AnyOperation, Office
 from covenant.doors.peers import PeerDesk
 from covenant.doors.table import OPERATIONS
 from covenant.doors.waiting import Waits
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.access.identities import IdentityAdmin
+from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import TenantAccess
-from covenant.ledger.contract import Ledger
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.mailbox import MailboxExchange
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.errors import Forbidden, Refusal
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 

@@ -6,8 +6,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.principals import IdentityAuth, Principal
 
 TRANSPORT: Final = "http"
 

@@ -21,8 +21,7 @@ from covenant.doors.http.reply import CLOSE, reply, reply_internal, reply_proble
 from covenant.doors.metrics import Meter
 from covenant.doors.operation import Office, Operation
 from covenant.doors.waiting import CallerGoneError, Waits
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.model.errors import Refusal
 from covenant.wire.json_input import check_fields, decode, decode_query
 from covenant.wire.mailbox import Request

@@ -21,7 +21,7 @@ from covenant.doors.http.reply import Problem
 from covenant.doors.http.tenant import bearer
 from covenant.doors.metrics import Meter, archive_lag
 from covenant.doors.waiting import Waits
-from covenant.ledger.contract import Counts, Ledger
+from covenant.ledger.contract.ledger import Counts, Ledger
 
 # A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.
 COUNTS_TIMEOUT_S: Final = 2.0

@@ -7,7 +7,14 @@ from typing import Final
 from starlette.types import Scope
 
 from covenant.model.call_context import Hop
-from covenant.wire.call_headers import CHAIN_HEADER, DEADLINE_HEADER, DEPTH_HEADER, TRACEPARENT, TRACESTATE, read_call_context
+from covenant.wire.call_headers import (
+    CHAIN_HEADER,
+    DEADLINE_HEADER,
+    DEPTH_HEADER,
+    TRACEPARENT,
+    TRACESTATE,
+    read_call_context,
+)
 
 _NAMES: Final = {name.encode(): name for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)}
 

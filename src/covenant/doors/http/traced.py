@@ -33,4 +33,6 @@ class Traced:
 
 
 def _said(scope: Scope) -> Hop:
-    return read_call_context(None, {_NAMES[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _NAMES})
+    return read_call_context(
+        None, {_NAMES[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _NAMES}
+    )

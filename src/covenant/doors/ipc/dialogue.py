@@ -31,11 +31,10 @@ from covenant.doors.metrics import Meter
 from covenant.doors.operation import AnyOperation, Office
 from covenant.doors.table import BY_KIND, OPERATIONS
 from covenant.doors.waiting import CallerGoneError, Waits
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.model.errors import Invalid, Refusal
-from covenant.wire.json_input import check_fields, decode
 from covenant.wire.ipc_frames import FrameHeader, canonical_kind
+from covenant.wire.json_input import check_fields, decode
 
 TRANSPORT: Final = "ipc"
 HANDSHAKE_S: Final = 10.0

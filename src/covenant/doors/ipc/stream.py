@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import Final, cast
 
-from covenant.wire.ipc_frames import HEADER_BYTES, frame_length, encode_frame
+from covenant.wire.ipc_frames import HEADER_BYTES, encode_frame, frame_length
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 WRITE_STALL_S: Final = 30.0

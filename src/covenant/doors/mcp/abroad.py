@@ -23,19 +23,18 @@ import msgspec
 
 from covenant.doors.mcp.telling import Told, shortened
 from covenant.doors.mcp.tools import TRUST_LEVELS, InvokeRemoteAgent, Trust
-from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.a2a_service import A2AExchange
+from covenant.exchange.access.tenants import Caller
+from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.task_lookup import TaskLookup
 from covenant.exchange.tasks.task_stream import TaskStream
-from covenant.exchange.access.tenants import Caller
-from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, Refusal
-from covenant.model.task_view import TaskState, TaskView
-from covenant.model.ids import TaskId
 from covenant.model.agent_card import RemoteCard
-from covenant.model.task import ELSEWHERE, Target
-from covenant.model.task import Task
-from covenant.outbound.remote.remote_registry import RemoteRegistry
+from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, Refusal
+from covenant.model.ids import TaskId
+from covenant.model.task import ELSEWHERE, Target, Task
+from covenant.model.task_view import TaskState, TaskView
 from covenant.outbound.call_errors import NoCard, RemoteRefused
+from covenant.outbound.remote.remote_registry import RemoteRegistry
 
 ORIGIN: Final = "mcp"
 NOT_FOUND: Final = "No A2A Agent Card found"

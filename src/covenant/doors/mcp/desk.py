@@ -14,14 +14,14 @@ import msgspec
 from covenant.doors.mcp import tools
 from covenant.doors.mcp.abroad import Abroad, told_answer
 from covenant.doors.mcp.telling import Told, agent_name, told_agents, told_queue, told_step, told_task
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.a2a_service import A2ARequest, A2AExchange
-from covenant.exchange.delegation import target_of
+from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.tenants import Caller, TenantAccess
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import target_of
 from covenant.exchange.task_lookup import TaskLookup
 from covenant.exchange.tasks.task_stream import TaskStream
-from covenant.exchange.access.tenants import Caller, TenantAccess
-from covenant.ledger.machine.tenanting import unknown_agent
+from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Text

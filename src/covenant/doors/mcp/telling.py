@@ -10,10 +10,9 @@ import msgspec
 from covenant.exchange.task_lookup import QueueStatus
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
+from covenant.model.task_event import ArtifactUpdate, Continued, Ended, MessageUpdate, Started, StatusUpdate, Step
 from covenant.model.task_view import TaskState, TaskView
-from covenant.model.task_event import Continued, Ended, Started, Step
 from covenant.model.tenants import DEFAULT
-from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 
 TEXT_MAX: Final = 100_000
 PROGRESS_MAX: Final = 500

@@ -17,7 +17,7 @@ from covenant.doors.http.routes import described_routes
 from covenant.doors.http.tenant import Asked, Refused, TenantCall, TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.catalogue import Catalogue
-from covenant.model.agent_definition import CatalogueAgent, AgentDefinition, read_agent_definition
+from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, read_agent_definition
 from covenant.model.errors import Conflict, Invalid
 from covenant.wire.json_input import decode
 

@@ -27,27 +27,27 @@ from covenant.doors.http.tenant import Asked, TenantCall, TenantGate
 from covenant.doors.metrics import Meter
 from covenant.doors.native.requests import tell
 from covenant.doors.waiting import CallerGoneError
-from covenant.exchange.a2a_service import A2ARequest, A2AExchange
-from covenant.exchange.native import NativeRun, NativeRuns
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.conversations import Conversation, Conversations, context_of
+from covenant.exchange.native import NativeRun, NativeRuns
+from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.a2a_requests import Message, SendMessage
+from covenant.model.call_context import Hop
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
-from covenant.model.task_view import TaskView
-from covenant.model.call_context import Hop
 from covenant.model.ids import TaskId
+from covenant.model.task_view import TaskView
 from covenant.wire.json_input import decode_query
-from covenant.wire.native import RequestEvent
 from covenant.wire.native import (
     NewConversation,
     NewMessage,
+    RequestEvent,
     RunRequest,
-    message_content,
     decode_conversation,
     decode_message,
     decode_run,
+    message_content,
 )
 
 ORCHESTRATE: Final = "/v1/orchestrate"

@@ -20,14 +20,14 @@ from covenant.doors.http.reply import reply_problem
 from covenant.doors.http.routes import described_routes
 from covenant.doors.http.tenant import Asked, TenantCall, TenantGate
 from covenant.doors.metrics import Meter
+from covenant.exchange.access.tenants import Caller
 from covenant.exchange.native import TenantTasks
 from covenant.exchange.tasks.task_stream import TaskStream
-from covenant.exchange.access.tenants import Caller
-from covenant.ledger.contract import TaskRow
+from covenant.ledger.contract.tasks import TaskRow
 from covenant.model.errors import NotFound, Refusal
 from covenant.model.task_view import TaskState
 from covenant.wire.json_input import decode_query
-from covenant.wire.native import RequestEvent, RequestShown, RequestEvents, conversation_of, request_state, show_request
+from covenant.wire.native import RequestEvent, RequestEvents, RequestShown, conversation_of, request_state, show_request
 from covenant.wire.sse import KEEP_ALIVE, last_event_id
 
 REQUESTS: Final = "/v1/requests"

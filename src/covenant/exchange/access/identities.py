@@ -7,20 +7,18 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.principals import require_operator
-from covenant.exchange.access.principals import Principal
-from covenant.ledger.contract import AuditRecord, Ledger
-from covenant.ledger.machine.commands import (
+from covenant.exchange.access.principals import IdentityAuth, Principal, require_operator
+from covenant.ledger.contract.ledger import AuditRecord, Ledger
+from covenant.ledger.machine.identity_commands import (
     Enroll,
     MakeGrant,
-    Note,
     PurgeAudit,
     PurgeGrants,
     PurgeIdentities,
     RevokeGrant,
     RevokeIdentity,
     RotateToken,
+    WriteAuditRow,
 )
 from covenant.model.audit_chain import AuditReport
 from covenant.model.errors import Conflict, Invalid, NotFound
@@ -128,7 +126,7 @@ class IdentityAdmin:
         identity = await self._one(which)
         if identity.operator and not force:
             await self._ledger.commit(
-                Note(
+                WriteAuditRow(
                     by=principal.agent,
                     row={
                         "type": "identity_self_revoke_blocked",

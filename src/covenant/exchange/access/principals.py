@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.commands import Note
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import Forbidden, Unauthenticated
 from covenant.model.ids import AgentId, PublicKey
 from covenant.seal.keys import token_hash
@@ -105,7 +105,7 @@ class IdentityAuth:
                 "address": address,
                 "suppressed_before": left_out,
             }
-            await self._ledger.commit(Note(by=self._operator, row=row))
+            await self._ledger.commit(WriteAuditRow(by=self._operator, row=row))
         return Unauthenticated("unknown_token", reason)
 
     @contextmanager
@@ -129,7 +129,7 @@ async def require_operator(ledger: Ledger, principal: Principal, what: str, *, a
     if principal.operator:
         return
     await ledger.commit(
-        Note(
+        WriteAuditRow(
             by=principal.agent,
             row={
                 "type": "operator_required",

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final
 
 from covenant.exchange.access.tenants import Caller
-from covenant.ledger.machine.accounts import LIVE_TASKS, QUEUED_BYTES
+from covenant.ledger.machine.decisions.acceptance import LIVE_TASKS, QUEUED_BYTES
 from covenant.model.errors import OverLimit
 from covenant.model.tenants import TenantLimits
 

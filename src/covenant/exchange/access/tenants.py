@@ -11,12 +11,10 @@ from contextlib import contextmanager
 
 import msgspec
 
-from covenant.exchange.access.principals import TOKEN_LENGTH_MAX, IdentityAuth
-from covenant.exchange.access.principals import require_operator
-from covenant.exchange.access.principals import Principal
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.tenant_commands import AddTenant, ChangeTenant, RotateTenant
-from covenant.ledger.machine.tenanting import unknown_tenant
+from covenant.exchange.access.principals import TOKEN_LENGTH_MAX, IdentityAuth, Principal, require_operator
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.decisions.identities import unknown_tenant
+from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant, RotateTenant
 from covenant.model.errors import Invalid, Unauthenticated
 from covenant.model.ids import AgentId
 from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, check_tenant_name

@@ -14,7 +14,7 @@ import msgspec
 
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.call_context import Hop

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from covenant.model.content import Audio, Content, Image, Resource
 from covenant.model.errors import Invalid
-from covenant.model.sanitizer import is_file_name, name_of, file_name_of
+from covenant.model.sanitizer import file_name_of, is_file_name, name_of
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate, Update
 from covenant.wire.json_input import TOLD_NESTING_MAX, deeper_than
 

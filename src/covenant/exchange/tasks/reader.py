@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract import ANY, Ledger, Scope, TreeNode
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import ANY, TaskScope, TreeNode
 from covenant.model.content import Text
 from covenant.model.errors import NotFound, Refusal
 from covenant.model.ids import PublicKey, TaskId, parse_task_id
@@ -39,20 +40,20 @@ class TaskReader:
         if kept is not None:
             self._kept.move_to_end(task_id)
             return _theirs(kept, task_id, recipient, sender)
-        scope = Scope(recipient=recipient, sender=sender)
+        scope = TaskScope(recipient=recipient, sender=sender)
         view = _theirs((await self.past(task_id, scope=scope)).view(), task_id, recipient, sender)
         self.keep(view)
         return view if view.state.terminal else await self._live(view)
 
     async def of_tenant(self, task_id: TaskId, tenant: str) -> TaskView:
         """The task, if it is this tenant's, whichever of its agents it is for."""
-        view = self._kept.get(task_id) or (await self.past(task_id, scope=Scope(tenant=tenant))).view()
+        view = self._kept.get(task_id) or (await self.past(task_id, scope=TaskScope(tenant=tenant))).view()
         if view is None or view.task.tenant != tenant:
             raise unknown(task_id)
         self.keep(view)
         return view if view.state.terminal else await self._live(view)
 
-    async def past(self, task_id: TaskId, through: int | None = None, *, scope: Scope = ANY) -> TaskViewBuilder:
+    async def past(self, task_id: TaskId, through: int | None = None, *, scope: TaskScope = ANY) -> TaskViewBuilder:
         """Everything that is durable, folded; or only as far as a generation. Nothing, if it is outside the scope."""
         folder = TaskViewBuilder()
         while through is None or folder.generation < through:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, Starter
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import State

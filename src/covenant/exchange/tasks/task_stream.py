@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from covenant.exchange.tasks.reader import PAGE
-from covenant.ledger.contract import Ledger, Watch
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import Watch
+from covenant.model.task_event import Ended, StatusUpdate, Step
 from covenant.model.task_view import TaskView
-from covenant.model.task_event import Ended, Step
-from covenant.model.task_event import StatusUpdate
 
 KEEP_ALIVE_S: Final = 15.0
 

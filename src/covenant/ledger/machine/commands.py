@@ -14,12 +14,11 @@ from typing import Final, Generic, Literal, TypeVar
 import msgspec
 
 from covenant.model.a2a_requests import PushConfig
-from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.task import Lease
+from covenant.model.push import Push, PushMove
 from covenant.model.repair import RepairCommand, RepairOutcome, RetryPolicy, RetryReport
 from covenant.model.result import Ending, Result
-from covenant.model.task import DELEGATION, Task, account_of, cache_key
+from covenant.model.task import DELEGATION, Lease, Task, account_of, cache_key
 from covenant.model.task_event import MessageUpdate, Update
 
 A = TypeVar("A")
@@ -388,96 +387,42 @@ class CancelOrphans(Command[Orphaned], frozen=True, gc=False, kw_only=True):
         return (("orphans",),)
 
 
-def _identity_keys(agent: AgentId) -> tuple[Key, ...]:
-    return ("agent", agent.display), ("agent", agent.pubkey)
+class PutPush(TaskCommand[Push], frozen=True, gc=False, kw_only=True):
+    """Make a configuration; or put it in the place of the one with its id, which keeps its cursor.
 
+    `once`: without an id, one that is equal is the same one. So a client that says it with every message has one.
+    """
 
-def _grant_keys(grant: Grant) -> tuple[Key, ...]:
-    return ("grant", grant.signature_b58), ("grants", grant.subject.pubkey, grant.action)
-
-
-class Enroll(Command[Identity], frozen=True, gc=False, kw_only=True):
-    by: AgentId
-    identity: Identity
-    grants: tuple[Grant, ...] = ()
+    config: PushConfig
+    once: bool = False
 
     def keys(self) -> tuple[Key, ...]:
-        grants = (key for grant in self.grants for key in _grant_keys(grant))
-        return (("identity", self.identity.token_sha256), *_identity_keys(self.identity.agent), *grants, AUDIT)
+        return ("task", self.task_id), ("pushes",)
 
 
-class IdentityCommand(Command[Identity], frozen=True, gc=False, kw_only=True):
-    by: AgentId
-    token_sha256: str
+class DropPush(TaskCommand[bool], frozen=True, gc=False, kw_only=True):
+    """Whether there was one. Doing it twice is as good as once."""
 
-    def keys(self) -> tuple[Key, ...]:
-        return ("identity", self.token_sha256), AUDIT
-
-
-class RevokeIdentity(IdentityCommand, frozen=True, gc=False, kw_only=True):
-    pass
-
-
-class RotateToken(IdentityCommand, frozen=True, gc=False, kw_only=True):
-    """A new token for the same identity; the old one ends with the same record that begins the new one."""
-
-    new_token_sha256: str
-    new_token_prefix: str
+    id: str
 
     def keys(self) -> tuple[Key, ...]:
-        return ("identity", self.token_sha256), ("identity", self.new_token_sha256), AUDIT
+        return ("task", self.task_id), ("pushes",)
 
 
-class PurgeIdentities(Command[int], frozen=True, gc=False, kw_only=True):
-    by: AgentId
-    before_ms: int
+class MovePushes(Command[None], frozen=True, gc=False, kw_only=True):
+    """What deliveries came to, of several configurations at once. One that was replaced meanwhile is left alone."""
 
-    def keys(self) -> tuple[Key, ...]:
-        return ("identities",), AUDIT
-
-
-class MakeGrant(Command[Grant], frozen=True, gc=False, kw_only=True):
-    by: AgentId
-    grant: Grant
+    moves: tuple[PushMove, ...]
 
     def keys(self) -> tuple[Key, ...]:
-        return (*_grant_keys(self.grant), AUDIT)
+        return (*(("task", move.task_id) for move in self.moves), ("pushes",))
 
 
-class RevokeGrant(Command[bool], frozen=True, gc=False, kw_only=True):
-    by: AgentId
-    signature_b58: str
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("grant", self.signature_b58), AUDIT
-
-
-class PurgeGrants(Command[int], frozen=True, gc=False, kw_only=True):
-    by: AgentId
-    before_ms: int
-
-    def keys(self) -> tuple[Key, ...]:
-        return ("grants",), AUDIT
-
-
-class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
-    """Drop audit rows up to `through`, whose chain hash is `anchor_hash`; a marker row says so."""
+class RetryPush(TaskCommand[Push], frozen=True, gc=False, kw_only=True):
+    """Try again at once, given up or not."""
 
     by: AgentId
-    before_ms: int
-    through: int
-    anchor_hash: str
-    count: int
+    id: str
 
     def keys(self) -> tuple[Key, ...]:
-        return (*_access_keys(self.access), AUDIT)
-
-
-class Note(Command[None], frozen=True, gc=False, kw_only=True):
-    """Put a row into the audit, when nothing else changes."""
-
-    by: AgentId
-    row: dict[str, object]
-
-    def keys(self) -> tuple[Key, ...]:
-        return (*_access_keys(self.access), AUDIT)
+        return ("task", self.task_id), ("pushes",), AUDIT

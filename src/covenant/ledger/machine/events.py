@@ -6,33 +6,114 @@ watchers see carries the `generation` it became; 0 means it is not an update of 
 
 from __future__ import annotations
 
-from covenant.ledger.machine.event import Event
-from covenant.ledger.machine.peer_events import (
-    DelegationDropped,
-    DelegationPut,
-    EnvelopeTaken,
-    ParcelMoved,
-    ParcelPut,
-    ParcelsDropped,
-    PeerPut,
-    PeerRemoved,
-    PeerSucceeded,
-    TokenRevoked,
-)
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
 from covenant.ledger.machine.states import Cause
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
-from covenant.model.ids import LeaseId, PublicKey, TaskId
-from covenant.model.task import Lease
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, OutboxMove, ReceivedEnvelope
+from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push, PushMove
 from covenant.model.repair import Posture
 from covenant.model.result import Ending, Result
-from covenant.model.task import Task
-from covenant.model.tenants import Tenant
+from covenant.model.task import Lease, Task
 from covenant.model.task_event import Interruption, MessageUpdate, Update
+from covenant.model.tenants import Tenant
 
 
-class TaskEvent(Event, frozen=True, gc=False):
+class LedgerEvent(msgspec.Struct, frozen=True, gc=False, tag_field="type", omit_defaults=True):
+    pass
+
+
+class PeerEvent(LedgerEvent, frozen=True, gc=False):
+    """Of a peer. No event of a task: what follows for one is an event of its own, in the same record."""
+
+
+class PeerPut(PeerEvent, frozen=True, gc=False, tag="peer_put"):
+    """The peer as it is from here on."""
+
+    peer: Peer
+
+
+class PeerRemoved(PeerEvent, frozen=True, gc=False, tag="peer_removed"):
+    """With what waited for it."""
+
+    id: InstanceId
+
+
+class PeerSucceeded(PeerEvent, frozen=True, gc=False, tag="peer_succeeded"):
+    """`old` goes by another id from here on, and so does all that is kept under it."""
+
+    old: InstanceId
+    peer: Peer
+
+
+class EnvelopeTaken(PeerEvent, frozen=True, gc=False, tag="envelope_taken"):
+    envelope: ReceivedEnvelope
+    offer_id: str | None = None
+
+
+class DelegationPut(PeerEvent, frozen=True, gc=False, tag="delegation_put"):
+    """The delegation as it is from here on. Its offer is said once: until it ends, it stays what it was."""
+
+    delegation: Delegation
+
+
+class DelegationDropped(PeerEvent, frozen=True, gc=False, tag="delegation_dropped"):
+    """Ended, and the oldest of too many. Its task is in the archive."""
+
+    key: DelegationKey
+
+
+class ParcelPut(PeerEvent, frozen=True, gc=False, tag="parcel_put"):
+    """Put into the outbox; or in the place of the one with its number."""
+
+    parcel: OutboxMessage
+
+
+class ParcelMoved(PeerEvent, frozen=True, gc=False, tag="parcel_moved"):
+    move: OutboxMove
+
+
+class ParcelsDropped(PeerEvent, frozen=True, gc=False, tag="parcels_dropped"):
+    """The peer has all that was said of this delegation through this number."""
+
+    key: DelegationKey
+    through: int
+
+
+class TokenRevoked(PeerEvent, frozen=True, gc=False, tag="token_revoked"):
+    token_id: str
+    by: AgentId
+    at_ms: int
+    until_ms: int
+
+
+_PEER_OF: Final[dict[type[PeerEvent], Callable[[Any], InstanceId]]] = {
+    PeerPut: lambda event: event.peer.id,
+    PeerRemoved: lambda event: event.id,
+    PeerSucceeded: lambda event: event.peer.id,
+    EnvelopeTaken: lambda event: event.envelope.sender,
+    DelegationPut: lambda event: event.delegation.peer,
+    DelegationDropped: lambda event: event.key.peer,
+    ParcelPut: lambda event: event.parcel.peer,
+    ParcelMoved: lambda event: event.move.delegation.peer,
+    ParcelsDropped: lambda event: event.key.peer,
+}
+
+
+def peer_of(event: PeerEvent) -> InstanceId | None:
+    """Whose it is; None of what is about no peer in particular."""
+    found = _PEER_OF.get(type(event))
+    return found(event) if found is not None else None
+
+
+class TaskEvent(LedgerEvent, frozen=True, gc=False):
     task_id: TaskId
 
 
@@ -168,69 +249,69 @@ class ResultReturned(TaskEvent, frozen=True, gc=False, tag="result_returned"):
     lease: Lease | None = None
 
 
-class RequestWithdrawn(Event, frozen=True, gc=False, tag="request_withdrawn"):
+class RequestWithdrawn(LedgerEvent, frozen=True, gc=False, tag="request_withdrawn"):
     """Nothing is given to a receive or drain under this request id any more."""
 
     by: PublicKey
     request_id: str
 
 
-class CacheDropped(Event, frozen=True, gc=False, tag="cache_dropped"):
+class CacheDropped(LedgerEvent, frozen=True, gc=False, tag="cache_dropped"):
     """Results that are too old, or too many, to be replayed: the `count` oldest."""
 
     count: int
 
 
-class IdentityEnrolled(Event, frozen=True, gc=False, tag="identity_enrolled"):
+class IdentityEnrolled(LedgerEvent, frozen=True, gc=False, tag="identity_enrolled"):
     identity: Identity
 
 
-class IdentityRevoked(Event, frozen=True, gc=False, tag="identity_revoked"):
+class IdentityRevoked(LedgerEvent, frozen=True, gc=False, tag="identity_revoked"):
     token_sha256: str
     revoked_at_ms: int
 
 
-class IdentitiesPurged(Event, frozen=True, gc=False, tag="identities_purged"):
+class IdentitiesPurged(LedgerEvent, frozen=True, gc=False, tag="identities_purged"):
     before_ms: int
 
 
-class GrantMade(Event, frozen=True, gc=False, tag="grant_made"):
+class GrantMade(LedgerEvent, frozen=True, gc=False, tag="grant_made"):
     grant: Grant
 
 
-class GrantUsed(Event, frozen=True, gc=False, tag="grant_used"):
+class GrantUsed(LedgerEvent, frozen=True, gc=False, tag="grant_used"):
     """Counted only where a grant has `max_uses`."""
 
     signature_b58: str
 
 
-class GrantRevoked(Event, frozen=True, gc=False, tag="grant_revoked"):
+class GrantRevoked(LedgerEvent, frozen=True, gc=False, tag="grant_revoked"):
     signature_b58: str
     revoked_at_ms: int
 
 
-class GrantsPurged(Event, frozen=True, gc=False, tag="grants_purged"):
+class GrantsPurged(LedgerEvent, frozen=True, gc=False, tag="grants_purged"):
     before_ms: int
 
 
-class TenantPut(Event, frozen=True, gc=False, tag="tenant_put"):
+class TenantPut(LedgerEvent, frozen=True, gc=False, tag="tenant_put"):
     """The tenant as it is from here on."""
 
     tenant: Tenant
 
 
-class AgentPut(Event, frozen=True, gc=False, tag="agent_put"):
+class AgentPut(LedgerEvent, frozen=True, gc=False, tag="agent_put"):
     """The stored agent as it is from here on."""
 
     agent: CatalogueAgent
 
 
-class AgentRemoved(Event, frozen=True, gc=False, tag="agent_removed"):
+class AgentRemoved(LedgerEvent, frozen=True, gc=False, tag="agent_removed"):
     tenant: str
     agent_id: str
 
 
-class PushEvent(Event, frozen=True, gc=False):
+class PushEvent(LedgerEvent, frozen=True, gc=False):
     """Of a push configuration. No event of its task: nothing that a watcher sees, and nothing that history keeps."""
 
 
@@ -259,7 +340,7 @@ class PushDropped(PushEvent, frozen=True, gc=False, tag="push_dropped"):
     id: str
 
 
-class Audited(Event, frozen=True, gc=False, tag="audited"):
+class Audited(LedgerEvent, frozen=True, gc=False, tag="audited"):
     """`row` is the row's exact text, because the chain is taken over its bytes."""
 
     index: int
@@ -268,7 +349,7 @@ class Audited(Event, frozen=True, gc=False, tag="audited"):
     row: str
 
 
-class AuditPurged(Event, frozen=True, gc=False, tag="audit_purged"):
+class AuditPurged(LedgerEvent, frozen=True, gc=False, tag="audit_purged"):
     """Rows up to `through` are gone; the chain is anchored at `anchor_hash` from here on."""
 
     through: int

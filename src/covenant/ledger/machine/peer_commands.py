@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from covenant.ledger.machine.commands import AUDIT, Accept, Command, Key
-from covenant.model.peers.peer_record import PeerCapabilities, Challenge, IssuedToken, Peer, PeerLimits
-from covenant.model.peers.delegation import Delegation, DelegationKey, ReceivedEnvelope, OutboxMove
-from covenant.model.peers.delegation_messages import DelegationResult, Proof, TokenUsage
 from covenant.model.ids import AgentId
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMove, ReceivedEnvelope
+from covenant.model.peers.delegation_messages import DelegationResult, Proof, TokenUsage
 from covenant.model.peers.instance import InstanceId, KeyBundle, Trust
+from covenant.model.peers.peer_record import Challenge, IssuedToken, Peer, PeerCapabilities, PeerLimits
 
 PEERS: Key = ("peers",)
 """How many there are, and what they are called."""
@@ -95,7 +95,7 @@ class RevokeToken(Command[bool], frozen=True, gc=False, kw_only=True):
         return ("token", self.token_id), AUDIT
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class PeerMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message for the other side. Numbered when it is decided."""
 
     typ: str
@@ -104,7 +104,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """It takes the place of the last one that waits, if that is of its type and nobody has tried to deliver it."""
 
 
-class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DelegationChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What else is known of a delegation from here on. What is not set stays as it is."""
 
     delegation_id: str | msgspec.UnsetType = msgspec.UNSET
@@ -126,14 +126,14 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     proof: Proof | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Moved(msgspec.Struct, frozen=True, kw_only=True):
+class DelegationMoved(msgspec.Struct, frozen=True, kw_only=True):
     """Where a delegation stands afterwards. `changed`: something happened that was not known before."""
 
     delegation: Delegation
     changed: bool = True
 
 
-class Tell(Command[Moved], frozen=True, gc=False, kw_only=True):
+class SendToPeer(Command[DelegationMoved], frozen=True, gc=False, kw_only=True):
     """We say, or find, something of a delegation. `happenings` are moves of the table, in order; there may be none.
 
     `begin`: how it begins, if there is no record of it; its state, numbers and times are decided here.
@@ -142,8 +142,8 @@ class Tell(Command[Moved], frozen=True, gc=False, kw_only=True):
     key: DelegationKey
     begin: Delegation | None = None
     happenings: tuple[str, ...] = ()
-    changes: Changes = Changes()
-    said: tuple[Said, ...] = ()
+    changes: DelegationChanges = DelegationChanges()
+    said: tuple[PeerMessage, ...] = ()
     by: AgentId | None = None
     """Who is in the audit for it, if it is to be there."""
 
@@ -151,29 +151,30 @@ class Tell(Command[Moved], frozen=True, gc=False, kw_only=True):
         return *peer_keys(self.key.peer), *delegation_keys(self.key)
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class ReceivedFromPeer(msgspec.Struct, frozen=True, kw_only=True):
     """What became of an envelope. `moved` is None if it was of no delegation that is known here.
 
     `known`: it brought work that was begun before, of which no delegation is left. Nothing was begun.
     """
 
-    moved: Moved | None = None
+    moved: DelegationMoved | None = None
     known: bool = False
 
 
-class Hear(Command[Heard], frozen=True, gc=False, kw_only=True):
+class ReceiveFromPeer(Command[ReceivedFromPeer], frozen=True, gc=False, kw_only=True):
     """An envelope is taken in, once (`replayed` otherwise), with all that follows from it in the same record.
 
     What is numbered is taken in order: what was heard before changes nothing, what leaves a gap is `out_of_order`. What
-    can not happen to a delegation any more, because it has ended, changes nothing either. The rest is as in `Tell`.
+    can not happen to a delegation any more, because it has ended, changes nothing either. The rest is as in
+    `SendToPeer`.
     """
 
     envelope: ReceivedEnvelope
     key: DelegationKey | None = None
     begin: Delegation | None = None
     happenings: tuple[str, ...] = ()
-    changes: Changes = Changes()
-    said: tuple[Said, ...] = ()
+    changes: DelegationChanges = DelegationChanges()
+    said: tuple[PeerMessage, ...] = ()
     accept: Accept | None = None
     """The work that a provider begins with it."""
     by: AgentId | None = None

@@ -9,18 +9,17 @@ import msgspec
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.states import Cause
-from covenant.model.peers.peer_record import Peer
-from covenant.model.clock_steps import Ages
-from covenant.model.audit_chain import AuditHead
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
+from covenant.model.audit_chain import AuditHead
+from covenant.model.clock_steps import Ages
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.task import Lease
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
 from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push
 from covenant.model.result import Ending, Result
-from covenant.model.task import CacheKey, Task
+from covenant.model.task import CacheKey, Lease, Task
 from covenant.model.tenants import Tenant
 
 

@@ -234,4 +234,13 @@ class CapabilityResponse(_Closed, frozen=True, kw_only=True):
     signature: Signature = ""
 
 
-DelegationMessage = DelegationOffer | DelegationAccept | DelegationReject | StatusReport | DelegationResult | DelegationCancel | CapabilityQuery | CapabilityResponse
+DelegationMessage = (
+    DelegationOffer
+    | DelegationAccept
+    | DelegationReject
+    | StatusReport
+    | DelegationResult
+    | DelegationCancel
+    | CapabilityQuery
+    | CapabilityResponse
+)

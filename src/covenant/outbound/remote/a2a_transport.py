@@ -14,15 +14,12 @@ from typing import Any, Final, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from covenant.model.a2a_requests import SendMessage
-from covenant.model.agent_card import HTTP_JSON
+from covenant.model.agent_card import HTTP_JSON, RemoteCard, RemoteInterface
 from covenant.model.errors import Invalid
 from covenant.model.task_view import RemoteEvent, RemoteTask
-from covenant.model.agent_card import RemoteCard, RemoteInterface
-from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.call_errors import CallFailed
+from covenant.outbound.call_errors import CallFailed, RemoteRefused, refused_by_rpc, refused_by_status
 from covenant.outbound.http_fetcher import Fetcher, Streamed
-from covenant.outbound.call_errors import refused_by_rpc, refused_by_status
-from covenant.outbound.call_errors import RemoteRefused
+from covenant.outbound.remote.remote_registry import Credentials
 from covenant.wire import jsonrpc as jsonrpc_calls
 from covenant.wire.a2a.v03 import calls as v03
 from covenant.wire.a2a.v1 import calls as v1
@@ -62,7 +59,9 @@ class _Request:
 class HttpTransport:
     """JSON-RPC in either dialect, or HTTP+JSON."""
 
-    def __init__(self, way: RemoteInterface, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None) -> None:
+    def __init__(
+        self, way: RemoteInterface, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None
+    ) -> None:
         self.way = way
         self._fetcher = fetcher
         self._credentials = credentials

@@ -22,14 +22,13 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from covenant.model.a2a_requests import SendMessage
+from covenant.model.agent_card import RemoteCard, RemoteInterface
 from covenant.model.errors import Invalid
 from covenant.model.task_view import RemoteEvent, RemoteTask
-from covenant.model.agent_card import RemoteCard, RemoteInterface
-from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.address_guard import AddressGuard, CheckedTarget
+from covenant.outbound.call_errors import AddressRefused, CallFailed, RefusalCode, RemoteRefused
 from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, STREAM_BYTES_MAX, Numbered
-from covenant.outbound.call_errors import RefusalCode, RemoteRefused
+from covenant.outbound.remote.remote_registry import Credentials
 from covenant.wire.a2a.v1 import calls
 from covenant.wire.jsonrpc import BadResponse, one_line
 
@@ -64,7 +63,9 @@ def place_of(url: str) -> str:
 
 
 class GrpcTransport:
-    def __init__(self, way: RemoteInterface, guard: AddressGuard, credentials: Credentials, card: RemoteCard | None) -> None:
+    def __init__(
+        self, way: RemoteInterface, guard: AddressGuard, credentials: Credentials, card: RemoteCard | None
+    ) -> None:
         self.way = way
         self._guard = guard
         self._place = place_of(way.url)

@@ -23,17 +23,16 @@ from typing import Any, Final, Self
 from weakref import WeakSet
 
 from covenant.model.a2a_requests import Message, SendMessage
-from covenant.model.agent_card import GRPC
-from covenant.model.errors import Invalid
+from covenant.model.agent_card import GRPC, RemoteCard, RemoteInterface
 from covenant.model.call_context import Hop
+from covenant.model.errors import Invalid
 from covenant.model.task_view import RemoteEvent, RemoteTask
-from covenant.model.agent_card import RemoteCard, RemoteInterface
-from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.http_fetcher import Fetcher
-from covenant.outbound.remote.task_follower import OutgoingMessage, TaskFollower, WaitPolicy
-from covenant.outbound.remote.a2a_transport import HttpTransport, A2ATransport
 from covenant.outbound.call_errors import RemoteError, RemoteTimedOut
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.remote.a2a_transport import A2ATransport, HttpTransport
+from covenant.outbound.remote.remote_registry import Credentials
 from covenant.outbound.remote.remote_task import Reply, Sendable, parts_of, reply_of
+from covenant.outbound.remote.task_follower import OutgoingMessage, TaskFollower, WaitPolicy
 from covenant.wire.call_headers import call_context_headers, call_context_metadata
 
 TIMEOUT_S: Final = 300.0

@@ -19,16 +19,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from covenant.model.errors import CovenantError, Invalid
-from covenant.model.call_context import CHAIN_MAX, Hop
 from covenant.model.agent_card import RemoteCard
+from covenant.model.call_context import CHAIN_MAX, Hop
+from covenant.model.errors import CovenantError, Invalid
+from covenant.outbound.address_guard import AddressGuard, SystemResolver
+from covenant.outbound.call_errors import CallFailed, retry_after
+from covenant.outbound.http_fetcher import Fetched, Fetcher, FetchLimits
 from covenant.outbound.remote.card_lookup import CardCache
 from covenant.outbound.remote.remote_registry import Credentials
-from covenant.outbound.call_errors import CallFailed
-from covenant.outbound.http_fetcher import Fetched, Fetcher, FetchLimits
-from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.call_errors import retry_after
-from covenant.outbound.address_guard import SystemResolver
 from covenant.wire.a2a.card_codec import BadCard, read_card
 from covenant.wire.call_headers import call_context_headers
 from covenant.wire.jsonrpc import one_line

@@ -21,11 +21,10 @@ import msgspec
 
 from covenant.model.a2a_requests import SendMessage
 from covenant.model.errors import CovenantError
-from covenant.model.task_view import RemoteEvent, RemoteArtifact, RemoteStatus, RemoteTask
-from covenant.outbound.remote.remote_task import RemoteTaskView
-from covenant.outbound.call_errors import CallFailed
+from covenant.model.task_view import RemoteArtifact, RemoteEvent, RemoteStatus, RemoteTask
+from covenant.outbound.call_errors import PASSING, CallFailed, OutcomeUnknown, RemoteRefused
 from covenant.outbound.remote.a2a_transport import A2ATransport, Numbered
-from covenant.outbound.call_errors import PASSING, OutcomeUnknown, RemoteRefused
+from covenant.outbound.remote.remote_task import RemoteTaskView
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +68,9 @@ class OutgoingMessage:
 class TaskFollower:
     """`news` may be read once. Whoever leaves it early says `call_off` if the remote is to stop."""
 
-    def __init__(self, lines: Callable[[], Iterator[A2ATransport]], errand: OutgoingMessage, patience: WaitPolicy) -> None:
+    def __init__(
+        self, lines: Callable[[], Iterator[A2ATransport]], errand: OutgoingMessage, patience: WaitPolicy
+    ) -> None:
         """`lines` are the ways to the remote, the best first, as it is known now."""
         self.known = RemoteTaskView()
         self.line: A2ATransport | None = None

@@ -19,9 +19,9 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.peer_commands import Hear, LearnPeer, RevokeToken
-from covenant.ledger.machine.peering import ISSUED_MAX, unknown_peer
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.decisions.peers import ISSUED_MAX, unknown_peer
+from covenant.ledger.machine.peer_commands import LearnPeer, ReceiveFromPeer, RevokeToken
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import ReceivedEnvelope
@@ -30,7 +30,14 @@ from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBun
 from covenant.model.peers.peer_record import Challenge, IssuedToken, Peer, PeerCapabilities
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.transport.peer_client import OTHER_KEYS, RECEIVE, PeerCallFailed, PeerConnections, PeerResponse, address
+from covenant.peers.transport.peer_client import (
+    OTHER_KEYS,
+    RECEIVE,
+    PeerCallFailed,
+    PeerConnections,
+    PeerResponse,
+    address,
+)
 from covenant.seal.assertions import capabilities_hold, new_challenge, sign_capabilities
 from covenant.seal.envelope import EnvelopeRefused, Opened, open_, remember_until_ms
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids
@@ -260,7 +267,7 @@ class Handshake:
             ) from wrong
         if not isinstance(said, CapabilityResponse):
             raise PeerCallFailed("bad_answer", f"{asked.name} answered with {opened.header.typ}", passing=False)
-        await self._ledger.commit(Hear(envelope=envelope_of(opened)))
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_of(opened)))
         return await self.learn(asked.id, said)
 
     def _open(self, peer: Peer, sealed: msgspec.Raw | msgspec.UnsetType) -> Opened:
@@ -378,7 +385,9 @@ def _declined(peer: Peer, response: PeerResponse, us: InstanceId) -> PeerCallFai
         )
     passing = response.status >= 500 or response.status == 429
     if code in CLOCKS:
-        return PeerCallFailed(code, f"{peer.name} answered {code}: its clock and ours are apart; set them", passing=True)
+        return PeerCallFailed(
+            code, f"{peer.name} answered {code}: its clock and ours are apart; set them", passing=True
+        )
     said = f" ({code[:64]})" if code else ""
     return PeerCallFailed(code[:64] or "declined", f"{peer.name} answered {response.status}{said}", passing=passing)
 

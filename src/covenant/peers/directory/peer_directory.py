@@ -14,16 +14,16 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.decisions.peers import unknown_peer
 from covenant.ledger.machine.peer_commands import (
     AddPeer,
     ChangePeer,
-    Hear,
     LearnPeer,
+    ReceiveFromPeer,
     RemovePeer,
     SucceedPeer,
 )
-from covenant.ledger.machine.peering import unknown_peer
 from covenant.model.errors import Conflict, Forbidden, Invalid, Refusal, Unavailable
 from covenant.model.ids import AgentId, PublicKey, base58
 from covenant.model.peers.delegation import ReceivedEnvelope
@@ -31,7 +31,14 @@ from covenant.model.peers.delegation_messages import CapabilityQuery, Capability
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
 from covenant.model.peers.peer_record import NAME_CHARS_MAX, Peer, PeerCapabilities, PeerLimits, PeerSource
 from covenant.outbound.urls import InvalidUrl, read_url
-from covenant.peers.directory.handshake import Handshake, SingleFlight, TokenIssuer, OfferedProfiles, answer, keys_worth_keeping
+from covenant.peers.directory.handshake import (
+    Handshake,
+    OfferedProfiles,
+    SingleFlight,
+    TokenIssuer,
+    answer,
+    keys_worth_keeping,
+)
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
 from covenant.peers.transport.peer_client import IDENTITY, PeerCallFailed, PeerConnections, address
@@ -385,11 +392,11 @@ class PeerDirectory:
         return self._asking.pending_query(peer)
 
     async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None:
-        await self._ledger.commit(Hear(envelope=envelope))
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
         await self._asking.learn(peer.id, response)
 
     async def hear_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes:
-        await self._ledger.commit(Hear(envelope=envelope))
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
         asker = self._ledger.peer(peer.id) or peer
         if asker.denied:
             raise Forbidden("denied", "nothing is taken from this peer")

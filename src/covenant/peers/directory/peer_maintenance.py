@@ -14,15 +14,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from covenant.ledger.contract import Ledger
-from covenant.model.peers.peer_record import Peer
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.errors import Conflict, CovenantError, Refusal
 from covenant.model.ids import AgentId
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.peers.directory.peer_directory import PeerDirectory
+from covenant.model.peers.peer_record import Peer
 from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.peers.directory.peer_directory import PeerDirectory, read_peer_entry
 from covenant.peers.transport.peer_client import PeerCallFailed
-from covenant.peers.directory.peer_directory import read_peer_entry
 
 AT_ONCE_MAX: Final = 8
 FIRST_MS: Final = 1_000

@@ -28,16 +28,22 @@ import msgspec
 from covenant.model.errors import CovenantError, Invalid
 from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import InstanceId, KeyBundle, negotiate, parse_instance_id
-from covenant.outbound.address_guard import port_is_open
+from covenant.outbound.address_guard import DNS_PORT, port_is_open
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.urls import host_text, read_address, read_url
-from covenant.outbound.address_guard import DNS_PORT
-from covenant.peers.discovery.candidates import Candidate, Candidates, CandidateConflict, CandidateNote, Source, replace, shown_name
-from covenant.peers.discovery.dns_sd import DomainBrowser
+from covenant.peers.discovery.candidates import (
+    Candidate,
+    CandidateConflict,
+    CandidateNote,
+    Candidates,
+    Source,
+    replace,
+    shown_name,
+)
+from covenant.peers.discovery.dns_sd import CARD_PATH, DomainBrowser
 from covenant.peers.discovery.mdns import LOOK_AGAIN_S, Announcement, Mdns
 from covenant.peers.peer_settings import DiscoverySettings, root_of
-from covenant.peers.discovery.dns_sd import CARD_PATH
 from covenant.peers.transport.peer_client import IDENTITY
 from covenant.seal.identity import bundle_holds, fingerprint
 from covenant.wire.peers import decode_introduction
@@ -80,7 +86,9 @@ async def ask_identity(fetcher: Fetcher, url: str, now_ms: Callable[[], int]) ->
         raise IdentityNotShown("no_identity", f"what it shows is not who an instance is: {error.message}") from error
     bundle = shown.keys
     if negotiate(bundle.versions) is None:
-        raise IdentityNotShown("version_not_supported", f"speaks versions {', '.join(map(str, bundle.versions)) or 'none'}")
+        raise IdentityNotShown(
+            "version_not_supported", f"speaks versions {', '.join(map(str, bundle.versions)) or 'none'}"
+        )
     if not bundle_holds(bundle, parse_instance_id(bundle.id), now_ms()):
         raise IdentityNotShown("unverified_keys", "the keys that it showed do not hold")
     return ShownIdentity(url=root, bundle=bundle, name=shown_name(shown.name))

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from covenant.model.errors import Invalid
 from covenant.model.peers.instance import VERSIONS_MAX, parse_instance_id
-from covenant.outbound.urls import Address
-from covenant.outbound.urls import InvalidUrl, host_text, read_host
+from covenant.outbound.urls import Address, InvalidUrl, host_text, read_host
 from covenant.peers.discovery.candidates import Candidate, CandidateConflict, shown_name
 from covenant.peers.peer_settings import root_of
 

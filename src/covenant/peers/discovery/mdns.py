@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address
 from typing import TYPE_CHECKING, Final
 
-from covenant.outbound.urls import Address, special_use
-from covenant.outbound.urls import InvalidUrl, host_text, read_host
-from covenant.peers.discovery.candidates import Candidate, Candidates, CandidateConflict, CandidateNote, shown_name
-from covenant.peers.peer_settings import root_of
+from covenant.outbound.urls import Address, InvalidUrl, host_text, read_host, special_use
+from covenant.peers.discovery.candidates import Candidate, CandidateConflict, CandidateNote, Candidates, shown_name
 from covenant.peers.discovery.dns_sd import TxtRecord, decode_txt, encode_txt
+from covenant.peers.peer_settings import root_of
 
 if TYPE_CHECKING:
     from zeroconf import ServiceStateChange, Zeroconf

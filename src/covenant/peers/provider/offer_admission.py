@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from covenant.model.peers.peer_record import Peer
 from covenant.model.clock_steps import STEADY, Ages
-from covenant.model.peers.delegation_messages import DelegationOffer, Profile, RejectCode
 from covenant.model.errors import CovenantError, Refusal, Unavailable
 from covenant.model.ids import PublicKey
+from covenant.model.peers.delegation_messages import DelegationOffer, Profile, RejectCode
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.peers.directory.handshake import is_barred, budget_max
+from covenant.model.peers.peer_record import Peer
+from covenant.peers.directory.handshake import budget_max, is_barred
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.assertions import offer_holds
 from covenant.seal.tokens import Narrowing, Use, authorize

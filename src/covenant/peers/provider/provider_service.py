@@ -21,34 +21,55 @@ import msgspec
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import call_id
 from covenant.exchange.tasks.builder import check_message, check_size
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Accept as Begin
 from covenant.ledger.machine.commands import Cancel as EndTask
-from covenant.ledger.machine.peer_commands import Changes, Hear, Heard, Tell
-from covenant.model.peers.peer_record import Peer
+from covenant.ledger.machine.peer_commands import DelegationChanges, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import INDEX, CatalogueAgent
 from covenant.model.content import Content, Embedded, Resource, Text
-from covenant.model.peers.delegation import PEER, TERMS, Delegation, DelegationKey
-from covenant.model.peers.delegation import CANCELLING, OFFERED, REJECTED, DelegationRole
-from covenant.model.peers.delegation_messages import PROFILES_MAX, DelegationAccept, DelegationCancel, DelegationOffer, Profile, DelegationReject, RejectCode
 from covenant.model.errors import Invalid, NotFound, Refusal
-from covenant.model.sanitizer import blocks_named_safely
-from covenant.model.task_view import first_message
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.sanitizer import unreserved_parts
+from covenant.model.peers.delegation import (
+    CANCELLING,
+    OFFERED,
+    PEER,
+    REJECTED,
+    TERMS,
+    Delegation,
+    DelegationKey,
+    DelegationRole,
+)
+from covenant.model.peers.delegation_messages import (
+    PROFILES_MAX,
+    DelegationAccept,
+    DelegationCancel,
+    DelegationOffer,
+    DelegationReject,
+    Profile,
+    RejectCode,
+)
 from covenant.model.peers.instance import SUPPORTED_VERSIONS
+from covenant.model.peers.peer_record import Peer
+from covenant.model.sanitizer import blocks_named_safely, unreserved_parts
 from covenant.model.task import Task, fingerprint
+from covenant.model.task_view import first_message
 from covenant.model.tenants import DEFAULT
-from covenant.peers.provider.offer_admission import BUSY_RETRY_MS, OfferFacts, OfferRate, OfferRejected, AgreedTerms, judge_offer
-from covenant.peers.directory.handshake import OfferedProfiles, is_barred, budget_max
-from covenant.peers.outgoing_messages import outgoing
-from covenant.peers.provider.task_reporter import TaskReporter, ReporterContext
-from covenant.peers.outgoing_messages import Redacted, redact_message, redact_reason, log_findings
-from covenant.peers.transport.inbox import IncomingMessage
+from covenant.peers.directory.handshake import OfferedProfiles, budget_max, is_barred
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import as_agent
+from covenant.peers.outgoing_messages import Redacted, log_findings, outgoing, redact_message, redact_reason
 from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.provider.offer_admission import (
+    BUSY_RETRY_MS,
+    AgreedTerms,
+    OfferFacts,
+    OfferRate,
+    OfferRejected,
+    judge_offer,
+)
+from covenant.peers.provider.task_reporter import ReporterContext, TaskReporter
+from covenant.peers.transport.inbox import IncomingMessage
 from covenant.wire import peers as wire
 
 WORKS_HERE: Final = frozenset({"function", "process", "worker", "model"})
@@ -129,7 +150,7 @@ class Provider:
 
     # What is heard
 
-    async def hear(self, incoming: IncomingMessage) -> Heard:
+    async def hear(self, incoming: IncomingMessage) -> ReceivedFromPeer:
         match incoming.message:
             case DelegationOffer() as offer:
                 return await self._hear_offer(incoming, offer)
@@ -138,7 +159,7 @@ class Provider:
             case other:
                 raise Invalid("type_not_supported", f"a provider is not sent a {wire.type_of(other)}")
 
-    async def _hear_offer(self, incoming: IncomingMessage, offer: DelegationOffer) -> Heard:
+    async def _hear_offer(self, incoming: IncomingMessage, offer: DelegationOffer) -> ReceivedFromPeer:
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, offer.offer_id)
         known = self._ledger.delegation(key)
         if known is not None:
@@ -157,7 +178,7 @@ class Provider:
             over = OfferRejected("expired", "this offer was taken once, and what came of it is not kept any more")
             reject = await self._cleared(key, _rejecting(offer, over))
             await self._ledger.commit(
-                Tell(
+                SendToPeer(
                     key=key,
                     begin=self._begin(incoming.peer, offer),
                     happenings=("offer", "reject"),
@@ -182,7 +203,7 @@ class Provider:
         )
         return judge_offer(offer, peer, facts, self._settings, rate=self._rate, revoked=ledger.token_revoked)
 
-    async def _accept(self, incoming: IncomingMessage, offer: DelegationOffer, terms: AgreedTerms) -> Heard:
+    async def _accept(self, incoming: IncomingMessage, offer: DelegationOffer, terms: AgreedTerms) -> ReceivedFromPeer:
         begin = msgspec.structs.replace(
             self._begin(incoming.peer, offer),
             budget=terms.budget,
@@ -193,7 +214,7 @@ class Provider:
         task = self._task(incoming.peer, offer, terms)
         self._check(task, terms.profile)
         return await self._ledger.commit(
-            Hear(
+            ReceiveFromPeer(
                 envelope=incoming.envelope,
                 key=begin.key,
                 begin=begin,
@@ -203,11 +224,13 @@ class Provider:
             )
         )
 
-    async def _reject(self, incoming: IncomingMessage, offer: DelegationOffer, rejected: OfferRejected) -> Heard:
+    async def _reject(
+        self, incoming: IncomingMessage, offer: DelegationOffer, rejected: OfferRejected
+    ) -> ReceivedFromPeer:
         begin = self._begin(incoming.peer, offer)
         reject = await self._cleared(begin.key, _rejecting(offer, rejected))
         return await self._ledger.commit(
-            Hear(
+            ReceiveFromPeer(
                 envelope=incoming.envelope,
                 key=begin.key,
                 begin=begin,
@@ -222,15 +245,20 @@ class Provider:
         log_findings(key, cleared.findings)
         return cleared
 
-    async def _answer_again(self, incoming: IncomingMessage, known: Delegation) -> Heard:
+    async def _answer_again(self, incoming: IncomingMessage, known: Delegation) -> ReceivedFromPeer:
         """As before. What has ended is told already, or is on its way."""
         if not known.ended:
             heard = await self._ledger.commit(
-                Hear(envelope=incoming.envelope, key=known.key, happenings=("offer",), said=(outgoing(_accepting(known)),))
+                ReceiveFromPeer(
+                    envelope=incoming.envelope,
+                    key=known.key,
+                    happenings=("offer",),
+                    said=(outgoing(_accepting(known)),),
+                )
             )
             self._attend(known.key)
             return heard
-        heard = await self._ledger.commit(Hear(envelope=incoming.envelope, key=known.key))
+        heard = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=known.key))
         anew = incoming.envelope.seq is None or incoming.envelope.seq > known.heard
         if anew and known.state is REJECTED:
             reject = DelegationReject(
@@ -240,12 +268,12 @@ class Provider:
                 retry_after=known.retry_after_ms,
             )
             cleared = await self._cleared(known.key, reject)
-            await self._ledger.commit(Tell(key=known.key, said=(outgoing(cleared.message),)))
+            await self._ledger.commit(SendToPeer(key=known.key, said=(outgoing(cleared.message),)))
         return heard
 
-    async def _hear_cancel(self, incoming: IncomingMessage, cancel: DelegationCancel) -> Heard:
+    async def _hear_cancel(self, incoming: IncomingMessage, cancel: DelegationCancel) -> ReceivedFromPeer:
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, cancel.offer_id)
-        heard = await self._ledger.commit(Hear(envelope=incoming.envelope, key=key, happenings=("cancel",)))
+        heard = await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key, happenings=("cancel",)))
         delegation = heard.moved.delegation if heard.moved is not None else None
         if delegation is not None and delegation.state is CANCELLING:
             reason = cancel.reason or "cancelled by the peer"
@@ -385,7 +413,7 @@ def _rejecting(offer: DelegationOffer, rejected: OfferRejected) -> DelegationRej
     )
 
 
-def _why(reject: Redacted[DelegationReject]) -> Changes:
+def _why(reject: Redacted[DelegationReject]) -> DelegationChanges:
     """In the words that the peer is told: whoever asks again is told the same."""
     told = reject.message
-    return Changes(code=told.code, reason=told.reason, retry_after_ms=told.retry_after, redacted=reject.found)
+    return DelegationChanges(code=told.code, reason=told.reason, retry_after_ms=told.retry_after, redacted=reject.found)

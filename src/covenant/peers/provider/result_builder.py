@@ -20,8 +20,8 @@ import msgspec
 
 from covenant.exchange.delegation import target_of
 from covenant.exchange.tasks.builder import media_type_of
-from covenant.ledger.contract import TreeNode
-from covenant.ledger.machine.settling import DEADLINE_MESSAGE, TIMEOUT_MESSAGE
+from covenant.ledger.contract.tasks import TreeNode
+from covenant.ledger.machine.decisions.results import DEADLINE_MESSAGE, TIMEOUT_MESSAGE
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.peers.delegation import ARTIFACT, BUDGET_EXCEEDED, Delegation
 from covenant.model.peers.delegation_messages import (
@@ -44,9 +44,9 @@ from covenant.model.usage import read_usage, tokens_of, usage_in
 from covenant.outbound.remote.remote_task import answer_text
 from covenant.peers.outgoing_messages import HELD_BACK, redact_result, redact_transcript
 from covenant.peers.peer_settings import PeerSettings
-from covenant.seal.signed_documents import Uncanonical
 from covenant.seal.envelope import BODY_BYTES_MAX
 from covenant.seal.proofs import sign_proof
+from covenant.seal.signed_documents import Uncanonical
 from covenant.wire import peers as wire
 from covenant.wire.redaction import SecretFinding
 

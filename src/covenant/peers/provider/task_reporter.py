@@ -17,21 +17,26 @@ import msgspec
 
 from covenant.exchange.tasks.builder import text_of
 from covenant.exchange.tasks.reader import PAGE
-from covenant.ledger.contract import Ledger, Watch
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import Watch
 from covenant.ledger.machine.commands import Cancel
-from covenant.ledger.machine.peer_commands import Changes, Said, Tell
-from covenant.model.peers.delegation import Delegation, DelegationKey
-from covenant.model.peers.delegation import ACCEPTED, CANCELLING
-from covenant.model.peers.delegation_messages import StatusReport, TokenUsage
+from covenant.ledger.machine.peer_commands import DelegationChanges, PeerMessage, SendToPeer
 from covenant.model.errors import Conflict, NotFound
-from covenant.model.task_view import TaskViewBuilder
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.task_event import Started, Step
-from covenant.model.task_event import MessageUpdate, StatusUpdate
-from covenant.peers.outgoing_messages import outgoing, HEAVY_CHARS, redact_message, redact_report, log_findings
-from covenant.peers.provider.result_builder import BuiltResult, FinishedWork, below, build_result, usage_of
+from covenant.model.peers.delegation import ACCEPTED, CANCELLING, Delegation, DelegationKey
+from covenant.model.peers.delegation_messages import StatusReport, TokenUsage
+from covenant.model.task_event import MessageUpdate, Started, StatusUpdate, Step
+from covenant.model.task_view import TaskViewBuilder
+from covenant.peers.outgoing_messages import HEAVY_CHARS, log_findings, outgoing, redact_message, redact_report
 from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.provider.result_builder import TranscriptBuilder
+from covenant.peers.provider.result_builder import (
+    BuiltResult,
+    FinishedWork,
+    TranscriptBuilder,
+    below,
+    build_result,
+    usage_of,
+)
 from covenant.seal.proofs import line_salt
 from covenant.wire import peers as wire
 
@@ -168,10 +173,10 @@ class TaskReporter:
         cleared = await redact_message(redact_report, made, mode, len(made.message or ""))
         report = cleared.message
         log_findings(self._key, cleared.findings)
-        told = Tell(
+        told = SendToPeer(
             key=delegation.key,
             happenings=("start", "status") if self._started and delegation.state is ACCEPTED else ("status",),
-            changes=Changes(
+            changes=DelegationChanges(
                 status_seq=report.seq,
                 usage=report.token_usage,
                 progress=report.progress,
@@ -197,17 +202,17 @@ class TaskReporter:
         conclusion = await self._concluded(delegation)
         log_findings(self._key, conclusion.findings)
         result = conclusion.result
-        changes = Changes(
+        changes = DelegationChanges(
             usage=result.token_usage,
             code=result.error_code,
             reason=result.error[:500] if result.error is not None else None,
             redacted=delegation.redacted + sum(each.count for each in conclusion.findings),
             proof=result.proof,
         )
-        last = Said(typ=wire.type_of(result), body=msgspec.Raw(conclusion.body))
+        last = PeerMessage(typ=wire.type_of(result), body=msgspec.Raw(conclusion.body))
         try:
             await means.ledger.commit(
-                Tell(key=delegation.key, happenings=(f"result_{result.status}",), changes=changes, said=(last,))
+                SendToPeer(key=delegation.key, happenings=(f"result_{result.status}",), changes=changes, said=(last,))
             )
         except Conflict:
             now = self._now()
@@ -223,9 +228,7 @@ class TaskReporter:
         tree = await means.ledger.tree(delegation.task_id, None)
         work = FinishedWork(delegation, view, lines, below(tree), asked)
         settings, now_ms = means.settings, means.ledger.now_ms()
-        if sum(len(line.content) + len(line.tool_result or "") for line in lines) < HEAVY_CHARS and not _large(
-            work
-        ):
+        if sum(len(line.content) + len(line.tool_result or "") for line in lines) < HEAVY_CHARS and not _large(work):
             return build_result(work, means.private_key, settings, now_ms)
         return await asyncio.to_thread(build_result, work, means.private_key, settings, now_ms)
 

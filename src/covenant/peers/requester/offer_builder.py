@@ -13,9 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.tasks.builder import text_of
-from covenant.ledger.contract import Ledger
-from covenant.model.peers.peer_record import PeerCapabilities, Peer
+from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Content, Text
+from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge
+from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import PEER, TERMS
 from covenant.model.peers.delegation_messages import (
     BUDGET_MAX,
@@ -26,17 +27,15 @@ from covenant.model.peers.delegation_messages import (
     TIMEOUT_MS_MAX,
     DelegationOffer,
 )
-from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge
-from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import Trust
-from covenant.model.task import Target
-from covenant.model.task import Task
+from covenant.model.peers.peer_record import Peer, PeerCapabilities
+from covenant.model.task import Target, Task
 from covenant.model.tenants import DEFAULT
+from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.outgoing_messages import HEAVY_CHARS, Redacted, redact_message, redact_offer
-from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.transport.peer_client import PeerCallFailed
 from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.peer_client import PeerCallFailed
 from covenant.seal.assertions import assert_offer
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire.redaction import SecretFinding

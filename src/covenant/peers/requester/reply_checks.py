@@ -13,10 +13,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from covenant.ledger.machine.peer_commands import Changes, Hear
-from covenant.model.peers.delegation import BUDGET_EXCEEDED, Delegation
-from covenant.model.peers.delegation import CANCELLING
-from covenant.model.peers.delegation_messages import DelegationAccept, DelegationCancel, DelegationResult, DelegationReject, StatusReport, TokenUsage
+from covenant.ledger.machine.peer_commands import DelegationChanges, ReceiveFromPeer
+from covenant.model.peers.delegation import BUDGET_EXCEEDED, CANCELLING, Delegation
+from covenant.model.peers.delegation_messages import (
+    DelegationAccept,
+    DelegationCancel,
+    DelegationReject,
+    DelegationResult,
+    StatusReport,
+    TokenUsage,
+)
 from covenant.model.peers.instance import InstanceId
 from covenant.peers.outgoing_messages import outgoing
 from covenant.peers.transport.inbox import IncomingMessage
@@ -36,10 +42,12 @@ class Why(NamedTuple):
     overspent: bool = False
 
 
-def check_accept(incoming: IncomingMessage, delegation: Delegation, accept: DelegationAccept, now_ms: int) -> Hear:
+def check_accept(
+    incoming: IncomingMessage, delegation: Delegation, accept: DelegationAccept, now_ms: int
+) -> ReceiveFromPeer:
     offer = delegation.offer
     over = offer is not None and (accept.max_token_budget > offer.max_token_budget or accept.timeout > offer.timeout)
-    changes = Changes(
+    changes = DelegationChanges(
         delegation_id=accept.delegation_id,
         budget=min(accept.max_token_budget, delegation.budget),
         timeout_ms=min(accept.timeout, delegation.timeout_ms),
@@ -52,10 +60,10 @@ def check_accept(incoming: IncomingMessage, delegation: Delegation, accept: Dele
     return _stop(incoming, delegation, "accept", changes, Why(TERMS_EXCEEDED, reason))
 
 
-def check_status(incoming: IncomingMessage, delegation: Delegation, report: StatusReport) -> Hear:
+def check_status(incoming: IncomingMessage, delegation: Delegation, report: StatusReport) -> ReceiveFromPeer:
     if report.seq <= delegation.status_seq:
-        return _hear(incoming, delegation, ("status",), Changes())
-    changes = Changes(
+        return _hear(incoming, delegation, ("status",), DelegationChanges())
+    changes = DelegationChanges(
         delegation_id=delegation.delegation_id or report.delegation_id,
         status_seq=report.seq,
         usage=_used(delegation, report.token_usage),
@@ -70,7 +78,7 @@ def check_status(incoming: IncomingMessage, delegation: Delegation, report: Stat
 
 async def check_result(
     incoming: IncomingMessage, delegation: Delegation, result: DelegationResult, *, us: InstanceId, wanted: bool
-) -> Hear:
+) -> ReceiveFromPeer:
     """`wanted`: its task here still waits for it."""
     broken = await _broken(delegation, result, us)
     usage = _used(delegation, result.token_usage)
@@ -85,7 +93,7 @@ async def check_result(
         code, reason = delegation.code, delegation.reason
     if broken or overspent:
         log.warning("peer.not_believed", extra={"offer_id": delegation.offer_id, "code": code, "broken": broken})
-    changes = Changes(
+    changes = DelegationChanges(
         delegation_id=delegation.delegation_id or result.delegation_id,
         usage=usage,
         progress=None,
@@ -132,10 +140,10 @@ def _hear(
     incoming: IncomingMessage,
     delegation: Delegation,
     happenings: tuple[str, ...],
-    changes: Changes,
+    changes: DelegationChanges,
     message: DelegationCancel | None = None,
-) -> Hear:
-    return Hear(
+) -> ReceiveFromPeer:
+    return ReceiveFromPeer(
         envelope=incoming.envelope,
         key=delegation.key,
         happenings=happenings,
@@ -144,17 +152,21 @@ def _hear(
     )
 
 
-def check_reject(incoming: IncomingMessage, delegation: Delegation, reject: DelegationReject) -> Hear:
-    why = Changes(code=reject.code, reason=reject.reason, retry_after_ms=reject.retry_after)
-    return _hear(incoming, delegation, ("reject",), why if delegation.code is None else Changes())
+def check_reject(incoming: IncomingMessage, delegation: Delegation, reject: DelegationReject) -> ReceiveFromPeer:
+    why = DelegationChanges(code=reject.code, reason=reject.reason, retry_after_ms=reject.retry_after)
+    return _hear(incoming, delegation, ("reject",), why if delegation.code is None else DelegationChanges())
 
 
-def _stop(incoming: IncomingMessage, delegation: Delegation, heard: str, changes: Changes, why: Why) -> Hear:
+def _stop(
+    incoming: IncomingMessage, delegation: Delegation, heard: str, changes: DelegationChanges, why: Why
+) -> ReceiveFromPeer:
     """What was heard is the reason to cancel it."""
     changes = msgspec.structs.replace(changes, code=why.code, reason=why.reason, overspent=why.overspent)
     if delegation.state is CANCELLING:
         return _hear(incoming, delegation, (heard,), changes)
-    return _hear(incoming, delegation, (heard, "cancel"), changes, cancel_message(delegation, f"{why.code}: {why.reason}"))
+    return _hear(
+        incoming, delegation, (heard, "cancel"), changes, cancel_message(delegation, f"{why.code}: {why.reason}")
+    )
 
 
 def cancel_message(delegation: Delegation, reason: str) -> DelegationCancel:

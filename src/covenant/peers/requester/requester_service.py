@@ -17,28 +17,46 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.peer_commands import Changes, Hear, Heard, Moved, Tell
-from covenant.ledger.machine.peering import unknown_delegation
-from covenant.model.peers.peer_record import Peer
-from covenant.model.peers.delegation import Delegation, DelegationKey
-from covenant.model.peers.delegation import ACCEPTED, CANCELLING, LOST, OFFERED, RUNNING, DelegationRole
-from covenant.model.peers.delegation_messages import DelegationAccept, DelegationCancel, DelegationResult, DelegationOffer, DelegationReject, StatusReport
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.decisions.peers import unknown_delegation
+from covenant.ledger.machine.peer_commands import (
+    DelegationChanges,
+    DelegationMoved,
+    ReceivedFromPeer,
+    ReceiveFromPeer,
+    SendToPeer,
+)
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.peers.delegation import (
+    ACCEPTED,
+    CANCELLING,
+    LOST,
+    OFFERED,
+    RUNNING,
+    Delegation,
+    DelegationKey,
+    DelegationRole,
+)
+from covenant.model.peers.delegation_messages import (
+    DelegationAccept,
+    DelegationCancel,
+    DelegationOffer,
+    DelegationReject,
+    DelegationResult,
+    StatusReport,
+)
 from covenant.model.peers.instance import InstanceId
-from covenant.model.task import Target
-from covenant.model.task import Task
-from covenant.peers.requester.reply_checks import check_accept, check_reject, check_status, check_result
-from covenant.peers.outgoing_messages import redact_message, redact_reason, log_findings
-from covenant.peers.directory.peer_directory import PeerDirectory, as_refusal
-from covenant.peers.outgoing_messages import outgoing
-from covenant.peers.requester.reply_checks import cancel_message
-from covenant.peers.transport.inbox import IncomingMessage
+from covenant.model.peers.peer_record import Peer
+from covenant.model.task import Target, Task
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.transport.peer_client import PeerCallFailed
-from covenant.peers.requester.offer_builder import OfferBuilder, Told
+from covenant.peers.directory.peer_directory import PeerDirectory, as_refusal
+from covenant.peers.outgoing_messages import log_findings, outgoing, redact_message, redact_reason
 from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.requester.offer_builder import OfferBuilder, Told
+from covenant.peers.requester.reply_checks import cancel_message, check_accept, check_reject, check_result, check_status
+from covenant.peers.transport.inbox import IncomingMessage
+from covenant.peers.transport.peer_client import PeerCallFailed
 from covenant.wire import peers as wire
 
 PROVIDER_LOST: Final = "provider_lost"
@@ -147,7 +165,9 @@ class Requester:
             redacted=made.found,
             offer=offer,
         )
-        moved = await self._ledger.commit(Tell(key=begin.key, begin=begin, happenings=("offer",), said=(outgoing(offer),)))
+        moved = await self._ledger.commit(
+            SendToPeer(key=begin.key, begin=begin, happenings=("offer",), said=(outgoing(offer),))
+        )
         return moved.delegation
 
     async def offer_again(self, by: AgentId, offer_id: str) -> Delegation:
@@ -157,7 +177,7 @@ class Requester:
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; only a lost one is offered again")
         return (
             await self._tell(
-                delegation, "offer", changes=Changes(code=None, reason=None), message=delegation.offer, by=by
+                delegation, "offer", changes=DelegationChanges(code=None, reason=None), message=delegation.offer, by=by
             )
         ).delegation
 
@@ -170,7 +190,7 @@ class Requester:
 
     async def _give_up(self, delegation: Delegation, reason: str, by: AgentId | None = None) -> Delegation:
         code = delegation.code if delegation.state is CANCELLING and delegation.code else PROVIDER_LOST
-        changes = Changes(code=code, reason=reason[:500])
+        changes = DelegationChanges(code=code, reason=reason[:500])
         cancel = cancel_message(delegation, reason) if delegation.state is LOST else None
         return (await self._tell(delegation, "force_error", changes=changes, message=cancel, by=by)).delegation
 
@@ -217,7 +237,7 @@ class Requester:
 
     # What is heard
 
-    async def hear(self, incoming: IncomingMessage) -> Heard:
+    async def hear(self, incoming: IncomingMessage) -> ReceivedFromPeer:
         message = incoming.message
         if not isinstance(message, DelegationAccept | DelegationReject | StatusReport | DelegationResult):
             raise Invalid("type_not_supported", f"a requester is not sent a {wire.type_of(message)}")
@@ -225,7 +245,7 @@ class Requester:
         delegation = self._ledger.delegation(key)
         seq = incoming.envelope.seq
         if delegation is None or delegation.ended or (seq is not None and seq != delegation.heard + 1):
-            return await self._ledger.commit(Hear(envelope=incoming.envelope, key=key))
+            return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
         hear = await self._heard(incoming, delegation, message)
         try:
             return await self._ledger.commit(hear)
@@ -236,11 +256,14 @@ class Requester:
             log.warning(
                 "peer.out_of_turn", extra={"peer": key.peer, "offer_id": key.offer_id, "typ": hear.envelope.typ}
             )
-            return await self._ledger.commit(Hear(envelope=incoming.envelope, key=key))
+            return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
 
     async def _heard(
-        self, incoming: IncomingMessage, delegation: Delegation, message: DelegationAccept | DelegationReject | StatusReport | DelegationResult
-    ) -> Hear:
+        self,
+        incoming: IncomingMessage,
+        delegation: Delegation,
+        message: DelegationAccept | DelegationReject | StatusReport | DelegationResult,
+    ) -> ReceiveFromPeer:
         match message:
             case DelegationAccept():
                 return check_accept(incoming, delegation, message, self._now_ms())
@@ -292,7 +315,7 @@ class Requester:
                 continue
             self._taken.discard(offer_id)
             if delegation is not None and delegation.result is not None:
-                await self._tell(delegation, changes=Changes(result=None))
+                await self._tell(delegation, changes=DelegationChanges(result=None))
 
     async def _look_at(self, delegation: Delegation, now_ms: int) -> bool:
         settings, state = self._settings, delegation.state
@@ -305,7 +328,7 @@ class Requester:
         age_ms = self._ledger.clock.age_ms
         agreed_ms = delegation.timeout_ms + GRACE_MS
         if state in (ACCEPTED, RUNNING) and age_ms(delegation.accepted_at_ms or now_ms) >= agreed_ms:
-            changes = Changes(code="timeout", reason="the provider did not answer in the agreed time")
+            changes = DelegationChanges(code="timeout", reason="the provider did not answer in the agreed time")
             await self._tell(delegation, "timeout", changes=changes, message=cancel_message(delegation, "timed out"))
             return True
         stamps = (self._since_ms, delegation.heard_at_ms, delegation.moved_at_ms if state is OFFERED else 0)
@@ -313,7 +336,7 @@ class Requester:
         silence_ms = max(settings.silence_ms, SILENT_INTERVALS * delegation.status_interval_ms)
         if state in (OFFERED, ACCEPTED, RUNNING) and silent_ms >= silence_ms:
             reason = f"nothing was heard for {silent_ms // 1000} s"
-            await self._tell(delegation, "silence", changes=Changes(reason=reason))
+            await self._tell(delegation, "silence", changes=DelegationChanges(reason=reason))
             log.warning("peer.lost", extra={"peer": delegation.peer, "offer_id": delegation.offer_id})
             return True
         forced = settings.force_lost and state in (LOST, CANCELLING)
@@ -334,18 +357,18 @@ class Requester:
         self,
         delegation: Delegation,
         *happenings: str,
-        changes: Changes | None = None,
+        changes: DelegationChanges | None = None,
         message: DelegationOffer | DelegationCancel | None = None,
         by: AgentId | None = None,
-    ) -> Moved:
-        changes = changes or Changes()
+    ) -> DelegationMoved:
+        changes = changes or DelegationChanges()
         if isinstance(message, DelegationCancel):
             mode = self._settings.redaction
             cleared = await redact_message(redact_reason, message, mode, len(message.reason))
             log_findings(delegation.key, cleared.findings)
             message, changes = cleared.message, replace(changes, redacted=delegation.redacted + cleared.found)
         return await self._ledger.commit(
-            Tell(
+            SendToPeer(
                 key=delegation.key,
                 happenings=happenings,
                 changes=changes,

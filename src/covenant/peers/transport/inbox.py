@@ -20,9 +20,9 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from covenant.exchange.access.principals import AuditBudget
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.commands import Note
-from covenant.ledger.machine.peer_commands import Heard
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.identity_commands import WriteAuditRow
+from covenant.ledger.machine.peer_commands import ReceivedFromPeer
 from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal, Unavailable
 from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, ReceivedEnvelope
@@ -31,7 +31,7 @@ from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.peer_record import Peer
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.transport.long_poll import PollServer, PendingQueries, TakenEnvelope
+from covenant.peers.transport.long_poll import PendingQueries, PollServer, TakenEnvelope
 from covenant.peers.transport.peer_client import MessageRate
 from covenant.seal.envelope import (
     Checked,
@@ -40,11 +40,11 @@ from covenant.seal.envelope import (
     Header,
     check,
     open_checked,
+    receipt,
     remember_until_ms,
     replayed,
     told,
 )
-from covenant.seal.envelope import receipt
 from covenant.wire import peers
 from covenant.wire import peers as polling
 
@@ -76,7 +76,7 @@ class RefusalAudit:
             "suppressed_before": left_out,
         }
         try:
-            await self._ledger.commit(Note(by=self._us, row=row))
+            await self._ledger.commit(WriteAuditRow(by=self._us, row=row))
         except Refusal as refusal:
             log.warning("peers.refusal_unnoted", extra={"code": code, "why": refusal.code})
 
@@ -109,7 +109,7 @@ class CapabilityHandler(PendingQueries, Protocol):
 
 
 class DelegationHandler(Protocol):
-    async def hear(self, incoming: IncomingMessage) -> Heard: ...
+    async def hear(self, incoming: IncomingMessage) -> ReceivedFromPeer: ...
 
 
 class Inbox:
@@ -252,15 +252,15 @@ class Inbox:
         said_by = DelegationRole.REQUESTER if envelope.typ in peers.REQUESTER_SENDS else DelegationRole.PROVIDER
         return TakenEnvelope(ack=polling.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
 
-    async def _dispatch(self, incoming: IncomingMessage) -> tuple[bytes | None, Heard]:
+    async def _dispatch(self, incoming: IncomingMessage) -> tuple[bytes | None, ReceivedFromPeer]:
         peer, envelope, message = incoming
         if isinstance(message, CapabilityQuery | CapabilityResponse):
             if envelope.seq is not None:
                 raise Invalid("invalid_seq", "this belongs to no delegation, and has no number")
             if isinstance(message, CapabilityQuery):
-                return await self._acquaintances.hear_query(peer, envelope, message), Heard()
+                return await self._acquaintances.hear_query(peer, envelope, message), ReceivedFromPeer()
             await self._acquaintances.hear_response(peer, envelope, message)
-            return None, Heard()
+            return None, ReceivedFromPeer()
         if envelope.seq is None:
             raise Invalid("invalid_seq", "what is said of a delegation is numbered, from 1")
         ours = DelegationRole.PROVIDER if envelope.typ in peers.REQUESTER_SENDS else DelegationRole.REQUESTER

@@ -18,8 +18,8 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from covenant.ledger.contract import Ledger
-from covenant.ledger.machine.peer_commands import Hear, LearnPeer, MoveParcels
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.peer_commands import LearnPeer, MoveParcels, ReceiveFromPeer
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, OutboxMove, ReceivedEnvelope
@@ -29,7 +29,7 @@ from covenant.model.peers.peer_record import Peer
 from covenant.peers.directory.handshake import keys_worth_keeping
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.transport.peer_client import DELIVERY_S, POLL, RECEIVE, EnvelopeSender, DeliveryFailure, backoff_ms
+from covenant.peers.transport.peer_client import DELIVERY_S, POLL, RECEIVE, DeliveryFailure, EnvelopeSender, backoff_ms
 from covenant.seal.identity import bundle_holds, prekey_to_use
 from covenant.wire import peers
 from covenant.wire import peers as polling
@@ -79,7 +79,7 @@ class PollServer:
     async def answer(self, peer: Peer, envelope: ReceivedEnvelope, poll: Poll) -> Polled:
         until = asyncio.get_running_loop().time() + poll.wait_ms / 1000
         prekey = self._prekey(peer, poll.keys)
-        await self._ledger.commit(Hear(envelope=envelope))
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
         await self._learn(peer, poll.keys)
         if poll.acks:
             await self._ledger.commit(MoveParcels(moves=_moves(peer.id, poll)))
@@ -302,7 +302,9 @@ class PollClient:
             pause_ms = backoff_ms(attempts, settings.retry_first_ms, settings.retry_max_ms, self._chance())
             pause_ms = max(pause_ms, failed.retry_after_ms)
             due_ms = self._ledger.clock.monotonic_ms() + pause_ms
-            self._troubles[peer_id] = DeliveryTrouble(peer_id, None, str(failed), attempts, self._now_ms() + pause_ms, due_ms)
+            self._troubles[peer_id] = DeliveryTrouble(
+                peer_id, None, str(failed), attempts, self._now_ms() + pause_ms, due_ms
+            )
             log.info("polling.failed", extra={"peer": peer_id, "reason": str(failed), "again_in_ms": pause_ms})
             await asyncio.sleep(pause_ms / 1000)
 

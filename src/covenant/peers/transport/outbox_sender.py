@@ -18,19 +18,24 @@ from collections.abc import Callable, Sequence
 from itertools import groupby, islice
 from typing import Final
 
-from covenant.ledger.contract import Ledger
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.peer_commands import MoveParcels
-from covenant.model.peers.peer_record import Peer
-from covenant.model.peers.delegation import DelegationKey, OutboxMessage, OutboxMove
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import PublicKey
+from covenant.model.peers.delegation import DelegationKey, OutboxMessage, OutboxMove
 from covenant.model.peers.instance import InstanceId
-from covenant.peers.transport.peer_client import EnvelopeSender, DeliveryFailure, PrekeySource
+from covenant.model.peers.peer_record import Peer
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.transport.peer_client import RECEIVE, PeerConnections
-from covenant.peers.transport.peer_client import backoff_ms
-from covenant.peers.transport.long_poll import PollClient, EnvelopeTaker, DeliveryTrouble
 from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.transport.long_poll import DeliveryTrouble, EnvelopeTaker, PollClient
+from covenant.peers.transport.peer_client import (
+    RECEIVE,
+    DeliveryFailure,
+    EnvelopeSender,
+    PeerConnections,
+    PrekeySource,
+    backoff_ms,
+)
 from covenant.seal.envelope import receipt_holds
 from covenant.wire.peers import decode_received
 

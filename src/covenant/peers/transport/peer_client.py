@@ -87,7 +87,9 @@ class PeerConnections(Protocol):
 
 def address(peer: Peer) -> str:
     if peer.url is None:
-        raise PeerCallFailed("no_address", f"{peer.name} has no address; it fetches what there is for it", passing=False)
+        raise PeerCallFailed(
+            "no_address", f"{peer.name} has no address; it fetches what there is for it", passing=False
+        )
     return peer.url
 
 
@@ -129,7 +131,9 @@ class PrekeySource(Protocol):
 
 
 class EnvelopeSender:
-    def __init__(self, keyring: InstanceKeys, prekeys: PrekeySource, lines: PeerConnections, *, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, keyring: InstanceKeys, prekeys: PrekeySource, lines: PeerConnections, *, now_ms: Callable[[], int]
+    ) -> None:
         self._keyring = keyring
         self._prekeys = prekeys
         self._lines = lines

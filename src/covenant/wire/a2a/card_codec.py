@@ -15,9 +15,18 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model.agent_card import JSONRPC, AgentCard, Capabilities, Interface, SecurityScheme
+from covenant.model.agent_card import (
+    JSONRPC,
+    AgentCard,
+    Capabilities,
+    CardCredential,
+    Interface,
+    RemoteCard,
+    RemoteInterface,
+    RemoteSkill,
+    SecurityScheme,
+)
 from covenant.model.errors import Invalid
-from covenant.model.agent_card import CardCredential, RemoteSkill, RemoteCard, RemoteInterface
 from covenant.wire.json_input import decode
 
 PROTOCOL_VERSION: Final = "1.0"
@@ -200,13 +209,17 @@ def _newer_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
         url, binding = _text(said.get("url")), _text(said.get("protocolBinding"))
         version = _version(_text(said.get("protocolVersion")) or "1.0")
         if url and binding and version:
-            yield RemoteInterface(url=url, binding=binding.upper(), version=version, tenant=_text(said.get("tenant")) or None)
+            yield RemoteInterface(
+                url=url, binding=binding.upper(), version=version, tenant=_text(said.get("tenant")) or None
+            )
 
 
 def _older_ways(fields: Mapping[str, Any]) -> Iterator[RemoteInterface]:
     """0.3 has one address, and others besides. In this form, also what calls itself 1.0 speaks the older dialect."""
     if url := _text(fields.get("url")):
-        yield RemoteInterface(url=url, binding=(_text(fields.get("preferredTransport")) or JSONRPC).upper(), version="0.3")
+        yield RemoteInterface(
+            url=url, binding=(_text(fields.get("preferredTransport")) or JSONRPC).upper(), version="0.3"
+        )
     for each in _list(fields.get("additionalInterfaces")):
         said = _object(each)
         url, binding = _text(said.get("url")), _text(said.get("transport"))

@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.model.task_view import TaskState, TaskView, final_message, status_message
 from covenant.model.result import Result, ResultStatus
-from covenant.model.task_event import Continued, Ended, Started
 from covenant.model.task import Task
-from covenant.model.task_event import MessageUpdate, StatusUpdate
+from covenant.model.task_event import Continued, Ended, MessageUpdate, Started, StatusUpdate
+from covenant.model.task_view import TaskState, TaskView, final_message, status_message
 
 USAGE: Final = "covenant.usage"
 """In metadata: what the work took."""

@@ -11,12 +11,19 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model import a2a_requests as asking
-from covenant.model.task_view import Artifact, TaskState
-from covenant.model.task_view import RemoteEvent, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate
+from covenant.model.task_view import (
+    Artifact,
+    RemoteArtifact,
+    RemoteEvent,
+    RemoteMessage,
+    RemoteStatus,
+    RemoteTask,
+    TaskState,
+)
+from covenant.wire.a2a.protojson import ParamsReader
 from covenant.wire.a2a.v03.parts import Message, Part, content_of, part_of
 from covenant.wire.jsonrpc import BadResponse
-from covenant.wire.a2a.protojson import ParamsReader
 
 VERSION: Final = None
 """Nothing is said of a version: servers of this dialect know no header, or take its absence for this dialect."""

@@ -11,14 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.a2a_requests import ListTasks, PushConfig, TaskPage
-from covenant.model.task_view import TaskView, fold
 from covenant.model.result import Result
-from covenant.model.task_event import Began, Step
 from covenant.model.task import Task
-from covenant.model.task_event import ArtifactUpdate
+from covenant.model.task_event import ArtifactUpdate, Began, Step
+from covenant.model.task_view import TaskView, fold
 from covenant.model.usage import usage_in
-from covenant.wire.a2a.v03.parts import Message, Part, message_of, parts_of
-from covenant.wire.timestamps import format_ms
 from covenant.wire.a2a.task_fields import (
     AWAITING_REPAIR,
     News,
@@ -31,6 +28,8 @@ from covenant.wire.a2a.task_fields import (
     status_change,
     usage_of,
 )
+from covenant.wire.a2a.v03.parts import Message, Part, message_of, parts_of
+from covenant.wire.timestamps import format_ms
 
 DELETED: Final = b"null"
 

@@ -11,8 +11,8 @@ from covenant.model.a2a_requests import PAGE_SIZE, PAGE_SIZE_MAX
 from covenant.model.task_view import TaskState
 from covenant.wire import timestamps as moments
 from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.wire.a2a.protojson import Number, ParamsReader, enum_value, int_value, required
 from covenant.wire.a2a.v03.parts import Message, content_of
-from covenant.wire.a2a.protojson import Number, ParamsReader, enum_value, required, int_value
 
 Params = bytes | msgspec.Raw
 
@@ -125,7 +125,9 @@ def _message(given: Message) -> asking.Message:
 
 def decode_get_task(params: Params) -> asking.GetTask:
     given: _Task = _task(params)
-    return asking.GetTask(task_id=required(given.id, "id"), history_length=int_value(given.history_length, "historyLength"))
+    return asking.GetTask(
+        task_id=required(given.id, "id"), history_length=int_value(given.history_length, "historyLength")
+    )
 
 
 def decode_list_tasks(params: Params) -> asking.ListTasks:

@@ -11,13 +11,20 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model import a2a_requests as asking
-from covenant.model.task_view import Artifact, TaskState
-from covenant.model.task_view import RemoteEvent, RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate
+from covenant.model.task_view import (
+    Artifact,
+    RemoteArtifact,
+    RemoteEvent,
+    RemoteMessage,
+    RemoteStatus,
+    RemoteTask,
+    TaskState,
+)
+from covenant.wire.a2a.protojson import ParamsReader
 from covenant.wire.a2a.v1.parts import ROLES, Message, Part, contents_of, part_of
 from covenant.wire.a2a.v1.requests import STATES
 from covenant.wire.jsonrpc import BadResponse
-from covenant.wire.a2a.protojson import ParamsReader
 
 VERSION: Final = "1.0"
 SEND: Final = "SendMessage"

@@ -12,14 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.a2a_requests import ListTasks, PushConfig, TaskPage
-from covenant.model.task_view import TaskView, fold
 from covenant.model.result import Result
-from covenant.model.task_event import Began, Step
 from covenant.model.task import Task
-from covenant.model.task_event import ArtifactUpdate
-from covenant.wire.a2a.v1.parts import Message, Part, message_of, parts_of
-from covenant.wire.a2a.v1.requests import STATE_NAMES
-from covenant.wire.timestamps import format_ms
+from covenant.model.task_event import ArtifactUpdate, Began, Step
+from covenant.model.task_view import TaskView, fold
 from covenant.wire.a2a.task_fields import (
     AWAITING_REPAIR,
     News,
@@ -32,6 +28,9 @@ from covenant.wire.a2a.task_fields import (
     status_change,
     usage_of,
 )
+from covenant.wire.a2a.v1.parts import Message, Part, message_of, parts_of
+from covenant.wire.a2a.v1.requests import STATE_NAMES
+from covenant.wire.timestamps import format_ms
 
 DELETED: Final = b"{}"
 

@@ -11,8 +11,8 @@ from covenant.model.a2a_requests import PAGE_SIZE, PAGE_SIZE_MAX
 from covenant.model.task_view import TaskState
 from covenant.wire import timestamps as moments
 from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.wire.a2a.protojson import Number, ParamsReader, enum_value, int_value, required
 from covenant.wire.a2a.v1.parts import ROLES, Message, contents_of
-from covenant.wire.a2a.protojson import Number, ParamsReader, enum_value, required, int_value
 
 Params = bytes | msgspec.Raw
 

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import msgspec
+
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.result import Result
+from covenant.model.task import Task
+from covenant.model.task_event import Step
+
+
+class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """One line of the queue as an operator sees it. `attempt` is always there."""
+
+    state: str
+    task: Task
+    attempt: int
+    lease_id: LeaseId | None = None
+    leased_to: AgentId | None = None
+    leased_at_ms: int | None = None
+    renewed_at_ms: int | None = None
+    holder_lost: bool = False
+
+
+class QueueQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Filters apply first, then `limit`. `viewer` None sees all."""
+
+    viewer: PublicKey | None = None
+    limit: int = 10
+    min_lease_age_ms: int | None = None
+    deadline_within_ms: int | None = None
+    state_filter: str | None = None
+
+
+class Queue(msgspec.Struct, frozen=True, gc=False):
+    """Lost holders first, then the longest held leases, then queued tasks, oldest first."""
+
+    tasks: tuple[QueueEntry, ...]
+    results: tuple[Result, ...]
+
+
+class ListQuery(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The tasks of a tenant's agent, the one that moved last first. `after` is where the last page ended."""
+
+    recipient: PublicKey
+    sender: PublicKey | None = None
+    context_id: str | None = None
+    state: str | None = None
+    """In A2A's words."""
+    moved_since_ms: int | None = None
+    after: str = ""
+    limit: int = 50
+    artifacts: bool = False
+    """Without it, steps that write to an artifact are left out, and cost nothing."""
+
+
+class Listing(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The steps of each task. `next` is opaque, and empty on the last page; `total` counts what the filters leave."""
+
+    tasks: tuple[tuple[Step, ...], ...]
+    total: int
+    next: str
+
+
+class TaskScope(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Whose tasks are asked about. A task outside it is unknown, and nothing of it is read. None: no matter whose."""
+
+    recipient: PublicKey | None = None
+    sender: PublicKey | None = None
+    tenant: str | None = None
+
+
+ANY: Final = TaskScope()
+
+
+class Parties(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Whose a task is."""
+
+    sender: AgentId
+    recipient: AgentId
+    tenant: str | None = None
+
+
+class TaskRow(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A task in a tenant's list. `state` is in A2A's words."""
+
+    task_id: TaskId
+    agent_id: str
+    context_id: str
+    origin: str
+    state: str
+    created_at_ms: int
+    updated_at_ms: int
+    generation: int
+    error_message: str
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One attempt, as history keeps it. `outcome` is None while the lease is live."""
+
+    lease_id: LeaseId
+    leased_to: AgentId
+    leased_at_ms: int
+    turn: int
+    attempt: int
+    ended_at_ms: int | None = None
+    outcome: str | None = None
+    reason: str | None = None
+
+
+class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation: `kind` is submitted, working, status, artifact, message, parked, continued or settled."""
+
+    generation: int
+    kind: str
+    ts_ms: int
+    body: Any
+
+
+class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the ledger knows of one task. `state` is the ledger's, `a2a_state` what an A2A client is told."""
+
+    task: Task
+    state: str
+    a2a_state: str
+    attempt: int
+    turn: int
+    generation: int
+    created_at_ms: int
+    updated_at_ms: int
+    leases: tuple[LeaseRecord, ...]
+    updates: tuple[UpdateRecord, ...]
+    result: Result | None = None
+    cause: str | None = None
+    holder_lost: bool = False
+
+
+class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A task and those whose `parent` it is. `task` is None at the top of a tree whose root was never sent here."""
+
+    task_id: TaskId
+    task: Task | None
+    state: str | None
+    attempt: int = 0
+    created_at_ms: int | None = None
+    updated_at_ms: int | None = None
+    result_status: str | None = None
+    a2a_state: str | msgspec.UnsetType = msgspec.UNSET
+    """What an A2A client is told."""
+    holder_lost: bool | msgspec.UnsetType = msgspec.UNSET
+    usage: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """What it used itself, as far as it said."""
+    usage_total: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
+    """The same with all that is below it."""
+    remote: bool | msgspec.UnsetType = msgspec.UNSET
+    """True of a task that is done elsewhere: at this `url`, and what it is called there once that is known."""
+    url: str | msgspec.UnsetType | None = msgspec.UNSET
+    remote_task_id: str | msgspec.UnsetType | None = msgspec.UNSET
+    provider: str | msgspec.UnsetType = msgspec.UNSET
+    """The peer that does it, by its id; as which `profile`, and how it stands, in the protocol's words."""
+    profile: str | msgspec.UnsetType = msgspec.UNSET
+    status: str | msgspec.UnsetType = msgspec.UNSET
+    children: tuple[TreeNode, ...] = ()
+    truncated: bool | msgspec.UnsetType = msgspec.UNSET
+    """True at the top of a tree that is larger than one answer: some of its nodes are left out."""
+
+
+class Watch(Protocol):
+    """One reader of what happens to one task, from the moment it was made; ended by leaving its context."""
+
+    @property
+    def cut(self) -> bool:
+        """Some steps are not told here, since the reader was too slow or the disk failed: it must begin again from
+        its cursor."""
+
+    async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
+        """The durable steps since the last call, in order, at least one; none when the time is over, or when `cut`.
+
+        `until_rest`: only when there is one with which the task ends or waits for its sender, or very many others.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+
+class Waiter(Protocol):
+    """A place among those who wait for the same; given up by leaving its context.
+
+    What arrives wakes one of them, the longest waiting. One that leaves without having taken anything passes its wake
+    on.
+    """
+
+    async def wait(self, timeout_ms: int) -> bool:
+        """True when something may be there to take; False when the time is over."""
+
+    def served(self) -> None:
+        """What it was woken for was taken."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,459 @@
+"""Questions about the past, answered from the archive by two threads of their own, never on the loop.
+
+Whoever asks first waits until the archive has caught up (`Archive.caught_up`); what is read here is what was archived
+by then, each answer from one snapshot. Every limit applies after every filter. A viewer sees what it has part in as
+sender, recipient or holder; None sees all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from covenant.ledger.contract.ledger import AuditRecord
+from covenant.ledger.contract.tasks import (
+    ANY,
+    Listing,
+    ListQuery,
+    Parties,
+    Queue,
+    QueueQuery,
+    TaskDetail,
+    TaskRow,
+    TaskScope,
+    TreeNode,
+)
+from covenant.ledger.embedded.archive.listing import decode_steps, list_tasks
+from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.machine.view import Archived
+from covenant.model.audit_chain import AuditHead, AuditReport, link
+from covenant.model.errors import Unavailable
+from covenant.model.ids import PublicKey, TaskId
+from covenant.model.result import Result
+from covenant.model.task import SIMPLE, Task
+from covenant.model.task_event import Step
+from covenant.model.usage import add_usage, read_usage, usage_in
+
+PAGE_ROWS: Final = 1_000
+FINDINGS_MAX: Final = 100
+
+
+class StoredRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One row as it is stored, in hexadecimal. `coherent` is false if a column says other than the text does."""
+
+    index: int
+    row_hex: str
+    chain_hash_hex: str
+    coherent: bool
+
+
+class AuditMarks(msgspec.Struct, frozen=True, gc=False):
+    """`anchor` is where a purge cut the chain, `verified` how far it was found valid; `first` the lowest index."""
+
+    anchor: AuditHead
+    verified: AuditHead
+    first: int
+
+
+class AuditVerification:
+    """Fed with rows in order, from the one after `start`; `head` is the newest row that the ledger knows of."""
+
+    def __init__(self, start: AuditHead, head: AuditHead) -> None:
+        self._start = start
+        self._head = head
+        self._at = start
+        self._rows = 0
+        self._findings: list[str] = []
+
+    def find(self, finding: str) -> None:
+        self._findings.append(finding)
+
+    def take(self, stored: Iterable[StoredRow]) -> None:
+        for row in stored:
+            self._row(row.index, bytes.fromhex(row.row_hex), row.chain_hash_hex, coherent=row.coherent)
+
+    def _row(self, index: int, row: bytes, chain_hash_hex: str, *, coherent: bool) -> None:
+        self._rows += 1
+        chain_hash = bytes.fromhex(chain_hash_hex).decode(errors="replace")
+        if index > self._at.index + 1:
+            self.find(f"{_audit_rows(self._at.index + 1, index - 1)} missing")
+        elif not _follows(self._at, row, chain_hash):
+            anchored = self._rows == 1 and index > 1
+            self.find(f"row {index} was changed" + (", or the anchor before it" if anchored else ""))
+        elif not coherent:
+            self.find(f"row {index} has another issuer or time than its text says")
+        self._at = AuditHead(index, chain_hash)
+        if index == self._head.index and chain_hash != self._head.chain_hash:
+            self.find(f"row {index} is not the last one that the ledger wrote")
+
+    def report(self) -> AuditReport:
+        if self._at.index < self._head.index:
+            self.find(f"{_audit_rows(self._at.index + 1, self._head.index)} missing: the end was cut off")
+        findings = self._findings[:FINDINGS_MAX]
+        if len(self._findings) > FINDINGS_MAX:
+            findings.append(f"and {len(self._findings) - FINDINGS_MAX} more")
+        return AuditReport(
+            events=self._rows,
+            anchors=max(self._head.index, self._at.index) - self._start.index,
+            valid=not findings,
+            root_hash_hex=self._at.chain_hash,
+            failures=tuple(findings),
+        )
+
+
+def _follows(at: AuditHead, row: bytes, chain_hash: str) -> bool:
+    try:
+        return link(at, row.decode()).chain_hash == chain_hash
+    except UnicodeDecodeError:
+        return False
+
+
+def _audit_rows(first: int, last: int) -> str:
+    return f"row {first} is" if first == last else f"rows {first} to {last} are"
+
+
+T = TypeVar("T")
+
+READERS: Final = 2
+BUSY_S: Final = 10.0
+LEASES_SHOWN_MAX: Final = 1_000
+TREE_DEPTH_MAX: Final = 64
+TREE_NODES_MAX: Final = 10_000
+TREE_BYTES_MAX: Final = 64 << 20
+
+
+class TreeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of a tree, before it is hung in its place."""
+
+    task_id: TaskId
+    parent: TaskId | None
+    task: Task
+    state: str
+    attempt: int
+    created_at_ms: int
+    updated_at_ms: int
+    result_status: str | None
+    a2a_state: str
+    holder_lost: bool
+    notes: dict[str, Any] | None
+    remote: dict[str, Any] | None
+    remote_note: dict[str, Any] | None
+
+
+def _decode(kind: type[T]) -> Callable[[bytes], T]:
+    return msgspec.json.Decoder(kind).decode
+
+
+_queue: Final = _decode(Queue)
+_task: Final = _decode(Task)
+_tasks: Final = _decode(tuple[Task, ...])
+_results: Final = _decode(tuple[Result, ...])
+_rows: Final = _decode(tuple[TaskRow, ...])
+_shown: Final = _decode(TaskDetail)
+_archived: Final = _decode(Archived)
+_parties: Final = _decode(Parties)
+_tree_rows: Final = _decode(tuple[TreeRow, ...])
+_finished: Final = _decode(tuple[tuple[TaskId, ...], int])
+_audit: Final = _decode(tuple[AuditRecord, ...])
+_before: Final = _decode(tuple[int, int | None, str | None])
+_marks: Final = _decode(AuditMarks)
+_stored_rows: Final = _decode(tuple[StoredRow, ...])
+
+
+# A role is the column in which a viewer is looked for; each has an index of its own.
+_ANYONE: Final = ("true",)
+_ROLES: Final = ("recipient_pubkey = :viewer", "sender_pubkey = :viewer", "leased_to_pubkey = :viewer")
+_LOST: Final = "iif(interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot), 0, 1)"
+_STATES: Final = (
+    {"state": "in_flight", "rank": _LOST, "key": "touched_at_ms", "order": "rank, key, task_no"},
+    {"state": "queued", "rank": "2", "key": "place", "order": "place"},
+    {"state": "parked", "rank": "3", "key": "place", "order": "place"},
+    {"state": "following", "rank": "3", "key": "place", "order": "place"},
+)
+
+
+def _queue_sql(roles: Sequence[str]) -> str:
+    part = statement("queue_part")
+    parts = [part.format(role=role, **state) for state in _STATES for role in roles]
+    return statement("queue").format(parts="UNION\n".join(parts), sender=_sender(roles))
+
+
+def _recent_tasks_sql(roles: Sequence[str]) -> str:
+    part = statement("recent_tasks_part")
+    return statement("recent_tasks").format(parts="UNION\n".join(part.format(role=role) for role in roles))
+
+
+def _sender(roles: Sequence[str]) -> str:
+    """Results are the sender's alone."""
+    return "true" if roles is _ANYONE else "sender_pubkey = :viewer"
+
+
+QUEUE: Final = {False: _queue_sql(_ANYONE), True: _queue_sql(_ROLES)}
+"""By whether there is a viewer; so are the others."""
+RECENT_TASKS: Final = {False: _recent_tasks_sql(_ANYONE), True: _recent_tasks_sql(_ROLES)}
+RECENT_RESULTS: Final = {
+    viewed: statement("recent_results").format(sender=_sender(roles))
+    for viewed, roles in ((False, _ANYONE), (True, _ROLES))
+}
+AUDIT_RECENT: Final = {
+    False: statement("audit_recent").format(issuer="true"),
+    True: statement("audit_recent").format(issuer="issuer = :issuer"),
+}
+OF_TENANT: Final = {
+    simple: statement("of_tenant").format(filters=f"origin = '{SIMPLE}'" if simple else "true")
+    for simple in (False, True)
+}
+SHOW: Final = statement("show")
+TASK: Final = statement("task")
+LOOKUP: Final = statement("lookup")
+LOOKUP_WHOLE: Final = statement("lookup_whole")
+PARTIES: Final = statement("parties")
+STEPS: Final = statement("steps")
+TREE: Final = statement("tree")
+FINISHED: Final = statement("finished")
+AUDIT_BEFORE: Final = statement("audit_before")
+AUDIT_PAGE: Final = statement("audit_page")
+AUDIT_MARKS: Final = statement("audit_marks")
+
+
+class History:
+    """Reads of the archive at `path`, which must exist. Methods belong to the loop; `close` ends the threads."""
+
+    def __init__(self, path: Path, *, node: str, boot: str) -> None:
+        self._path = path
+        self._here = {"node": node, "boot": boot}
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="archive-reader")
+        self._local = threading.local()
+        self._opened: list[sqlite3.Connection] = []
+
+    async def queue(self, query: QueueQuery, now_ms: int) -> Queue:
+        age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
+        return await self._ask(
+            _queue,
+            QUEUE[query.viewer is not None],
+            viewer=query.viewer,
+            limit=query.limit,
+            state_filter=query.state_filter,
+            touched_by=None if age_ms is None else now_ms - age_ms,
+            due_by=None if within_ms is None else now_ms + within_ms,
+            **self._here,
+        )
+
+    async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
+        return await self._ask(_tasks, RECENT_TASKS[viewer is not None], viewer=viewer, limit=limit)
+
+    async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
+        return await self._ask(_results, RECENT_RESULTS[viewer is not None], viewer=viewer, limit=limit)
+
+    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None:
+        """None if the task is unknown, or the viewer has no part in it."""
+        return await self._find(
+            _shown,
+            SHOW,
+            task_id=task_id,
+            viewer=viewer,
+            updates_max=updates_max,
+            leases_max=LEASES_SHOWN_MAX,
+            **self._here,
+        )
+
+    async def lookup(
+        self, task_id: TaskId, viewer: PublicKey | None = None, recipient: PublicKey | None = None
+    ) -> Archived | None:
+        """The task, if it is finished, the viewer has part in it, and it is this recipient's."""
+        return await self._find(_archived, LOOKUP, task_id=task_id, viewer=viewer, recipient=recipient)
+
+    async def lookup_whole(self, task_id: TaskId) -> Archived | None:
+        """A finished task, with the task itself."""
+        return await self._find(_archived, LOOKUP_WHOLE, task_id=task_id)
+
+    async def task(self, task_id: TaskId) -> Task | None:
+        """The task as it was sent."""
+        return await self._find(_task, TASK, task_id=task_id)
+
+    async def parties(self, task_id: TaskId) -> Parties | None:
+        return await self._find(_parties, PARTIES, task_id=task_id)
+
+    async def steps(self, task_id: TaskId, after_generation: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
+        return await self._ask(
+            decode_steps,
+            STEPS,
+            task_id=task_id,
+            after=after_generation,
+            limit=limit,
+            recipient=scope.recipient,
+            sender=scope.sender,
+            tenant=scope.tenant,
+        )
+
+    async def listing(self, query: ListQuery) -> Listing:
+        return await self._run(lambda db: list_tasks(db, query))
+
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool) -> Sequence[TaskRow]:
+        return await self._ask(_rows, OF_TENANT[simple], tenant=tenant, limit=limit)
+
+    async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
+        """Level by level, as far as the bounds of depth, number and size reach."""
+        rows = await self._ask(
+            _tree_rows,
+            TREE,
+            root=root,
+            viewer=viewer,
+            depth_max=TREE_DEPTH_MAX,
+            nodes_max=TREE_NODES_MAX,
+            bytes_max=TREE_BYTES_MAX,
+            **self._here,
+        )
+        tree = _grow(root, rows)
+        return msgspec.structs.replace(tree, truncated=True) if len(rows) >= TREE_NODES_MAX else tree
+
+    async def finished(self, after_place: int, limit: int) -> tuple[Sequence[TaskId], int]:
+        """Ids of tasks that ended after a place, in that order, and the place to go on from."""
+        return await self._ask(_finished, FINISHED, after=after_place, limit=limit)
+
+    async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
+        """The newest rows that pass the filters, oldest first."""
+        return await self._ask(
+            _audit, AUDIT_RECENT[issuer is not None], issuer=issuer, limit=limit, since_ms=since_ms or 0
+        )
+
+    async def audit_before(self, before_ms: int) -> tuple[int, int, str] | None:
+        count, through, chain_hash = await self._ask(_before, AUDIT_BEFORE, before_ms=before_ms)
+        return (count, through, chain_hash) if through is not None and chain_hash is not None else None
+
+    async def audit_verify(self, head: AuditHead) -> AuditReport:
+        """Compute the whole chain anew, from its anchor to `head`, which the ledger knows from elsewhere."""
+        return await self._run(lambda db: _verify(db, head, whole=True))
+
+    async def audit_verify_new(self, head: AuditHead) -> AuditReport:
+        """Only the rows that no earlier verification has covered. What is found valid is not looked at again."""
+        return await self._run(lambda db: _verify(db, head, whole=False))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.shutdown)
+        for db in self._opened:
+            db.close()
+
+    async def _ask(self, decode: Callable[[bytes], T], sql: str, **values: Any) -> T:
+        return await self._run(lambda db: decode(_one(db, sql, values) or b"[]"))
+
+    async def _find(self, decode: Callable[[bytes], T], sql: str, **values: Any) -> T | None:
+        def find(db: sqlite3.Connection) -> T | None:
+            found = _one(db, sql, values)
+            return None if found is None else decode(found)
+
+        return await self._run(find)
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._work, work)
+
+    def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return work(self._connection())
+        except sqlite3.Error as error:
+            raise Unavailable("archive_unreadable", f"history cannot be read: {error}") from error
+
+    def _connection(self) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = getattr(self._local, "db", None)
+        if db is None:
+            uri = f"{self._path.absolute().as_uri()}?mode=rw"
+            db = sqlite3.connect(uri, timeout=BUSY_S, isolation_level=None, check_same_thread=False, uri=True)
+            db.text_factory = bytes
+            db.execute("PRAGMA query_only = true")
+            self._local.db = db
+            self._opened.append(db)
+        return db
+
+
+def _one(db: sqlite3.Connection, sql: str, values: dict[str, Any]) -> bytes | None:
+    row: tuple[bytes] | None = db.execute(sql, values).fetchone()
+    return None if row is None else row[0]
+
+
+def _verify(db: sqlite3.Connection, head: AuditHead, *, whole: bool) -> AuditReport:
+    db.execute("BEGIN")  # one snapshot: a purge between two pages would look like a cut
+    try:
+        marks = _marks(_one(db, AUDIT_MARKS, {}) or b"")
+        start = marks.anchor if whole or marks.verified.index < marks.anchor.index else marks.verified
+        verification = AuditVerification(start, head)
+        if 0 < marks.first <= marks.anchor.index:
+            verification.find(f"row {marks.first} is before the anchor at {marks.anchor.index}")
+        after = start.index
+        while rows := _stored_rows(_one(db, AUDIT_PAGE, {"after": after, "limit": PAGE_ROWS}) or b"[]"):
+            verification.take(rows)
+            after = rows[-1].index
+        report = verification.report()
+    finally:
+        db.execute("COMMIT")
+    if report.valid:
+        _mark_verified(db, head)
+    return report
+
+
+def _mark_verified(db: sqlite3.Connection, head: AuditHead) -> None:
+    """The one thing that a reader writes: a short wait for the writer's batch, if there is one."""
+    db.execute("PRAGMA query_only = false")
+    try:
+        db.execute(
+            "UPDATE meta SET value = iif(key = 'audit_verified_index', ?, ?)"
+            " WHERE key IN ('audit_verified_index', 'audit_verified_hash')",
+            (head.index, head.chain_hash),
+        )
+    finally:
+        db.execute("PRAGMA query_only = true")
+
+
+def _grow(root: TaskId, rows: Sequence[TreeRow]) -> TreeNode:
+    known: dict[TaskId, TreeRow] = {}
+    below: dict[TaskId, list[TreeRow]] = {}
+    for row in rows:
+        if row.task_id not in known:
+            known[row.task_id] = row
+            if row.parent is not None and row.task_id != root:
+                below.setdefault(row.parent, []).append(row)
+    return _node(root, known.get(root), below)
+
+
+def _node(task_id: TaskId, row: TreeRow | None, below: dict[TaskId, list[TreeRow]]) -> TreeNode:
+    children = tuple(_node(child.task_id, child, below) for child in below.get(task_id, ()))
+    own, total = _usage(row, children)
+    if row is None:
+        return TreeNode(task_id=task_id, task=None, state=None, usage_total=total or msgspec.UNSET, children=children)
+    remote = row.remote
+    return TreeNode(
+        task_id=task_id,
+        task=row.task,
+        state=row.state,
+        attempt=row.attempt,
+        created_at_ms=row.created_at_ms,
+        updated_at_ms=row.updated_at_ms,
+        result_status=row.result_status,
+        a2a_state=row.a2a_state,
+        holder_lost=row.holder_lost or msgspec.UNSET,
+        usage=own or msgspec.UNSET,
+        usage_total=total or msgspec.UNSET,
+        remote=True if remote is not None else msgspec.UNSET,
+        url=remote.get("url") if remote is not None else msgspec.UNSET,
+        remote_task_id=(row.remote_note or {}).get("task_id") if remote is not None else msgspec.UNSET,
+        children=children,
+    )
+
+
+def _usage(row: TreeRow | None, children: Sequence[TreeNode]) -> tuple[dict[str, float], dict[str, float]]:
+    """What a task used itself, and with all that is below it. What it says of those below is not counted again."""
+    notes = (row.notes or {}) if row is not None else {}
+    own = usage_in(notes)
+    for name, amount in read_usage(notes.get("delegated")).items():
+        own[name] = own.get(name, 0) - amount
+    own = {name: amount for name, amount in own.items() if amount > 0}
+    total = dict(own)
+    for child in children:
+        add_usage(total, child.usage_total or {})
+    return own, total

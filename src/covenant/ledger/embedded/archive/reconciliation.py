@@ -1,0 +1,212 @@
+"""Making an archive agree with its snapshot and journal again, after records were lost or set aside.
+
+The snapshot is the fixed point. What the archive holds of later records is taken back, each task of the snapshot gets
+the row that it had then, and what is left of the journal is applied from there on. So nothing that a lost record wrote
+stays behind and stands in the way of what comes.
+
+What is only in the archive stays there: the history of tasks that the journal no longer tells. That includes a task
+that has ended although the record of its beginning is lost. A task that the snapshot knows to be resolved, and whose
+end the archive has not heard of, ends with a result that says so.
+
+One transaction: a crash leaves the archive as it was. Doing it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from covenant.ledger.embedded.archive import apply_batch
+from covenant.ledger.embedded.archive.apply_batch import apply_within
+from covenant.ledger.embedded.archive.batch_rows import PLACES_IN_RECORD
+from covenant.ledger.embedded.archive.sql import statement
+from covenant.ledger.embedded.journal.record import encode_line, seq_of
+from covenant.ledger.embedded.reads import in_words_of_a2a
+from covenant.ledger.embedded.state import LedgerState
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import TaskSent
+from covenant.ledger.machine.states import LEASED
+from covenant.model.ids import TaskId
+
+BATCH_BYTES: Final = 1 << 20
+INSERTED_PLACE: Final = PLACES_IN_RECORD // 2
+"""Tasks that the archive has never heard of get places behind those of the snapshot's last record."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class ArchiveTruth(NamedTuple):
+    """What an archive must agree with.
+
+    `before` is the state of the snapshot at record `snapshot_seq`, `after` the one that all of the journal leads to,
+    with every task that ended since. `earlier` are the good records up to the snapshot that the archive does not have
+    yet, `later` those after it; both are whole lines, in order. `last_seq` is where the archive stands in the end.
+    """
+
+    snapshot_seq: int
+    before: LedgerState
+    after: LedgerState
+    earlier: Iterable[bytes]
+    later: Iterable[bytes]
+    last_seq: int
+
+
+def reconcile(db: sqlite3.Connection, truth: ArchiveTruth) -> int:
+    """Rewrite what does not agree; how many records could not be applied all the same. `db` is the writer's."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        rejected = _apply(db, truth.earlier)
+        _prepare(db, truth)
+        _run(db, "reconcile_removal")
+        _restore(db, truth)
+        _run(db, "reconcile_ended")
+        db.execute("DELETE FROM rejects WHERE seq > ?", (truth.snapshot_seq,))
+        rejected += _apply(db, truth.later)
+        _anchor(db, truth.after)
+        _run(db, "reconcile_rest")
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('archived_seq', ?)", (truth.last_seq,))
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+    return rejected
+
+
+def _prepare(db: sqlite3.Connection, truth: ArchiveTruth) -> None:
+    db.execute("CREATE TEMP TABLE bounds (after_place INTEGER, audit_index INTEGER)")
+    db.execute("INSERT INTO bounds VALUES (?, ?)", (_after_place(truth), truth.after.audit_head.index))
+    db.execute("CREATE TEMP TABLE known (task_id TEXT PRIMARY KEY, in_snapshot INTEGER NOT NULL) WITHOUT ROWID")
+    before = truth.before.entries
+    known = {task_id: task_id in before for task_id in (*truth.after.entries, *before)}
+    db.executemany("INSERT INTO known VALUES (?, ?)", known.items())
+
+
+def _after_place(truth: ArchiveTruth) -> int:
+    return (truth.snapshot_seq + 1) * PLACES_IN_RECORD
+
+
+def _run(db: sqlite3.Connection, name: str) -> None:
+    """Each statement of a file. (`executescript` would end the transaction.)"""
+    text = ""
+    for line in statement(name).splitlines(keepends=True):
+        text += line
+        if sqlite3.complete_statement(text):
+            db.execute(text)
+            text = ""
+
+
+def _restore(db: sqlite3.Connection, truth: ArchiveTruth) -> None:
+    """Every task of the snapshot has its row of then, whatever happened to it since."""
+    after_place = _after_place(truth)
+    inserted = truth.snapshot_seq * PLACES_IN_RECORD + INSERTED_PLACE
+    for task_id, entry in truth.before.entries.items():
+        task_no = _number_of(db, task_id)
+        if task_no is None:
+            # A place of its own: numbers that were given by an earlier reconciliation are taken.
+            (newest,) = db.execute("SELECT max(task_no) FROM a2a_tasks WHERE task_no < ?", (after_place,)).fetchone()
+            task_no = max(inserted, (newest or 0) + 1)
+            _insert(db, task_no, entry)
+        db.execute("DELETE FROM handovers WHERE task_no = ? AND place >= ?", (task_no, after_place))
+        _insert_lease(db, task_no, entry, after_place - 2)
+        db.execute(statement("reconcile_live"), {**_columns(entry), "task_no": task_no, "after_place": after_place})
+
+
+def _number_of(db: sqlite3.Connection, task_id: TaskId) -> int | None:
+    found = db.execute(
+        "SELECT t.task_no FROM a2a_tasks AS t WHERE t.task_no = (SELECT i.task_no FROM ids AS i WHERE i.task_id = ?)",
+        (task_id,),
+    ).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _insert(db: sqlite3.Connection, task_no: int, entry: Entry) -> None:
+    """A task as if its beginning had been applied at this place. What became of it since is told by `_columns`."""
+    seq, offset = divmod(task_no, PLACES_IN_RECORD)
+    events = _encode([TaskSent(entry.task.id, entry.task, entry.digest)])
+    apply_within(db, encode_line(seq, entry.accepted_at_ms, seq - 1, events), seq, offset)
+
+
+def _insert_lease(db: sqlite3.Connection, task_no: int, entry: Entry, place: int) -> None:
+    """The live lease of a task, where its record never reached the archive."""
+    lease = entry.lease
+    if lease is None or entry.state is not LEASED:
+        return
+    found = db.execute(
+        "SELECT 1 FROM handovers WHERE task_no = ? AND event = 'leased' AND json_extract(lease, '$.lease_id') = ?",
+        (task_no, lease.lease_id),
+    ).fetchone()
+    if found is None:
+        row = (task_no, place, lease.leased_at_ms, _encode(lease).decode())
+        db.execute("INSERT OR REPLACE INTO handovers VALUES (?, ?, 'leased', ?, ?, NULL)", row)
+
+
+def _columns(entry: Entry) -> Mapping[str, Any]:
+    lease = entry.lease
+    holder = lease.leased_to if lease is not None else None
+    return {
+        "task_id": entry.task.id,
+        "updated_at": entry.updated_at_ms,
+        "ledger_state": entry.state.value,
+        "state": in_words_of_a2a(entry),
+        "generation": entry.generation,
+        "turn": entry.turn,
+        "attempt": entry.attempt,
+        "interrupted": int(entry.interrupted),
+        "interruption": entry.interruption,
+        "lease_id": lease.lease_id if lease is not None else None,
+        "leased_to_display": holder.display if holder is not None else None,
+        "leased_to_pubkey": holder.pubkey if holder is not None else None,
+        "leased_at_ms": lease.leased_at_ms if lease is not None else None,
+        "renewed_at_ms": lease.renewed_at_ms if lease is not None else None,
+        "node": lease.node if lease is not None else None,
+        "boot": lease.boot if lease is not None else None,
+        "ending": entry.ending,
+        "cause": entry.cause,
+        "result": _encode(entry.result).decode() if entry.result is not None else None,
+    }
+
+
+def _anchor(db: sqlite3.Connection, after: LedgerState) -> None:
+    """A purge whose record is lost leaves an anchor behind the head: then the state's own counts."""
+    (index,) = db.execute("SELECT value FROM meta WHERE key = 'audit_anchor_index'").fetchone()
+    if index > after.audit_head.index:
+        anchor = after.audit_anchor
+        rows = (("audit_anchor_index", anchor.index), ("audit_anchor_hash", anchor.chain_hash))
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
+
+def _apply(db: sqlite3.Connection, lines: Iterable[bytes]) -> int:
+    return sum(_apply_or_reject(db, batch) for batch in _batches(lines))
+
+
+def _apply_or_reject(db: sqlite3.Connection, batch: list[bytes]) -> int:
+    """As `rejects` does it, within one transaction."""
+    last_seq = seq_of(batch[-1])
+    try:
+        apply_within(db, b"".join(batch), last_seq)
+    except Exception as error:
+        if not apply_batch.is_fault_of_record(error):
+            raise
+        middle = len(batch) // 2
+        if not middle:
+            return apply_batch.apply_events(db, batch[0])
+        return _apply_or_reject(db, batch[:middle]) + _apply_or_reject(db, batch[middle:])
+    return 0
+
+
+def _batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for line in lines:
+        batch.append(line)
+        size += len(line)
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

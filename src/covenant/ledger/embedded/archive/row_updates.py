@@ -1,0 +1,419 @@
+"""What an event does to the row of its task, and what it adds to the archive beside. Pure.
+
+Of an event only what has a column is decoded: what it carries stays the text that it is. What an event means is said
+by the machine (`entry.evolve`); this is what it means for the columns, and the tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final, Protocol, get_args
+
+import msgspec
+from msgspec import Raw
+
+from covenant.ledger.machine.events import AnyEvent
+
+Row = tuple[str | bytes | int | None, ...]
+
+
+class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
+    """A row of `a2a_tasks`, in the order of its columns."""
+
+    task_no: int
+    task_id: str
+    tenant_id: str
+    agent_id: str
+    context_id: str
+    context_no: int | None
+    parent: str | None
+    parent_no: int | None
+    created_at: int
+    updated_at: int
+    ledger_state: str
+    state: str
+    digest: str
+    sender_display: str
+    sender_pubkey: str
+    recipient_display: str
+    recipient_pubkey: str
+    task_kind: str | None
+    deadline_ms: int | None
+    origin: str
+    place: int
+    settled_place: int | None = None
+    generation: int = 1
+    turn: int = 1
+    attempt: int = 0
+    interrupted: int = 0
+    interruption: str | None = None
+    lease_id: str | None = None
+    leased_to_display: str | None = None
+    leased_to_pubkey: str | None = None
+    leased_at_ms: int | None = None
+    renewed_at_ms: int | None = None
+    node: str | None = None
+    boot: str | None = None
+    ending: str | None = None
+    cause: str | None = None
+    result: str | None = None
+    """None also means: as it was."""
+
+    def queue(self, place: int) -> None:
+        self.ledger_state = "queued"
+        self.place = place
+
+    def next_turn(self, place: int) -> None:
+        self.queue(place)
+        self.turn += 1
+        self.attempt = 0
+        self.interruption = self.lease_id = self.leased_to_display = self.leased_to_pubkey = None
+        self.leased_at_ms = self.renewed_at_ms = self.node = self.boot = None
+
+    def in_words_of_a2a(self) -> str:
+        if self.ending is not None:
+            return self.ending
+        if self.ledger_state == "parked":
+            return self.interruption or ""
+        return "working" if self.attempt > 0 or self.turn > 1 else "submitted"
+
+
+class Rows:
+    """What a batch adds to the archive, and the place and time of the event that is just being applied."""
+
+    def __init__(self) -> None:
+        self.place = 0
+        self.ts_ms = 0
+        self.tasks: dict[str, TaskRowUpdate] = {}
+        """By id, every task that moved: as it is now."""
+        self.ids: dict[str, int] = {}
+        """Numbers of new tasks."""
+        self.names: dict[bytes, int] = {}
+        """Numbers of what they are the first to name."""
+        self.requests: list[Row] = []
+        self.updates: list[Row] = []
+        self.handovers: list[Row] = []
+        self.counts: dict[tuple[str, str], int] = {}
+        """By recipient and state: how many tasks more, or fewer."""
+        self.audit: list[Row] = []
+        self.purged: list[tuple[int, str]] = []
+        """Each with the hash that the chain is anchored at from there on."""
+
+    def updated(self, row: TaskRowUpdate, generation: int, kind: str, body: str | None) -> None:
+        row.generation = generation
+        self.updates.append((row.task_no, generation, kind, self.ts_ms, body))
+
+    def handed(self, row: TaskRowUpdate, how: str, lease: str | None, reason: str | None) -> None:
+        self.handovers.append((row.task_no, self.place, how, self.ts_ms, lease, reason))
+
+
+# What is decoded of a line.
+
+
+class _Agent(msgspec.Struct, frozen=True, gc=False):
+    display: str
+    pubkey: str
+
+
+class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
+    sender: _Agent
+    recipient: _Agent
+    tenant: str | None = None
+    context_id: str | None = None
+    parent: str | None = None
+    task_kind: str | None = None
+    deadline_ms: int | None = None
+    origin: str = "mailbox"
+
+
+class _Lease(msgspec.Struct, frozen=True, gc=False):
+    lease_id: str
+    leased_to: _Agent
+    leased_at_ms: int
+    attempt: int
+    renewed_at_ms: int = 0
+    node: str | None = None
+    boot: str | None = None
+
+
+class _Kind(msgspec.Struct, frozen=True, gc=False):
+    type: str
+
+
+class _AuditRow(msgspec.Struct, frozen=True, gc=False):
+    timestamp_ms: int
+
+
+decode_request: Final = msgspec.json.Decoder(RememberedRequest).decode
+_lease: Final = msgspec.json.Decoder(_Lease).decode
+_kind: Final = msgspec.json.Decoder(_Kind).decode
+decode_audit_row: Final = msgspec.json.Decoder(_AuditRow).decode
+_NULL: Final = Raw(b"null")
+
+
+def text_of(raw: Raw) -> str:
+    return str(raw, "utf-8")
+
+
+def _text_or_none(raw: Raw) -> str | None:
+    """JSON, still encoded."""
+    text = text_of(raw)
+    return None if text == "null" else text
+
+
+class AnEvent(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
+    pass
+
+
+class OfTask(AnEvent, frozen=True, gc=False):
+    task_id: str
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        raise NotImplementedError
+
+
+class Begins(OfTask, frozen=True, gc=False):
+    state: ClassVar[str]
+    task: Raw
+    digest: str
+
+
+class _TaskSent(Begins, frozen=True, gc=False, tag="task_sent"):
+    state: ClassVar[str] = "queued"
+
+
+class _TaskFollowed(Begins, frozen=True, gc=False, tag="task_followed"):
+    state: ClassVar[str] = "following"
+
+
+class _TaskPromoted(OfTask, frozen=True, gc=False, tag="task_promoted"):
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        row.queue(rows.place)
+
+
+class _TaskLeased(OfTask, frozen=True, gc=False, tag="task_leased"):
+    lease: Raw
+    generation: int = 0
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        lease = _lease(self.lease)
+        row.ledger_state = "in_flight"
+        row.interrupted = 0
+        row.attempt = lease.attempt
+        row.lease_id = lease.lease_id
+        row.leased_to_display = lease.leased_to.display
+        row.leased_to_pubkey = lease.leased_to.pubkey
+        row.leased_at_ms = lease.leased_at_ms
+        row.renewed_at_ms = lease.renewed_at_ms
+        row.node = lease.node
+        row.boot = lease.boot
+        if self.generation:
+            rows.updated(row, self.generation, "working", None)
+        rows.handed(row, "leased", text_of(self.lease), None)
+
+
+class _LeaseRenewed(OfTask, frozen=True, gc=False, tag="lease_renewed"):
+    renewed_at_ms: int
+
+    def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
+        row.ledger_state = "in_flight"
+        row.interrupted = 0
+        row.renewed_at_ms = self.renewed_at_ms
+
+
+class _GivenBack(OfTask, frozen=True, gc=False):
+    how: ClassVar[str]
+    reason: Raw
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        row.queue(rows.place)
+        row.interrupted = 0
+        rows.handed(row, self.how, None, _text_or_none(self.reason))
+
+
+class _LeaseReleased(_GivenBack, frozen=True, gc=False, tag="lease_released"):
+    how: ClassVar[str] = "released"
+    undelivered: bool = False
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        # Nobody was told of the lease: the task stands where it stood in the queue.
+        place = row.place if self.undelivered else rows.place
+        super().move(row, rows)
+        row.place = place
+
+
+class _TaskRequeued(_GivenBack, frozen=True, gc=False, tag="task_requeued"):
+    how: ClassVar[str] = "requeued"
+
+
+class _LeaseInterrupted(OfTask, frozen=True, gc=False, tag="lease_interrupted"):
+    def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
+        row.ledger_state = "in_flight"
+        row.interrupted = 1
+
+
+class _TaskUpdated(OfTask, frozen=True, gc=False, tag="task_updated"):
+    generation: int
+    update: Raw
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        row.ledger_state = "in_flight"
+        rows.updated(row, self.generation, _kind(self.update).type, text_of(self.update))
+
+
+class _TaskParked(OfTask, frozen=True, gc=False, tag="task_parked"):
+    generation: int
+    interruption: str
+    update: Raw
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        row.ledger_state = "parked"
+        row.interruption = self.interruption
+        rows.updated(row, self.generation, "parked", text_of(self.update))
+        rows.handed(row, "parked", None, None)
+
+
+class _TaskContinued(OfTask, frozen=True, gc=False, tag="task_continued"):
+    generation: int
+    message: Raw
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        row.next_turn(rows.place)
+        rows.updated(row, self.generation, "continued", text_of(self.message))
+        rows.handed(row, "continued", None, None)
+
+
+class _MessageKept(OfTask, frozen=True, gc=False, tag="message_kept"):
+    """The state stays what it was."""
+
+    generation: int
+    message: Raw
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        rows.updated(row, self.generation, "continued", text_of(self.message))
+
+
+class _TurnEnded(OfTask, frozen=True, gc=False, tag="turn_ended"):
+    reply: Raw = _NULL
+    generation: int = 0
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        row.next_turn(rows.place)
+        row.interrupted = 0
+        if self.generation:
+            rows.updated(row, self.generation, "message", _text_or_none(self.reply))
+        rows.handed(row, "continued", None, None)
+
+
+class _Ends(OfTask, frozen=True, gc=False):
+    state: ClassVar[str]
+    result: Raw
+    ending: str
+    cause: str
+    generation: int
+    reason: Raw = _NULL
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        row.ledger_state = self.state
+        row.interrupted = 0
+        row.interruption = None
+        row.settled_place = rows.place
+        row.ending = self.ending
+        row.cause = self.cause
+        row.result = text_of(self.result)
+        rows.updated(row, self.generation, "settled", None)
+        rows.handed(row, "settled", None, _text_or_none(self.reason))
+
+
+class _TaskSettled(_Ends, frozen=True, gc=False, tag="task_settled"):
+    state: ClassVar[str] = "result_pending"
+
+
+class _TaskClosed(_Ends, frozen=True, gc=False, tag="task_closed"):
+    state: ClassVar[str] = "resolved"
+
+
+class _ResultDrained(OfTask, frozen=True, gc=False, tag="result_drained"):
+    def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
+        row.ledger_state = "resolved"
+
+
+class ResultReturnedRow(Begins, frozen=True, gc=False, tag="result_returned"):
+    """It carries the whole task, so that a task whose beginning is lost can still be told."""
+
+    state: ClassVar[str] = "result_pending"
+    reason: Raw
+    result: Raw
+    ending: str
+    cause: str
+    generation: int
+
+    def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
+        if row.settled_place is None:
+            row.settled_place = rows.place
+            row.ending, row.cause, row.result = self.ending, self.cause, text_of(self.result)
+            rows.updated(row, self.generation, "settled", None)
+        row.ledger_state = self.state
+        rows.handed(row, "returned", None, _text_or_none(self.reason))
+
+
+class AuditedRow(AnEvent, frozen=True, gc=False, tag="audited"):
+    index: int
+    chain_hash: str
+    issuer: str
+    row: str
+
+
+class AuditPurgedRow(AnEvent, frozen=True, gc=False, tag="audit_purged"):
+    through: int
+    anchor_hash: str
+
+
+_OURS: Final = (
+    _TaskSent,
+    _TaskFollowed,
+    _TaskPromoted,
+    _TaskLeased,
+    _LeaseRenewed,
+    _LeaseReleased,
+    _TaskRequeued,
+    _LeaseInterrupted,
+    _TaskUpdated,
+    _TaskParked,
+    _TaskContinued,
+    _MessageKept,
+    _TurnEnded,
+    _TaskSettled,
+    _TaskClosed,
+    _ResultDrained,
+    ResultReturnedRow,
+    AuditedRow,
+    AuditPurgedRow,
+)
+
+
+def _others() -> Iterable[Any]:
+    """Events that are no business of the archive: their type is all that is decoded."""
+    ours = {kind.__struct_config__.tag for kind in _OURS}
+    for kind in get_args(AnyEvent):
+        tag = kind.__struct_config__.tag
+        if tag not in ours:
+            yield msgspec.defstruct(kind.__name__, [], bases=(AnEvent,), tag=tag, frozen=True, gc=False)
+
+
+def _any() -> Any:
+    union: Any = _OURS[0]
+    for kind in (*_OURS[1:], *_others()):
+        union |= kind
+    return union
+
+
+class JournalLine(Protocol):
+    seq: int
+    ts_ms: int
+    events: Sequence[AnEvent]
+
+
+_events: Any = list.__class_getitem__(_any())
+_Line: Any = msgspec.defstruct("_Line", [("seq", int), ("ts_ms", int), ("events", _events)], gc=False)
+decode_lines: Final[Callable[[bytes], Sequence[JournalLine]]] = msgspec.json.Decoder(_Line).decode_lines

@@ -1,0 +1,78 @@
+"""What to tell when the disk does not take or give a file: which file, why, how much room there is, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from covenant.model.errors import HomeUnusable
+
+MIB: Final = 1 << 20
+_ROOM: Final = "make room, and start it again; nothing that was acknowledged is lost"
+_WAYS_OUT: Final = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EROFS: "mount its file system for writing, or choose another home with --home",
+    errno.EACCES: "run it as the owner of the home, or give the home to whoever runs it (chown -R)",
+    errno.EPERM: "run it as the owner of the home, or give the home to whoever runs it (chown -R)",
+    errno.EIO: "the disk or its file system fails: mend it, or put the home on another one from a backup",
+}
+
+
+def free_bytes(folder: Path) -> int | None:
+    """What whoever runs this can still write there; None if that cannot be told."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def told_free(path: Path) -> str:
+    free = free_bytes(path if path.is_dir() else path.parent)
+    return "" if free is None else f" ({free / MIB:,.1f} MiB are free there)"
+
+
+def unusable(path: Path, reason: str, number: int | None) -> HomeUnusable:
+    """The refusal of a home because of one file. `number` is the system's error number, if there is one."""
+    free = free_bytes(path.parent)
+    # SQLite calls it an I/O error when there is no room for its shared memory.
+    full = free is not None and free < MIB and number != errno.EROFS
+    known = _ROOM if full else _WAYS_OUT.get(number or 0)
+    way_out = f"{known}; " if known else ""
+    told = f"{path}: {reason}{told_free(path)}; {way_out}`covenant doctor` looks at all of the home"
+    return HomeUnusable(told, number)
+
+
+def unusable_by(error: OSError, fallback: Path) -> HomeUnusable:
+    """The same of a failed system call. `fallback` is named where the error names no file."""
+    named = error.filename if isinstance(error.filename, str) else None
+    return unusable(Path(named) if named else fallback, error.strerror or str(error), error.errno)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give system errors that name no file this one's name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def make_private_folder(folder: Path) -> None:
+    """Unless it is there. Folders that lead to it and are missing can be read by others, and changed by nobody else."""
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    for parent in reversed(missing):
+        parent.mkdir(mode=0o755, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_private(path: str, flags: int) -> int:
+    """An `opener` for `open`."""
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,305 @@
+"""Peers in memory, with what was said to them and heard from them: an index for each question that is asked."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.machine.events import (
+    DelegationDropped,
+    DelegationPut,
+    EnvelopeTaken,
+    ParcelMoved,
+    ParcelPut,
+    ParcelsDropped,
+    PeerEvent,
+    PeerPut,
+    PeerRemoved,
+    PeerSucceeded,
+    TokenRevoked,
+)
+from covenant.model.ids import TaskId
+from covenant.model.peers.delegation import (
+    Delegation,
+    DelegationKey,
+    DelegationRole,
+    DelegationState,
+    LoggedMessage,
+    OutboxMessage,
+    ReceivedEnvelope,
+)
+from covenant.model.peers.instance import InstanceId
+from covenant.model.peers.peer_record import Peer
+
+replace = msgspec.structs.replace
+
+LOG_MAX: Final = 1_000
+POLL: Final = "poll"
+REVOKED_KEPT_MS: Final = 30 * 24 * 3_600_000
+"""A revocation outlives its token by so much: a clock that ran ahead for a while must not bring the token back."""
+
+
+class PeerIndex:
+    def __init__(self) -> None:
+        self.peers_by_id: dict[InstanceId, Peer] = {}
+        """The oldest first."""
+        self._peers_by_name: dict[str, Peer] = {}
+        self._delegations: OrderedDict[DelegationKey, Delegation] = OrderedDict()
+        """The one that moved last is last."""
+        self._at_work: dict[tuple[DelegationRole, InstanceId], dict[DelegationKey, None]] = {}
+        self._at_rest: OrderedDict[DelegationKey, None] = OrderedDict()
+        self._lost_delegations: set[DelegationKey] = set()
+        self._of_task: dict[TaskId, DelegationKey] = {}
+        self._parcels: dict[InstanceId, dict[DelegationKey, dict[int, OutboxMessage]]] = {}
+        """By peer and delegation, in the order of their numbers."""
+        self._parcel_counts: dict[InstanceId, int] = {}
+        self._taken: dict[InstanceId, dict[str, ReceivedEnvelope]] = {}
+        self._fading: list[tuple[int, InstanceId, str]] = []
+        """When each envelope that was taken may be forgotten."""
+        self.tokens_revoked: dict[str, TokenRevoked] = {}
+        self.messages: deque[LoggedMessage] = deque(maxlen=LOG_MAX)
+
+    def apply_peer(self, event: PeerEvent, ts_ms: int) -> None:
+        match event:
+            case EnvelopeTaken(envelope, offer_id):
+                self._take(envelope, offer_id, ts_ms)
+            case DelegationPut(delegation):
+                self.put_delegation(delegation)
+            case ParcelPut(parcel):
+                self.put_parcel(parcel)
+            case ParcelMoved(move):
+                waiting = self._parcels[move.delegation.peer][move.delegation]
+                waiting[move.seq] = replace(
+                    waiting[move.seq], attempts=move.attempts, next_ms=move.next_ms, failure=move.failure
+                )
+            case ParcelsDropped(key, through):
+                self._delivered(key, through, ts_ms)
+            case PeerPut(peer):
+                self.put_peer(peer)
+            case DelegationDropped(key):
+                self._drop_delegation(key)
+            case PeerRemoved(peer_id):
+                self._remove(peer_id)
+            case PeerSucceeded(old, peer):
+                self._succeed(old, peer)
+            case TokenRevoked():
+                self.put_revoked(event, ts_ms)
+            case _:
+                raise AssertionError(f"no correspondence takes {event}")
+
+    # Peers
+
+    def put_peer(self, peer: Peer) -> None:
+        old = self.peers_by_id.get(peer.id)
+        if old is not None:
+            self._peers_by_name.pop(old.name, None)
+        self.peers_by_id[peer.id] = self._peers_by_name[peer.name] = peer
+
+    def peer(self, peer_id: InstanceId) -> Peer | None:
+        return self.peers_by_id.get(peer_id)
+
+    def peer_named(self, name: str) -> Peer | None:
+        return self._peers_by_name.get(name)
+
+    def peer_count(self) -> int:
+        return len(self.peers_by_id)
+
+    def _remove(self, peer_id: InstanceId) -> None:
+        del self._peers_by_name[self.peers_by_id.pop(peer_id).name]
+        self._parcels.pop(peer_id, None)
+        self._parcel_counts.pop(peer_id, None)
+        # What it sent stays known for as long as it could be sent again: it may be added again meanwhile.
+
+    def _succeed(self, old: InstanceId, peer: Peer) -> None:
+        before = self.peers_by_id.pop(old)
+        self._peers_by_name.pop(before.name, None)
+        self.put_peer(peer)
+        for delegation in [each for each in self._delegations.values() if each.peer == old]:
+            self._drop_delegation(delegation.key)
+            self.put_delegation(replace(delegation, peer=peer.id))
+        self._parcel_counts.pop(old, None)
+        for waiting in self._parcels.pop(old, {}).values():
+            for parcel in waiting.values():
+                self.put_parcel(replace(parcel, peer=peer.id))
+
+    # Delegations
+
+    def put_delegation(self, delegation: Delegation) -> None:
+        key = delegation.key
+        old = self._delegations.get(key)
+        if old is not None and delegation.offer is None and not delegation.ended:
+            delegation = replace(delegation, offer=old.offer)
+        self._delegations[key] = delegation
+        self._delegations.move_to_end(key)
+        self._of_task[delegation.task_id] = key
+        if delegation.state is DelegationState.LOST and key.role is DelegationRole.REQUESTER:
+            self._lost_delegations.add(key)
+        else:
+            self._lost_delegations.discard(key)
+        live = self._at_work.setdefault((key.role, key.peer), {})
+        if not delegation.ended:
+            live[key] = None
+            return
+        live.pop(key, None)
+        if not live:
+            del self._at_work[key.role, key.peer]
+        self._at_rest[key] = None
+        self._at_rest.move_to_end(key)
+
+    def _drop_delegation(self, key: DelegationKey) -> None:
+        delegation = self._delegations.pop(key)
+        if self._of_task.get(delegation.task_id) == key:
+            del self._of_task[delegation.task_id]
+        self._at_rest.pop(key, None)
+        self._lost_delegations.discard(key)
+        live = self._at_work.get((key.role, key.peer))
+        if live is not None:
+            live.pop(key, None)
+            if not live:
+                del self._at_work[key.role, key.peer]
+
+    def delegation(self, key: DelegationKey) -> Delegation | None:
+        return self._delegations.get(key)
+
+    def delegation_of(self, task_id: TaskId) -> Delegation | None:
+        key = self._of_task.get(task_id)
+        return self._delegations[key] if key is not None else None
+
+    def delegations(self) -> Iterator[Delegation]:
+        """The one that moved last first."""
+        return reversed(self._delegations.values())
+
+    def delegations_in_order(self) -> Iterator[Delegation]:
+        return iter(self._delegations.values())
+
+    def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
+        of = [keys for (a_role, an_id), keys in self._at_work.items() if a_role is role and peer in (None, an_id)]
+        return [self._delegations[key] for keys in of for key in keys]
+
+    def delegations_live_count(self, peer: InstanceId) -> int:
+        return sum(len(self._at_work.get((role, peer), ())) for role in DelegationRole)
+
+    def delegation_count(self) -> int:
+        """Those that have not ended."""
+        return sum(map(len, self._at_work.values()))
+
+    def delegations_lost(self) -> int:
+        return len(self._lost_delegations)
+
+    def delegations_ended_count(self) -> int:
+        return len(self._at_rest)
+
+    def delegation_ended_first(self) -> DelegationKey | None:
+        return next(iter(self._at_rest), None)
+
+    # What waits
+
+    def put_parcel(self, parcel: OutboxMessage) -> None:
+        waiting = self._parcels.setdefault(parcel.peer, {}).setdefault(parcel.delegation, {})
+        if parcel.seq not in waiting:
+            self._parcel_counts[parcel.peer] = self._parcel_counts.get(parcel.peer, 0) + 1
+        waiting[parcel.seq] = parcel
+
+    def _waiting(self, key: DelegationKey) -> dict[int, OutboxMessage]:
+        return self._parcels.get(key.peer, {}).get(key, {})
+
+    def parcel(self, key: DelegationKey, seq: int) -> OutboxMessage | None:
+        return self._waiting(key).get(seq)
+
+    def parcel_count(self, peer: InstanceId) -> int:
+        return self._parcel_counts.get(peer, 0)
+
+    def parcel_total(self) -> int:
+        return sum(self._parcel_counts.values())
+
+    def parcel_first(self, key: DelegationKey) -> OutboxMessage | None:
+        return next(iter(self._waiting(key).values()), None)
+
+    def parcel_last(self, key: DelegationKey) -> OutboxMessage | None:
+        return next(reversed(self._waiting(key).values()), None)
+
+    def parcels_of(self, peer: InstanceId) -> Iterator[OutboxMessage]:
+        """By delegation, each in its order."""
+        return (parcel for waiting in self._parcels.get(peer, {}).values() for parcel in waiting.values())
+
+    def addressees(self) -> Sequence[InstanceId]:
+        return tuple(self._parcels)
+
+    def all_parcels(self) -> Iterator[OutboxMessage]:
+        return (parcel for peer in self._parcels for parcel in self.parcels_of(peer))
+
+    def _delivered(self, key: DelegationKey, through: int, ts_ms: int) -> None:
+        of_peer = self._parcels[key.peer]
+        waiting = of_peer[key]
+        for parcel in [each for each in waiting.values() if each.seq <= through]:
+            del waiting[parcel.seq]
+            self._parcel_counts[key.peer] -= 1
+            self.messages.append(
+                LoggedMessage(
+                    at_ms=ts_ms,
+                    direction="sent",
+                    peer=key.peer,
+                    typ=parcel.typ,
+                    id=str(parcel.seq),
+                    offer_id=key.offer_id,
+                )
+            )
+        if not waiting:
+            del of_peer[key]
+            if not of_peer:
+                del self._parcels[key.peer], self._parcel_counts[key.peer]
+
+    # What was taken in
+
+    def _take(self, envelope: ReceivedEnvelope, offer_id: str | None, ts_ms: int) -> None:
+        self.forget_envelopes(ts_ms)
+        self.put_envelope(envelope)
+        sender = envelope.sender
+        peer = self.peers_by_id.get(sender)
+        if peer is not None:
+            self.put_peer(replace(peer, heard_at_ms=ts_ms))
+        if envelope.typ == POLL:
+            # It says nothing, and comes all day: what is worth looking at must not be pushed out by it.
+            return
+        self.messages.append(
+            LoggedMessage(
+                at_ms=ts_ms, direction="received", peer=sender, typ=envelope.typ, id=envelope.jti, offer_id=offer_id
+            )
+        )
+
+    def put_envelope(self, envelope: ReceivedEnvelope) -> None:
+        self._taken.setdefault(envelope.sender, {})[envelope.jti] = envelope
+        heapq.heappush(self._fading, (envelope.until_ms, envelope.sender, envelope.jti))
+
+    def forget_envelopes(self, now_ms: int) -> None:
+        """What is over is refused as stale; by time alone, and so the same whenever the journal is read."""
+        while self._fading and self._fading[0][0] < now_ms:
+            _, sender, jti = heapq.heappop(self._fading)
+            of_sender = self._taken[sender]
+            del of_sender[jti]
+            if not of_sender:
+                del self._taken[sender]
+
+    def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
+        return jti in self._taken.get(sender, ())
+
+    def envelope_count(self, sender: InstanceId) -> int:
+        return len(self._taken.get(sender, ()))
+
+    def all_envelopes(self) -> Iterator[ReceivedEnvelope]:
+        return (envelope for of_sender in self._taken.values() for envelope in of_sender.values())
+
+    # Tokens
+
+    def put_revoked(self, revoked: TokenRevoked, now_ms: int) -> None:
+        over_ms = now_ms - REVOKED_KEPT_MS
+        for token_id in [each for each, known in self.tokens_revoked.items() if known.until_ms < over_ms]:
+            del self.tokens_revoked[token_id]
+        self.tokens_revoked[revoked.token_id] = revoked
+
+    def token_revoked(self, token_id: str) -> bool:
+        return token_id in self.tokens_revoked

@@ -1,0 +1,210 @@
+"""Queues: first in, first out, with removal from anywhere at constant cost."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, NamedTuple
+
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.view import Account, Cached, Limits
+from covenant.model.clock_steps import Ages
+from covenant.model.ids import PublicKey, TaskId
+from covenant.model.result import weigh_result
+from covenant.model.task import CacheKey, Task, account_of
+
+Lane = OrderedDict[TaskId, None]
+"""Not a plain dict: the first key of one that was often deleted from is found only by walking over what is gone."""
+
+
+class FifoQueues:
+    """One lane for each owner, and one for all of them together."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, Lane] = {}
+        self._all: Lane = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[TaskId]:
+        return iter(self._all)
+
+    def __reversed__(self) -> Iterator[TaskId]:
+        return reversed(self._all)
+
+    def enter(self, owner: str, task_id: TaskId, *, first: bool = False) -> None:
+        lane = self._lanes.get(owner)
+        if lane is None:
+            lane = self._lanes[owner] = OrderedDict()
+        lane[task_id] = self._all[task_id] = None
+        if first:
+            lane.move_to_end(task_id, last=False)
+            self._all.move_to_end(task_id, last=False)
+
+    def leave(self, owner: str, task_id: TaskId) -> None:
+        del self._all[task_id]
+        lane = self._lanes[owner]
+        del lane[task_id]
+        if not lane:
+            del self._lanes[owner]
+
+    def first(self, owner: str | None, count: int) -> list[TaskId]:
+        """The oldest tasks, up to `count`."""
+        lane = self._all if owner is None else self._lanes.get(owner)
+        return list(islice(lane, count)) if lane else []
+
+    def count(self, owner: str) -> int:
+        return len(self._lanes.get(owner, ()))
+
+
+_NOTHING: Final = Account()
+
+
+class Accounts:
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._undrained: dict[PublicKey, int] = {}
+        """The bytes of results that wait, by sender."""
+
+    def begin(self, entry: Entry) -> None:
+        name = account_of(entry.task)
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = Account()
+        account.tasks += 1
+        account.size += entry.body_bytes  # nobody has said anything to it yet, unless it comes from a snapshot
+        if entry.messages_bytes or entry.kept_bytes:
+            account.size += entry.messages_bytes + entry.kept_bytes
+
+    def end(self, entry: Entry) -> None:
+        """`entry` as it was before it ended."""
+        name = account_of(entry.task)
+        account = self._accounts[name]
+        account.tasks -= 1
+        account.size -= entry.queued_bytes
+        if not account.tasks:
+            assert not account.size, f"the account {name} has no task, and {account.size} bytes"
+            del self._accounts[name]
+
+    def resize(self, before: Entry, after: Entry) -> None:
+        """Messages to a live task came or went."""
+        self._accounts[account_of(after.task)].size += after.queued_bytes - before.queued_bytes
+
+    def get(self, name: str) -> Account:
+        """For reading."""
+        return self._accounts.get(name, _NOTHING)
+
+    def settled(self, entry: Entry) -> None:
+        """Its result waits for its sender."""
+        sender = entry.task.sender.pubkey
+        self._undrained[sender] = self._undrained.get(sender, 0) + entry.result_bytes
+
+    def drained(self, entry: Entry) -> None:
+        sender = entry.task.sender.pubkey
+        left = self._undrained.get(sender, 0) - entry.result_bytes
+        if left:
+            self._undrained[sender] = left
+        else:
+            self._undrained.pop(sender, None)
+
+    def undrained(self, sender: PublicKey) -> int:
+        return self._undrained.get(sender, 0)
+
+
+class ResultCache:
+    def __init__(self) -> None:
+        self._cached: OrderedDict[CacheKey, tuple[Cached, int]] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._cached)
+
+    def get(self, key: CacheKey) -> Cached | None:
+        found = self._cached.get(key)
+        return None if found is None else found[0]
+
+    def items(self) -> Iterator[tuple[CacheKey, Cached]]:
+        return ((key, cached) for key, (cached, _) in self._cached.items())
+
+    def put(self, key: CacheKey, cached: Cached) -> None:
+        """As the newest."""
+        before = self._cached.pop(key, None)
+        size = weigh_result(cached.result)
+        self._size += size - (before[1] if before is not None else 0)
+        self._cached[key] = (cached, size)
+
+    def drop_oldest(self, count: int) -> None:
+        for _ in range(min(count, len(self._cached))):
+            _, (_, size) = self._cached.popitem(last=False)
+            self._size -= size
+
+    def overflow(self, limits: Limits, now_ms: int, ages: Ages) -> int:
+        """How many of the oldest are over the limits."""
+        over, size = max(0, len(self._cached) - limits.cache_entries_max), self._size
+        for index, (cached, its_size) in enumerate(self._cached.values()):
+            young = ages.age_ms(cached.cached_at_ms, now_ms) <= limits.cache_age_ms_max
+            if index >= over and young and size <= limits.cache_bytes_max:
+                return index
+            size -= its_size
+        return len(self._cached)
+
+
+WAITING_BYTES_MAX: Final = 32 << 20
+"""How many bytes of large bodies may be in memory at once, waiting for the archive."""
+UNREADABLE_MAX: Final = 8
+"""After so many bodies that could not be read, a command tries no more: it goes on with what is in memory."""
+
+
+class BodyNeeded(Exception):
+    """A decision needs the body of a task: the engine reads it, and decides anew."""
+
+    def __init__(self, task_id: TaskId) -> None:
+        super().__init__(f"the body of task {task_id} is on disk")
+        self.task_id = task_id
+
+
+@dataclass(slots=True)
+class ReadBodies:
+    """What was read for one command."""
+
+    found: dict[TaskId, Task] = field(default_factory=dict)
+    unreadable: set[TaskId] = field(default_factory=set)
+
+    def get(self, task_id: TaskId) -> Task | None:
+        """None if it cannot be read. Raises BodyNeeded for one that was not tried."""
+        task = self.found.get(task_id)
+        if task is None and task_id not in self.unreadable and len(self.unreadable) < UNREADABLE_MAX:
+            raise BodyNeeded(task_id)
+        return task
+
+
+class _Large(NamedTuple):
+    seq: int
+    task_id: TaskId
+    size: int
+
+
+class LargeBodies:
+    """Those that are in memory, in the order of the records that brought them."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Large] = deque()
+        self._size = 0
+        self.unloaded_seq = 0
+        """The last record that brought a body which is only on disk: the archive must have come to it first."""
+
+    def add(self, entry: Entry, seq: int) -> None:
+        self._waiting.append(_Large(seq, entry.task.id, entry.body_bytes))
+        self._size += entry.body_bytes
+
+    def leaving(self, archived_seq: int) -> Iterator[TaskId]:
+        """The tasks whose bodies are to leave memory now; each is told once."""
+        waiting = self._waiting
+        while waiting and (waiting[0].seq <= archived_seq or self._size > WAITING_BYTES_MAX):
+            large = waiting.popleft()
+            self._size -= large.size
+            self.unloaded_seq = max(self.unloaded_seq, large.seq)
+            yield large.task_id

@@ -1,0 +1,276 @@
+"""Identities, grants, tenants, stored agents and the audit's head: what every request asks before anything else."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from covenant.ledger.machine.events import (
+    AgentPut,
+    AgentRemoved,
+    AnyEvent,
+    Audited,
+    AuditPurged,
+    GrantMade,
+    GrantRevoked,
+    GrantsPurged,
+    GrantUsed,
+    IdentitiesPurged,
+    IdentityEnrolled,
+    IdentityRevoked,
+    PushDropped,
+    PushEvent,
+    PushMoved,
+    PushPut,
+    TenantPut,
+)
+from covenant.ledger.machine.view import Limits
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.audit_chain import GENESIS, AuditHead
+from covenant.model.clock_steps import Ages
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.push import Push, tenant_of
+from covenant.model.tenants import Tenant
+
+LINGER_MS: Final = 600_000
+"""How long a configuration of an ended task that owes nothing can still be read by whoever made it."""
+
+
+class PushIndex:
+    limits: Limits
+
+    def __init__(self) -> None:
+        self.pushes_by_task: dict[TaskId, dict[str, Push]] = {}
+        """By task and id, the oldest of a task first."""
+        self.pushes_dead: dict[tuple[TaskId, str], None] = {}
+        """Given up, the longest first."""
+        self._push_count = 0
+        self._push_counts: dict[str, int] = {}
+        """By tenant."""
+        self._idle: list[tuple[int, TaskId, str]] = []
+        """One place for each configuration of an ended task, at a time before which it need not be looked at."""
+
+    def apply_push(self, event: PushEvent, ts_ms: int) -> None:
+        match event:
+            case PushPut(push):
+                self.put_push(push)
+            case PushMoved(move):
+                push = self.pushes_by_task[move.task_id][move.id]
+                self.put_push(
+                    replace(
+                        push,
+                        moved_at_ms=ts_ms,
+                        delivered=max(push.delivered, move.delivered),
+                        attempts=move.attempts,
+                        next_ms=move.next_ms,
+                        failure=move.failure,
+                        dead_at_ms=ts_ms if move.dead else None,
+                    )
+                )
+            case PushDropped(task_id, push_id):
+                of_task = self.pushes_by_task[task_id]
+                self._count(of_task.pop(push_id), -1)
+                if not of_task:
+                    del self.pushes_by_task[task_id]
+                self.pushes_dead.pop((task_id, push_id), None)
+            case _:
+                raise AssertionError(f"no outbox takes {event}")
+
+    def put_push(self, push: Push) -> None:
+        """As an event says, or a snapshot."""
+        of_task = self.pushes_by_task.setdefault(push.task_id, {})
+        old = of_task.get(push.id)
+        of_task[push.id] = push
+        if old is None:
+            self._count(push, 1)
+        if push.dead_at_ms is None:
+            self.pushes_dead.pop((push.task_id, push.id), None)
+        else:
+            self.pushes_dead[push.task_id, push.id] = None
+        if push.ended is not None and (old is None or old.ended is None):
+            heapq.heappush(self._idle, (self._idle_at_ms(push, push.moved_at_ms), push.task_id, push.id))
+
+    def end_pushes(self, task_id: TaskId, generation: int) -> None:
+        """The task has ended: there will be no later generation."""
+        for push in tuple(self.pushes_by_task[task_id].values()):
+            self.put_push(replace(push, ended=generation))
+
+    def pushes(self, task_id: TaskId) -> Sequence[Push]:
+        return tuple(self.pushes_by_task.get(task_id, {}).values())
+
+    def push(self, task_id: TaskId, push_id: str) -> Push | None:
+        of_task = self.pushes_by_task.get(task_id)
+        return of_task.get(push_id) if of_task is not None else None
+
+    def push_count(self) -> int:
+        return self._push_count
+
+    def push_count_of(self, tenant: str) -> int:
+        return self._push_counts.get(tenant, 0)
+
+    def _count(self, push: Push, change: int) -> None:
+        tenant = tenant_of(push.recipient)
+        self._push_count += change
+        left = self._push_counts.pop(tenant, 0) + change
+        if left:
+            self._push_counts[tenant] = left
+
+    def all_pushes(self) -> Iterator[Push]:
+        return (push for of_task in self.pushes_by_task.values() for push in of_task.values())
+
+    def pushes_idle(self, now_ms: int, count: int, ages: Ages) -> Sequence[Push]:
+        found: dict[tuple[TaskId, str], Push] = {}
+        back: dict[tuple[TaskId, str], int] = {}
+        while self._idle and self._idle[0][0] <= now_ms and len(found) < count:
+            _, task_id, push_id = heapq.heappop(self._idle)
+            push = self.push(task_id, push_id)
+            if push is None or push.ended is None:
+                continue
+            # It may have moved since, or the clock: then it is looked at again later. Dropping it is another event.
+            moved_at_ms = ages.moment_ms(push.moved_at_ms, now_ms)
+            back[task_id, push_id] = idle_at_ms = self._idle_at_ms(push, moved_at_ms)
+            if idle_at_ms <= now_ms:
+                found[task_id, push_id] = push
+        for (task_id, push_id), idle_at_ms in back.items():
+            heapq.heappush(self._idle, (idle_at_ms, task_id, push_id))
+        return tuple(found.values())
+
+    def _idle_at_ms(self, push: Push, moved_at_ms: int) -> int:
+        return moved_at_ms + (LINGER_MS if push.done else self.limits.retention_ms)
+
+
+replace = msgspec.structs.replace
+
+
+class Registries:
+    def __init__(self) -> None:
+        self.audit_head = GENESIS
+        self.audit_anchor = GENESIS
+        """Where the chain begins since the last purge."""
+        self.identities_by_token: dict[str, Identity] = {}
+        self.grants_by_signature: dict[str, Grant] = {}
+        self.tenants: dict[str, Tenant] = {}
+        """By name, the oldest first."""
+        self.tenants_by_token: dict[str, Tenant] = {}
+        self.stored_agents: dict[str, dict[str, CatalogueAgent]] = {}
+        """By tenant and id, the oldest of a tenant first."""
+        self._live: dict[str, Identity] = {}
+        """Live identities by display, and by key: neither is held by two."""
+        self._granted: dict[tuple[PublicKey, str], tuple[Grant, ...]] = {}
+
+    def register(self, event: AnyEvent) -> None:
+        match event:
+            case Audited(index, chain_hash):
+                self.audit_head = AuditHead(index, chain_hash)
+            case GrantUsed(signature):
+                grant = self.grants_by_signature[signature]
+                self._put_grant(replace(grant, used=grant.used + 1))
+            case GrantMade(grant):
+                self._put_grant(grant)
+            case GrantRevoked(signature, revoked_at_ms):
+                self._put_grant(replace(self.grants_by_signature[signature], revoked_at_ms=revoked_at_ms))
+            case GrantsPurged(before_ms):
+                for grant in list(self.grants_by_signature.values()):
+                    if _ended_before(grant.revoked_at_ms, before_ms):
+                        self._drop_grant(grant)
+            case IdentityEnrolled(identity):
+                self.put_identity(identity)
+            case IdentityRevoked(token_sha256, revoked_at_ms):
+                self.put_identity(replace(self.identities_by_token[token_sha256], revoked_at_ms=revoked_at_ms))
+            case IdentitiesPurged(before_ms):
+                for identity in list(self.identities_by_token.values()):
+                    if _ended_before(identity.revoked_at_ms, before_ms):
+                        del self.identities_by_token[identity.token_sha256]
+            case TenantPut(tenant):
+                self.put_tenant(tenant)
+            case AgentPut(agent):
+                self.put_agent(agent)
+            case AgentRemoved(owner, agent_id):
+                del self.stored_agents[owner][agent_id]
+            case AuditPurged(through, anchor_hash):
+                self.audit_anchor = AuditHead(through, anchor_hash)
+            case _:
+                raise AssertionError(f"no register takes {event}")
+
+    def put_identity(self, identity: Identity) -> None:
+        self.identities_by_token[identity.token_sha256] = identity
+        agent = identity.agent
+        if identity.revoked_at_ms is None:
+            self._live[agent.display] = self._live[agent.pubkey] = identity
+        elif self._live.get(agent.pubkey, identity).token_sha256 == identity.token_sha256:
+            self._live.pop(agent.display, None)
+            self._live.pop(agent.pubkey, None)
+
+    def put_tenant(self, tenant: Tenant) -> None:
+        old = self.tenants.get(tenant.name)
+        if old is not None:
+            self.tenants_by_token.pop(old.token_sha256, None)
+        self.tenants[tenant.name] = tenant
+        if tenant.token_sha256:
+            self.tenants_by_token[tenant.token_sha256] = tenant
+
+    def put_agent(self, agent: CatalogueAgent) -> None:
+        self.stored_agents.setdefault(agent.tenant, {})[agent.id] = agent
+
+    def put_grant(self, grant: Grant) -> None:
+        self._put_grant(grant)
+
+    def _put_grant(self, grant: Grant) -> None:
+        self._drop_grant(grant)
+        self.grants_by_signature[grant.signature_b58] = grant
+        key = (grant.subject.pubkey, grant.action)
+        self._granted[key] = (*self._granted.get(key, ()), grant)
+
+    def _drop_grant(self, grant: Grant) -> None:
+        if self.grants_by_signature.pop(grant.signature_b58, None) is None:
+            return
+        key = (grant.subject.pubkey, grant.action)
+        rest = tuple(other for other in self._granted[key] if other.signature_b58 != grant.signature_b58)
+        if rest:
+            self._granted[key] = rest
+        else:
+            del self._granted[key]
+
+    def grants(self, subject: PublicKey, action: str) -> Sequence[Grant]:
+        return self._granted.get((subject, action), ())
+
+    def grant(self, signature_b58: str) -> Grant | None:
+        return self.grants_by_signature.get(signature_b58)
+
+    def identity(self, token_sha256: str) -> Identity | None:
+        return self.identities_by_token.get(token_sha256)
+
+    def identities(self, name: str) -> Sequence[Identity]:
+        identity = self._live.get(name)
+        return () if identity is None else (identity,)
+
+    def enrolled(self, agent: AgentId) -> AgentId | None:
+        identity = self._live.get(agent.display) or self._live.get(agent.pubkey)
+        return identity.agent if identity is not None else None
+
+    def tenant(self, name: str) -> Tenant | None:
+        return self.tenants.get(name)
+
+    def tenant_count(self) -> int:
+        return len(self.tenants)
+
+    def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
+        stored = self.stored_agents.get(tenant)
+        return stored.get(agent_id) if stored is not None else None
+
+    def agent_count(self, tenant: str) -> int:
+        return len(self.stored_agents.get(tenant, ()))
+
+    def identities_revoked_before(self, before_ms: int) -> int:
+        return sum(_ended_before(i.revoked_at_ms, before_ms) for i in self.identities_by_token.values())
+
+    def grants_revoked_before(self, before_ms: int) -> int:
+        return sum(_ended_before(g.revoked_at_ms, before_ms) for g in self.grants_by_signature.values())
+
+
+def _ended_before(revoked_at_ms: int | None, before_ms: int) -> bool:
+    return revoked_at_ms is not None and revoked_at_ms < before_ms

@@ -1,0 +1,390 @@
+"""Those who wait for a task or a result: what arrives wakes one of them, the longest waiting.
+
+Promises: one arrival wakes at most one waiter, whatever the number of waiters. Waiters are woken in the order in which
+they began to wait, those for one identity and those for any identity together. No wake is lost: a waiter that was woken
+and leaves without having taken anything (it was cancelled, refused, or its caller left) wakes the next one if something
+is still there. A waiter that was woken in vain, because somebody else was faster, keeps its place.
+
+Costs: waiting, waking and leaving cost O(log n) for n waiters. Used on one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from covenant.ledger.machine.events import (
+    AnyEvent,
+    MessageKept,
+    PeerEvent,
+    PushDropped,
+    PushPut,
+    TaskClosed,
+    TaskContinued,
+    TaskEvent,
+    TaskFollowed,
+    TaskLeased,
+    TaskParked,
+    TaskRequeued,
+    TaskSent,
+    TaskSettled,
+    TaskUpdated,
+    TurnEnded,
+    peer_of,
+)
+from covenant.model.ids import PublicKey, TaskId
+from covenant.model.peers.instance import InstanceId
+from covenant.model.task_event import Began, Continued, Ended, Started, StatusUpdate, Step
+
+DEAD_MAX: Final = 64
+"""A line may hold so many numbers of waiters that left, besides as many as there are waiters."""
+
+
+class QueueWaiters:
+    """Everybody who waits for one kind of thing. `pending` says whether something is there for an identity, or for
+    any (None)."""
+
+    def __init__(self, pending: Callable[[PublicKey | None], bool]) -> None:
+        self._pending = pending
+        self.lines: dict[PublicKey | None, _WaitingLine] = {}
+        self._last_number = 0
+
+    def waiter(self, identity: PublicKey | None) -> QueueWaiter:
+        self._last_number += 1
+        return QueueWaiter(self, identity, self._last_number)
+
+    def wake(self, identity: PublicKey) -> None:
+        """Something arrived for this identity."""
+        line = self.lines.get(identity)
+        anybody = self.lines.get(None)
+        if line is None or (anybody is not None and anybody.first() < line.first()):
+            line = anybody
+        if line is not None:
+            waiter = line.sleeping[line.first()]
+            self.remove(waiter)
+            waiter.wake(identity)
+
+    def is_pending(self, identity: PublicKey | None) -> bool:
+        return self._pending(identity)
+
+    def add(self, waiter: QueueWaiter) -> None:
+        line = self.lines.get(waiter.identity)
+        if line is None:
+            line = self.lines[waiter.identity] = _WaitingLine()
+        line.add(waiter)
+
+    def remove(self, waiter: QueueWaiter) -> None:
+        line = self.lines.get(waiter.identity)
+        if line is not None and line.sleeping.pop(waiter.number, None) is not None and not line.sleeping:
+            del self.lines[waiter.identity]
+
+    def pass_on(self, identity: PublicKey) -> None:
+        """A waiter that was woken for this identity took nothing: the next one is woken instead."""
+        if self._pending(identity):
+            self.wake(identity)
+
+
+class QueueWaiter:
+    """One place in a line, kept from entering this context until leaving it.
+
+    with waiters.waiter(identity) as waiter:
+        while not (found := await take()):
+            if not await waiter.wait(timeout_ms):
+                return None
+        waiter.served()
+    """
+
+    def __init__(self, waiters: QueueWaiters, identity: PublicKey | None, number: int) -> None:
+        self.identity = identity
+        self.number = number
+        self._waiters = waiters
+        self._woken: asyncio.Future[bool] | None = None
+        self._woken_for: PublicKey | None = None
+
+    async def wait(self, timeout_ms: int) -> bool:
+        """True when something may be there to take; False when the time is over."""
+        if self._waiters.is_pending(self.identity):
+            return True
+        self._woken_for = None
+        if timeout_ms <= 0:
+            return False
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[bool] = loop.create_future()
+        self._woken = woken
+        timer = loop.call_later(timeout_ms / 1000, _end, woken)
+        self._waiters.add(self)
+        try:
+            return await woken
+        finally:
+            timer.cancel()
+            self._waiters.remove(self)
+
+    def wake(self, identity: PublicKey) -> None:
+        assert self._woken is not None, "only those who wait are woken"
+        self._woken_for = identity
+        if not self._woken.done():
+            self._woken.set_result(True)
+
+    def served(self) -> None:
+        """What this waiter was woken for was taken, so nobody else need look for it.
+
+        A waiter for any identity takes the oldest of all, which may be another one's: what it was woken for is looked
+        at once more when it leaves.
+        """
+        if self.identity is not None:
+            self._woken_for = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._waiters.remove(self)
+        woken_for, self._woken_for = self._woken_for, None
+        if woken_for is not None:
+            self._waiters.pass_on(woken_for)
+
+
+class _WaitingLine:
+    """The sleeping waiters for one identity, by their numbers, and the order of the numbers. Never empty when used."""
+
+    def __init__(self) -> None:
+        self.sleeping: dict[int, QueueWaiter] = {}
+        self._order: list[int] = []
+
+    def add(self, waiter: QueueWaiter) -> None:
+        self.sleeping[waiter.number] = waiter
+        heapq.heappush(self._order, waiter.number)
+        if len(self._order) > 2 * len(self.sleeping) + DEAD_MAX:
+            self._order = sorted(self.sleeping)
+
+    def first(self) -> int:
+        """The number of the longest waiting."""
+        while self._order[0] not in self.sleeping:
+            heapq.heappop(self._order)
+        return self._order[0]
+
+
+def _end(woken: asyncio.Future[bool]) -> None:
+    if not woken.done():
+        woken.set_result(False)
+
+
+Topic = tuple[str, ...]
+
+
+class KeyedWakeups:
+    """Whoever waits on a topic is woken by the next ring of it. Rung and awaited on one loop."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[Topic, set[asyncio.Future[None]]] = {}
+
+    def ring(self, topic: Topic) -> None:
+        waiting = self.waiting.pop(topic, None)
+        if waiting is not None:
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    async def wait(self, topic: Topic, timeout_ms: int) -> bool:
+        """True if it rang; False when the time is over."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.setdefault(topic, set()).add(future)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            waiting = self.waiting.get(topic)
+            if waiting is not None:
+                waiting.discard(future)
+                if not waiting:
+                    del self.waiting[topic]
+        return True
+
+
+KEPT_MAX: Final = 2_048
+"""How many steps wait for a slow reader before it is cut off; it can come back with its cursor."""
+
+
+Told = Callable[[Any, int], Step | None]
+
+_STARTED: Final = Started()
+
+# What a watcher sees of an event, and when. Of any other it sees nothing.
+_TOLD: Final[dict[type[AnyEvent], Told]] = {
+    TaskSent: lambda event, ts_ms: Step(event.generation, ts_ms, Began(event.task)),
+    TaskFollowed: lambda event, ts_ms: Step(event.generation, ts_ms, Began(event.task)),
+    TaskLeased: lambda event, ts_ms: Step(event.generation, ts_ms, _STARTED) if event.generation else None,
+    TaskUpdated: lambda event, ts_ms: Step(event.generation, ts_ms, event.update),
+    TaskParked: lambda event, ts_ms: Step(event.generation, ts_ms, event.update),
+    TaskContinued: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
+    MessageKept: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
+    TurnEnded: lambda event, ts_ms: Step(event.generation, ts_ms, event.reply) if event.reply is not None else None,
+    TaskSettled: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result)),
+    TaskClosed: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result)),
+}
+_LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
+
+
+class TaskWatch:
+    """One reader of one task. Used as a context; `next` is for one caller at a time."""
+
+    __slots__ = ("_patient", "_steps", "_watching", "_woken", "cut", "task_id")
+
+    def __init__(self, watching: TaskWatchers, task_id: TaskId) -> None:
+        self._watching = watching
+        self._steps: list[Step] = []
+        self._woken: asyncio.Future[None] | None = None
+        self.task_id = task_id
+        self.cut = False
+        """Some steps are not told here: the reader was too slow, or the disk failed."""
+        self._patient = False
+
+    async def next(self, timeout_s: float, *, until_rest: bool = False) -> Sequence[Step]:
+        if not self.cut and (not self._steps or (until_rest and not _rests(self._steps[-1]))):
+            self._patient = until_rest
+            loop = self._watching.loop
+            self._woken = woken = loop.create_future()
+            timer = loop.call_later(timeout_s, _wake, woken)
+            try:
+                await woken
+            finally:
+                timer.cancel()
+                self._woken = None
+        steps, self._steps = self._steps, []
+        return steps
+
+    def give(self, steps: Sequence[Step]) -> None:
+        if self.cut:
+            return
+        self._steps += steps
+        if len(self._steps) > KEPT_MAX:
+            del self._steps[KEPT_MAX:]
+            self.cut = True
+        # One who is patient is woken in time to take what was told, before it is too much to keep.
+        if self._woken is not None and (not self._patient or len(self._steps) >= KEPT_MAX // 2 or _rests(steps[-1])):
+            _wake(self._woken)
+
+    def end(self) -> None:
+        self.cut = True
+        if self._woken is not None:
+            _wake(self._woken)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._watching.leave(self)
+
+
+def _rests(step: Step) -> bool:
+    what = step.what
+    return isinstance(what, Ended) or (isinstance(what, StatusUpdate) and what.state != "working")
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class _Signal(enum.Enum):
+    """What waits besides steps, for the listeners of a ledger."""
+
+    LOST = enum.auto()
+    PEER = enum.auto()
+    PUSH = enum.auto()
+
+
+class TaskWatchers:
+    """All watches of a ledger, on its loop. `has_push`: whether a task has push configurations."""
+
+    def __init__(self, has_push: Callable[[TaskId], bool]) -> None:
+        self.loop: Final = asyncio.get_running_loop()
+        self._has_push = has_push
+        self._watches: dict[str, list[TaskWatch]] = {}
+        self._waiting: deque[tuple[int, str, list[Step] | _Signal]] = deque()
+        self._lost: Callable[[TaskId], None] | None = None
+        self._push: Callable[[TaskId], None] | None = None
+        self._peer: list[Callable[[InstanceId], None]] = []
+
+    def watch(self, task_id: TaskId) -> TaskWatch:
+        watch = TaskWatch(self, task_id)
+        self._watches.setdefault(task_id, []).append(watch)
+        return watch
+
+    def leave(self, watch: TaskWatch) -> None:
+        watches = self._watches.get(watch.task_id)
+        if watches is not None and watch in watches:
+            watches.remove(watch)
+            if not watches:
+                del self._watches[watch.task_id]
+
+    def on_lost(self, callback: Callable[[TaskId], None]) -> None:
+        self._lost = callback
+
+    def on_push(self, callback: Callable[[TaskId], None]) -> None:
+        self._push = callback
+
+    def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
+        self._peer.append(callback)
+
+    def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
+        """A record was decided. What it says of a task is given to whoever watches it at once."""
+        watches, waiting = self._watches, self._waiting
+        watched: TaskId | None = None
+        steps: list[Step] = []
+        for event in events:
+            if not isinstance(event, TaskEvent):
+                if self._push is not None and isinstance(event, (PushPut, PushDropped)):
+                    waiting.append((seq, event.task_id, _Signal.PUSH))
+                elif self._peer and isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
+                    waiting.append((seq, peer, _Signal.PEER))
+                continue
+            kind, task_id = type(event), event.task_id
+            if kind in _LEASE_ENDS and self._lost is not None:
+                waiting.append((seq, task_id, _Signal.LOST))
+            if self._push is not None and self._has_push(task_id):
+                waiting.append((seq, task_id, _Signal.PUSH))
+            if task_id in watches and kind in _TOLD:
+                step = _TOLD[kind](event, ts_ms)
+                if step is None:
+                    continue
+                if task_id != watched:
+                    watched, steps = task_id, []
+                    waiting.append((seq, task_id, steps))
+                steps.append(step)
+
+    def landed(self, durable_seq: int) -> None:
+        """Records through this one are durable."""
+        watches, waiting = self._watches, self._waiting
+        while waiting and waiting[0][0] <= durable_seq:
+            _, whose, news = waiting.popleft()
+            if isinstance(news, list):
+                for watch in watches.get(whose, ()):
+                    watch.give(news)
+            elif news is _Signal.PEER:
+                for tell in self._peer:
+                    tell(InstanceId(whose))
+            else:
+                listener = self._lost if news is _Signal.LOST else self._push
+                assert listener is not None
+                listener(TaskId(whose))
+
+    def cut(self) -> None:
+        """The disk failed, and nothing more will be told: whoever watches looks for itself how far it came."""
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.end()
+
+    def forget(self) -> None:
+        """The disk failed: what was not durable never happened."""
+        self._waiting.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._watches) or self._lost is not None or self._push is not None or bool(self._peer)

@@ -1,0 +1,326 @@
+"""Identities and grants: who may call, and what each may do. Only the operator's commands reach these decisions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from covenant.ledger.machine.decisions.capabilities import authorize
+from covenant.ledger.machine.decisions.context import DecisionContext
+from covenant.ledger.machine.events import (
+    AgentPut,
+    AgentRemoved,
+    AuditPurged,
+    GrantMade,
+    GrantRevoked,
+    GrantsPurged,
+    IdentitiesPurged,
+    IdentityEnrolled,
+    IdentityRevoked,
+    TenantPut,
+)
+from covenant.ledger.machine.identity_commands import (
+    AddTenant,
+    ChangeTenant,
+    Enroll,
+    MakeGrant,
+    PurgeAudit,
+    PurgeGrants,
+    PurgeIdentities,
+    PutAgent,
+    RemoveAgent,
+    RevokeGrant,
+    RevokeIdentity,
+    RotateTenant,
+    RotateToken,
+    WriteAuditRow,
+)
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.errors import Conflict, NotFound, OverLimit
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import AgentId
+from covenant.model.tenants import Tenant
+
+
+def enroll(decide: DecisionContext, command: Enroll) -> Identity:
+    identity = command.identity
+    if decide.view.identities(identity.agent.display):
+        raise decide.refuse(
+            Conflict(
+                "display_taken",
+                f"{identity.agent.display} is enrolled already; rotate its token, or revoke it first",
+            )
+        )
+    taken = decide.view.identities(identity.agent.pubkey)
+    if taken:
+        raise decide.refuse(
+            Conflict("pubkey_taken", f"this key is enrolled already, as {taken[0].agent.display}; enroll another")
+        )
+    decide.add(IdentityEnrolled(identity))
+    decide.audit(
+        command.by,
+        {
+            "type": "identity_enrolled",
+            "display": identity.agent.display,
+            "pubkey_b58": identity.agent.pubkey,
+            "token_prefix": identity.token_prefix,
+        },
+    )
+    for grant in command.grants:
+        _grant(decide, command.by, grant)
+    return identity
+
+
+def revoke_identity(decide: DecisionContext, command: RevokeIdentity) -> Identity:
+    identity = _identity(decide, command.token_sha256)
+    if identity.revoked_at_ms is not None:
+        return identity
+    decide.add(IdentityRevoked(identity.token_sha256, decide.now_ms))
+    decide.audit(
+        command.by,
+        {
+            "type": "identity_revoked",
+            "display": identity.agent.display,
+            "pubkey_b58": identity.agent.pubkey,
+            "token_prefix": identity.token_prefix,
+        },
+    )
+    return msgspec.structs.replace(identity, revoked_at_ms=decide.now_ms)
+
+
+def rotate_token(decide: DecisionContext, command: RotateToken) -> Identity:
+    old = _identity(decide, command.token_sha256)
+    if old.revoked_at_ms is not None:
+        raise decide.refuse(Conflict("identity_revoked", "this token was revoked; enroll the identity anew"))
+    new = msgspec.structs.replace(
+        old,
+        token_sha256=command.new_token_sha256,
+        token_prefix=command.new_token_prefix,
+        registered_at_ms=decide.now_ms,
+    )
+    decide.add(IdentityEnrolled(new))
+    decide.add(IdentityRevoked(old.token_sha256, decide.now_ms))
+    decide.audit(
+        command.by,
+        {
+            "type": "token_rotated",
+            "display": old.agent.display,
+            "old_token_prefix": old.token_prefix,
+            "new_token_prefix": new.token_prefix,
+        },
+    )
+    return new
+
+
+def purge_identities(decide: DecisionContext, command: PurgeIdentities) -> int:
+    purged = decide.view.identities_revoked_before(command.before_ms)
+    if purged:
+        decide.add(IdentitiesPurged(command.before_ms))
+    decide.audit(command.by, {"type": "identities_purged", "before_ms": command.before_ms, "purged": purged})
+    return purged
+
+
+def make_grant(decide: DecisionContext, command: MakeGrant) -> Grant:
+    _grant(decide, command.by, command.grant)
+    return command.grant
+
+
+def _grant(decide: DecisionContext, by: AgentId, grant: Grant) -> None:
+    decide.add(GrantMade(grant))
+    decide.audit(
+        by,
+        {
+            "type": "capability_granted",
+            "subject_display": grant.subject.display,
+            "action": grant.action,
+            "granted_by_display": grant.granted_by.display,
+            "signature_b58": grant.signature_b58,
+        },
+    )
+
+
+def revoke_grant(decide: DecisionContext, command: RevokeGrant) -> bool:
+    grant = decide.view.grant(command.signature_b58)
+    removed = grant is not None and grant.revoked_at_ms is None
+    if removed:
+        decide.add(GrantRevoked(command.signature_b58, decide.now_ms))
+    decide.audit(
+        command.by,
+        {
+            "type": "capability_revoked",
+            "subject_display": grant.subject.display if grant else None,
+            "action": grant.action if grant else None,
+            "signature_b58": command.signature_b58,
+            "removed": removed,
+        },
+    )
+    return removed
+
+
+def purge_grants(decide: DecisionContext, command: PurgeGrants) -> int:
+    purged = decide.view.grants_revoked_before(command.before_ms)
+    if purged:
+        decide.add(GrantsPurged(command.before_ms))
+    decide.audit(command.by, {"type": "capabilities_purged", "before_ms": command.before_ms, "purged": purged})
+    return purged
+
+
+def purge_audit(decide: DecisionContext, command: PurgeAudit) -> int:
+    authorize(decide, command.access)
+    decide.add(AuditPurged(command.through, command.anchor_hash))
+    decide.audit(
+        command.by,
+        {
+            "type": "audit_purged",
+            "before_ms": command.before_ms,
+            "through_index": command.through,
+            "anchor_hash_hex": command.anchor_hash,
+            "purged": command.count,
+        },
+    )
+    return command.count
+
+
+def note(decide: DecisionContext, command: WriteAuditRow) -> None:
+    authorize(decide, command.access)
+    decide.audit(command.by, command.row)
+
+
+def _identity(decide: DecisionContext, token_sha256: str) -> Identity:
+    identity = decide.view.identity(token_sha256)
+    if identity is None:
+        raise decide.refuse(NotFound("unknown_identity", "no identity has this token"))
+    return identity
+
+
+replace = msgspec.structs.replace
+
+
+def add_tenant(decide: DecisionContext, command: AddTenant) -> Tenant:
+    name = command.tenant.name
+    if decide.view.tenant(name) is not None:
+        raise decide.refuse(
+            Conflict("tenant_exists", f"there is a tenant {name!r} already; rotate its token if it is lost")
+        )
+    if decide.view.tenant_count() >= decide.view.limits.tenants_max:
+        raise decide.refuse(
+            OverLimit("too_many_tenants", f"there may be at most {decide.view.limits.tenants_max} tenants")
+        )
+    for taken in (display for display in command.displays if decide.view.identities(display)):
+        raise decide.refuse(Conflict("display_taken", f"{taken} is an identity of its own; revoke it first"))
+    tenant = replace(command.tenant, created_at_ms=decide.now_ms)
+    decide.add(TenantPut(tenant))
+    decide.audit(command.by, {"type": "tenant_added", "tenant": name, "token_prefix": tenant.token_prefix})
+    return tenant
+
+
+def change_tenant(decide: DecisionContext, command: ChangeTenant) -> Tenant:
+    """What is so already leaves no trace."""
+    old = new = _tenant(decide, command.name)
+    if command.disabled is not None and command.disabled != (old.disabled_at_ms is not None):
+        new = replace(new, disabled_at_ms=decide.now_ms if command.disabled else None)
+    if command.limits is not None:
+        new = replace(new, limits=command.limits)
+    if new == old:
+        return old
+    decide.add(TenantPut(new))
+    decide.audit(
+        command.by,
+        {
+            "type": "tenant_changed",
+            "tenant": new.name,
+            "disabled": new.disabled_at_ms is not None,
+            "limits": msgspec.structs.asdict(new.limits),
+        },
+    )
+    return new
+
+
+def rotate_tenant(decide: DecisionContext, command: RotateTenant) -> Tenant:
+    old = _tenant(decide, command.name)
+    new = replace(old, token_sha256=command.token_sha256, token_prefix=command.token_prefix)
+    decide.add(TenantPut(new))
+    decide.audit(
+        command.by,
+        {
+            "type": "tenant_token_rotated",
+            "tenant": new.name,
+            "old_token_prefix": old.token_prefix,
+            "new_token_prefix": new.token_prefix,
+        },
+    )
+    return new
+
+
+def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
+    tenant, constitution = command.tenant, command.constitution
+    _tenant(decide, tenant)
+    old = decide.view.agent(tenant, constitution.id)
+    if command.replace and old is None:
+        raise decide.refuse(unknown_agent(constitution.id))
+    if not command.replace:
+        if old is not None:
+            raise decide.refuse(agent_exists(constitution.id))
+        _check_room(decide, command)
+    agent = CatalogueAgent(
+        tenant=tenant,
+        constitution=constitution,
+        created_at_ms=old.created_at_ms if old is not None else decide.now_ms,
+        updated_at_ms=decide.now_ms,
+    )
+    decide.add(AgentPut(agent))
+    decide.audit(
+        command.by,
+        {
+            "type": "agent_stored",
+            "tenant": tenant,
+            "agent": agent.id,
+            "kind": constitution.kind,
+            "replaced": old is not None,
+        },
+    )
+    return agent
+
+
+def _check_room(decide: DecisionContext, command: PutAgent) -> None:
+    most = decide.view.limits.agents_per_tenant_max
+    if decide.view.agent_count(command.tenant) >= most:
+        raise decide.refuse(OverLimit("too_many_agents", f"a tenant may have at most {most} stored agents"))
+    taken = [
+        identity for identity in decide.view.identities(command.identity.display) if identity.agent != command.identity
+    ]
+    if taken:
+        raise decide.refuse(
+            Conflict(
+                "display_taken",
+                f"{command.identity.display} is an identity of its own; revoke it first, or choose another id",
+            )
+        )
+
+
+def remove_agent(decide: DecisionContext, command: RemoveAgent) -> CatalogueAgent:
+    agent = decide.view.agent(command.tenant, command.agent_id)
+    if agent is None:
+        raise decide.refuse(unknown_agent(command.agent_id))
+    decide.add(AgentRemoved(command.tenant, command.agent_id))
+    decide.audit(command.by, {"type": "agent_removed", "tenant": command.tenant, "agent": command.agent_id})
+    return agent
+
+
+def _tenant(decide: DecisionContext, name: str) -> Tenant:
+    tenant = decide.view.tenant(name)
+    if tenant is None:
+        raise decide.refuse(unknown_tenant(name))
+    return tenant
+
+
+def unknown_tenant(name: str) -> NotFound:
+    return NotFound("unknown_tenant", f"no tenant is called {name[:80]!r}")
+
+
+def unknown_agent(agent_id: str) -> NotFound:
+    """The same for an agent that is nowhere and for one that is another tenant's."""
+    return NotFound("unknown_agent", f"no agent {agent_id[:80]!r} for this tenant")
+
+
+def agent_exists(agent_id: str) -> Conflict:
+    return Conflict("agent_exists", f"there is an agent {agent_id!r} already")

@@ -1,0 +1,375 @@
+"""Leasing: taking work, keeping it, reporting on it, giving it back. One live lease for a task, never more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
+
+import msgspec
+
+from covenant.ledger.machine.commands import (
+    Advance,
+    Advanced,
+    Continue,
+    GiveBack,
+    HolderCommand,
+    Interrupt,
+    Leased,
+    LeasedTask,
+    Release,
+    Renew,
+    Report,
+    Reported,
+    Returned,
+    Take,
+    Withdraw,
+)
+from covenant.ledger.machine.decisions.acceptance import BUSY_RETRY_MS, check_account, ending_of
+from covenant.ledger.machine.decisions.context import (
+    DecisionContext,
+    already_over,
+    find_task,
+    key_reused,
+    not_lessee,
+    stale_lease,
+    takes_no_more,
+    unknown_task,
+)
+from covenant.ledger.machine.decisions.results import ByteBudget, conclude, expire
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import (
+    LeaseInterrupted,
+    LeaseReleased,
+    LeaseRenewed,
+    MessageKept,
+    RequestWithdrawn,
+    ResultReturned,
+    TaskContinued,
+    TaskLeased,
+    TaskParked,
+    TaskUpdated,
+    TurnEnded,
+)
+from covenant.ledger.machine.states import State
+from covenant.ledger.machine.view import Archived
+from covenant.model.errors import Conflict, Invalid, OverLimit, Unavailable
+from covenant.model.ids import LeaseId, TaskId
+from covenant.model.task import Lease, Task
+from covenant.model.task_event import ArtifactUpdate, Interruption, StatusUpdate, Update, weigh_message
+
+_INTERRUPTIONS = frozenset(Interruption)
+
+EXPIRED_AT_ONCE_MAX: Final = 1_000
+"""How many queued tasks one receive looks at; the sweep settles what is past its deadline beyond them."""
+
+
+def take(decide: DecisionContext, command: Take) -> Leased:
+    view = decide.view
+    if command.request_id is not None and command.asker is not None:
+        again = view.remembered("take", command.asker.pubkey, command.request_id)
+        if again is not None:
+            return _taken_before(decide, again.task_ids, again.lease_ids)
+    count = min(command.count, view.limits.batch_max)
+    taken: list[LeasedTask] = []
+    room = ByteBudget(view.limits.batch_bytes_max)
+    looked = unreadable = 0
+    # What is past its deadline is settled on the way, and must not hide the work behind it; so look on, within bounds.
+    while len(taken) < count and looked <= EXPIRED_AT_ONCE_MAX:
+        entries = view.queued(command.recipient, looked + count - len(taken))[looked:]
+        if not entries:
+            break
+        looked += len(entries)
+        for entry in entries:
+            if decide.has_passed(entry.task.deadline_ms):
+                expire(decide, entry)
+                continue
+            task = view.task(entry)
+            if task is None:
+                # It stays queued, and must not stand in the way of the work behind it.
+                unreadable += 1
+            elif count == 1 or room.takes(task):
+                taken.append(_lease(decide, entry, task, command))
+            else:
+                return Leased(tuple(taken))
+    if unreadable and not taken and not decide.events:
+        raise decide.refuse(body_unreadable(f"the body of {unreadable} queued task(s)"))
+    return Leased(tuple(taken))
+
+
+def body_unreadable(what: str) -> Unavailable:
+    return Unavailable(
+        "body_unreadable",
+        f"{what} cannot be read from the archive now; nothing is lost, and `covenant doctor` says what is wrong",
+        retry_after_ms=BUSY_RETRY_MS,
+    )
+
+
+def _lease(decide: DecisionContext, entry: Entry, task: Task, command: Take) -> LeasedTask:
+    lease = Lease(
+        lease_id=LeaseId(decide.new_id()),
+        leased_to=command.holder or entry.task.recipient,
+        leased_at_ms=decide.now_ms,
+        attempt=entry.attempt + 1,
+        node=command.node,
+        boot=command.boot,
+    )
+    generation = entry.generation + 1 if entry.attempt == 0 and entry.turn == 1 else 0
+    by = command.by.pubkey if command.by is not None else None
+    decide.add(TaskLeased(entry.task.id, lease, generation, command.request_id, by))
+    return LeasedTask(task, lease, entry.turn, entry.messages)
+
+
+def _taken_before(decide: DecisionContext, task_ids: tuple[TaskId, ...], lease_ids: tuple[LeaseId, ...]) -> Leased:
+    """The same leases again, as far as they are still live: a lost reply costs nothing."""
+    taken = []
+    for task_id, lease_id in zip(task_ids, lease_ids, strict=True):
+        entry = decide.view.entry(task_id)
+        if entry is not None and entry.state is State.LEASED and entry.lease and entry.lease.lease_id == lease_id:
+            task = decide.view.task(entry)
+            if task is None:
+                raise decide.refuse(body_unreadable(f"the body of task {task_id}, which this request was given,"))
+            taken.append(LeasedTask(task, entry.lease, entry.turn, entry.messages))
+    return Leased(tuple(taken), again=True)
+
+
+def renew(decide: DecisionContext, command: Renew) -> Lease:
+    lease = held(decide, command).lease
+    assert lease is not None
+    decide.add(LeaseRenewed(command.task_id, lease.lease_id, decide.now_ms))
+    return msgspec.structs.replace(lease, renewed_at_ms=decide.now_ms)
+
+
+def release(decide: DecisionContext, command: Release) -> Lease:
+    lease = held(decide, command).lease
+    assert lease is not None
+    decide.add(LeaseReleased(command.task_id, lease.lease_id, command.reason))
+    return lease
+
+
+def interrupt(decide: DecisionContext, command: Interrupt) -> Lease:
+    lease = held(decide, command).lease
+    assert lease is not None
+    decide.add(LeaseInterrupted(command.task_id, lease.lease_id, command.reason))
+    return lease
+
+
+def report(decide: DecisionContext, command: Report) -> Reported:
+    entry = decide.view.entry(command.task_id)
+    if entry is not None and entry.state is State.PARKED and _said_before(entry, command):
+        return Reported(entry.update_generation, duplicate=True)
+    entry = held(decide, command)
+    if command.update_no:
+        if command.update_no == entry.update_no:
+            return Reported(entry.update_generation, duplicate=True)
+        if command.update_no != entry.update_no + 1:
+            raise decide.refuse(
+                Conflict(
+                    "update_out_of_order",
+                    f"update_no {command.update_no} does not follow {entry.update_no}; send the next one, "
+                    f"{entry.update_no + 1}",
+                )
+            )
+    update = _normalise(decide, entry.artifacts, command.update)
+    generation = entry.generation + 1
+    _say(decide, entry, command, update, generation, update_no=command.update_no)
+    return Reported(generation)
+
+
+def _say(
+    decide: DecisionContext,
+    entry: Entry,
+    command: HolderCommand[Any],
+    update: Update,
+    generation: int,
+    *,
+    update_no: int = 0,
+) -> None:
+    task_id, lease_id = command.task_id, command.lease_id
+    if not isinstance(update, StatusUpdate) or update.state not in _INTERRUPTIONS:
+        decide.add(TaskUpdated(task_id, lease_id, generation, update, update_no))
+        return
+    decide.add(TaskParked(task_id, lease_id, generation, Interruption(update.state), update, update_no))
+    if entry.kept:
+        # What it asks for was perhaps said already: the next turn will tell.
+        decide.add(TurnEnded(task_id, lease_id))
+
+
+def advance(decide: DecisionContext, command: Advance) -> Advanced:
+    entry, result = held(decide, command), command.result
+    # Judged before anything is added: what a refusal has added is kept, because it is audit rows.
+    updates = _normalise_all(decide, entry, command)
+    generation = entry.generation
+    for update in updates:
+        generation += 1
+        _say(decide, entry, command, update, generation)
+    if result is None:
+        return Advanced(generation)
+    ending = command.ending or ending_of(result)
+    goes_on = conclude(decide, entry, result, ending=ending, lease_id=command.lease_id, generation=generation)
+    return Advanced(generation + 1, goes_on)
+
+
+def _said_before(entry: Entry, command: Report) -> bool:
+    return (
+        command.update_no != 0
+        and command.update_no == entry.update_no
+        and entry.lease is not None
+        and entry.lease.lease_id == command.lease_id
+        and entry.lease.leased_to.pubkey == command.holder.pubkey
+    )
+
+
+def _normalise_all(decide: DecisionContext, entry: Entry, command: Advance) -> list[Update]:
+    artifacts, parked = entry.artifacts, False
+    updates: list[Update] = []
+    for said in command.updates:
+        if parked:
+            raise decide.refuse(Invalid("invalid_update", "nothing can be said after an update that parks the task"))
+        update = _normalise(decide, artifacts, said)
+        if isinstance(update, ArtifactUpdate):
+            if update.artifact_id not in artifacts:
+                artifacts |= {update.artifact_id}
+        elif isinstance(update, StatusUpdate):
+            parked = update.state in _INTERRUPTIONS
+        updates.append(update)
+    if parked and command.result is not None:
+        raise decide.refuse(Invalid("invalid_update", "a task that waits for its sender has no result yet"))
+    return updates
+
+
+def _normalise(decide: DecisionContext, artifacts: AbstractSet[str], update: Update) -> Update:
+    if isinstance(update, StatusUpdate) and update.state != "working" and update.state not in _INTERRUPTIONS:
+        raise decide.refuse(Invalid("invalid_update", "update.state must be working, input-required or auth-required"))
+    if not isinstance(update, ArtifactUpdate) or update.artifact_id in artifacts:
+        return update
+    if len(artifacts) >= decide.view.limits.artifacts_per_attempt_max:
+        raise decide.refuse(OverLimit("too_many_artifacts", "this attempt has written too many artifacts"))
+    if not update.append:
+        return update
+    # An earlier attempt may have left chunks of it: this attempt's first one starts it anew.
+    return msgspec.structs.replace(update, append=False)
+
+
+def continue_(decide: DecisionContext, command: Continue) -> Reported:
+    entry = find_task(decide, command)
+    if entry is None:
+        raise decide.refuse(unknown_task(command.task_id))
+    if entry.ending is not None:
+        raise decide.refuse(takes_no_more(command.task_id, entry.ending))
+    assert isinstance(entry, Entry)
+    for message_id, generation in entry.said:
+        if message_id == command.message_id:
+            return Reported(generation, duplicate=True)
+        if command.key is not None and message_id.startswith(command.key):
+            raise decide.refuse(key_reused())
+    check_account(decide, entry.task, tasks=0, size=weigh_message(command.message))
+    generation = entry.generation + 1
+    if entry.state is State.PARKED:
+        decide.add(TaskContinued(command.task_id, generation, command.message, command.message_id))
+        return Reported(generation)
+    if entry.state is State.FOLLOWING:
+        raise decide.refuse(Conflict("following", f"task {command.task_id} waits for the result of the same work"))
+    if len(entry.kept) >= decide.view.limits.messages_kept_max:
+        raise decide.refuse(
+            OverLimit("too_many_messages", f"too many messages to task {command.task_id} wait for its next turn")
+        )
+    decide.add(MessageKept(command.task_id, generation, command.message, command.message_id))
+    return Reported(generation)
+
+
+def held(decide: DecisionContext, command: HolderCommand[Any]) -> Entry:
+    """The entry, if the command comes from the holder of its live lease."""
+    entry = find_task(decide, command)
+    if entry is None:
+        raise decide.refuse(unknown_task(command.task_id))
+    if isinstance(entry, Archived):
+        if entry.leased_to not in (None, command.holder.pubkey):
+            raise not_lessee(decide, command.task_id, command.holder)
+        raise decide.refuse(already_over(command.task_id, entry.ending))
+    lease = entry.lease
+    if lease is not None and lease.leased_to.pubkey != command.holder.pubkey:
+        raise not_lessee(decide, command.task_id, command.holder)
+    if entry.finished:
+        assert entry.ending is not None
+        raise decide.refuse(already_over(command.task_id, entry.ending))
+    if lease is not None and lease.lease_id != command.lease_id:
+        raise decide.refuse(stale_lease(command.task_id))
+    if entry.state is not State.LEASED:
+        raise decide.refuse(
+            Conflict("not_leased", f"task {command.task_id} is not currently leased; it is {entry.state}")
+        )
+    return entry
+
+
+def give_back(decide: DecisionContext, command: GiveBack) -> Returned:
+    leases = _release_undelivered(decide, command.leases, command.reason)
+    return Returned(leases, _return_undelivered(decide, command.results, command.reason))
+
+
+def withdraw(decide: DecisionContext, command: Withdraw) -> Returned:
+    by, request_id = command.by.pubkey, command.request_id
+    taken = decide.view.remembered("take", by, request_id)
+    drained = decide.view.remembered("drain", by, request_id)
+    leases = _release_undelivered(
+        decide, zip(taken.task_ids, taken.lease_ids, strict=True) if taken else (), command.reason
+    )
+    results = _return_undelivered(decide, drained.task_ids if drained else (), command.reason)
+    decide.add(RequestWithdrawn(by, request_id))
+    return Returned(leases, results)
+
+
+def _release_undelivered(decide: DecisionContext, leases: Iterable[tuple[TaskId, LeaseId]], reason: str) -> int:
+    count = 0
+    # The last first: each goes to the head of the queue, so in the end they stand as they stood.
+    for task_id, lease_id in reversed(tuple(leases)):
+        entry = decide.view.entry(task_id)
+        if entry is None or entry.state is not State.LEASED or entry.lease is None or entry.lease.lease_id != lease_id:
+            continue
+        # Somebody has worked under it, so somebody was told of it.
+        if entry.update_no or entry.artifacts or entry.lease.renewed_at_ms:
+            continue
+        decide.add(LeaseReleased(task_id, lease_id, reason, undelivered=True))
+        count += 1
+    return count
+
+
+def _return_undelivered(decide: DecisionContext, task_ids: Iterable[TaskId], reason: str) -> int:
+    found = [event for task_id in task_ids if (event := _returned_event(decide, task_id, reason)) is not None]
+    for event in reversed(found):
+        decide.add(event)
+    return len(found)
+
+
+def _returned_event(decide: DecisionContext, task_id: TaskId, reason: str) -> ResultReturned | None:
+    entry = decide.view.entry(task_id)
+    if entry is None:
+        gone = decide.view.archived(task_id)
+        if gone is None or gone.task is None:
+            return None
+        return ResultReturned(
+            task_id,
+            reason,
+            gone.task,
+            gone.digest,
+            gone.result,
+            gone.ending,
+            gone.cause,
+            gone.generation,
+            gone.accepted_at_ms,
+            gone.lease,
+        )
+    if entry.state is not State.DRAINED or entry.result is None or entry.ending is None or entry.cause is None:
+        return None
+    return ResultReturned(
+        task_id,
+        reason,
+        entry.task,
+        entry.digest,
+        entry.result,
+        entry.ending,
+        entry.cause,
+        entry.generation,
+        entry.accepted_at_ms,
+        entry.lease,
+    )

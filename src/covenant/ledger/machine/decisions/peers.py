@@ -1,0 +1,358 @@
+"""Peers, and what goes to and fro between them: who is known, what was taken in, what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from covenant.ledger.machine.decisions import acceptance
+from covenant.ledger.machine.decisions.context import DecisionContext
+from covenant.ledger.machine.events import (
+    DelegationDropped,
+    DelegationPut,
+    EnvelopeTaken,
+    ParcelMoved,
+    ParcelPut,
+    ParcelsDropped,
+    PeerPut,
+    PeerRemoved,
+    PeerSucceeded,
+    TokenRevoked,
+)
+from covenant.ledger.machine.peer_commands import (
+    AddPeer,
+    ChangePeer,
+    DelegationChanges,
+    DelegationMoved,
+    LearnPeer,
+    MoveParcels,
+    PeerMessage,
+    ReceivedFromPeer,
+    ReceiveFromPeer,
+    RemovePeer,
+    RevokeToken,
+    SendToPeer,
+    SucceedPeer,
+)
+from covenant.model.errors import Conflict, Forbidden, NotFound, OverLimit
+from covenant.model.ids import AgentId
+from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationState, OutboxMessage, OutboxMove, move
+from covenant.model.peers.instance import InstanceId, Trust
+from covenant.model.peers.peer_record import Peer
+
+replace = msgspec.structs.replace
+
+BUSY_RETRY_MS = 60_000
+ISSUED_MAX = 32
+"""Tokens of a peer that are remembered; one is given again for as long as it is good, so there are few."""
+
+
+def add_peer(decide: DecisionContext, command: AddPeer) -> Peer:
+    wanted, view = command.peer, decide.view
+    known = view.peer(wanted.id)
+    if known is not None:
+        if (known.name, known.url) == (wanted.name, wanted.url):
+            return known
+        raise decide.refuse(
+            Conflict(
+                "peer_exists", f"{wanted.id} is a peer already, called {known.name}; change it, or remove it first"
+            )
+        )
+    _check_name(decide, wanted.id, wanted.name)
+    most = view.limits.peers_max
+    if view.peer_count() >= most:
+        raise decide.refuse(OverLimit("too_many_peers", f"there may be at most {most} peers; remove one first"))
+    peer = replace(wanted, added_at_ms=decide.now_ms)
+    decide.add(PeerPut(peer))
+    decide.audit(command.by, {"type": "peer_added", "peer": peer.id, "name": peer.name, "url": peer.url})
+    return peer
+
+
+def _check_name(decide: DecisionContext, peer_id: InstanceId, name: str) -> None:
+    """People call peers by their names: no two have one."""
+    other = decide.view.peer_named(name)
+    if other is not None and other.id != peer_id:
+        raise decide.refuse(Conflict("name_taken", f"another peer is called {name!r}; choose another name"))
+
+
+def change_peer(decide: DecisionContext, command: ChangePeer) -> Peer:
+    peer = _peer(decide, command.id)
+    if command.name is not None:
+        _check_name(decide, peer.id, command.name)
+    changed = replace(
+        peer,
+        name=command.name if command.name is not None else peer.name,
+        url=(command.url or None) if command.url is not None else peer.url,
+        trust=command.trust if command.trust is not None else peer.trust,
+        denied=command.denied if command.denied is not None else peer.denied,
+        limits=command.limits if command.limits is not None else peer.limits,
+    )
+    if changed == peer:
+        return peer
+    decide.add(PeerPut(changed))
+    decide.audit(
+        command.by,
+        {
+            "type": "peer_changed",
+            "peer": peer.id,
+            "name": changed.name,
+            "url": changed.url,
+            "trust": changed.trust.value,
+            "denied": changed.denied,
+        },
+    )
+    return changed
+
+
+def remove_peer(decide: DecisionContext, command: RemovePeer) -> Peer:
+    peer = _peer(decide, command.id)
+    live = decide.view.delegations_live_count(peer.id)
+    if live:
+        raise decide.refuse(
+            Conflict("peer_busy", f"{live} delegations with {peer.name} have not ended; cancel or force them first")
+        )
+    decide.add(PeerRemoved(peer.id))
+    decide.audit(command.by, {"type": "peer_removed", "peer": peer.id, "name": peer.name})
+    return peer
+
+
+def learn_peer(decide: DecisionContext, command: LearnPeer) -> Peer:
+    peer = _peer(decide, command.id)
+    learned: dict[str, Any] = {}
+    if command.keys_shown is not None:
+        learned["keys"] = command.keys_shown
+    if command.capabilities is not None:
+        learned["capabilities"] = command.capabilities
+    if command.conflict is not None:
+        learned["conflict"] = command.conflict or None
+    if command.issued is not None:
+        good = [token for token in peer.issued if token.until_ms > decide.now_ms]
+        learned["issued"] = (*good[-(ISSUED_MAX - 1) :], command.issued)
+    if command.verified:
+        if command.challenge is None or peer.challenge != command.challenge:
+            raise decide.refuse(Conflict("challenge_over", "this is not the answer to the last challenge; ask again"))
+        learned |= {
+            "challenge": None,
+            "verified_at_ms": decide.now_ms,
+            # One that was verified before and is a mere peer now was lowered by an operator: that stands.
+            "trust": max(peer.trust, Trust.VERIFIED, key=_rank) if peer.verified_at_ms is None else peer.trust,
+        }
+    elif command.challenge is not None:
+        learned["challenge"] = command.challenge
+    changed = replace(peer, **learned)
+    if changed == peer:
+        return peer
+    decide.add(PeerPut(changed))
+    if changed.trust is not peer.trust:
+        decide.audit(command.by, {"type": "peer_verified", "peer": peer.id, "name": peer.name})
+    return changed
+
+
+def _rank(trust: Trust) -> int:
+    return tuple(Trust).index(trust)
+
+
+def succeed_peer(decide: DecisionContext, command: SucceedPeer) -> Peer:
+    peer, keys = _peer(decide, command.old), command.keys_shown
+    new_id = InstanceId(keys.id)
+    if decide.view.peer(new_id) is not None:
+        raise decide.refuse(Conflict("peer_exists", f"{new_id} is a peer already; remove it first"))
+    changed = replace(
+        peer,
+        id=new_id,
+        keys=keys,
+        trust=peer.trust if command.vouched else Trust.PEER,
+        challenge=None,
+        verified_at_ms=peer.verified_at_ms if command.vouched else None,
+        capabilities=None,
+        conflict=None,
+    )
+    decide.add(PeerSucceeded(peer.id, changed))
+    decide.audit(
+        command.by,
+        {"type": "peer_succeeded", "peer": new_id, "before": peer.id, "name": peer.name, "vouched": command.vouched},
+    )
+    return changed
+
+
+def revoke_token(decide: DecisionContext, command: RevokeToken) -> bool:
+    if decide.view.token_revoked(command.token_id):
+        return False
+    decide.add(TokenRevoked(command.token_id, command.by, decide.now_ms, command.until_ms))
+    decide.audit(command.by, {"type": "peer_token_revoked", "token_id": command.token_id})
+    return True
+
+
+def tell(decide: DecisionContext, command: SendToPeer) -> DelegationMoved:
+    record = decide.view.delegation(command.key)
+    if record is None and command.begin is None:
+        raise decide.refuse(unknown_delegation(command.key.offer_id))
+    if record is None or command.said:
+        _peer(decide, command.key.peer)  # nobody would ever deliver what is said to one that is gone
+    if record is None:
+        _check_outbox(decide, command.key.peer)
+    before = record or _begun(decide, command.begin)
+    state = record.state if record is not None else None
+    after = _moved(decide, before, state, command.happenings, command.changes)
+    return _say(decide, after, command.said, command.by)
+
+
+def hear(decide: DecisionContext, command: ReceiveFromPeer) -> ReceivedFromPeer:
+    envelope, view, key = command.envelope, decide.view, command.key
+    if view.envelope_taken(envelope.sender, envelope.jti):
+        raise decide.refuse(Conflict("replayed", f"envelope {envelope.jti} was taken before"))
+    if view.peer(envelope.sender) is None:
+        raise decide.refuse(Forbidden("unknown_sender", f"{envelope.sender} is not a peer"))
+    if view.envelope_count(envelope.sender) >= view.limits.envelopes_per_peer_max:
+        raise decide.refuse(
+            OverLimit("rate_limited", "too many messages at once; slow down", retry_after_ms=BUSY_RETRY_MS)
+        )
+    record = view.delegation(key) if key is not None else None
+    if command.said:
+        _check_outbox(decide, envelope.sender)
+    decide.add(EnvelopeTaken(envelope, key.offer_id if key is not None else None))
+    before = record or (_begun(decide, command.begin) if command.begin is not None else None)
+    if key is None or before is None:
+        return ReceivedFromPeer()
+    if envelope.seq is not None:
+        if envelope.seq <= before.heard:
+            return ReceivedFromPeer(moved=DelegationMoved(delegation=before, changed=False))
+        # Of what we know nothing of, the first that we hear is the first: we may have been put back from a backup.
+        if record is not None and envelope.seq > before.heard + 1:
+            raise decide.refuse(
+                Conflict("out_of_order", f"number {before.heard + 1} is missing; send what was said in its order")
+            )
+        before = replace(before, heard=envelope.seq)
+    before = replace(before, heard_at_ms=decide.now_ms)
+    if record is not None and record.ended:
+        decide.add(DelegationPut(before))
+        return ReceivedFromPeer(moved=DelegationMoved(delegation=before, changed=False))
+    if command.accept is not None and record is None and acceptance.accept(decide, command.accept).duplicate:
+        return ReceivedFromPeer(known=True)
+    state = record.state if record is not None else None
+    after = _moved(decide, before, state, command.happenings, command.changes)
+    return ReceivedFromPeer(moved=_say(decide, after, command.said, command.by))
+
+
+def _check_outbox(decide: DecisionContext, peer: InstanceId) -> None:
+    """Whoever never takes what is said to it must not have us keep more and more of it."""
+    most = decide.view.limits.parcels_per_peer_max
+    if decide.view.parcel_count(peer) >= most:
+        raise decide.refuse(
+            OverLimit("outbox_full", f"{most} messages wait to be taken already", retry_after_ms=BUSY_RETRY_MS)
+        )
+
+
+def _begun(decide: DecisionContext, begin: Delegation | None) -> Delegation:
+    assert begin is not None
+    return replace(begin, made_at_ms=decide.now_ms, moved_at_ms=decide.now_ms, said=0, heard=0)
+
+
+def _moved(
+    decide: DecisionContext,
+    before: Delegation,
+    state: DelegationState | None,
+    happenings: tuple[str, ...],
+    changes: DelegationChanges,
+) -> Delegation:
+    for happening in happenings:
+        try:
+            state = move(before.role, state, happening)
+        except Conflict as conflict:
+            raise decide.refuse(conflict) from None
+    assert state is not None, "the first thing that happens to a delegation begins it"
+    learned = {
+        name: value for name in changes.__struct_fields__ if (value := getattr(changes, name)) is not msgspec.UNSET
+    }
+    return replace(before, state=state, moved_at_ms=decide.now_ms, **learned)
+
+
+def _say(
+    decide: DecisionContext, delegation: Delegation, said: tuple[PeerMessage, ...], by: AgentId | None
+) -> DelegationMoved:
+    for each in said:
+        delegation = _put_parcel(decide, delegation, each)
+    if delegation.ended:
+        if delegation.result is None:
+            # A result that nobody has taken yet is still to be shown with what it answers.
+            delegation = replace(delegation, offer=None)
+        _make_room(decide, delegation.key)
+    known = decide.view.delegation(delegation.key) is not None
+    # An offer can be large, and what is said of it is said often.
+    decide.add(DelegationPut(replace(delegation, offer=None) if known and not delegation.ended else delegation))
+    if by is not None:
+        decide.audit(
+            by,
+            {
+                "type": "delegation",
+                "role": delegation.role.value,
+                "peer": delegation.peer,
+                "offer_id": delegation.offer_id,
+                "task_id": delegation.task_id,
+                "profile": delegation.profile,
+                "state": delegation.state.value,
+                "code": delegation.code,
+            },
+        )
+    return DelegationMoved(delegation=delegation)
+
+
+def _put_parcel(decide: DecisionContext, delegation: Delegation, said: PeerMessage) -> Delegation:
+    last = decide.view.parcel_last(delegation.key)
+    seq = delegation.said + 1
+    if said.latest and last is not None and (last.typ, last.seq, last.attempts) == (said.typ, delegation.said, 0):
+        seq = last.seq
+    decide.add(
+        ParcelPut(
+            OutboxMessage(
+                role=delegation.role,
+                peer=delegation.peer,
+                offer_id=delegation.offer_id,
+                seq=seq,
+                typ=said.typ,
+                body=said.body,
+                made_at_ms=decide.now_ms,
+            )
+        )
+    )
+    return replace(delegation, said=seq)
+
+
+def _make_room(decide: DecisionContext, ending: DelegationKey) -> None:
+    view = decide.view
+    oldest = view.delegation_ended_first()
+    if oldest is not None and view.delegations_ended_count() >= view.limits.delegations_kept_max and oldest != ending:
+        decide.add(DelegationDropped(oldest))
+
+
+def move_parcels(decide: DecisionContext, command: MoveParcels) -> None:
+    through: dict[DelegationKey, int] = {}
+    failed: dict[tuple[DelegationKey, int], OutboxMove] = {}
+    for each in command.moves:
+        if each.delivered:
+            through[each.delegation] = max(each.seq, through.get(each.delegation, 0))
+        else:
+            failed[each.delegation, each.seq] = each
+    for key, seq in through.items():
+        first = decide.view.parcel_first(key)
+        if first is not None and first.seq <= seq:
+            decide.add(ParcelsDropped(key, seq))
+    for (key, seq), each in failed.items():
+        if seq > through.get(key, 0) and decide.view.parcel(key, seq) is not None:
+            decide.add(ParcelMoved(each))
+
+
+def _peer(decide: DecisionContext, peer_id: InstanceId) -> Peer:
+    peer = decide.view.peer(peer_id)
+    if peer is None:
+        raise decide.refuse(unknown_peer(peer_id))
+    return peer
+
+
+def unknown_peer(named: str) -> NotFound:
+    return NotFound("unknown_peer", f"no peer {named[:80]!r}; `covenant peers list` shows those there are")
+
+
+def unknown_delegation(named: str) -> NotFound:
+    return NotFound("unknown_delegation", f"no delegation {named[:80]!r}")

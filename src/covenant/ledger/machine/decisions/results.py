@@ -1,0 +1,333 @@
+"""Settling: a task ends once, by its holder's result, a cancel, a deadline, a timeout or a repair.
+
+Whatever ends a leader also decides for its followers: a result is theirs too; anything else makes the
+oldest of them the new leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from covenant.ledger.machine.commands import (
+    Cancel,
+    Canceled,
+    CancelOrphans,
+    Drain,
+    Drained,
+    Orphaned,
+    Settle,
+    Settled,
+    Sweep,
+    Swept,
+)
+from covenant.ledger.machine.decisions.acceptance import ended, ending_of
+from covenant.ledger.machine.decisions.capabilities import authorize
+from covenant.ledger.machine.decisions.context import (
+    CommandRefused,
+    DecisionContext,
+    already_over,
+    find_task,
+    not_lessee,
+    not_sender,
+    stale_lease,
+    unknown_task,
+)
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import (
+    CacheDropped,
+    PushDropped,
+    ResultDrained,
+    TaskPromoted,
+    TurnEnded,
+)
+from covenant.ledger.machine.states import Cause, State
+from covenant.ledger.machine.view import Archived
+from covenant.model.errors import Conflict
+from covenant.model.ids import LeaseId, PublicKey, TaskId
+from covenant.model.result import Ending, Result, ResultStatus, error_result, result_digest
+from covenant.model.task import DELEGATION, Lease
+from covenant.model.task_event import MessageUpdate
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ByteBudget:
+    """What is left of a batch's bytes. The first always fits: somebody accepted it."""
+
+    __slots__ = ("_empty", "_left")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+        self._empty = True
+
+    def takes(self, item: msgspec.Struct) -> bool:
+        self._left -= len(_encode(item))
+        fits = self._empty or self._left >= 0
+        self._empty = False
+        return fits
+
+
+DEADLINE_MESSAGE = "deadline_exceeded"
+TIMEOUT_MESSAGE = "Task timed out"
+
+
+def settle(decide: DecisionContext, command: Settle) -> Settled:
+    task_id = command.task_id
+    entry = find_task(decide, command)
+    if entry is None:
+        if command.holder is not None:
+            row = {"type": "a2a_result_rejected", "task_id": task_id, "reason": "unknown_task"}
+            decide.audit(command.holder, row)
+        raise decide.refuse(unknown_task(task_id))
+    if _said_before(command, entry):
+        return Settled(task_id, duplicate=True)
+    authorize(decide, command.access)
+    if isinstance(entry, Archived):
+        raise _too_late(decide, command, entry.leased_to, entry.ending)
+    if entry.finished:
+        assert entry.ending is not None
+        raise _too_late(decide, command, _lessee(entry), entry.ending)
+    lease = _answerable(decide, command, entry)
+    ending = command.ending or ending_of(command.result)
+    goes_on = conclude(
+        decide, entry, command.result, ending=ending, lease_id=lease.lease_id, generation=entry.generation
+    )
+    return Settled(task_id, goes_on=goes_on)
+
+
+def conclude(
+    decide: DecisionContext, entry: Entry, result: Result, *, ending: Ending, lease_id: LeaseId, generation: int
+) -> bool:
+    """The holder's result: it ends the task, or only the turn if messages were kept for the next one."""
+    if not entry.kept or ending is not Ending.COMPLETED:
+        end(decide, entry, result, ending=ending, cause=Cause.RESULT, lease_id=lease_id, generation=generation)
+        return False
+    digest = result_digest(result)
+    if result.content:
+        reply = MessageUpdate(parts=result.content, message_id=f"{entry.task.id}-r{entry.turn}")
+        decide.add(TurnEnded(entry.task.id, lease_id, reply, generation + 1, digest))
+    else:
+        decide.add(TurnEnded(entry.task.id, lease_id, digest=digest))
+    return True
+
+
+def _answerable(decide: DecisionContext, command: Settle, entry: Entry) -> Lease:
+    """The lease whose result this is: the live one, or the last one of a task that nobody has leased since."""
+    lease, task_id = entry.lease, command.task_id
+    if lease is None or entry.state not in (State.LEASED, State.QUEUED):
+        raise decide.refuse(
+            Conflict("not_leased", f"task {task_id} is not leased, so it has no result yet; it is {entry.state}")
+        )
+    _check_holder(decide, command, lease.leased_to.pubkey)
+    if command.lease_id is None:
+        if entry.attempt - entry.undelivered != 1:
+            raise decide.refuse(
+                Conflict(
+                    "lease_id_required",
+                    f"task {task_id} was leased more than once; name the lease_id whose result this is",
+                )
+            )
+    elif command.lease_id != lease.lease_id:
+        raise decide.refuse(stale_lease(task_id))
+    return lease
+
+
+def _said_before(command: Settle, entry: Entry | Archived) -> bool:
+    """The same result again, from whom it came: as for a task sent again, nothing is asked and nothing is spent."""
+    if isinstance(entry, Entry) and _ended_a_turn(command, entry):
+        return True
+    if entry.cause is not Cause.RESULT or entry.result != command.result:
+        return False
+    lessee = entry.leased_to if isinstance(entry, Archived) else _lessee(entry)
+    return command.holder is None or command.holder.pubkey == lessee
+
+
+def _ended_a_turn(command: Settle, entry: Entry) -> bool:
+    """Whether it is the result that ended the last turn."""
+    turn = entry.ended_turn
+    return (
+        turn is not None
+        and command.lease_id in (None, turn.lease_id)
+        and command.holder is not None
+        and command.holder.pubkey == turn.holder
+        and result_digest(command.result) == turn.digest
+    )
+
+
+def _lessee(entry: Entry) -> PublicKey | None:
+    return entry.lease.leased_to.pubkey if entry.lease is not None else None
+
+
+def _too_late(decide: DecisionContext, command: Settle, lessee: PublicKey | None, ending: Ending) -> CommandRefused:
+    _check_holder(decide, command, lessee)
+    return decide.refuse(already_over(command.task_id, ending))
+
+
+def _check_holder(decide: DecisionContext, command: Settle, lessee: PublicKey | None) -> None:
+    if command.holder is not None and command.holder.pubkey != lessee:
+        raise not_lessee(decide, command.task_id, command.holder)
+
+
+def end(
+    decide: DecisionContext,
+    entry: Entry,
+    result: Result,
+    *,
+    ending: Ending,
+    cause: Cause,
+    lease_id: LeaseId | None = None,
+    reason: str | None = None,
+    generation: int | None = None,
+) -> Result:
+    """Settle an entry, and with it whoever follows it. `generation`: where it stands, if this decision moved it.
+
+    Returns the result as it is kept: one that is not the holder's own says what the holder had used.
+    """
+    if cause is not Cause.RESULT and (used := decide.view.used(entry.task.id)) is not None:
+        result = msgspec.structs.replace(result, metadata=used)
+    key = entry.cache_key
+    shared = key is not None and cause is Cause.RESULT
+    decide.add(
+        ended(entry.task)(
+            entry.task.id,
+            result,
+            ending,
+            cause,
+            (entry.generation if generation is None else generation) + 1,
+            lease_id,
+            reason,
+            # The key of what was delegated is its own: nobody else will ask for it.
+            shared and result.status == ResultStatus.OK and entry.task.origin != DELEGATION,
+        )
+    )
+    if key is None or decide.view.leader(key) != entry.task.id:
+        return result
+    followers = decide.view.followers(key)
+    if not shared:
+        if followers:
+            decide.add(TaskPromoted(followers[0]))
+        return result
+    for follower in followers:
+        follower_entry = decide.view.entry(follower)
+        assert follower_entry is not None
+        decide.add(
+            ended(follower_entry.task)(
+                follower,
+                msgspec.structs.replace(result, task_id=follower),
+                ending,
+                Cause.LEADER,
+                follower_entry.generation + 1,
+                None,
+                entry.task.id,
+            )
+        )
+    return result
+
+
+def cancel(decide: DecisionContext, command: Cancel) -> Canceled:
+    task_id = command.task_id
+    entry = find_task(decide, command)
+    if entry is None:
+        raise decide.refuse(unknown_task(task_id))
+    if isinstance(entry, Archived):
+        return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED, before=True)
+    if command.viewer is not None and command.viewer != entry.task.sender.pubkey:
+        raise not_sender(decide, task_id, command.by)
+    if entry.finished:
+        assert entry.ending is not None
+        assert entry.result is not None
+        return Canceled(task_id, entry.ending, entry.result, entry.ending is Ending.CANCELED, before=True)
+    result = error_result(task_id, f"canceled: {command.reason}")
+    result = end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=command.reason)
+    return Canceled(task_id, Ending.CANCELED, result, True)
+
+
+def cancel_orphans(decide: DecisionContext, command: CancelOrphans) -> Orphaned:
+    orphans = decide.view.orphans(command.count)
+    for entry in orphans:
+        reason = f"task {entry.task.parent}, which asked for this, has ended"
+        result = error_result(entry.task.id, f"canceled: {reason}")
+        end(decide, entry, result, ending=Ending.CANCELED, cause=Cause.CANCEL, reason=reason)
+    return Orphaned(tuple(entry.task.id for entry in orphans), more=bool(orphans))
+
+
+def expire(decide: DecisionContext, entry: Entry) -> None:
+    result = error_result(entry.task.id, DEADLINE_MESSAGE)
+    end(decide, entry, result, ending=Ending.FAILED, cause=Cause.DEADLINE)
+
+
+def drain(decide: DecisionContext, command: Drain) -> Drained:
+    view = decide.view
+    if command.request_id is not None:
+        again = view.remembered("drain", command.by.pubkey, command.request_id)
+        if again is not None:
+            return Drained(tuple(_drained_before(decide, task_id) for task_id in again.task_ids))
+    by = command.by.pubkey if command.request_id is not None else None
+    drained: list[Result] = []
+    room = ByteBudget(view.limits.batch_bytes_max)
+    for entry in _drainable(decide, command):
+        assert entry.result is not None
+        if command.count > 1 and not room.takes(entry.result):
+            break
+        decide.add(ResultDrained(entry.task.id, command.request_id, by))
+        drained.append(entry.result)
+    return Drained(tuple(drained))
+
+
+def _drainable(decide: DecisionContext, command: Drain) -> Sequence[Entry]:
+    task_id = command.task_id
+    if task_id is None:
+        return decide.view.settled(command.sender, min(command.count, decide.view.limits.batch_max))
+    entry = decide.view.entry(task_id)
+    known = entry or decide.view.archived(task_id)
+    if known is None or command.sender not in (None, _sender_of(known)):
+        raise decide.refuse(unknown_task(task_id))
+    if entry is None or entry.state is State.DRAINED:
+        raise decide.refuse(Conflict("already_drained", f"the result of task {task_id} was drained already"))
+    return (entry,) if entry.state is State.SETTLED else ()
+
+
+def _sender_of(known: Entry | Archived) -> PublicKey:
+    return known.task.sender.pubkey if isinstance(known, Entry) else known.sender.pubkey
+
+
+def _drained_before(decide: DecisionContext, task_id: TaskId) -> Result:
+    entry = decide.view.entry(task_id)
+    if entry is not None and entry.result is not None:
+        return entry.result
+    archived = decide.view.archived(task_id)
+    assert archived is not None
+    return archived.result
+
+
+def sweep(decide: DecisionContext, command: Sweep) -> Swept:
+    expired: list[TaskId] = []
+    timed_out: list[TaskId] = []
+    view, now_ms, ages = decide.view, decide.now_ms, decide.ages
+    if ages.paused:
+        return Swept()
+    due = view.due(now_ms, command.count, ages)
+    # Promoting a follower changes the queue that the next entry is judged in, so a leader and its followers
+    # are never settled by one sweep: `due` gives at most one task of a cache key.
+    for entry in due:
+        times_out_at_ms = entry.times_out_at_ms(now_ms, ages)
+        if times_out_at_ms is not None and times_out_at_ms <= now_ms:
+            result = error_result(entry.task.id, TIMEOUT_MESSAGE)
+            end(decide, entry, result, ending=Ending.FAILED, cause=Cause.TIMEOUT)
+            timed_out.append(entry.task.id)
+        else:
+            expire(decide, entry)
+            expired.append(entry.task.id)
+    forgotten = view.forgettable(now_ms, command.count, ages)
+    for entry in forgotten:
+        decide.add(ResultDrained(entry.task.id, forgotten=True))
+    uncached = view.cache_overflow(now_ms, ages)
+    if uncached:
+        decide.add(CacheDropped(uncached))
+    idle = view.pushes_idle(now_ms, command.count, ages)
+    for push in idle:
+        decide.add(PushDropped(push.task_id, push.id))
+    more = bool(due) or max(len(forgotten), len(idle)) >= command.count
+    return Swept(tuple(expired), tuple(timed_out), len(forgotten), uncached, more, len(idle))

@@ -1,0 +1,157 @@
+"""Archives of earlier layouts: opened, they hold the same rows in the layout of today, and go on as if made with it."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.ledger.embedded.archive.apply_batch import apply_lines
+from covenant.ledger.embedded.archive.archive import SCHEMA_VERSION, archived_seq_of, archived_through, open_writer
+from covenant.ledger.embedded.archive.history import History
+from covenant.ledger.machine.events import ResultDrained, TaskContinued, TaskParked
+from covenant.model.errors import Damaged
+from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
+from tests.ledger.embedded.recorded import ALICE, BOB, BOOT, NODE, Recorded, lease_id, leased, sent, settled, task_id
+
+LAYOUTS = Path(__file__).parent / "layouts"
+KEPT = ("a2a_tasks", "requests", "updates", "handovers", "audit", "meta")
+MADE = ("task_counts", "ids")
+
+
+CONTEXTS: tuple[Callable[[int], str], ...] = (
+    task_id,  # its own, an earlier and a later task's, and names
+    task_id,
+    lambda number: "",
+    lambda number: task_id(max(1, number - 2)),
+    lambda number: "",
+    lambda number: task_id(number + 2),
+    lambda number: "",
+    lambda number: f"context-{number % 5}",
+)
+
+
+def course() -> Recorded:
+    """Tasks in every state, with and without a tenant, parents, and an audit."""
+    recorded = Recorded()
+    for number in range(1, 40):
+        fields: dict[str, Any] = {"tenant": "acme", "context_id": CONTEXTS[number % 8](number)} if number % 2 else {}
+        if number % 3 == 0:
+            fields["parent"] = task_id(number - 1 if number % 2 else number + 2)
+        recorded.record(sent(number, ALICE, BOB, **fields))
+        if number % 4:
+            recorded.record(leased(number))
+        if number % 4 > 1:
+            recorded.record(settled(number, 3, text="no" if number % 8 == 2 else None))
+        if number % 4 == 3:
+            recorded.record(ResultDrained(task_id(number)), recorded.audited(ALICE, "drained"))
+    recorded.record(TaskParked(task_id(1), lease_id(1), 3, Interruption.INPUT_REQUIRED, StatusUpdate("?")))
+    return recorded
+
+
+def take_in(db: sqlite3.Connection, recorded: Recorded) -> None:
+    after = archived_seq_of(db)
+    apply_lines(db, recorded.read_through(after, recorded.last_seq), after)
+
+
+def rows(db: sqlite3.Connection, *tables: str) -> dict[str, list[tuple[Any, ...]]]:
+    return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in tables}
+
+
+def layout(db: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    found = db.execute("SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY 1, 2").fetchall()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return [("version", "", str(version)), *found]
+
+
+def write_old(path: Path, number: int, today: Path) -> None:
+    """A file of the given layout with the rows of another, as far as it has columns for them."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        old.executescript((LAYOUTS / f"layout_{number}.sql").read_text(encoding="utf-8"))
+        old.execute("ATTACH ? AS today", (str(today),))
+        for table in KEPT:
+            columns = ", ".join(
+                name for _, name, _, _, _, _, hidden in old.execute(f"PRAGMA table_xinfo({table})") if not hidden
+            )
+            old.execute(f"DELETE FROM main.{table}")
+            old.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM today.{table}")
+        if number == 3:  # it had tables of ids, and no names of contexts and parents in them
+            for table, part in (("ids_new", 0), ("ids_recent", 1), ("ids_old", 2)):
+                chosen = f"SELECT task_id, task_no FROM today.a2a_tasks WHERE (task_no >> 20) % 3 = {part}"
+                old.execute(f"INSERT INTO main.{table} {chosen}")
+            old.execute("UPDATE main.shelves SET held = (SELECT count(*) FROM main.ids_new) WHERE shelf = 'new'")
+            old.execute("UPDATE main.shelves SET held = (SELECT count(*) FROM main.ids_recent) WHERE shelf = 'recent'")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_an_archive_of_an_earlier_layout_keeps_its_rows_and_goes_on(tmp_path: Path, number: int) -> None:
+    recorded = course()
+    with closing(open_writer(tmp_path / "today.db", lasting=True)) as today:
+        take_in(today, recorded)
+        write_old(tmp_path / "old.db", number, tmp_path / "today.db")
+        with closing(open_writer(tmp_path / "old.db", lasting=True)) as opened:
+            assert layout(opened) == layout(today)
+            assert rows(opened, *KEPT, *MADE) == rows(today, *KEPT, *MADE)
+            assert opened.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            # Old tasks move, new ones come.
+            recorded.record(TaskContinued(task_id(1), 4, MessageUpdate("user"), "m1"))
+            again = sent(100, BOB, ALICE, tenant="acme", context_id="context-2", parent=task_id(3))
+            recorded.record(ResultDrained(task_id(2)), again)
+            for db in (today, opened):
+                take_in(db, recorded)
+            assert rows(opened, *KEPT, *MADE) == rows(today, *KEPT, *MADE)
+        histories = [History(tmp_path / name, node=NODE, boot=BOOT) for name in ("today.db", "old.db")]
+        shown = [[await history.show(task_id(each), None, 10) for each in (1, 2, 3, 100)] for history in histories]
+        trees = [await history.tree(task_id(3), None) for history in histories]
+        for history in histories:
+            await history.close()
+        assert shown[0] == shown[1]
+        assert None not in shown[0]
+        assert trees[0] == trees[1]
+
+
+def test_an_archive_that_cannot_be_brought_up_to_date_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(open_writer(tmp_path / "today.db", lasting=True)) as today:
+        take_in(today, course())
+        write_old(path, 2, tmp_path / "today.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        # Something of somebody else's, in the way.
+        old.execute("CREATE TABLE ids_old (other)")
+        before = (layout(old), rows(old, *KEPT))
+    with pytest.raises(sqlite3.Error):
+        open_writer(path, lasting=True)
+    with closing(sqlite3.connect(path, isolation_level=None)) as old:
+        assert (layout(old), rows(old, *KEPT)) == before
+
+
+def test_a_layout_of_the_future_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "archive.db"
+    with closing(open_writer(path, lasting=True)) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(Damaged, match=f"layout {SCHEMA_VERSION + 1}"):
+        open_writer(path, lasting=True)
+    with pytest.raises(Damaged, match=f"layout {SCHEMA_VERSION + 1}"):
+        archived_through(path)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, SCHEMA_VERSION])
+def test_whoever_only_asks_where_an_archive_stands_leaves_its_layout_alone(tmp_path: Path, number: int) -> None:
+    recorded, path = course(), tmp_path / "archive.db"
+    with closing(open_writer(path, lasting=True)) as today:
+        take_in(today, recorded)
+    if number != SCHEMA_VERSION:
+        today_path, path = path, tmp_path / "old.db"
+        write_old(path, number, today_path)
+    before = path.read_bytes()
+    assert archived_through(path) == recorded.last_seq
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_archive_does_not_say_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "archive.db"
+    path.write_bytes(b"not a database, but long enough to look like one" * 100)
+    with pytest.raises(Damaged, match="cannot be opened"):
+        archived_through(path)
