@@ -32,7 +32,7 @@ from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.loading import load
 from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Sweeper
-from covenant.doors.http.hosts import as_host
+from covenant.doors.http.host_names import as_host
 from covenant.doors.simple import asked_for
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.access.identities import operator_agent

@@ -11,7 +11,7 @@ PAGE = tomllib.loads(Path(__file__).with_name("simple.toml").read_text(encoding=
 PROMISES: dict[str, list[str]] = {said: proofs for section in PAGE.values() for said, proofs in section.items()}
 PLACES = (
     "tests/simple/test_invariants.py",
-    "tests/doors/native/test_requests.py",
+    "tests/doors/native/test_request_routes.py",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / "doors" / "simple").glob("test_*.py"))),
 )
 

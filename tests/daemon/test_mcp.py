@@ -8,8 +8,8 @@ from starlette.types import Message
 from covenant.daemon.cards import make_cards
 from covenant.daemon.mcp import make_tools
 from covenant.daemon.settings import Settings
-from covenant.doors.http.tenant import TenantGate
-from covenant.doors.mcp.http import McpDoor
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.mcp.streamable_http import McpDoor
 from covenant.doors.metrics import Meter
 from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent

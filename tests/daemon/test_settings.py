@@ -9,7 +9,7 @@ import pytest
 from covenant.daemon.loading import FILE_NAME, Entry, entries, load, rows
 from covenant.daemon.setting import address
 from covenant.daemon.settings import DelegationSettings, LimitSettings, Settings, TenantSettings
-from covenant.doors.waiting import WAITS_MAX, WAITS_PER_CALLER_MAX
+from covenant.doors.waits import WAITS_MAX, WAITS_PER_CALLER_MAX
 from covenant.exchange.a2a_service import A2ALimits
 from covenant.exchange.delegation import DelegationLimits
 from covenant.exchange.mailbox import MailboxLimits

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-from covenant.doors.mcp.http import PATH
-from covenant.doors.mcp.tools import BY_NAME
+from covenant.doors.mcp.streamable_http import PATH
+from covenant.doors.mcp.tool_arguments import BY_NAME
 from covenant.model.mcp_servers import read_mcp_servers
 from tests.cli.daemons import COVENANT, covenant, environment
 from tests.doors.mcp.daemon import start

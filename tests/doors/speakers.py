@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
-from covenant.doors.http.reply import speaks_plainly
-from covenant.doors.table import BY_KIND
+from covenant.doors.http.responses import speaks_plainly
+from covenant.doors.operator_api.operation_table import BY_KIND
 from covenant.wire.ipc_frames import canonical_kind
 from tests.doors.world import Actor, World
 

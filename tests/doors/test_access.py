@@ -13,9 +13,9 @@ import covenant.seal
 from covenant.model.ids import AgentId, PublicKey, base58
 from covenant.seal.grants import verify_grant
 from tests.doors.clients import Http
+from tests.doors.operator_api.test_operations import leased_task, result_of
 from tests.doors.speakers import Speaker
 from tests.doors.test_bad_input import refused
-from tests.doors.test_operations import leased_task, result_of
 from tests.doors.world import Actor, World, new_task, now_ms
 
 KEY = PublicKey(base58(b"one and the same key, 32 bytes  "))

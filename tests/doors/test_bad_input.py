@@ -9,8 +9,8 @@ import pytest
 from covenant.exchange.mailbox import MailboxLimits
 from covenant.ledger.machine.view import Limits
 from covenant.model.ids import base58
+from tests.doors.operator_api.test_operations import leased_task, result_of
 from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
-from tests.doors.test_operations import leased_task, result_of
 from tests.doors.world import Actor, World, new_task, now_ms, open_world
 
 KEY = base58(b"k" * 32)

@@ -17,8 +17,8 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from covenant.doors.http.reply import speaks_plainly
-from covenant.doors.table import OPERATIONS
+from covenant.doors.http.responses import speaks_plainly
+from covenant.doors.operator_api.operation_table import OPERATIONS
 from tests.doors.world import World, open_world
 from tests.places import short_folder
 

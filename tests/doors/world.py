@@ -14,14 +14,14 @@ from covenant.daemon.listening import bound, make_server
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.app import HttpDoor, build_http
-from covenant.doors.http.server.exchange import Door
-from covenant.doors.http.server.refusals import RefusalForm, plain_form
-from covenant.doors.http.tenant import TenantGate
-from covenant.doors.ipc.server import IpcServer
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.server.http_exchange import Door
+from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
+from covenant.doors.ipc.ipc_server import IpcServer
 from covenant.doors.metrics import Meter
-from covenant.doors.native import agents as native_agents
-from covenant.doors.operation import Office
-from covenant.doors.waiting import Pause, Waits
+from covenant.doors.native import agent_routes as native_agents
+from covenant.doors.operator_api.operation import Services
+from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenant_limits import TenantLimiter
@@ -100,8 +100,8 @@ class World:
     saved_tokens: list[str] = field(default_factory=list)
 
     @property
-    def office(self) -> Office:
-        return Office(self.exchange, self.registry, self.ledger, self.tenancy, self.catalogue)
+    def office(self) -> Services:
+        return Services(self.exchange, self.registry, self.ledger, self.tenancy, self.catalogue)
 
     async def tenant(self, name: str, **limits: int) -> Http:
         """A new tenant, asking over HTTP."""

@@ -17,10 +17,10 @@ from starlette.routing import BaseRoute, Router
 from covenant.daemon.listening import make_server
 from covenant.daemon.peer_lines import PeerLines
 from covenant.daemon.settings import HttpSettings
-from covenant.doors.http.server.asgi import AsgiDoor
-from covenant.doors.http.stranger_pool import StrangerPool
+from covenant.doors.http.request_body import AnonymousPool
+from covenant.doors.http.server.http_exchange import AsgiDoor
 from covenant.doors.metrics import Meter
-from covenant.doors.peers_sealed import sealed_routes
+from covenant.doors.peer_envelopes import sealed_routes
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.peer_commands import AddPeer, PeerMessage, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
@@ -325,8 +325,8 @@ async def house(
         await ledger.close()
 
 
-def stranger_pool() -> StrangerPool:
-    return StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
+def stranger_pool() -> AnonymousPool:
+    return AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
 
 
 @asynccontextmanager

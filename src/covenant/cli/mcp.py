@@ -41,7 +41,7 @@ def command(*, home: str | None, token_file: str | None, url: str | None) -> Non
     address = found.rstrip("/").removesuffix(PATH) + PATH
     _look(address, token)
     try:
-        from covenant.doors.mcp.bridge import bridge
+        from covenant.doors.mcp.stdio_bridge import bridge
     except ModuleNotFoundError as missing:
         raise Failure(
             "mcp_not_installed",

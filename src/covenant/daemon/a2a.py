@@ -11,8 +11,8 @@ from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, extended_cards
 from covenant.doors.a2a.door import A2ADoor
 from covenant.doors.a2a.operations import A2AServices, PushService
-from covenant.doors.http.stranger_pool import StrangerPool
-from covenant.doors.http.tenant import TenantGate
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.cards import Cards
@@ -51,7 +51,7 @@ def make_office(conversations: A2AExchange, cards: Cards, pushes: PushService | 
 
 
 def make_gate(
-    settings: Settings, catalogue: Catalogue, tenants: TenantGate, meter: Meter, pool: StrangerPool
+    settings: Settings, catalogue: Catalogue, tenants: TenantGate, meter: Meter, pool: AnonymousPool
 ) -> Admission:
     return Admission(tenants, catalogue, meter, base_url_of(settings).of, publishing_of(settings).admits, pool)
 

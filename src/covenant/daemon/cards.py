@@ -10,9 +10,8 @@ import msgspec
 
 from covenant.daemon.settings import Settings
 from covenant.doors.a2a.cards import CardPages, PublishedAgent
-from covenant.doors.http.origins import Origins
-from covenant.doors.http.public_url import BaseUrl
-from covenant.doors.http.tenant import TenantGate
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.host_names import AllowedOrigins, BaseUrl
 from covenant.doors.metrics import Meter
 from covenant.exchange.cards import CardFeatures, Cards
 from covenant.exchange.catalogue import Catalogue
@@ -61,7 +60,7 @@ def base_url_of(settings: Settings) -> BaseUrl:
 
 def publishing_of(settings: Settings) -> PublishedAgent:
     a2a, http = settings.a2a, settings.http
-    return PublishedAgent(a2a.publish, a2a.publish_anonymous, http.bind_addr, Origins(http.origins))
+    return PublishedAgent(a2a.publish, a2a.publish_anonymous, http.bind_addr, AllowedOrigins(http.origins))
 
 
 def card_pages(

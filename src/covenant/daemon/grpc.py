@@ -12,7 +12,7 @@ from covenant.daemon.listening import CannotListen
 from covenant.daemon.settings import Settings
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.operations import A2AServices
-from covenant.doors.http.stranger_pool import StrangerPool
+from covenant.doors.http.request_body import AnonymousPool
 from covenant.exchange.cards import Cards
 from covenant.model.errors import SettingsError
 
@@ -35,7 +35,7 @@ def open_grpc(settings: Settings, gate: Admission, office: A2AServices, cards: C
     publishing = publishing_of(settings)._replace(bind_addr=chosen.bind_addr)
     tenants = GrpcTenants(gate.tenants.tenancy, gate.tenants.limiter)
     # A pool of its own: over gRPC nobody says how long a message is, so that each takes room for the longest.
-    pool = StrangerPool(bytes_max=settings.http.stranger_bytes_max, body_ms=settings.http.stranger_body_ms)
+    pool = AnonymousPool(bytes_max=settings.http.stranger_bytes_max, body_ms=settings.http.stranger_body_ms)
     calls = GrpcCalls(
         replace(gate, tenants=tenants, admits=publishing.admits),
         office,

@@ -42,8 +42,8 @@ from covenant.daemon.staff import Staff
 from covenant.daemon.watchdog import Watchdog
 from covenant.daemon.whereabouts import left_in
 from covenant.daemon.wiring import Node, open_node
-from covenant.doors.http.server.server import HttpServer
-from covenant.doors.http.traced import Traced
+from covenant.doors.http.app import TracedDoor
+from covenant.doors.http.server.http_server import HttpServer
 from covenant.exchange.delegation import OrphanCanceller
 from covenant.model.repair import RetryPolicy
 
@@ -167,7 +167,7 @@ async def _live(
         with bound(settings.http) as listener:
             if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
                 log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
-            door = Traced(node.http, node.tracer) if node.tracer.on else node.http
+            door = TracedDoor(node.http, node.tracer) if node.tracer.on else node.http
             server = make_server(door, settings.http, node.http.refusal_form)
             staff = Staff(node.ledger, node.catalogue, node.workers, log, elsewhere=node.elsewhere, cast=node.cast)
             staff.remote_concurrency = settings.delegation.remote_concurrency

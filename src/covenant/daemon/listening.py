@@ -10,9 +10,9 @@ from covenant.daemon.environment import now_ms
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.health import ALIVE_PATHS
 from covenant.doors.http.server.bounds import HttpBounds
-from covenant.doors.http.server.exchange import Door
-from covenant.doors.http.server.refusals import RefusalForm, plain_form
-from covenant.doors.http.server.server import HttpServer
+from covenant.doors.http.server.http_exchange import Door
+from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
+from covenant.doors.http.server.http_server import HttpServer
 from covenant.model.errors import CovenantError
 
 

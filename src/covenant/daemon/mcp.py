@@ -12,9 +12,9 @@ from covenant.daemon.delegating import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.settings import Settings
 from covenant.daemon.tenant_doors import Built
-from covenant.doors.mcp.abroad import Abroad
-from covenant.doors.mcp.desk import Desk
-from covenant.doors.mcp.http import McpDoor, installed
+from covenant.doors.mcp.remote_tools import RemoteTools
+from covenant.doors.mcp.streamable_http import McpDoor, installed
+from covenant.doors.mcp.tool_handlers import ToolHandlers
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.cards import Cards
 from covenant.exchange.task_lookup import TaskLookup
@@ -25,14 +25,14 @@ from covenant.model.mcp_servers import McpServer, Tool
 def make_mcp(settings: Settings, built: Built, operator: Principal, elsewhere: Elsewhere) -> McpDoor:
     gate, new_id = built.gate, Uuids()
     oversight = TaskLookup(built.ledger, built.catalogue, operator)
-    desk = Desk(
+    desk = ToolHandlers(
         built.conversations,
         oversight,
         built.catalogue,
         gate.tenancy,
         limiter=gate.limiter,
         new_id=new_id,
-        abroad=Abroad(
+        abroad=RemoteTools(
             built.conversations,
             oversight,
             built.catalogue,

@@ -20,9 +20,9 @@ from covenant.daemon.keystore import Keystore
 from covenant.daemon.logs import Log
 from covenant.daemon.peer_lines import PeerLines
 from covenant.daemon.settings import Settings
-from covenant.doors.http.stranger_pool import StrangerPool
+from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
-from covenant.doors.peers_sealed import sealed_routes
+from covenant.doors.peer_envelopes import sealed_routes
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.tasks.task_start import TaskAcceptor
 from covenant.ledger.contract.ledger import Ledger
@@ -56,7 +56,7 @@ class Around:
     catalogue: Catalogue
     meter: Meter
     us: AgentId
-    pool: StrangerPool
+    pool: AnonymousPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,11 @@ from starlette.routing import BaseRoute
 
 from covenant.daemon.settings import A2aSettings
 from covenant.doors import simple
-from covenant.doors.http.tenant import TenantGate
+from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.doors.native import agents, orchestrate, requests
+from covenant.doors.native import agent_routes as agents
+from covenant.doors.native import request_routes as requests
+from covenant.doors.native import run_routes as orchestrate
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversations import Conversations

@@ -52,15 +52,15 @@ from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
 from covenant.doors.a2a.door import PREFIX
 from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http.app import DoorUnder, HttpDoor, build_http
-from covenant.doors.http.hosts import as_host
-from covenant.doors.http.stranger_pool import StrangerPool
-from covenant.doors.http.tenant import TenantGate
-from covenant.doors.ipc.server import IpcServer
-from covenant.doors.mcp.http import McpDoor
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.host_names import as_host
+from covenant.doors.http.request_body import AnonymousPool
+from covenant.doors.ipc.ipc_server import IpcServer
+from covenant.doors.mcp.streamable_http import McpDoor
 from covenant.doors.metrics import Meter
-from covenant.doors.peers import PeerDesk
-from covenant.doors.peers_sealed import DESCRIBED as SEALED_DESCRIBED
-from covenant.doors.waiting import Waits
+from covenant.doors.operator_api.peers import PeerOperations
+from covenant.doors.peer_envelopes import DESCRIBED as SEALED_DESCRIBED
+from covenant.doors.waits import Waits
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
@@ -136,7 +136,7 @@ class _Behind(TypedDict):
     meter: Meter
     version: str
     legacy_kinds: bool
-    peers: PeerDesk | None
+    peers: PeerOperations | None
 
 
 class _Working(TypedDict):
@@ -253,7 +253,7 @@ def _assemble(
     cards = make_cards(settings, key, servers)
     pages = card_pages(settings, cards, catalogue, gate, meter, started_ms=ledger.now_ms())
     working = _workers(settings, ledger, catalogue, cards, servers, fetcher=fetcher, tracer=tracer, log=log)
-    pool = StrangerPool(bytes_max=settings.http.stranger_bytes_max, body_ms=settings.http.stranger_body_ms)
+    pool = AnonymousPool(bytes_max=settings.http.stranger_bytes_max, body_ms=settings.http.stranger_body_ms)
     around = Around(settings=settings, ledger=ledger, catalogue=catalogue, meter=meter, us=operator.agent, pool=pool)
     peering = join_peers(around, working["workers"], outside, tracer=tracer, log=log)
     conversations = make_conversations(settings, ledger, catalogue, working["workers"], tracer)

@@ -15,15 +15,13 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.http.bearer import TRANSPORT
-from covenant.doors.http.body import BODY_TOO_LARGE, read_body
-from covenant.doors.http.hops import hop_in
+from covenant.doors.http.bearer_auth import TRANSPORT, TenantGate
+from covenant.doors.http.endpoint import MethodRouter, TenantRequest, read_call_headers
 from covenant.doors.http.openapi import Described
-from covenant.doors.http.reply import CLOSE, Header, refusal_headers, reply
-from covenant.doors.http.routes import ByMethod
-from covenant.doors.http.tenant import Asked, TenantGate
+from covenant.doors.http.request_body import BODY_TOO_LARGE, read_body
+from covenant.doors.http.responses import CLOSE, Header, refusal_headers, reply
 from covenant.doors.metrics import Meter
-from covenant.doors.waiting import CallerGoneError
+from covenant.doors.waits import CallerGoneError
 from covenant.exchange.simple import SimpleExchange, SimpleSend
 from covenant.model.call_context import Hop
 from covenant.model.errors import Invalid, NotFound, Refusal
@@ -60,11 +58,11 @@ class SimpleDoor:
         self._tasks = tasks
         self._gate = gate
 
-    async def send(self, asked: Asked, hop: Hop | None) -> A2ATask:
+    async def send(self, asked: TenantRequest, hop: Hop | None) -> A2ATask:
         request = asked_for(decode_send(asked.body), hop)
         return task_of(await self._tasks.send(asked.caller, request))
 
-    async def get(self, asked: Asked, hop: Hop | None) -> A2ATask:  # noqa: ARG002  (no call is made by looking)
+    async def get(self, asked: TenantRequest, hop: Hop | None) -> A2ATask:  # noqa: ARG002  (no call is made by looking)
         try:
             return task_of(await self._tasks.get(asked.caller, asked.path["task_id"]))
         except NotFound:
@@ -79,7 +77,7 @@ class SimpleCall:
         gate: TenantGate,
         meter: Meter,
         name: str,
-        run: Callable[[Asked, Hop | None], Awaitable[A2ATask]],
+        run: Callable[[TenantRequest, Hop | None], Awaitable[A2ATask]],
         *,
         body_bytes_max: int,
     ) -> None:
@@ -96,8 +94,8 @@ class SimpleCall:
             caller = await self._gate.enter(scope)
             with self._gate.limiter.connected(caller):
                 body = await read_body(scope, receive, self._body_bytes_max)
-                asked = Asked(caller, scope["path_params"], scope["query_string"], body)
-                task = await self._run(asked, hop_in(scope))
+                asked = TenantRequest(caller, scope["path_params"], scope["query_string"], body)
+                task = await self._run(asked, read_call_headers(scope))
                 await reply(send, 200, _encode(task))
         except Refusal as refusal:
             self._meter.refused(TRANSPORT, refusal.code)
@@ -117,7 +115,7 @@ async def refuse(send: Send, status: int, message: str, headers: tuple[Header, .
     await reply(send, status, _encode(SimpleError(error=message, code=CODES[status])), headers)
 
 
-class _ByMethod(ByMethod):
+class _ByMethod(MethodRouter):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in self.calls:
             await super().__call__(scope, receive, send)

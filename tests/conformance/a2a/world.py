@@ -17,7 +17,7 @@ import grpc  # type: ignore[import-untyped]
 
 from covenant.agents.runtime.job import JobLimits
 from covenant.doors.a2a.grpc import GrpcCalls, GrpcServer
-from covenant.doors.http.stranger_pool import StrangerPool
+from covenant.doors.http.request_body import AnonymousPool
 from covenant.exchange.cards import CardFeatures
 from covenant.ledger.contract.tasks import ListQuery
 from covenant.ledger.machine.commands import Sweep
@@ -111,7 +111,7 @@ async def a_world(home: Path, *, push_notifications: bool = False) -> AsyncItera
 @asynccontextmanager
 async def calling(opened: Stage, scenery: Scenery) -> AsyncIterator[Any]:
     """The same agents over gRPC, beside HTTP."""
-    pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
+    pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
     calls = GrpcCalls(opened.gate, opened.office, pool, message_bytes_max=1 << 20, published=scenery.open_agent)
     server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, calls_max=1_000)
     opened.cards.offer = CardFeatures(grpc_port=server.port, push_notifications=scenery.push_notifications)

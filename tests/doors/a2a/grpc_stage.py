@@ -25,8 +25,8 @@ from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import PublishedAgent, extended_cards
 from covenant.doors.a2a.grpc import DETAILS, GrpcCalls, GrpcServer, GrpcTenants
 from covenant.doors.a2a.operations import A2AServices, PushService
-from covenant.doors.http.public_url import BaseUrl
-from covenant.doors.http.stranger_pool import StrangerPool
+from covenant.doors.http.host_names import BaseUrl
+from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.access.tenant_limits import TenantLimiter
@@ -167,7 +167,7 @@ async def grpc_stage(
     async with stage(home, *agents) as http:
         conversations = A2AExchange(http.ledger, http.catalogue, http.workers, Uuids(), A2ALimits())
         tenants = GrpcTenants(http.tenancy, TenantLimiter(now_ms, limits))
-        pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
+        pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
         gate = Admission(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)
         if push:
             pushes = KeptPushes(http.ledger, conversations.scope, lambda config: check_config(config, lambda _: None))

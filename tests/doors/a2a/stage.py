@@ -28,9 +28,9 @@ from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
 from covenant.doors.a2a.door import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import A2AServices
-from covenant.doors.http.public_url import BaseUrl
-from covenant.doors.http.stranger_pool import StrangerPool
-from covenant.doors.http.tenant import TenantGate
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.host_names import BaseUrl
+from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.access.identities import operator_agent
@@ -192,7 +192,7 @@ async def stage(
     )
     pushes = PushConfigs(ledger, conversations.scope, check_push) if scenery.push_notifications else None
     base_url, publishing = BaseUrl(), PublishedAgent(scenery.open_agent, "loopback" if scenery.open_agent else "never")
-    pool = StrangerPool(bytes_max=64 * 2**20, body_ms=20_000)
+    pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
     gate = Admission(TenantGate(tenancy, TenantLimiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
     cards = Cards(CardFeatures(), CardSigner(key))
     pages = CardPages(

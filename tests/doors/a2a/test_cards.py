@@ -22,10 +22,10 @@ from starlette.routing import Router
 
 from covenant.daemon.operator import admit_operator
 from covenant.doors.a2a.cards import DESCRIBED, CardPages, PublishedAgent, extended_cards
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.openapi import document
-from covenant.doors.http.public_url import BaseUrl
-from covenant.doors.http.server.asgi import AsgiDoor
-from covenant.doors.http.tenant import TenantGate
+from covenant.doors.http.server.http_exchange import AsgiDoor
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.access.identities import operator_agent

@@ -10,8 +10,8 @@ import pytest
 
 from covenant.daemon.tenant_doors import DESCRIBED
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest
+from tests.doors.http.test_openapi import DOCUMENT, problems, resolve
 from tests.doors.simple.stage import echo, stage
-from tests.doors.test_openapi import DOCUMENT, problems, resolve
 
 PAGE = Path(__file__).parents[3].joinpath("docs", "formats", "simple-http.md").read_text(encoding="utf-8")
 REQUEST, TASK = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.doors.peers import OPERATIONS
+from covenant.doors.operator_api.peers import OPERATIONS
 from covenant.model.peers.delegation_messages import DelegationOffer
 from tests.e2e.peers.actors import Actor
 from tests.e2e.peers.cast import AGENTS

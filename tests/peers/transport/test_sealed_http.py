@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covenant.doors.metrics import Meter
-from covenant.doors.peers_sealed import DESCRIBED, IDENTITY, POLL, RECEIVE, sealed_routes
+from covenant.doors.peer_envelopes import DESCRIBED, IDENTITY, POLL, RECEIVE, sealed_routes
 from covenant.model.errors import Refusal
 from covenant.model.peers.instance import KeyBundle
 from covenant.peers.peer_settings import PeerSettings

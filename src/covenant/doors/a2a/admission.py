@@ -12,10 +12,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from covenant.doors.a2a.operations import A2ACall, A2AOperation, check_version
-from covenant.doors.http.body import body_at_hand, read_body
-from covenant.doors.http.reply import JSON, Header, reply
-from covenant.doors.http.stranger_pool import StrangerPool
-from covenant.doors.http.tenant import TenantGate, address
+from covenant.doors.http.bearer_auth import TenantGate, address
+from covenant.doors.http.request_body import AnonymousPool, body_at_hand, read_body
+from covenant.doors.http.responses import JSON, Header, reply
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import ANONYMOUS, A2ARequest
 from covenant.exchange.access.tenants import Caller
@@ -107,7 +106,7 @@ class Admission:
     """Where a caller reached us, for the addresses in a card."""
     admits: Callable[[CatalogueAgent, Scope], bool]
     """Whether an agent may be called without a token."""
-    pool: StrangerPool
+    pool: AnonymousPool
     """What callers without a token may make the daemon hold."""
 
     async def enter(self, scope: Scope, headers: Headers, agent_id: str) -> AdmittedCaller:

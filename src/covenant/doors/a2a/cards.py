@@ -14,16 +14,14 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, Headers, reply_json
-from covenant.doors.http.body import read_body
-from covenant.doors.http.documents import Document, reply_document
+from covenant.doors.http.bearer_auth import TenantGate, bearer
+from covenant.doors.http.endpoint import MethodRouter
+from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_of
 from covenant.doors.http.openapi import Described
-from covenant.doors.http.origins import Origins
-from covenant.doors.http.public_url import BaseUrl, forwarded, peer_of
-from covenant.doors.http.reply import reply_problem
-from covenant.doors.http.routes import ByMethod
-from covenant.doors.http.tenant import TenantGate, bearer
+from covenant.doors.http.request_body import read_body
+from covenant.doors.http.responses import Document, reply_document, reply_problem
 from covenant.doors.metrics import Meter
-from covenant.doors.waiting import CallerGoneError
+from covenant.doors.waits import CallerGoneError
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.cards import A2A_PATH, AGENTS_PATH, KEYS_PATH, Anonymous, Cards, admits_anonymous
 from covenant.exchange.catalogue import Catalogue
@@ -105,7 +103,7 @@ class PublishedAgent(NamedTuple):
     agent_id: str = ""
     anonymous: Anonymous = "never"
     bind_addr: str = "127.0.0.1"
-    origins: Origins = Origins(())
+    origins: AllowedOrigins = AllowedOrigins(())
 
     def admits(self, agent: CatalogueAgent, scope: Scope) -> bool:
         """Whether this request needs no token: it is for the published agent, from where that is allowed."""
@@ -153,7 +151,7 @@ class CardPages:
             CARD_PATH: self.agent_card,
         }
         served = {path: self._page(answer) for path, answer in pages.items()}
-        served[A2A_PATH] = ByMethod({**served[A2A_PATH].calls, "POST": self._call_to_nobody})
+        served[A2A_PATH] = MethodRouter({**served[A2A_PATH].calls, "POST": self._call_to_nobody})
         return [Route(path + slash, page, name=path + slash) for path, page in served.items() for slash in ("", "/")]
 
     def agent_page(self) -> ASGIApp:
@@ -216,7 +214,7 @@ class CardPages:
         body = encode_card(card) if clean else encode_combined(card)
         return Document(body, max(modified_ms, self._started_ms), public=public, varies=varies)
 
-    def _page(self, answer: Answer) -> ByMethod:
+    def _page(self, answer: Answer) -> MethodRouter:
         async def page(scope: Scope, _: Receive, send: Send) -> None:
             try:
                 document = await answer(scope)
@@ -226,7 +224,7 @@ class CardPages:
             else:
                 await reply_document(scope, send, document)
 
-        return ByMethod({"GET": page, "HEAD": page})
+        return MethodRouter({"GET": page, "HEAD": page})
 
 
 def _wants_clean(scope: Scope) -> bool:

@@ -11,7 +11,7 @@ from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.jsonrpc_binding import Rpc
 from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.a2a.rest_binding import Rest
-from covenant.doors.http.reply import JSON, Header, refusal_form, refusal_headers, reply_not_allowed
+from covenant.doors.http.responses import JSON, Header, refusal_form, refusal_headers, reply_not_allowed
 from covenant.model.errors import Refusal
 from covenant.wire.a2a.error_codes import rest_error
 

@@ -30,9 +30,9 @@ from covenant.doors.a2a.grpc_stream import GrpcStream, stopping
 from covenant.doors.a2a.late_timer import NOTICE_S
 from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
-from covenant.doors.http.hosts import as_host
-from covenant.doors.http.stranger_pool import StrangerPool
-from covenant.doors.http.tenant import TenantGate, address, bearer
+from covenant.doors.http.bearer_auth import TenantGate, address, bearer
+from covenant.doors.http.host_names import as_host
+from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Timer
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.tasks.task_stream import TaskStream
@@ -90,7 +90,7 @@ class GrpcCalls:
     """Every method of the service. `published` is the agent that is meant where none is named."""
 
     def __init__(
-        self, gate: Admission, office: A2AServices, pool: StrangerPool, *, message_bytes_max: int, published: str = ""
+        self, gate: Admission, office: A2AServices, pool: AnonymousPool, *, message_bytes_max: int, published: str = ""
     ) -> None:
         """`pool`: what all strangers may make us hold. `message_bytes_max`: of one message."""
         self.http_at: tuple[str, int] | None = None

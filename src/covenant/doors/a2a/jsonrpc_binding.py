@@ -16,8 +16,8 @@ from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, H
 from covenant.doors.a2a.disconnect import run_while_connected
 from covenant.doors.a2a.operations import METHODS, OPERATIONS, A2ACall, A2AOperation, A2AServices
 from covenant.doors.a2a.sse_stream import write_stream
-from covenant.doors.http.reply import reply_problem
-from covenant.doors.waiting import CallerGoneError
+from covenant.doors.http.responses import reply_problem
+from covenant.doors.waits import CallerGoneError
 from covenant.model.errors import OverLimit, Refusal, Unauthenticated
 from covenant.wire import jsonrpc
 from covenant.wire.a2a.error_codes import Dialect

@@ -15,8 +15,8 @@ from covenant.doors.a2a.admission import A2A_JSON, TRANSPORT, Admission, Admitte
 from covenant.doors.a2a.disconnect import run_while_connected
 from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices
 from covenant.doors.a2a.sse_stream import write_stream
-from covenant.doors.http.reply import JSON, Header, refusal_headers
-from covenant.doors.waiting import CallerGoneError
+from covenant.doors.http.responses import JSON, Header, refusal_headers
+from covenant.doors.waits import CallerGoneError
 from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.wire.a2a import v1 as a2a_v1
 from covenant.wire.a2a.error_codes import Dialect, rest_error

@@ -16,14 +16,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.answers import encode, encode_legacy
-from covenant.doors.http.call import Call
+from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
 from covenant.doors.http.health import Health
-from covenant.doors.http.hosts import LOOPBACK, Hosts
-from covenant.doors.http.openapi import Described, Page, document
-from covenant.doors.http.origins import Origins, cors_headers, reply_preflight
-from covenant.doors.http.reference import page as reference_page
-from covenant.doors.http.reply import (
+from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigins, cors_headers, reply_preflight
+from covenant.doors.http.openapi import Described, Page, document, reference_page
+from covenant.doors.http.responses import (
     Header,
     refusal_form,
     reply_internal,
@@ -31,20 +28,23 @@ from covenant.doors.http.reply import (
     reply_refused,
     speaks_plainly,
 )
-from covenant.doors.http.routes import ByMethod
-from covenant.doors.http.server.exchange import Exchange
+from covenant.doors.http.server.http_exchange import Door, HttpExchange
 from covenant.doors.metrics import Meter
-from covenant.doors.operation import AnyOperation, Office
-from covenant.doors.peers import PeerDesk
-from covenant.doors.table import OPERATIONS
-from covenant.doors.waiting import Waits
+from covenant.doors.operator_api.answers import encode, encode_legacy
+from covenant.doors.operator_api.operation import AnyApiOperation, Services
+from covenant.doors.operator_api.operation_table import OPERATIONS
+from covenant.doors.operator_api.peers import PeerOperations
+from covenant.doors.waits import Waits
 from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.contract.ledger import Ledger
+from covenant.model.call_context import Hop
 from covenant.model.errors import Forbidden, Refusal
+from covenant.model.tracing import Tracer, trace_of
+from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_context
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 
 BODY_BYTES_MAX: Final = FRAME_BYTES_MAX
@@ -80,8 +80,8 @@ class HttpDoor:
         self,
         router: Router,
         hot: Mapping[tuple[str, str], ASGIApp],
-        hosts: Hosts,
-        origins: Origins,
+        hosts: AllowedHosts,
+        origins: AllowedOrigins,
         under: Sequence[tuple[str, DoorUnder]] = (),
     ) -> None:
         self.router = router
@@ -91,7 +91,7 @@ class HttpDoor:
         self._origins = origins
         self._any_origins = bool(origins)
 
-    async def serve(self, exchange: Exchange) -> None:
+    async def serve(self, exchange: HttpExchange) -> None:
         scope = exchange.scope
         if not self._hosts.allows(scope):
             refusal = Forbidden("host_not_allowed", "this daemon is not called by that name; see http.allowed_hosts")
@@ -120,7 +120,7 @@ class HttpDoor:
                 return door.refusal_form(path, refusal)
         return refusal_form(refusal, plain=speaks_plainly(path) or path == MCP)
 
-    async def _route(self, exchange: Exchange) -> None:
+    async def _route(self, exchange: HttpExchange) -> None:
         path: str = exchange.scope["path"]
         try:
             await self.router(exchange.scope, exchange.receive, exchange)
@@ -147,16 +147,16 @@ def build_http(
     body_bytes_max: int = BODY_BYTES_MAX,
     legacy_kinds: bool = False,
     metrics_token: str = "",
-    peers: PeerDesk | None = None,
+    peers: PeerOperations | None = None,
     more_routes: Sequence[BaseRoute] = (),
     under: Sequence[tuple[str, DoorUnder]] = (),
     described: Sequence[Described] = (),
 ) -> HttpDoor:
     """`waits` and `meter` are shared with the local socket. `more_routes` are other doors on the same port, and `under`
     those that answer for everything below a prefix; `described` is what the OpenAPI document says of them."""
-    office = Office(exchange, registry, ledger, tenancy, catalogue, peers)
+    office = Services(exchange, registry, ledger, tenancy, catalogue, peers)
     calls = {
-        operation.kind: Call(
+        operation.kind: OperationEndpoint(
             operation,
             office,
             doorkeeper,
@@ -173,17 +173,17 @@ def build_http(
     hot: dict[tuple[str, str], ASGIApp] = {
         (operation.method, operation.path): calls[operation.kind] for operation in OPERATIONS if operation.kind in HOT
     }
-    return HttpDoor(router, hot, Hosts(allowed_hosts), Origins(origins), under)
+    return HttpDoor(router, hot, AllowedHosts(allowed_hosts), AllowedOrigins(origins), under)
 
 
 def _operation_routes(calls: Mapping[str, ASGIApp]) -> list[BaseRoute]:
     paths: dict[str, dict[str, ASGIApp]] = {}
     for operation in sorted(OPERATIONS, key=_hot_first):
         paths.setdefault(operation.path, {})[operation.method] = calls[operation.kind]
-    return [Route(path, ByMethod(by_method), name=path) for path, by_method in paths.items()]
+    return [Route(path, MethodRouter(by_method), name=path) for path, by_method in paths.items()]
 
 
-def _hot_first(operation: AnyOperation) -> bool:
+def _hot_first(operation: AnyApiOperation) -> bool:
     return operation.kind not in HOT
 
 
@@ -210,9 +210,32 @@ def _page_routes(health: Health, version: str, others: Sequence[Described]) -> l
     routes: list[BaseRoute] = []
     for page in PAGES:
         call = Route(page.path, endpoints[page.path]).app
-        routes.append(Route(page.path, ByMethod({"GET": call, "HEAD": call}), name=page.path))
+        routes.append(Route(page.path, MethodRouter({"GET": call, "HEAD": call}), name=page.path))
     return routes
 
 
 async def _not_found(scope: Scope, _: Receive, send: Send) -> None:
     await reply_not_found(send, plain=speaks_plainly(scope["path"]))
+
+
+_TRACE_NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): TRACESTATE}
+
+
+class TracedDoor:
+    def __init__(self, door: Door, tracer: Tracer) -> None:
+        self._door = door
+        self._tracer = tracer
+
+    async def serve(self, exchange: HttpExchange) -> None:
+        trace = trace_of(_said(exchange.scope))
+        if trace is None:
+            await self._door.serve(exchange)
+            return
+        with self._tracer.within(trace):
+            await self._door.serve(exchange)
+
+
+def _said(scope: Scope) -> Hop:
+    return read_call_context(
+        None, {_TRACE_NAMES[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE_NAMES}
+    )

@@ -15,12 +15,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from covenant.doors.answers import Protocol, ProtocolInfo, encode
-from covenant.doors.http.bearer import TRANSPORT
-from covenant.doors.http.reply import Problem
-from covenant.doors.http.tenant import bearer
+from covenant.doors.http.bearer_auth import TRANSPORT, bearer
+from covenant.doors.http.responses import Problem
 from covenant.doors.metrics import Meter, archive_lag
-from covenant.doors.waiting import Waits
+from covenant.doors.operator_api.answers import ProtocolInfo, ProtocolVersions, encode
+from covenant.doors.waits import Waits
 from covenant.ledger.contract.ledger import Counts, Ledger
 
 # A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.
@@ -43,7 +42,7 @@ class Health:
         self._ledger = ledger
         self._waits = waits
         self._meter = meter
-        self._info = encode(ProtocolInfo(info=Protocol(), server=server))
+        self._info = encode(ProtocolInfo(info=ProtocolVersions(), server=server))
 
     async def alive(self, _: Request) -> Response:
         return json_response({"status": "ok"})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Final
 
 import msgspec
 
-from covenant.doors.answers import Error
-from covenant.doors.http.reply import Problem, speaks_plainly
-from covenant.doors.operation import AnyOperation
+from covenant.doors.http.responses import Problem, speaks_plainly
+from covenant.doors.operator_api.answers import ErrorAnswer
+from covenant.doors.operator_api.operation import AnyApiOperation
 
 _REF: Final = "#/components/schemas/{name}"
 _STATUSES: Final = {
@@ -57,7 +59,7 @@ class Described:
 
 
 def document(
-    operations: Sequence[AnyOperation], pages: Sequence[Page], version: str, described: Sequence[Described] = ()
+    operations: Sequence[AnyApiOperation], pages: Sequence[Page], version: str, described: Sequence[Described] = ()
 ) -> dict[str, Any]:
     schemas = _schemas(operations, described)
     paths: dict[str, dict[str, Any]] = {}
@@ -84,15 +86,15 @@ def document(
             "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "responses": {
-                **{status: _json(text, Error.__name__) for status, text in _STATUSES.items()},
+                **{status: _json(text, ErrorAnswer.__name__) for status, text in _STATUSES.items()},
                 **{f"v1.{status}": _json(text, Problem.__name__) for status, text in _STATUSES.items()},
             },
         },
     }
 
 
-def _schemas(operations: Sequence[AnyOperation], described: Sequence[Described]) -> dict[str, Any]:
-    types: set[type[msgspec.Struct]] = {Error, Problem}
+def _schemas(operations: Sequence[AnyApiOperation], described: Sequence[Described]) -> dict[str, Any]:
+    types: set[type[msgspec.Struct]] = {ErrorAnswer, Problem}
     types |= {each for operation in operations for each in (operation.request, operation.answer)}
     for route in described:
         types |= {each for each in (route.request, route.answer, route.query, route.refusal) if each is not None}
@@ -100,7 +102,7 @@ def _schemas(operations: Sequence[AnyOperation], described: Sequence[Described])
     return msgspec.json.schema_components(ordered, ref_template=_REF)[1]
 
 
-def _operation(operation: AnyOperation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(operation: AnyApiOperation, schemas: dict[str, Any]) -> dict[str, Any]:
     in_path = re.findall(r"\{(\w+)\}", operation.path)
     schema = schemas[operation.request.__name__]
     for name in in_path:
@@ -186,3 +188,69 @@ def _page(page: Page) -> dict[str, Any]:
         "security": [],
         "responses": {"200": {"description": page.summary, "content": {page.content_type: {}}}},
     }
+
+
+_STYLE: Final = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+code, pre { font: 14px/1.45 ui-monospace, monospace; }
+pre { overflow-x: auto; padding: .75rem; border: 1px solid #8884; border-radius: 6px; }
+details { border-bottom: 1px solid #8884; padding: .5rem 0; }
+summary { cursor: pointer; }
+summary b { display: inline-block; min-width: 3.5rem; }
+table { border-collapse: collapse; } td { padding: .1rem 1rem .1rem 0; vertical-align: top; }
+"""
+
+
+def reference_page(document: dict[str, Any]) -> str:
+    return "".join(_html_lines(document))
+
+
+def _html_lines(document: dict[str, Any]) -> Iterator[str]:
+    info = document["info"]
+    title = escape(info["title"])
+    yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+    yield f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
+    yield f"<h1>{title} <small>{escape(info['version'])}</small></h1><p>{escape(info['description'])} "
+    yield 'Machine-readable: <a href="/openapi.json">/openapi.json</a>.</p>'
+    tags: dict[str, list[str]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            tags.setdefault(operation["tags"][0], []).append(_html_operation(method, path, operation))
+    for tag, operations in tags.items():
+        yield f"<h2>{escape(tag)}</h2>{''.join(operations)}"
+    yield "<h2>Types</h2>"
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        yield f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary>{_pretty(schema)}</details>'
+    yield "</body></html>"
+
+
+def _html_operation(method: str, path: str, operation: dict[str, Any]) -> str:
+    token = "" if operation["security"] else " <small>(no token)</small>"
+    rows = "".join(
+        f"<tr><td><code>{escape(given['name'])}</code></td><td>{given['in']}</td>"
+        f"<td><code>{escape(json.dumps(given['schema']))}</code></td></tr>"
+        for given in operation.get("parameters", ())
+    )
+    parts = [f"<table>{rows}</table>" if rows else ""]
+    if "requestBody" in operation:
+        parts.append(f"<p>Body: {_link(operation['requestBody']['content'])}</p>")
+    answer = next(response for status, response in operation["responses"].items() if status.startswith("2"))
+    parts.append(f"<p>Answer: {_link(answer['content'])}</p>")
+    return (
+        f"<details><summary><b>{method.upper()}</b> <code>{escape(path)}</code> "
+        f"{escape(operation['summary'])}{token}</summary>{''.join(parts)}</details>"
+    )
+
+
+def _link(content: dict[str, Any]) -> str:
+    content_type, described = next(iter(content.items()))
+    reference = described.get("schema", {}).get("$ref")
+    if reference is None:
+        return f"<code>{escape(content_type)}</code>"
+    name = escape(reference.rpartition("/")[2])
+    return f'<a href="#{name}"><code>{name}</code></a>'
+
+
+def _pretty(value: Any) -> str:
+    return f"<pre>{escape(json.dumps(value, indent=2))}</pre>"

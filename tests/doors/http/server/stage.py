@@ -10,11 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.daemon.listening import bound
 from covenant.daemon.settings import HttpSettings
-from covenant.doors.http.server.asgi import AsgiDoor
 from covenant.doors.http.server.bounds import HttpBounds
-from covenant.doors.http.server.connection import Connection
-from covenant.doors.http.server.exchange import Exchange
-from covenant.doors.http.server.server import HttpServer
+from covenant.doors.http.server.http_connection import HttpConnection
+from covenant.doors.http.server.http_exchange import AsgiDoor, HttpExchange
+from covenant.doors.http.server.http_server import HttpServer
 
 BOUND_S = 20.0
 GET = b"GET /some%20where?a=b HTTP/1.1\r\nhost: h\r\n\r\n"
@@ -120,18 +119,18 @@ class Written(asyncio.Transport):
 class Whole:
     """A door that is given to the server as it is."""
 
-    def __init__(self, serve: Callable[[Exchange], None]) -> None:
+    def __init__(self, serve: Callable[[HttpExchange], None]) -> None:
         self._serve = serve
 
-    async def serve(self, exchange: Exchange) -> None:
+    async def serve(self, exchange: HttpExchange) -> None:
         self._serve(exchange)
 
 
 def connected(
     app: ASGIApp = hello, bounds: HttpBounds | None = None, *, server: HttpServer | None = None
-) -> tuple[Connection, Written]:
+) -> tuple[HttpConnection, Written]:
     """A connection without a socket."""
-    connection, transport = Connection(server or make(app, bounds)), Written()
+    connection, transport = HttpConnection(server or make(app, bounds)), Written()
     connection.connection_made(transport)
     return connection, transport
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Final
 import httptools
 from starlette.types import Scope
 
-from covenant.doors.http.server import refusals
-from covenant.doors.http.server.exchange import Exchange
-from covenant.doors.http.server.response_heads import Header
+from covenant.doors.http.server import http_refusals as refusals
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
 from covenant.model.errors import Refusal
 
 if TYPE_CHECKING:
-    from covenant.doors.http.server.connection import Connection
+    from covenant.doors.http.server.http_connection import HttpConnection
 
 _ONCE: Final = (b"host", b"authorization", b"transfer-encoding")
 """Headers that mean something else to whoever reads the first than to whoever reads the last of two.
@@ -26,7 +25,7 @@ The parser itself refuses a second `content-length`.
 """
 
 
-class RequestReader:
+class HttpRequestReader:
     __slots__ = (
         "_bounds",
         "_connection",
@@ -48,11 +47,11 @@ class RequestReader:
         "open",
     )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self._bounds = connection.bounds
         self._parser = httptools.HttpRequestParser(self)
-        self.exchange: Exchange | None = None
+        self.exchange: HttpExchange | None = None
         """Whose body is being read."""
         self.open = False
         """A request has begun, and is not complete."""
@@ -193,7 +192,7 @@ class RequestReader:
         }
         keep_alive = keep_alive and parser.should_keep_alive()
         self.ended = not keep_alive
-        self.exchange = exchange = Exchange(
+        self.exchange = exchange = HttpExchange(
             connection, scope, keep_alive=keep_alive, expects=by_name.get(b"expect", b"").lower() == b"100-continue"
         )
         connection.accept(exchange)

@@ -1,0 +1,183 @@
+"""Which names a request may call this daemon by.
+
+A web page whose name was rebound to a loopback address can reach a local daemon, but its requests still carry the
+page's own name in `Host`. Requests without the header come from no browser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Final
+
+from starlette.types import Scope
+
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
+
+PREFLIGHT_AGE_S: Final = 600
+
+_SENT: Final = b"Authorization, Content-Type, A2A-Version, A2A-Extensions, Idempotency-Key, Last-Event-ID, Traceparent"
+_READ: Final = b"ETag, Retry-After, WWW-Authenticate"
+
+
+class AllowedOrigins:
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(origin.lower().encode() for origin in allowed)
+
+    def __bool__(self) -> bool:
+        return bool(self._allowed)
+
+    def of(self, scope: Scope) -> bytes | None:
+        """The allowed origin that this request comes from."""
+        for name, value in scope["headers"]:
+            if name == b"origin":
+                origin: bytes = value
+                return origin if origin.lower() in self._allowed else None
+        return None
+
+    def foreign(self, scope: Scope) -> bool:
+        """Whether a web page asks that is neither this daemon's own nor of an allowed origin."""
+        said: dict[bytes, bytes] = dict(scope["headers"])
+        origin = said.get(b"origin")
+        if origin is None or origin.lower() in self._allowed:
+            return False
+        return origin.lower().partition(b"://")[2] != said.get(b"host", b"").lower()
+
+
+async def reply_preflight(exchange: HttpExchange) -> None:
+    """Which methods and headers a page may use. `cors_headers` say whose page."""
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE, OPTIONS"),
+        (b"access-control-allow-headers", _SENT),
+        (b"access-control-max-age", b"%d" % PREFLIGHT_AGE_S),
+    ]
+    await exchange({"type": "http.response.start", "status": 204, "headers": headers})
+    await exchange({"type": "http.response.body", "body": b""})
+
+
+def cors_headers(origin: bytes) -> tuple[Header, ...]:
+    """What lets a page of that origin read an answer."""
+    return (
+        (b"access-control-allow-origin", origin),
+        (b"access-control-allow-credentials", b"true"),
+        (b"access-control-expose-headers", _READ),
+        (b"vary", b"Origin"),
+    )
+
+
+ANY: Final = "*"
+LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+_REMEMBERED_MAX: Final = 1_024
+
+
+class AllowedHosts:
+    """`allowed` are names and addresses without port, IPv6 in brackets; `*` allows all."""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(name.lower() for name in allowed)
+        self._any = ANY in self._allowed
+        self._remembered: dict[bytes, bool] = {}
+
+    def allows(self, scope: Scope) -> bool:
+        if self._any:
+            return True
+        for name, value in scope["headers"]:
+            if name == b"host":
+                known = self._remembered.get(value)
+                return self._judge(value) if known is None else known
+        return True
+
+    def _judge(self, value: bytes) -> bool:
+        host = without_port(value.decode("latin-1").strip().lower())
+        allowed = host in self._allowed
+        if len(self._remembered) < _REMEMBERED_MAX and len(value) < 300:
+            self._remembered[value] = allowed
+        return allowed
+
+
+def without_port(host: str) -> str:
+    head, colon, port = host.rpartition(":")
+    return head if colon and port.isdigit() else host
+
+
+def as_host(address: str) -> str:
+    """An address as it stands in a `Host` header."""
+    return f"[{address}]" if ":" in address else address
+
+
+_HOST = re.compile(r"(?:[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?").fullmatch
+_FORWARDED: Final = frozenset(
+    (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
+)
+
+
+class BaseUrl:
+    """`public` as the setting has it, empty if it has none; `trusted` are networks."""
+
+    def __init__(self, public: str = "", trusted: Iterable[str] = ()) -> None:
+        self._public = public.rstrip("/")
+        self._trusted = tuple(map(ip_network, trusted))
+        told = ("Host", "X-Forwarded-Host", "X-Forwarded-Proto") if self._trusted else ("Host",)
+        self.varies: Final[tuple[str, ...]] = () if self._public else told
+        """The headers that the answer depends on."""
+
+    def of(self, scope: Scope) -> str:
+        """Without a slash at its end."""
+        if self._public:
+            return self._public
+        found: dict[bytes, str] = {}
+        for name, value in scope["headers"]:
+            if name in (b"host", b"x-forwarded-host", b"x-forwarded-proto"):
+                found[name] = value.decode("latin-1")
+        scheme, host = "http", found.get(b"host", "").strip()
+        if self._trusted and self._trusts(scope):
+            scheme = _nearest(found.get(b"x-forwarded-proto"), scheme).lower()
+            host = _nearest(found.get(b"x-forwarded-host"), host)
+        if _HOST(host) is None:
+            host = _listening(scope)
+        return f"{scheme if scheme in ('http', 'https') else 'http'}://{host}"
+
+    def _trusts(self, scope: Scope) -> bool:
+        peer = peer_of(scope)
+        try:
+            address: IPv4Address | IPv6Address = ip_address(peer or "")
+        except ValueError:
+            return False
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return any(address in network for network in self._trusted)
+
+
+def peer_of(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return client[0] if client else None
+
+
+def forwarded(scope: Scope) -> bool:
+    """Whether a proxy says that it stands between us and the caller, or passes on a `Host` that is not this machine."""
+    return any(
+        name in _FORWARDED or (name == b"host" and not _names_this_machine(value)) for name, value in scope["headers"]
+    )
+
+
+def _names_this_machine(host: bytes) -> bool:
+    name = without_port(host.decode("latin-1").strip().lower())
+    if name in LOOPBACK:
+        return True
+    try:
+        return ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _nearest(said: str | None, otherwise: str) -> str:
+    """Of several proxies, what the one next to us says: what stands before it may be the caller's own words."""
+    return (said or "").rpartition(",")[2].strip() or otherwise
+
+
+def _listening(scope: Scope) -> str:
+    server = scope.get("server")
+    if not server or not server[1]:
+        return "localhost"
+    return f"{as_host(server[0])}:{server[1]}"

@@ -1,0 +1,188 @@
+"""Request bodies, bounded while they are read: a length that lies, or none at all, makes no difference."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from starlette.types import Message, Receive, Scope, Send
+
+from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.waits import CallerGoneError
+from covenant.model.errors import Invalid, TooLarge, Unavailable
+
+BODY_TOO_LARGE: Final = "body_too_large"
+
+# How much of a refused body is read and thrown away, so that a client that sends before it reads hears the refusal.
+DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+def body_at_hand(send: Send, bytes_max: int) -> bytes | None:
+    """The body, if all of it has arrived at our own server already. None: it must be read."""
+    if not isinstance(send, HttpExchange) or send.kept_bytes > bytes_max:
+        return None
+    return send.take_whole_body()
+
+
+async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
+    announced = announced_length(scope)
+    if announced is not None and announced > bytes_max:
+        await _discard(receive, announced)
+        raise _too_large(bytes_max)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        # Most come in one piece.
+        body: bytes = message.get("body", b"")
+        if len(body) > bytes_max:
+            raise _too_large(bytes_max)
+        return body
+    return await _read_on(message, receive, bytes_max)
+
+
+async def _read_on(message: Message, receive: Receive, bytes_max: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise CallerGoneError
+        chunk: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        size += len(chunk)
+        if size > bytes_max:
+            chunks.clear()
+            if more:
+                await _discard(receive, DISCARD_BYTES_MAX)
+            raise _too_large(bytes_max)
+        chunks.append(chunk)
+        if not more:
+            return b"".join(chunks)
+        message = await receive()
+
+
+async def _discard(receive: Receive, expected: int) -> None:
+    if expected > DISCARD_BYTES_MAX:
+        return
+    size = 0
+    while size <= DISCARD_BYTES_MAX:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            return
+
+
+def announced_length(scope: Scope) -> int | None:
+    """The length that the request says its body has; None if it says none."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            if not value.isdigit():
+                raise Invalid("invalid_request", "content-length is not a number")
+            return int(value)
+    return None
+
+
+def _too_large(bytes_max: int) -> TooLarge:
+    return TooLarge(BODY_TOO_LARGE, f"a request body may have at most {bytes_max} bytes")
+
+
+ADDRESS_SHARE: Final = 4
+"""Of the pool, one address may have at most one part in so many."""
+RETRY_MS: Final = 1_000
+WAIT_S: Final = 5.0
+"""For bytes that others hold."""
+
+T = TypeVar("T")
+Take = Callable[[int], None]
+"""Takes so many bytes out of the pool, or refuses."""
+
+
+class AnonymousPool:
+    """Lives on one loop."""
+
+    def __init__(self, *, bytes_max: int, body_ms: int) -> None:
+        """`body_ms`: how long a stranger has for its whole message."""
+        self._bytes_max = bytes_max
+        self.share = bytes_max // ADDRESS_SHARE
+        """What one address may have."""
+        self._body_s = body_ms / 1000
+        self.used = 0
+        self._by_address: dict[str, int] = {}
+        """One that holds nothing is not in it."""
+        self._waiting: set[asyncio.Event] = set()
+
+    @contextmanager
+    def lease(self, address: str) -> Iterator[Take]:
+        """All that is taken by it goes back at the end."""
+        held = 0
+
+        def take(size: int) -> None:
+            nonlocal held
+            mine = self._by_address.get(address, 0)
+            if self.used + size > self._bytes_max or mine + size > self.share:
+                raise _busy()
+            held += size
+            self.used += size
+            self._by_address[address] = mine + size
+
+        try:
+            yield take
+        finally:
+            self._give_back(address, held)
+
+    def _give_back(self, address: str, size: int) -> None:
+        self.used -= size
+        left = self._by_address.pop(address, 0) - size
+        if left > 0:
+            self._by_address[address] = left
+        for waiting in self._waiting:
+            waiting.set()
+
+    async def take_when_free(self, take: Take, size: int) -> None:
+        """For messages whose length nobody says before they are read: most are short, and hold their bytes shortly."""
+        woken = asyncio.Event()
+        self._waiting.add(woken)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    woken.clear()
+                    try:
+                        return take(size)
+                    except Unavailable:
+                        await woken.wait()
+        except TimeoutError:
+            raise _busy() from None
+        finally:
+            self._waiting.discard(woken)
+
+    async def within(self, reading: Awaitable[T]) -> T:
+        """What is read of somebody, in the time that there is for a message."""
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await reading
+        except TimeoutError:
+            message = f"a message must arrive within {self._body_s:g} s; send it faster, or in smaller ones"
+            raise Invalid("too_slow", message) from None
+
+    async def read(self, scope: Scope, receive: Receive, bytes_max: int, take: Take) -> bytes:
+        """The body of a stranger's request, which holds a lease.
+
+        Only bytes that have arrived are taken: who announces many and sends few shuts nobody out.
+        """
+        announced = announced_length(scope)
+        too_large = announced is not None and announced > bytes_max  # thrown away as it arrives
+        return await self.within(read_body(scope, receive if too_large else _counted(receive, take), bytes_max))
+
+
+def _busy() -> Unavailable:
+    message = "too much is being received from callers without a token; come back"
+    return Unavailable("busy", message, retry_after_ms=RETRY_MS)
+
+
+def _counted(receive: Receive, take: Take) -> Receive:
+    async def receive_counted() -> Message:
+        message = await receive()
+        take(len(message.get("body", b"")))
+        return message
+
+    return receive_counted

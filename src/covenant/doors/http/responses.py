@@ -1,0 +1,168 @@
+"""Replies: a status, a JSON body and nothing that a cache may keep (receiving is a GET)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from email.utils import formatdate, parsedate_to_datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from starlette.types import Scope, Send
+
+from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.operator_api.answers import INTERNAL_ERROR, ErrorAnswer, encode, error_of
+from covenant.exchange.access.tenant_limits import REASONS
+from covenant.model.errors import Refusal, Unauthenticated
+
+Header = tuple[bytes, bytes]
+
+JSON: Final[Header] = (b"content-type", b"application/json")
+_NO_STORE: Final[Header] = (b"cache-control", b"no-store")
+_CHALLENGE: Final[Header] = (b"www-authenticate", b"Bearer")
+CLOSE: Final[Header] = (b"connection", b"close")
+
+# For refusals that do not know better themselves.
+_RETRY_AFTER_MS: Final = {429: 1_000, 503: 5_000}
+
+
+async def reply(send: Send, status: int, body: bytes, headers: Sequence[Header] = (), *, kind: Header = JSON) -> None:
+    if isinstance(send, HttpExchange):
+        send.answer(status, (kind, _NO_STORE, *headers), body)
+        return
+    # Another ASGI server's, or one that something stands around.
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [kind, _NO_STORE, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def reply_refused(send: Send, refusal: Refusal, headers: Sequence[Header] = ()) -> None:
+    await reply(send, refusal.status, encode(error_of(refusal)), (*refusal_headers(refusal), *headers))
+
+
+class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """A refusal as it is told under `/v1`. `existing` is what stands in the way."""
+
+    error: str
+    code: str
+    reason: str | None = None
+    retry_after_seconds: int | None = None
+    existing: Any = None
+
+
+async def reply_problem(send: Send, refusal: Refusal, headers: Sequence[Header] = (), *, existing: Any = None) -> None:
+    body = _problem(refusal, existing)
+    await reply(send, refusal.status, body, (*refusal_headers(refusal), *headers))
+
+
+def _problem(refusal: Refusal, existing: Any = None) -> bytes:
+    waits_ms = refusal.retry_after_ms or _RETRY_AFTER_MS.get(refusal.status)
+    problem = Problem(
+        error=refusal.message,
+        code=refusal.code,
+        reason=refusal.code if refusal.code in REASONS else None,
+        retry_after_seconds=_seconds(waits_ms) if waits_ms is not None else None,
+        existing=existing,
+    )
+    return msgspec.json.encode(problem)
+
+
+def refusal_form(refusal: Refusal, *, plain: bool) -> tuple[tuple[Header, ...], bytes]:
+    """The headers and the body of a refusal, for whoever refuses instead of a door."""
+    body = _problem(refusal) if plain else encode(error_of(refusal))
+    return (JSON, _NO_STORE, *refusal_headers(refusal)), body
+
+
+def speaks_plainly(path: str) -> bool:
+    """Whether refusals at this path are told as problems: everywhere but at the mailbox."""
+    return path.startswith(("/v1/", "/api/v1/"))
+
+
+async def reply_internal(send: Send, *, plain: bool = False) -> None:
+    problem = Problem(error=INTERNAL_ERROR.message, code=INTERNAL_ERROR.code)
+    await reply(send, 500, msgspec.json.encode(problem) if plain else encode(INTERNAL_ERROR))
+
+
+async def reply_not_found(send: Send, *, plain: bool = False) -> None:
+    await reply(send, 404, _error("unknown_route", "there is nothing at this path", plain=plain))
+
+
+async def reply_not_allowed(send: Send, methods: Sequence[str], *, plain: bool = False) -> None:
+    allowed = ", ".join(methods)
+    error = _error("method_not_allowed", f"this path takes {allowed}", plain=plain)
+    await reply(send, 405, error, [(b"allow", allowed.encode())])
+
+
+def _error(code: str, message: str, *, plain: bool) -> bytes:
+    if plain:
+        return msgspec.json.encode(Problem(error=message, code=code))
+    return encode(ErrorAnswer(code=code, message=message))
+
+
+def refusal_headers(refusal: Refusal) -> list[Header]:
+    if isinstance(refusal, Unauthenticated):
+        return [_CHALLENGE]
+    retry_after_ms = refusal.retry_after_ms or _RETRY_AFTER_MS.get(refusal.status)
+    if retry_after_ms is None:
+        return []
+    return [(b"retry-after", b"%d" % _seconds(retry_after_ms))]
+
+
+def _seconds(ms: int) -> int:
+    return max(1, -(-ms // 1000))
+
+
+MAX_AGE_S: Final = 300
+
+
+class Document(NamedTuple):
+    """`public` documents may be kept by shared caches; the others only by who asked. `varies` names request headers."""
+
+    body: bytes
+    modified_ms: int
+    public: bool
+    varies: Sequence[str] = ()
+    content_type: bytes = b"application/json"
+
+
+async def reply_document(scope: Scope, send: Send, document: Document) -> None:
+    tag = b'"%s"' % hashlib.sha256(document.body).hexdigest()[:32].encode()
+    modified_s = document.modified_ms // 1000
+    headers: list[Header] = [
+        (b"etag", tag),
+        (b"last-modified", formatdate(modified_s, usegmt=True).encode()),
+        (b"cache-control", b"%s, max-age=%d" % (b"public" if document.public else b"private", MAX_AGE_S)),
+    ]
+    if document.varies:
+        headers.append((b"vary", ", ".join(document.varies).encode()))
+    if _has_it(scope, tag, modified_s):
+        await _send(send, 304, headers, b"")
+        return
+    headers += [(b"content-type", document.content_type), (b"content-length", b"%d" % len(document.body))]
+    await _send(send, 200, headers, b"" if scope["method"] == "HEAD" else document.body)
+
+
+async def _send(send: Send, status: int, headers: list[Header], body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _has_it(scope: Scope, tag: bytes, modified_s: int) -> bool:
+    """As RFC 9110 says: tags are compared weakly, and where there are tags, the date does not count."""
+    since = None
+    for name, value in scope["headers"]:
+        if name == b"if-none-match":
+            tags = [one.strip().removeprefix(b"W/") for one in value.split(b",")]
+            return tag in tags or tags == [b"*"]
+        if name == b"if-modified-since":
+            since = _date(value.decode("latin-1"))
+    return since is not None and modified_s <= since.timestamp()
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None

@@ -1,0 +1,442 @@
+"""One connection: requests in order, answers in the same order, and a deadline for whatever is waited for.
+
+Requests that come behind one that is being answered wait, so many and no more; then the connection is not read until
+they are answered. Nothing is kept after the connection is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING, Final, cast
+
+from covenant.doors.http.server import http_refusals as refusals
+from covenant.doors.http.server.http_exchange import Header, HttpExchange
+from covenant.doors.http.server.request_reader import HttpRequestReader
+from covenant.model.errors import Refusal
+
+if TYPE_CHECKING:
+    from covenant.doors.http.server.http_server import HttpServer
+
+_HEAD_END: Final = b"\r\n\r\n"
+"""Ends each head. A piece of bytes completes at most as many heads as it has of these, and one more."""
+_CLOSE: Final[Header] = (b"connection", b"close")
+
+
+class HttpConnection(asyncio.Protocol):
+    transport: asyncio.Transport
+    client: tuple[str, int] | None = None
+    server: tuple[str, int] | None = None
+    address = ""
+    """Whose connections it is counted with."""
+    reserved = False
+    """There was no place for it: it is refused whatever it asks, except health."""
+    write_paused = False
+    deadline_s = inf
+    """When what is waited for must be there: a head, a body, another request, an end."""
+    silent_since_s = 0.0
+    """When its last byte came, or its last answer was given."""
+    _reader: HttpRequestReader | None = None
+    _current: HttpExchange | None = None
+    """Which is being answered."""
+    _unread = b""
+    """Received, and not given to the reader yet, from `_unread_at` on."""
+    _unread_at = 0
+    _behind_bytes = 0
+    _discarded_bytes = 0
+    _expected = (1, True)
+    """What the deadline is for: the number of a request, and whether it is for its head. The first runs already."""
+    _body_end_s = inf
+    _paused_s = 0.0
+    _pipeline_full = False
+    _body_full = False
+    _reading_paused = False
+    _refusal: Refusal | None = None
+    """Why nothing more is read. It is told after the answers that come before it."""
+    _lingers = False
+    _gathered_bytes = 0
+    unsent_bytes = 0
+    """Written, and not read by its client, when that was looked at last."""
+    unsent_since_s = 0.0
+    """When its client was last seen to read."""
+
+    def __init__(self, http: HttpServer) -> None:
+        self._http = http
+        self.loop = http.loop
+        self.bounds = http.bounds
+        self.heads = http.heads
+        self.urls = http.urls
+        self.tasks = http.tasks
+        self._queue: deque[HttpExchange] = deque()
+        self._writes: list[bytes] = []
+        self._drained = asyncio.Event()
+
+    # The transport's callbacks.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit it
+        self.transport.set_write_buffer_limits(self.bounds.response_bytes_max)
+        self.client = _host_and_port(self.transport.get_extra_info("peername"))
+        self.server = _host_and_port(self.transport.get_extra_info("sockname"))
+        self._reader = HttpRequestReader(self)
+        self.silent_since_s = self.loop.time()
+        self.deadline_s = self.silent_since_s + self.bounds.head_s_max
+        self._http.admit(self)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._http.count_unsent(self, 0)
+        self._http.forget(self)
+        self.deadline_s = inf
+        exchanges = [*self._queue] if self._current is None else [self._current, *self._queue]
+        if self._reader is not None:
+            self._reader.close()
+        self._current = self._reader = None
+        self._queue.clear()
+        self._writes.clear()
+        self._unread = b""
+        for exchange in exchanges:
+            exchange.disconnect()
+        self._drained.set()
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        if reader is None or self._refusal is not None or (reader.ended and not reader.open):
+            self.discard(len(data))
+            return
+        if self._unread:
+            data = self._unread[self._unread_at :] + data
+        self._unread, self._unread_at = data, 0
+        if not (self._pipeline_full or self._body_full):
+            self._read_on(reader)
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._drained.clear()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self._drained.set()
+        if self._current is None:
+            self._answer_next()
+
+    async def drain(self) -> None:
+        """Until the client has read enough, or has left."""
+        while self.write_paused and not self.transport.is_closing():
+            await self._drained.wait()
+
+    # Reading.
+
+    def _read_on(self, reader: HttpRequestReader) -> None:
+        """Read what was received, as far as the bounds allow."""
+        was_open = reader.open
+        while self._unread and not (self._pipeline_full or self._body_full):
+            piece = self._unread
+            if self._unread_at or piece.count(_HEAD_END) > self.bounds.pipelined_max - len(self._queue):
+                piece = self._cut()
+            else:
+                self._unread = b""
+            refusal = reader.feed(piece)
+            if refusal is not None:
+                self._refuse(refusal)
+                return
+            if self._queue or reader.open:
+                self._look_at_sizes(reader, len(piece))
+        if reader.open:
+            self._expect_rest(reader)
+        elif self._current is not None or self._queue:
+            self.deadline_s = inf
+        elif was_open:
+            # The rest of a request that was answered before it had arrived.
+            self._wait_for_request()
+        if self._pipeline_full or self._body_full:
+            self._pause_reading()
+
+    def _cut(self) -> bytes:
+        """A piece of what was received that completes as many requests as may wait, and one."""
+        data, start = self._unread, self._unread_at
+        end = start
+        for _ in range(self.bounds.pipelined_max - len(self._queue)):
+            found = data.find(_HEAD_END, end)
+            if found < 0:
+                end = len(data)
+                break
+            end = found + len(_HEAD_END)
+        if end == len(data):
+            self._unread, self._unread_at = b"", 0
+        else:
+            self._unread_at = end
+        return data[start:end]
+
+    def _look_at_sizes(self, reader: HttpRequestReader, size: int) -> None:
+        bounds = self.bounds
+        if self._queue:
+            self._behind_bytes += size
+            many, large = len(self._queue) >= bounds.pipelined_max, self._behind_bytes > bounds.pipelined_bytes_max
+            self._pipeline_full = many or large
+        # What comes after the answer is thrown away, and must not stop the reading.
+        if reader.exchange is not None and not reader.exchange.complete:
+            self._body_full = reader.exchange.kept_bytes > bounds.body_kept_bytes_max
+
+    def accept(self, exchange: HttpExchange) -> None:
+        """A request whose head is complete."""
+        if self.transport.is_closing():
+            exchange.disconnect()
+        elif self._current is None and not self.write_paused:
+            self._start(exchange)
+        else:
+            self._queue.append(exchange)
+
+    def want_body(self) -> None:
+        """The door waits for more of the body."""
+        if self._body_full:
+            self._body_full = False
+            self._resume()
+
+    def discard(self, size: int) -> None:
+        """Bytes that nobody wants: they come after an answer, or after a refusal."""
+        self._discarded_bytes += size
+        bounds = self.bounds
+        if self._discarded_bytes > (bounds.linger_bytes_max if self._lingers else bounds.body_discarded_bytes_max):
+            self.transport.abort()
+
+    def _pause_reading(self) -> None:
+        self.deadline_s = inf
+        if not self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = True
+            self._paused_s = self.loop.time()
+            self.transport.pause_reading()
+
+    def _resume(self) -> None:
+        """Read on, if nothing stands in the way any more."""
+        reader = self._reader
+        if reader is None or self._pipeline_full or self._body_full:
+            return
+        if self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = False
+            self.transport.resume_reading()
+            # The time for which we did not read is not the client's.
+            self._body_end_s += self.loop.time() - self._paused_s
+            self._expected = (0, True)
+        if self._refusal is None:
+            self._read_on(reader)
+
+    def _expect_rest(self, reader: HttpRequestReader) -> None:
+        """A request has begun to arrive: the rest must follow in time."""
+        bounds, now_s, expected = self.bounds, self.loop.time(), (reader.number, reader.in_head)
+        self.silent_since_s = now_s
+        if reader.in_head:
+            if expected != self._expected:
+                self.deadline_s = now_s + bounds.head_s_max
+        else:
+            if expected != self._expected:
+                self._body_end_s = now_s + bounds.body_s_max
+            self.deadline_s = min(now_s + bounds.body_idle_s_max, self._body_end_s)
+        self._expected = expected
+
+    # Answering.
+
+    def _start(self, exchange: HttpExchange) -> None:
+        self._current = exchange
+        if self.reserved or self._http.stopping:
+            why = refusals.stopping() if self._http.stopping else refusals.crowded()
+            if exchange.scope["path"] not in self._http.always:
+                self._answer_refusal(exchange, why)
+                return
+            exchange.keep_alive = False
+        exchange.task = task = self.loop.create_task(exchange.run(self._http.door))
+        self.tasks.add(task)
+
+    def _answer_refusal(self, exchange: HttpExchange, refusal: Refusal) -> None:
+        """In the form of the door that was asked; then the connection is closed."""
+        exchange.keep_alive = False
+        headers, body = self._http.refusal_form(exchange.scope["path"], refusal)
+        exchange.answer(refusal.status, headers, body)
+
+    def write(self, data: bytes) -> None:
+        """Part of an answer. What is written within one turn of the loop goes out as one."""
+        if not self._writes:
+            self.loop.call_soon(self._flush)
+        self._writes.append(data)
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes > self.bounds.response_bytes_max:
+            # A door that never waits would gather without end.
+            self._flush()
+
+    def _flush(self) -> None:
+        writes = self._writes
+        if writes and not self.transport.is_closing():
+            self._writes, self._gathered_bytes = [], 0
+            self.transport.write(writes[0] if len(writes) == 1 else b"".join(writes))
+
+    def finish(self, exchange: HttpExchange, data: bytes) -> None:
+        """The end of an answer, or all of it: at once, since nothing more will come with it."""
+        if self._writes:
+            self._writes.append(data)
+            self._flush()
+        elif not self.transport.is_closing():
+            self.transport.write(data)
+        self._current = None
+        if not exchange.keep_alive:
+            self.close()
+        elif not self.write_paused:
+            self._answer_next()
+
+    def break_off(self, exchange: HttpExchange) -> None:
+        """A door has failed. What has not begun can still be refused; what has begun is left without its end."""
+        if exchange is self._current:
+            if not exchange.written:
+                self._write_refusal(refusals.internal(), exchange)
+            self.close()
+
+    def _answer_next(self) -> None:
+        reader = self._reader
+        if reader is None or self._lingers or self.transport.is_closing():
+            return
+        if self._queue:
+            self._start(self._queue.popleft())
+            if self._queue:
+                return
+            self._behind_bytes = 0
+            self._pipeline_full = False
+        if self._refusal is not None:
+            if self._current is None:
+                self._tell_refusal(self._refusal)
+            return
+        if self._unread or self._reading_paused:
+            # A body that its door did not want may stand in the way.
+            self._body_full = self._body_full and reader.exchange is not None and not reader.exchange.complete
+            self._resume()
+        if self._current is None and not reader.open:
+            self._wait_for_request()
+
+    def _wait_for_request(self) -> None:
+        if self._http.stopping:
+            self.close()
+            return
+        self.silent_since_s = now_s = self.loop.time()
+        self.deadline_s = now_s + self.bounds.keep_alive_s_max
+        self._discarded_bytes = 0
+
+    # Refusing, and ending.
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Nothing more can be read. Requests that were read before are answered first."""
+        self._refusal = refusal
+        self._unread = b""
+        self.deadline_s = inf
+        broken = self._reader.exchange if self._reader is not None else None
+        if broken is not None and not broken.complete:
+            if broken is self._current:
+                self._current = None
+                if broken.written:
+                    broken.disconnect()
+                    self.close()
+                    return
+            else:
+                self._queue.remove(broken)
+            broken.disconnect()
+        if self._current is None and not self._queue:
+            self._tell_refusal(refusal)
+
+    def _tell_refusal(self, refusal: Refusal) -> None:
+        self._write_refusal(refusal)
+        self._linger()
+
+    def _write_refusal(self, refusal: Refusal, asked: HttpExchange | None = None) -> None:
+        """The last answer here, in the form of the door that was asked."""
+        form = refusals.plain_form if asked is None else self._http.refusal_form
+        headers, body = form(asked.scope["path"] if asked is not None else "", refusal)
+        head, _ = self.heads.whole(refusal.status, (*headers, _CLOSE))
+        self.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+
+    def _linger(self) -> None:
+        """A client that still sends would lose the answer if the connection was closed at once."""
+        self._flush()
+        if self.transport.is_closing() or not self.transport.can_write_eof():
+            self.close()
+            return
+        self._lingers = True
+        self._discarded_bytes = 0
+        self.transport.write_eof()
+        if self._reading_paused:
+            self._reading_paused = False
+            self.transport.resume_reading()
+        self.deadline_s = self.loop.time() + self.bounds.linger_s_max
+
+    def expire(self) -> None:
+        """What was waited for has not come."""
+        reader = self._reader
+        if self._lingers or reader is None:
+            self.transport.abort()
+        elif reader.open:
+            self._refuse(refusals.timed_out("the head" if reader.in_head else "the body"))
+        else:
+            self.close()
+
+    def close(self) -> None:
+        self._flush()
+        self.deadline_s = inf
+        if not self.transport.is_closing():
+            self._watch_unsent()
+            self.transport.close()
+
+    def _watch_unsent(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.unsent_since_s = self.loop.time()
+            self._http.count_unsent(self, self.transport.get_write_buffer_size())
+
+    def look_at_unsent(self, now_s: float) -> None:
+        """Cut off a client that reads nothing."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if unsent_bytes == 0 or not (self.write_paused or self.transport.is_closing()):
+            self._http.count_unsent(self, 0)
+        elif unsent_bytes < self.unsent_bytes:
+            self.unsent_since_s = now_s
+            self._http.count_unsent(self, unsent_bytes)
+        else:
+            streams = self._current is not None and self._current.chunked and not self.transport.is_closing()
+            patience_s = self.bounds.unread_stream_s_max if streams else self.bounds.unread_s_max
+            if now_s - self.unsent_since_s > patience_s:
+                self.transport.abort()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether it could be closed for somebody who has something to ask."""
+        if self._current is None:
+            return True
+        reader = self._reader
+        return reader is not None and reader.exchange is self._current and not self._reading_paused
+
+    # Stopping.
+
+    def stop(self) -> None:
+        """End what waits for nothing; let the rest come to its end."""
+        current, reader = self._current, self._reader
+        if reader is None or (current is None and not reader.open):
+            self.close()
+        elif current is not None:
+            if current.end_stream():
+                self.close()
+            elif not (self._queue or reader.open or current.begun):
+                current.keep_alive = False
+
+    def cut_off(self) -> None:
+        """The time for an end is over: whoever still waits for an answer is told so."""
+        waiting = [*self._queue] if self._current is None else [self._current, *self._queue]
+        reader = self._reader
+        if waiting:
+            if not waiting[0].written:
+                self._write_refusal(refusals.stopping(), waiting[0])
+        elif reader is not None and reader.open and not self._lingers:
+            self._write_refusal(refusals.stopping())
+        for exchange in waiting:
+            exchange.disconnect()
+        self._queue.clear()
+        self._current = None
+        self.close()
+
+
+def _host_and_port(found: object) -> tuple[str, int] | None:
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) and len(found) >= 2 else None

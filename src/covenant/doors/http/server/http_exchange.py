@@ -1,0 +1,350 @@
+"""One request and its answer: what the server and the doors declare to each other.
+
+A door is given an `HttpExchange`. It gives a whole answer with `answer`, which is one write; or it uses the exchange as
+ASGI's `send`, piece by piece. ASGI's `receive` and `scope` are the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import unquote
+
+import httptools
+from starlette.types import ASGIApp, Message, Scope
+
+from covenant.wire.sse import comment
+
+if TYPE_CHECKING:
+    from covenant.doors.http.server.http_connection import HttpConnection
+
+
+Header = tuple[bytes, bytes]
+
+KEPT_MAX: Final = 1_024
+"""How many header lines are kept, and how many heads."""
+
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
+
+
+def _status_line(status: int) -> bytes:
+    phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
+    return b"HTTP/1.1 %d %b\r\n" % (status, phrase.encode())
+
+
+STATUS_LINES: Final = MappingProxyType({status: _status_line(status) for status in range(100, 600)})
+
+
+class ResponseHeadCache:
+    """Of one server. `date` is the line that every answer has."""
+
+    __slots__ = ("_date", "_lines", "_whole")
+
+    def __init__(self) -> None:
+        self._date = b""
+        self._lines: dict[Header, bytes] = {}
+        self._whole: dict[tuple[int, tuple[Header, ...]], tuple[bytes, bool]] = {}
+
+    def set_date(self, value: bytes) -> None:
+        date = b"date: %b\r\n" % value
+        if date != self._date:
+            self._date = date
+            self._whole.clear()
+
+    def whole(self, status: int, headers: tuple[Header, ...]) -> tuple[bytes, bool]:
+        """A head as far as the length of its body, which is all that is left to say; and whether it says `close`."""
+        return self._whole.get((status, headers)) or self._write(status, headers)
+
+    def _write(self, status: int, headers: tuple[Header, ...]) -> tuple[bytes, bool]:
+        if len(self._whole) >= KEPT_MAX:
+            self._whole.clear()
+        begun, closes = self.begin(status, headers)
+        written = self._whole[status, headers] = (begun + b"content-length: ", closes)
+        return written
+
+    def begin(self, status: int, headers: Iterable[Header]) -> tuple[bytes, bool]:
+        """The status line and the headers; and whether one of them says `close`.
+
+        Raises RuntimeError for a header that would not be one line.
+        """
+        lines, closes = [STATUS_LINES[status], self._date], False
+        for header in headers:
+            lines.append(self._lines.get(header) or self._line(header))
+            if header[0] == b"connection":
+                closes = closes or b"close" in header[1].lower()
+        return b"".join(lines), closes
+
+    def _line(self, header: Header) -> bytes:
+        name, value = header
+        if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
+            raise RuntimeError(f"the header {name!r} would not be one line")
+        if len(self._lines) >= KEPT_MAX:
+            self._lines.clear()
+        written = self._lines[header] = b"%b: %b\r\n" % header
+        return written
+
+
+_GOODBYE: Final = comment("the daemon is stopping: what is accepted is kept; come back with Last-Event-ID")
+_LAST_CHUNKS: Final = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_GOODBYE), _GOODBYE)
+_CLOSE: Final = b"connection: close\r\n"
+STREAMS: Final = "/v1/"
+"""Under this path, an answer without a length is a stream of events that can be resumed."""
+
+log = logging.getLogger(__name__)
+
+
+class Door(Protocol):
+    """What the server calls for each request."""
+
+    async def serve(self, exchange: HttpExchange) -> None:
+        """Answer. A door that raises, or returns without a whole answer, is a defect: the server answers 500."""
+
+
+class HttpExchange:
+    # What most requests never change is a default of the class: an instance costs only what is set on it.
+    task: asyncio.Task[None]
+    body_complete = False
+    disconnected = False
+    """The client has left, or was cut off. What is sent from now on goes nowhere."""
+    complete = False
+    """The whole answer was written."""
+    kept_bytes = 0
+    """Of the body: arrived, and not received by the door yet."""
+    chunked = False
+    _parts: list[bytes] | None = None
+    _news: asyncio.Future[None] | None = None
+    _head = b""
+    _left = 0
+    _begun = False
+    _more_headers: tuple[Header, ...] = ()
+
+    def __init__(self, connection: HttpConnection, scope: Scope, *, keep_alive: bool, expects: bool) -> None:
+        self._connection = connection
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self._expects = expects
+
+    # What doors use.
+
+    @property
+    def begun(self) -> bool:
+        """Whether an answer has begun: then it is too late for another."""
+        return self._begun
+
+    @property
+    def written(self) -> bool:
+        """Whether a part of the answer is on its way."""
+        return self._begun and not self._head
+
+    def add_headers(self, headers: Iterable[Header]) -> None:
+        """Say these with the answer, whatever it is."""
+        self._more_headers = (*self._more_headers, *headers)
+
+    def answer(self, status: int, headers: tuple[Header, ...], body: bytes) -> None:
+        """Give a whole answer. `headers` do not say the length."""
+        if self._begun:
+            raise RuntimeError("this request has an answer already")
+        self._begun = True
+        if self.disconnected:
+            return
+        if self._more_headers:
+            headers = (*headers, *self._more_headers)
+        head, closes = self._connection.heads.whole(status, headers)
+        if self.scope["method"] == "HEAD":
+            data = b"%b%d\r\n" % (head, len(body))
+            body = b""
+        elif self.keep_alive and not closes:
+            self._finish(b"%b%d\r\n\r\n%b" % (head, len(body), body))
+            return
+        else:
+            data = b"%b%d\r\n" % (head, len(body))
+        self._finish(b"%b%b\r\n%b" % (data, self._connection_line(closes=closes), body))
+
+    def take_whole_body(self) -> bytes | None:
+        """The body, if all of it is there: most arrive with their heads. None: it must be received."""
+        parts = self._parts
+        if parts is None or not self.body_complete or self.disconnected:
+            return None
+        self._parts, self.kept_bytes = None, 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def receive(self) -> Message:
+        """As ASGI has it: the next piece of the body, or that the client has left."""
+        if self._expects and not self._parts:
+            self._expects = False
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while self._parts is None and not (self.disconnected or self.complete):
+            # In this order: to want a body may bring it.
+            self._news = self._connection.loop.create_future()
+            self._connection.want_body()
+            await self._news
+        if self.disconnected or self.complete:
+            return {"type": "http.disconnect"}
+        parts, self._parts, self.kept_bytes = self._parts, None, 0
+        assert parts is not None
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        return {"type": "http.request", "body": body, "more_body": not self.body_complete}
+
+    async def __call__(self, message: Message) -> None:
+        """As ASGI's `send`."""
+        if self._connection.write_paused and not self.disconnected:
+            await self._connection.drain()
+        if self.disconnected:
+            return
+        kind = message["type"]
+        if kind == "http.response.body" and self._begun and not self.complete:
+            self._write(message.get("body", b""), more=message.get("more_body", False))
+        elif kind == "http.response.start" and not self._begun:
+            self._begin(message["status"], message.get("headers", ()))
+        else:
+            raise RuntimeError(f"{kind} cannot be sent now")
+
+    def _begin(self, status: int, headers: Iterable[Header]) -> None:
+        length: int | None = None
+        said: list[Header] = []
+        for header in headers:
+            if header[0] == b"content-length":
+                length = int(header[1])
+            elif header[0] != b"transfer-encoding":  # follows from whether there is a length
+                said.append(header)
+        head, closes = self._connection.heads.begin(status, (*said, *self._more_headers))
+        self._begun, self._expects = True, False
+        self.chunked = length is None and self.scope["method"] != "HEAD" and status not in (204, 304)
+        self._left = length or 0
+        framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        # The head waits for the first piece of the body: two writes would be two system calls.
+        self._head = b"%b%b%b\r\n" % (head, framing, self._connection_line(closes=closes))
+
+    def _connection_line(self, *, closes: bool) -> bytes:
+        """What is left to say of the connection."""
+        said = b"" if self.keep_alive or closes else _CLOSE
+        self.keep_alive = self.keep_alive and not closes
+        return said
+
+    def _write(self, body: bytes, *, more: bool) -> None:
+        if self.scope["method"] == "HEAD":
+            body = b""
+        elif self.chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            body = body if more else body + b"0\r\n\r\n"
+        else:
+            self._left -= len(body)
+            if self._left < 0 or (self._left and not more):
+                raise RuntimeError("the body is not as long as its head said")
+        head, self._head = self._head, b""
+        if more:
+            self._connection.write(head + body)
+        else:
+            self._finish(head + body)
+
+    def _finish(self, data: bytes) -> None:
+        self.complete = True
+        self._expects = False
+        if self._news is not None:
+            self._wake()
+        self._connection.finish(self, data)
+
+    # What the server uses.
+
+    async def run(self, door: Door) -> None:
+        connection = self._connection
+        try:
+            await door.serve(self)
+        except asyncio.CancelledError:
+            if not self.disconnected:
+                log.exception("http.failed", extra={"path": self.scope["path"]})
+        except Exception:  # the last stand before the client: it hears nothing of what went wrong
+            log.exception("http.failed", extra={"path": self.scope["path"]})
+        finally:
+            connection.tasks.discard(self.task)
+        if not (self.complete or self.disconnected):
+            # The door has ended before its answer has.
+            connection.break_off(self)
+
+    def take_body(self, data: bytes) -> None:
+        if self._parts is None:
+            self._parts = [data]
+            if self._news is not None:
+                self._wake()
+        else:
+            self._parts.append(data)
+        self.kept_bytes += len(data)
+
+    def end_body(self) -> None:
+        self.body_complete = True
+        if self.complete or self.disconnected:
+            return
+        if self._parts is None:
+            self._parts = [b""]
+        if self._news is not None:
+            self._wake()
+
+    def disconnect(self) -> None:
+        self.disconnected = True
+        self._parts = None
+        if self._news is not None:
+            self._wake()
+
+    def end_stream(self) -> bool:
+        """A stream ends with its daemon, and says so. False if this is no stream."""
+        if not self.chunked or self.complete or not self.scope["path"].startswith(STREAMS):
+            return False
+        head, self._head = self._head, b""
+        self._connection.write(head + _LAST_CHUNKS)
+        self.disconnect()
+        return True
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+
+URLS_MAX: Final = 1_024
+"""How many URLs are kept as they were read: most requests are for the same few."""
+URL_BYTES_MAX: Final = 512
+"""Longer ones are not kept."""
+
+Url = tuple[str, bytes, bytes]
+"""The path, the path as it was written, and the query."""
+
+
+class AsgiDoor:
+    """An ASGI application behind the server."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def serve(self, exchange: HttpExchange) -> None:
+        await self._app(exchange.scope, exchange.receive, exchange)
+
+
+class Urls:
+    """The URLs that one server has read."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, Url] = {}
+
+    def read(self, url: bytes) -> Url:
+        """Raises httptools.HttpParserInvalidURLError, or UnicodeDecodeError."""
+        return self._kept.get(url) or self._read(url)
+
+    def _read(self, url: bytes) -> Url:
+        parsed = httptools.parse_url(url)
+        raw_path: bytes = parsed.path or b"/"
+        path = raw_path.decode("ascii")
+        read = (unquote(path) if "%" in path else path, raw_path, parsed.query or b"")
+        if len(url) <= URL_BYTES_MAX:
+            if len(self._kept) >= URLS_MAX:
+                self._kept.clear()
+            self._kept[url] = read
+        return read

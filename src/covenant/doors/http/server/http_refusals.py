@@ -1,0 +1,100 @@
+"""What the HTTP layer itself refuses, before any door knows of a request or instead of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from covenant.doors.http.server.http_exchange import Header
+from covenant.model.errors import Refusal, Unavailable
+
+RETRY_MS: Final = 1_000
+
+RefusalForm = Callable[[str, Refusal], tuple[tuple[Header, ...], bytes]]
+"""From a path and a refusal to headers and a body, in the form of the door at that path."""
+
+
+class BadRequest(Refusal):
+    """A request that cannot be read. Nothing after it on its connection can be read either."""
+
+    status = 400
+
+
+class RequestTimeout(Refusal):
+    status = 408
+
+
+class HeadTooLarge(Refusal):
+    status = 431
+
+
+class NotImplementedHere(Refusal):
+    status = 501
+
+
+class VersionNotSupported(Refusal):
+    status = 505
+
+
+class InternalFault(Refusal):
+    status = 500
+
+
+def head_too_large(bytes_max: int) -> Refusal:
+    return HeadTooLarge("head_too_large", f"the head of a request may have {bytes_max} bytes")
+
+
+def too_many_headers(most: int) -> Refusal:
+    return HeadTooLarge("too_many_headers", f"a request may have {most} headers")
+
+
+def trailers_too_large(bytes_max: int) -> Refusal:
+    return HeadTooLarge("trailers_too_large", f"what stands beside the data of a body may have {bytes_max} bytes")
+
+
+def malformed() -> Refusal:
+    return BadRequest("malformed_http", "this is not a request of HTTP/1.1")
+
+
+def repeated(header: str) -> Refusal:
+    return BadRequest("repeated_header", f"a request may have one {header} header")
+
+
+def unknown_coding() -> Refusal:
+    return NotImplementedHere("unknown_transfer_encoding", "the only transfer encoding that is read here is chunked")
+
+
+def no_tunnel() -> Refusal:
+    return NotImplementedHere("no_tunnel", "CONNECT is not served here")
+
+
+def unknown_version() -> Refusal:
+    return VersionNotSupported("unknown_http_version", "HTTP/1.1 and HTTP/1.0 are served here")
+
+
+def timed_out(what: str) -> Refusal:
+    return RequestTimeout("request_timeout", f"{what} did not arrive in time")
+
+
+def stopping() -> Refusal:
+    return Unavailable("stopping", "the daemon is stopping; ask again", retry_after_ms=RETRY_MS)
+
+
+def crowded() -> Refusal:
+    return Unavailable(
+        "too_many_connections", "there are too many connections; use fewer, or ask again", retry_after_ms=RETRY_MS
+    )
+
+
+def internal() -> Refusal:
+    return InternalFault("internal", "internal error")
+
+
+def plain_form(_: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
+    """The form for a request whose path is not known, or for a server without doors."""
+    return (JSON,), msgspec.json.encode({"error": refusal.message, "code": refusal.code})
+
+
+JSON: Final[Header] = (b"content-type", b"application/json")

@@ -1,0 +1,252 @@
+"""The HTTP server: who is let in, who is closed for whom, and how it stops.
+
+One server belongs to one loop; everything here runs on it. It keeps no more connections than its bounds say: for a new
+one, those are closed that were silent for the longest time; where all of them are at work, the new one is refused.
+Health is asked of it in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from email.utils import formatdate
+from heapq import nsmallest
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from operator import attrgetter
+from typing import Final
+
+from covenant.doors.http.server.bounds import HttpBounds
+from covenant.doors.http.server.http_connection import HttpConnection
+from covenant.doors.http.server.http_exchange import Door, ResponseHeadCache, Urls
+from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
+
+BACKLOG: Final = 2_048
+LOOK_S: Final = 0.5
+"""How often deadlines are looked at, unless a bound is so short that it needs more."""
+LAST_WORDS_S: Final = 1.0
+"""How long a stop waits for what it has written to be sent, and for what it has canceled to end."""
+CROWDED_LOG_S: Final = 60.0
+"""The log says once in so many seconds that there are too many connections."""
+
+log = logging.getLogger(__name__)
+
+Network = IPv4Network | IPv6Network
+
+
+class HttpServer:
+    def __init__(
+        self,
+        door: Door,
+        bounds: HttpBounds,
+        *,
+        now_ms: Callable[[], int],
+        refusal_form: RefusalForm = plain_form,
+        always: Collection[str] = (),
+        proxies: Sequence[str] = (),
+    ) -> None:
+        """`always` are paths that are answered also where there is no place; `proxies` are networks of peers that bring
+        many callers, and so have no bound for each address."""
+        self.loop = asyncio.get_running_loop()
+        self.door = door
+        self.bounds = bounds
+        self.refusal_form = refusal_form
+        self.always = frozenset(always)
+        self.heads = ResponseHeadCache()
+        self.urls = Urls()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._unsent: dict[HttpConnection, None] = {}
+        """Connections with bytes that their clients do not read."""
+        self._unsent_bytes = 0
+        self._unsent_of_address: dict[str, int] = {}
+        self.stopping = False
+        self._proxies: tuple[Network, ...] = tuple(map(ip_network, proxies))
+        self._now_ms = now_ms
+        self._connections: dict[HttpConnection, None] = {}
+        """In the order in which they came."""
+        self._of_address: dict[str, int] = {}
+        self._reserved: dict[HttpConnection, None] = {}
+        self._crowded_logged_s = -CROWDED_LOG_S
+        self._empty = asyncio.Event()
+        self._listening: asyncio.Server | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._look_s = min(LOOK_S, _shortest_s(bounds) / 4)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Listen on a socket that is bound."""
+        self._look_at_deadlines()
+        self._listening = await self.loop.create_server(lambda: HttpConnection(self), sock=listener, backlog=BACKLOG)
+
+    def adopt(self, accepted: socket.socket) -> asyncio.Task[None]:
+        """Serve a connection that somebody else has accepted from the listening socket. Called on the loop."""
+        adopting = self.loop.create_task(self._adopt(accepted))
+        self.tasks.add(adopting)
+        adopting.add_done_callback(self.tasks.discard)
+        return adopting
+
+    async def _adopt(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        if self.stopping:
+            accepted.close()
+            return
+        with suppress(OSError):  # its client has left
+            await self.loop.connect_accepted_socket(lambda: HttpConnection(self), accepted)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop listening, and give requests under way so much time. Those that are still there then are told 503."""
+        self.stopping = True
+        if self._listening is not None:
+            self._listening.close()
+        for connection in tuple(self._connections):
+            connection.stop()
+        await self._until_empty(grace_s)
+        for connection in tuple(self._connections):
+            connection.cut_off()
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=LAST_WORDS_S)
+        await self._until_empty(LAST_WORDS_S)
+        for connection in tuple(self._connections):
+            connection.transport.abort()
+        if self._look is not None:
+            self._look.cancel()
+
+    async def _until_empty(self, seconds: float) -> None:
+        if not self._connections:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._empty.wait()
+        except TimeoutError:
+            return
+
+    # Who is let in.
+
+    def admit(self, connection: HttpConnection) -> None:
+        """Count a new connection, and make room for it, or keep it only to be refused."""
+        bounds = self.bounds
+        host = connection.client[0] if connection.client is not None else ""
+        connection.address = address = _counted_as(host)
+        of_address = self._of_address[address] = self._of_address.get(address, 0) + 1
+        self._connections[connection] = None
+        if of_address > bounds.connections_per_address_max and not self._is_proxy(host):
+            room = self._make_room(connection, bounds.connections_per_address_max, address)
+        else:
+            taken = len(self._connections) - len(self._reserved)
+            room = taken <= bounds.connections_max or self._make_room(connection, bounds.connections_max)
+        if not room:
+            self._reserve(connection)
+
+    def _make_room(self, newcomer: HttpConnection, most: int, address: str | None = None) -> bool:
+        """Close who was silent for the longest time, of this address or of all. False if nobody is silent."""
+        silent = [
+            each
+            for each in self._connections
+            if each is not newcomer
+            and (address is None or each.address == address)
+            and each.waits_for_client
+            and each not in self._reserved
+        ]
+        # To look at all of them is slow, so that a few more than needed are closed at a time.
+        longest = nsmallest(most // 64 + 1, silent, key=attrgetter("silent_since_s"))
+        self._log_crowded(closed=len(longest))
+        for each in longest:
+            each.close()
+            self.forget(each)
+        return bool(longest)
+
+    def _reserve(self, connection: HttpConnection) -> None:
+        connection.reserved = True
+        self._reserved[connection] = None
+        if len(self._reserved) > self.bounds.connections_reserved_max:
+            oldest = next(iter(self._reserved))
+            self.forget(oldest)
+            oldest.transport.abort()
+
+    def _log_crowded(self, *, closed: int) -> None:
+        if self.loop.time() - self._crowded_logged_s >= CROWDED_LOG_S:
+            self._crowded_logged_s = self.loop.time()
+            count = len(self._connections)
+            log.warning("http.crowded", extra={"connections": count, "closed": closed, "look": "http.connections_max"})
+
+    def _is_proxy(self, host: str) -> bool:
+        if not self._proxies:
+            return False
+        address = ip_address(host)
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        return any((mapped or address) in network for network in self._proxies)
+
+    def forget(self, connection: HttpConnection) -> None:
+        """Does nothing for one that is forgotten already."""
+        if connection not in self._connections:
+            return
+        del self._connections[connection]
+        self._reserved.pop(connection, None)
+        left = self._of_address[connection.address] - 1
+        if left:
+            self._of_address[connection.address] = left
+        else:
+            del self._of_address[connection.address]
+        if self.stopping and not self._connections:
+            self._empty.set()
+
+    # What clients do not read.
+
+    def count_unsent(self, connection: HttpConnection, size: int) -> None:
+        """So much of its answers is not read yet. Whoever keeps too much is cut off."""
+        address, before = connection.address, connection.unsent_bytes
+        if size == before:
+            return
+        connection.unsent_bytes = size
+        self._unsent_bytes += size - before
+        of_address = self._unsent_of_address.pop(address, 0) + size - before
+        if of_address:
+            self._unsent_of_address[address] = of_address
+        if not size:
+            self._unsent.pop(connection, None)
+            return
+        self._unsent[connection] = None
+        host = connection.client[0] if connection.client is not None else ""
+        if of_address > self.bounds.unsent_bytes_per_address_max and not self._is_proxy(host):
+            neighbours = [each for each in self._unsent if each.address == address]
+            if len(neighbours) > 1:  # one large answer alone may go out
+                self._cut_off_unread(neighbours)
+        if self._unsent_bytes > self.bounds.unsent_bytes_max:
+            self._cut_off_unread(list(self._unsent))
+
+    def _cut_off_unread(self, connections: list[HttpConnection]) -> None:
+        """The one whose client has read nothing for the longest time."""
+        longest = min(connections, key=attrgetter("unsent_since_s"))
+        log.warning("http.unread", extra={"address": longest.address, "bytes": longest.unsent_bytes})
+        self.count_unsent(longest, 0)
+        longest.transport.abort()
+
+    # What time it is.
+
+    def _look_at_deadlines(self) -> None:
+        now_s = self.loop.time()
+        self.heads.set_date(formatdate(self._now_ms() / 1000, usegmt=True).encode())
+        for connection in [each for each in self._connections if each.deadline_s < now_s]:
+            connection.expire()
+        for connection in tuple(self._unsent):
+            connection.look_at_unsent(now_s)
+        self._look = self.loop.call_later(self._look_s, self._look_at_deadlines)
+
+
+def _shortest_s(bounds: HttpBounds) -> float:
+    return min(
+        bounds.head_s_max, bounds.body_idle_s_max, bounds.keep_alive_s_max, bounds.unread_s_max, bounds.linger_s_max
+    )
+
+
+def _counted_as(host: str) -> str:
+    """An IPv4 address is itself. Of an IPv6 address, one caller has a whole network of 64 bits."""
+    if ":" not in host:
+        return host
+    address = IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Network((int(address) >> 64 << 64, 64)))

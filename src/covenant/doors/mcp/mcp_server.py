@@ -1,0 +1,118 @@
+"""The MCP server: the official SDK under our tools. Importing this takes a second, and needs the extra `mcp`.
+
+Each request stands alone (the SDK calls this stateless): nothing of a client is kept between two, so a daemon that was
+restarted is the same daemon to its clients. What a call reports while it runs goes out on that call's own response.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import mcp_types as types
+from mcp.server.lowlevel.server import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+from covenant.doors.mcp.render import ToolAnswer
+from covenant.doors.mcp.streamable_http import CALLER
+from covenant.doors.mcp.tool_arguments import BY_NAME, TOOLS, ToolRow
+from covenant.doors.mcp.tool_handlers import ReportProgress, ToolHandlers
+from covenant.exchange.access.tenants import Caller
+from covenant.model.errors import Refusal
+
+NAME: Final = "covenant"
+INSTRUCTIONS: Final = (
+    "Agents that work on durable tasks. list_agents tells which there are; send_task gives one of them work and "
+    "reports its progress. A task that was accepted goes on when you disconnect: get_task finds it by its id. "
+    "discover_agent and invoke_remote_agent reach A2A agents elsewhere."
+)
+
+log = logging.getLogger(__name__)
+
+Run = Callable[[Caller, str, Mapping[str, Any] | None, ReportProgress], Awaitable[ToolAnswer]]
+
+
+def session_manager(desk: ToolHandlers, *, version: str, body_bytes_max: int) -> StreamableHTTPSessionManager:
+    """Serves what an ASGI application hands to it, while its `run()` is open."""
+    server = make_server(desk.call, version)
+    return StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=body_bytes_max)
+
+
+def make_server(run: Run, version: str) -> Server[Any]:
+    async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[described(tool) for tool in TOOLS])
+
+    async def call_tool(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+        caller: Caller = context.request.scope[CALLER]
+        try:
+            told = await run(caller, asked.name, asked.arguments, progress_of(context))
+        except Refusal as refusal:
+            return _result(ToolAnswer(f"{refusal.code}: {refusal.message}", {"code": refusal.code}, failed=True))
+        except Exception:  # what went wrong inside is for our log alone
+            log.exception("mcp.failed", extra={"tool": asked.name})
+            return _result(ToolAnswer("internal: this failed here; the log says why", {"code": "internal"}, failed=True))
+        return _result(told)
+
+    server: Server[Any] = Server(
+        NAME,
+        version=version,
+        title="Covenant",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        get_tool_input_schema=_schema,
+    )
+    server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, _set_level)
+    return server
+
+
+async def _set_level(_: Any, __: types.SetLevelRequestParams) -> types.EmptyResult:
+    """Nothing is kept between two requests, and what is said is little: the level changes nothing."""
+    return types.EmptyResult()
+
+
+def described(tool: ToolRow) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        description=tool.description,
+        input_schema=tool.schema,
+        annotations=types.ToolAnnotations(
+            read_only_hint=tool.reads,
+            destructive_hint=not tool.reads and tool.name == "cancel_task",
+            idempotent_hint=tool.repeats,
+            open_world_hint=tool.open_world,
+        ),
+    )
+
+
+def _schema(name: str) -> Mapping[str, Any] | None:
+    tool = BY_NAME.get(name)
+    return tool.schema if tool is not None else None
+
+
+def progress_of(context: Any) -> ReportProgress:
+    """Tells progress to a client that asked for it; to others as log lines, where their protocol still has these."""
+    session, count = context.session, 0
+    asked = (context.meta or {}).get("progress_token") is not None
+    logs = not asked and session.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
+
+    async def tell(message: str) -> None:
+        nonlocal count
+        count += 1
+        if asked:
+            await session.report_progress(float(count), None, message)
+        elif logs:
+            said = types.LoggingMessageNotificationParams(level="info", data=message, logger=NAME)
+            await session.send_notification(types.LoggingMessageNotification(params=said), context.request_id)
+
+    return tell
+
+
+def _result(told: ToolAnswer) -> types.CallToolResult:
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=told.text)],
+        structured_content=told.data,
+        is_error=told.failed,
+    )

@@ -1,0 +1,237 @@
+"""Agents elsewhere, as tools: what their cards say, and having them do something.
+
+An invocation is a task of this exchange, done by whoever calls agents at their addresses: it outlives its caller, and
+can be found, watched and canceled like any other. How far an agent is trusted is what is known of it:
+
+| level       | what is known                                                                       |
+|-------------|-------------------------------------------------------------------------------------|
+| `untrusted` | nothing; no card could be read                                                      |
+| `low`       | it has a card at the address that was given                                         |
+| `medium`    | and the card is signed, by a key from the same origin                               |
+| `high`      | the operator has named this address in `a2a_agents.json`                            |
+| `verified`  | both                                                                                |
+
+What cannot be found out is not known: a look-up that fails makes nobody more trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from covenant.doors.mcp.render import ToolAnswer, shortened
+from covenant.doors.mcp.tool_arguments import TRUST_LEVELS, InvokeRemoteAgentArguments, Trust
+from covenant.exchange.a2a_service import A2AExchange
+from covenant.exchange.access.tenants import Caller
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.task_lookup import TaskLookup
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.model.agent_card import RemoteCard
+from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, Refusal
+from covenant.model.ids import TaskId
+from covenant.model.task import ELSEWHERE, Target, Task
+from covenant.model.task_view import TaskState, TaskView
+from covenant.outbound.call_errors import NoCard, RemoteRefused
+from covenant.outbound.remote.remote_registry import RemoteRegistry
+
+ORIGIN: Final = "mcp"
+NOT_FOUND: Final = "No A2A Agent Card found"
+
+
+class CardOf(Protocol):
+    async def __call__(self, url_or_name: str, *, verify: bool) -> RemoteCard:
+        """The card of the agent at a URL, or of that name in the registry. `verify`: only if its signature holds."""
+
+
+class RemoteTools:
+    def __init__(
+        self,
+        conversations: A2AExchange,
+        oversight: TaskLookup,
+        catalogue: Catalogue,
+        *,
+        card_of: CardOf,
+        registry: RemoteRegistry,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._conversations = conversations
+        self._oversight = oversight
+        self._catalogue = catalogue
+        self._card_of = card_of
+        self._registry = registry
+        self._new_id = new_id
+
+    async def discover(self, caller: Caller, url: str) -> ToolAnswer:
+        self._check_address(caller, url)
+        try:
+            card = await self._card_of(url, verify=False)
+        except NoCard:
+            return ToolAnswer(f"{NOT_FOUND} at {url}", {"found": False, "url": url})
+        except CovenantError as error:
+            raise _untold(error) from error
+        return told_card(card)
+
+    async def invoke(self, caller: Caller, asked: InvokeRemoteAgentArguments) -> TaskStream:
+        """The task that calls it, watched. Refused if less is known of the agent than was asked for."""
+        url = asked.agent_url
+        self._check_address(caller, url)
+        card = await self._trusted(caller, url, asked.min_trust)
+        words = asked.message
+        if asked.skill is not None:
+            _check_skill(card, asked.skill)
+            words = f"Use your skill {asked.skill}.\n\n{words}"
+        tenant, key = caller.tenant.name, asked.idempotency_key
+        sender, recipient = self._catalogue.client(tenant), self._catalogue.identity(tenant, ELSEWHERE)
+        if key is None:
+            task_id = TaskId(self._new_id())
+        else:
+            ids = self._conversations.ids
+            task_id = await ids.find(caller, ELSEWHERE, key, sender=sender, recipient=recipient)
+        task = Task(
+            id=task_id,
+            sender=sender,
+            recipient=recipient,
+            intent_text=words,
+            timeout_ms=max(1, int(asked.timeout_minutes * 60_000)),
+            context_id=task_id,
+            tenant=tenant,
+            origin=ORIGIN,
+            target=Target(url=url) if "://" in url else Target(name=url),
+        )
+        await self._conversations.begin(task)
+        return await self._oversight.follow(caller, task_id)
+
+    def _check_address(self, caller: Caller, url: str) -> None:
+        """Names are the operator's: those of `a2a_agents.json` come with tokens, and each belongs to some tenants."""
+        if url.startswith(("http://", "https://")):
+            return
+        if "://" in url:
+            raise _no_address()
+        if caller.operator:
+            self._registry.entry(url)
+            return
+        try:
+            self._registry.entry_of(caller.tenant.name, url)
+        except NotFound:
+            raise _no_address() from None
+
+    async def _trusted(self, caller: Caller, url: str, wanted: Trust) -> RemoteCard | None:
+        """Its card, where one was needed to judge."""
+        if wanted == "untrusted":
+            return None
+        listed = self._listed(caller.tenant.name, url)
+        card, why = None, ""
+        try:
+            card = await self._card_of(url, verify=False)
+        except CovenantError as error:
+            why = f"; its card could not be read: {error}"
+        signed = card is not None and _rank(wanted) > _rank("low") and await self._signed(url)
+        level = trust_of(card=card is not None, signed=signed, listed=listed)
+        if _rank(level) < _rank(wanted):
+            raise Forbidden("trust_too_low", f"{url} is {level}, and {wanted} was asked for{why}; nothing was sent")
+        return card
+
+    async def _signed(self, url: str) -> bool:
+        try:
+            return (await self._card_of(url, verify=True)).signed_by is not None
+        except CovenantError:
+            return False
+
+    def _listed(self, tenant: str, url: str) -> bool:
+        if "://" not in url:
+            return True
+        return any(_same(self._registry.entry(name).url, url) for name in self._registry.names_of(tenant))
+
+
+def trust_of(*, card: bool, signed: bool, listed: bool) -> Trust:
+    if not card:
+        return "untrusted"
+    if listed:
+        return "verified" if signed else "high"
+    return "medium" if signed else "low"
+
+
+def _no_address() -> Invalid:
+    return Invalid("invalid_arguments", "an agent's address is an http or https URL")
+
+
+def _rank(level: Trust) -> int:
+    return TRUST_LEVELS.index(level)
+
+
+def _same(one: str, other: str) -> bool:
+    return one.rstrip("/") == other.rstrip("/")
+
+
+def _check_skill(card: RemoteCard | None, skill: str) -> None:
+    if card is not None and skill not in {word for each in card.skills for word in (each.id, each.name)}:
+        known = ", ".join(each.id for each in card.skills) or "none"
+        raise NotFound("unknown_skill", f"{card.name} has no skill {skill!r}; it has {known}")
+
+
+def _untold(error: CovenantError) -> Refusal:
+    if isinstance(error, Refusal):
+        return error
+    code = error.code if isinstance(error, RemoteRefused) else getattr(error, "code", "call_failed")
+    return Invalid(str(code), str(error))
+
+
+def told_answer(view: TaskView, told: ToolAnswer) -> ToolAnswer:
+    """The remote agent's answer, or the task as it stands."""
+    if view.state is not TaskState.COMPLETED:
+        return told
+    said = told.data["text"] or "(it said nothing)"
+    return told._replace(text=f"Remote Agent Response (task {view.task.id}):\n{shortened(said)}")
+
+
+def told_card(card: RemoteCard) -> ToolAnswer:
+    data = {
+        "found": True,
+        "name": card.name,
+        "version": card.version,
+        "description": card.description,
+        "url": card.url,
+        "streaming": card.streaming,
+        "skills": msgspec.to_builtins(card.skills),
+        "interfaces": msgspec.to_builtins(card.ways),
+    }
+    return ToolAnswer(shortened("\n".join(_card_lines(card))), data)
+
+
+def _card_lines(card: RemoteCard) -> Iterator[str]:
+    fields = card.fields
+    capabilities = _object(fields.get("capabilities"))
+    provider = _object(fields.get("provider"))
+    yield f"Agent: {card.name} v{card.version}"
+    if card.description:
+        yield f"Description: {card.description}"
+    yield f"URL: {card.ways[0].url if card.ways else card.url}"
+    if provider.get("organization"):
+        yield f"Provider: {provider['organization']}" + (f" ({provider['url']})" if provider.get("url") else "")
+    if fields.get("documentationUrl"):
+        yield f"Documentation: {fields['documentationUrl']}"
+    yield f"Streaming: {_yes(card.streaming)}"
+    yield f"Push notifications: {_yes(capabilities.get('pushNotifications'))}"
+    schemes = sorted({each.scheme for each in card.credentials})
+    yield f"Authentication: {', '.join(schemes) or 'none'}"
+    for name, label in (("defaultInputModes", "Input modes"), ("defaultOutputModes", "Output modes")):
+        modes = fields.get(name)
+        if isinstance(modes, list) and modes:
+            yield f"{label}: {', '.join(map(str, modes))}"
+    if card.skills:
+        yield "Skills:"
+    for skill in card.skills:
+        tags = f" [{', '.join(skill.tags)}]" if skill.tags else ""
+        yield f"- {skill.name}: {skill.description}{tags}"
+    if card.ways:
+        yield f"Protocols: {', '.join(dict.fromkeys(f'{way.binding} {way.version}' for way in card.ways))}"
+
+
+def _object(given: Any) -> dict[str, Any]:
+    return given if isinstance(given, dict) else {}
+
+
+def _yes(given: Any) -> str:
+    return "not said" if given is None else "yes" if given else "no"

@@ -1,0 +1,149 @@
+"""Tasks, agents and queues in words: what a tool answers with, as text that a model reads and as data beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from covenant.exchange.task_lookup import QueueStatus
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.content import Content, Json, Resource, ResourceLink, Text
+from covenant.model.task_event import ArtifactUpdate, Continued, Ended, MessageUpdate, Started, StatusUpdate, Step
+from covenant.model.task_view import TaskState, TaskView
+from covenant.model.tenants import DEFAULT
+
+TEXT_MAX: Final = 100_000
+PROGRESS_MAX: Final = 500
+
+
+class ToolAnswer(NamedTuple):
+    """What a tool answers. `failed`: the tool did not do what was asked, or the task that it was asked about failed."""
+
+    text: str
+    data: dict[str, Any]
+    failed: bool = False
+
+
+def told_task(view: TaskView, *, agent: str) -> ToolAnswer:
+    task, state = view.task, view.state
+    said, files = spoken(view)
+    lines = [f"Task {task.id} ({agent}): {state}"]
+    if view.holder_lost:
+        lines.append("Whoever worked on it is gone; an operator decides what becomes of it.")
+    if state.waits:
+        lines.append(f"It waits for an answer: send_task with agent {agent!r} and task_id {task.id!r}.")
+    elif not state.terminal:
+        lines.append("It goes on by itself; get_task tells how it stands.")
+    data: dict[str, Any] = {"task_id": task.id, "agent": agent, "state": str(state), "text": said, "artifacts": files}
+    if task.context_id:
+        data["context_id"] = task.context_id
+    if view.holder_lost:
+        data["holder_lost"] = True
+    listed = [f"Artifact: {file}" for file in files]
+    return ToolAnswer("\n".join([*lines, *listed, *(["", shortened(said)] if said else [])]), data, failed=_failed(state))
+
+
+def _failed(state: TaskState) -> bool:
+    return state in (TaskState.FAILED, TaskState.REJECTED)
+
+
+def spoken(view: TaskView) -> tuple[str, list[str]]:
+    """What the agent said, and the names of what else it made. Text may come as a message or as artifacts."""
+    parts: list[str] = []
+    files: list[str] = []
+    for artifact in view.artifacts:
+        text = plain(artifact.parts)
+        if text:
+            parts.append(text)
+        files += [name for part in artifact.parts if (name := _named(part, artifact.name)) is not None]
+    closing = plain(view.message.parts) if view.message is not None and view.message.role == "agent" else ""
+    if closing and closing not in parts:
+        parts.append(closing)
+    return "\n\n".join(parts), files
+
+
+def plain(parts: Iterable[Content]) -> str:
+    return "".join(_read_aloud(part) for part in parts)
+
+
+def _read_aloud(part: Content) -> str:
+    match part:
+        case Text():
+            return part.text
+        case Json():
+            return msgspec.json.encode(part.value).decode()
+        case Resource():
+            return part.resource.text or ""
+        case _:
+            return ""
+
+
+def _named(part: Content, otherwise: str | None) -> str | None:
+    match part:
+        case Resource() if part.resource.text is None:
+            return part.filename or otherwise or part.resource.uri or "unnamed"
+        case ResourceLink():
+            return f"{part.name or otherwise or 'unnamed'} <{part.uri}>"
+        case Text() if part.filename:
+            return part.filename
+        case _:
+            return None
+
+
+def told_step(step: Step) -> str | None:
+    """A word on progress; None if there is nothing to say."""
+    match step.what:
+        case Started():
+            return "working"
+        case StatusUpdate(text=text, parts=parts):
+            return _brief(text or plain(parts)) or None
+        case ArtifactUpdate(parts=parts, name=name):
+            return _brief(plain(parts)) or (f"artifact {name}" if name else None)
+        case MessageUpdate(parts=parts):
+            return _brief(plain(parts)) or None
+        case Ended(ending=ending):
+            return str(ending.value)
+        case Continued():
+            return "message received"
+        case _:
+            return None
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= PROGRESS_MAX else f"{text[: PROGRESS_MAX - 1]}…"
+
+
+def shortened(text: str, most: int = TEXT_MAX) -> str:
+    return text if len(text) <= most else f"{text[:most]}\n[cut: {len(text) - most} more characters]"
+
+
+def agent_name(agent: CatalogueAgent) -> str:
+    """As a caller names it: without its tenant, where that is the first one's."""
+    return agent.id if agent.tenant == DEFAULT else f"{agent.id}@{agent.tenant}"
+
+
+def told_agents(agents: Sequence[tuple[str, CatalogueAgent]]) -> ToolAnswer:
+    rows, data = [], []
+    for name, agent in agents:
+        constitution = agent.constitution
+        about = constitution.description or constitution.role or constitution.goal
+        skills = [skill.name or skill.id for skill in constitution.skills]
+        rows.append(f"- {name}: {about or constitution.name or 'no description'}" + _in_brackets(skills))
+        data.append({"agent": name, "kind": constitution.kind, "description": about, "skills": skills})
+    return ToolAnswer("\n".join([f"{len(rows)} agent(s)", *rows]), {"agents": data})
+
+
+def _in_brackets(words: Sequence[str]) -> str:
+    return f" [{', '.join(words)}]" if words else ""
+
+
+def told_queue(status: QueueStatus) -> ToolAnswer:
+    counts = ", ".join(f"{name} {count}" for name, count in status.counts.items()) or "nothing"
+    of = "" if status.counted is None else f" (of the newest {status.counted} tasks)"
+    rows = [
+        f"- {each.task_id} {each.agent}: {each.state}" + (" (its holder is lost)" if each.holder_lost else "")
+        for each in status.waiting
+    ]
+    return ToolAnswer("\n".join([f"{counts}{of}", *rows]), msgspec.to_builtins(status))

@@ -1,0 +1,149 @@
+"""The tools: their names, what they take, and what they are for. The schemas that clients see are made from these.
+
+Arguments are read strictly: what a tool does not take is refused by name, and so is a value that it does not allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
+
+import msgspec
+
+from covenant.model.errors import Invalid
+
+MESSAGE_MAX: Final = 1024 * 1024
+TIMEOUT_MINUTES: Final = 5.0
+TIMEOUT_MINUTES_MAX: Final = 24 * 60.0
+WAIT_S_MAX: Final = 600.0
+LIMIT: Final = 20
+
+Trust = Literal["untrusted", "low", "medium", "high", "verified"]
+TRUST_LEVELS: Final[tuple[Trust, ...]] = get_args(Trust)
+
+Url = Annotated[str, msgspec.Meta(min_length=1, max_length=2_048)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Words = Annotated[str, msgspec.Meta(min_length=1, max_length=MESSAGE_MAX)]
+TaskName = Annotated[str, msgspec.Meta(min_length=1, max_length=64, description="The id of a task, as it was told.")]
+Key = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=256,
+        description="Makes a repeat safe: the same key with the same message is the same task, and is not begun again.",
+    ),
+]
+
+
+class _Arguments(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
+    """What a tool takes."""
+
+
+class DiscoverAgentArguments(_Arguments, frozen=True, kw_only=True):
+    url: Annotated[
+        Url, msgspec.Meta(description="The agent's address, its host's, or that of its card.", examples=["https://h/a"])
+    ]
+
+
+class InvokeRemoteAgentArguments(_Arguments, frozen=True, kw_only=True):
+    agent_url: Annotated[Url, msgspec.Meta(description="The agent's address, its host's, or that of its card.")]
+    message: Annotated[Words, msgspec.Meta(description="What to say to it. Nothing else is sent.")]
+    skill: Annotated[Name, msgspec.Meta(description="Which of its skills is meant, by id or name.")] | None = None
+    timeout_minutes: Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MINUTES_MAX)] = TIMEOUT_MINUTES
+    min_trust: Annotated[Trust, msgspec.Meta(description="What must be known of it before anything is sent.")] = "low"
+    idempotency_key: Key | None = None
+
+
+class ListAgentsArguments(_Arguments, frozen=True, kw_only=True):
+    pass
+
+
+class SendTaskArguments(_Arguments, frozen=True, kw_only=True):
+    agent: Annotated[Name, msgspec.Meta(description="Its id, as list_agents tells it.")]
+    message: Annotated[Words, msgspec.Meta(description="What to do.")]
+    wait: Annotated[
+        bool, msgspec.Meta(description="Wait for the end and report progress; otherwise answer with the task's id.")
+    ] = True
+    task_id: (
+        Annotated[TaskName, msgspec.Meta(description="Continue this task: answer what its agent asked.")] | None
+    ) = None
+    idempotency_key: Key | None = None
+
+
+class GetTaskArguments(_Arguments, frozen=True, kw_only=True):
+    task_id: TaskName
+    wait_seconds: Annotated[
+        float, msgspec.Meta(ge=0, le=WAIT_S_MAX, description="How long to wait for its end, if it is not over.")
+    ] = 0
+
+
+class CancelTaskArguments(_Arguments, frozen=True, kw_only=True):
+    task_id: TaskName
+
+
+class QueueStatusArguments(_Arguments, frozen=True, kw_only=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="Most tasks to name.")] = LIMIT
+
+
+Arguments = DiscoverAgentArguments | InvokeRemoteAgentArguments | ListAgentsArguments | SendTaskArguments | GetTaskArguments | CancelTaskArguments | QueueStatusArguments
+
+
+class ToolRow(NamedTuple):
+    name: str
+    takes: type[Arguments]
+    description: str
+    reads: bool = True
+    """Changes nothing, here or elsewhere."""
+    open_world: bool = False
+    """Talks to others than this daemon."""
+    repeats: bool = True
+    """Calling it twice does the same as calling it once."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        (schema,), components = msgspec.json.schema_components([self.takes], ref_template="#/$defs/{name}")
+        own: dict[str, Any] = components[self.takes.__name__] if "$ref" in schema else schema
+        return {name: value for name, value in own.items() if name not in ("title", "description")}
+
+
+TOOLS: Final = (
+    ToolRow(
+        "discover_agent",
+        DiscoverAgentArguments,
+        "Find an A2A agent's card by its URL: what it is, what it can do, how it is called.",
+        open_world=True,
+    ),
+    ToolRow(
+        "invoke_remote_agent",
+        InvokeRemoteAgentArguments,
+        "Send a message to a remote A2A agent and wait for its answer. It is a task here too: get_task finds it later.",
+        reads=False,
+        open_world=True,
+        repeats=False,
+    ),
+    ToolRow("list_agents", ListAgentsArguments, "The agents of this exchange that you can send tasks to."),
+    ToolRow(
+        "send_task",
+        SendTaskArguments,
+        "Give an agent of this exchange a task. It is durable once its id is told: it goes on if you disconnect.",
+        reads=False,
+        repeats=False,
+    ),
+    ToolRow("get_task", GetTaskArguments, "How a task stands, and what it has brought so far."),
+    ToolRow("cancel_task", CancelTaskArguments, "End a task that is not over.", reads=False),
+    ToolRow("queue_status", QueueStatusArguments, "What is queued, in flight or waiting for its sender."),
+)
+
+BY_NAME: Final[Mapping[str, ToolRow]] = {tool.name: tool for tool in TOOLS}
+
+
+def read_arguments(name: str, given: Mapping[str, Any] | None) -> Arguments:
+    tool = BY_NAME.get(name)
+    if tool is None:
+        raise Invalid("unknown_tool", f"there is no tool {name[:100]!r}; there are {', '.join(BY_NAME)}")
+    try:
+        return msgspec.convert(given or {}, tool.takes)
+    except msgspec.ValidationError as wrong:
+        if name == "invoke_remote_agent" and "$.min_trust" in str(wrong):
+            raise Invalid("invalid_arguments", f"min_trust: one of {', '.join(TRUST_LEVELS)}") from None
+        raise Invalid("invalid_arguments", str(wrong)) from None

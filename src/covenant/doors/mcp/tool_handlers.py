@@ -1,0 +1,158 @@
+"""What each tool does, for whoever is calling: a tenant with its own agents and tasks, the operator with everybody's.
+
+A call that begins a task tells the task's id first, and only then waits. Whoever goes away meanwhile ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from covenant.doors.mcp import tool_arguments as tools
+from covenant.doors.mcp.remote_tools import RemoteTools, told_answer
+from covenant.doors.mcp.render import ToolAnswer, agent_name, told_agents, told_queue, told_step, told_task
+from covenant.exchange.a2a_service import A2AExchange, A2ARequest
+from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.tenants import Caller, TenantAccess
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import target_of
+from covenant.exchange.task_lookup import TaskLookup
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.ledger.machine.decisions.identities import unknown_agent
+from covenant.model.a2a_requests import Message, SendMessage
+from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.content import Text
+from covenant.model.task_view import TaskView
+from covenant.model.tenants import DEFAULT
+
+ReportProgress = Callable[[str], Awaitable[None]]
+"""Reports progress to the caller. Does nothing for one that did not ask."""
+
+TOLD_AT_ONCE_MAX: Final = 50
+TOLD_PER_S: Final = 10.0
+"""How much progress is told of one call, at once and in the long run: a stream of words is no progress bar."""
+
+
+class ToolHandlers:
+    def __init__(
+        self,
+        conversations: A2AExchange,
+        oversight: TaskLookup,
+        catalogue: Catalogue,
+        tenancy: TenantAccess,
+        *,
+        limiter: TenantLimiter,
+        new_id: Callable[[], str],
+        abroad: RemoteTools,
+    ) -> None:
+        self._conversations = conversations
+        self._oversight = oversight
+        self._catalogue = catalogue
+        self._tenancy = tenancy
+        self._limiter = limiter
+        self._new_id = new_id
+        self._abroad = abroad
+
+    async def call(self, caller: Caller, name: str, given: Mapping[str, Any] | None, tell: ReportProgress) -> ToolAnswer:
+        """Raises Refusal."""
+        asked = tools.read_arguments(name, given)
+        match asked:
+            case tools.DiscoverAgentArguments():
+                return await self._abroad.discover(caller, asked.url)
+            case tools.InvokeRemoteAgentArguments():
+                with self._limiter.streaming(caller):
+                    stream = await self._abroad.invoke(caller, asked)
+                    view = await self._heard_out(caller, stream, tell)
+                return told_answer(view, self._told(caller, view))
+            case tools.ListAgentsArguments():
+                return await self._list_agents(caller)
+            case tools.SendTaskArguments():
+                return await self._send(caller, asked, tell)
+            case tools.GetTaskArguments():
+                return await self._get(caller, asked, tell)
+            case tools.CancelTaskArguments():
+                return self._told(caller, await self._oversight.cancel(caller, asked.task_id))
+            case tools.QueueStatusArguments():
+                return told_queue(await self._oversight.queue(caller, asked.limit))
+            case _:
+                assert_never(asked)
+
+    async def _list_agents(self, caller: Caller) -> ToolAnswer:
+        found = await self._oversight.agents(caller)
+        return told_agents([(agent_name(agent) if caller.operator else agent.id, agent) for agent in found])
+
+    async def _send(self, caller: Caller, asked: tools.SendTaskArguments, tell: ReportProgress) -> ToolAnswer:
+        agent, caller = self._meant(caller, asked.agent)
+        ask = A2ARequest(caller=caller, agent=agent, idempotency_key=asked.idempotency_key)
+        # With a key the message is the same when it is said again, so its id must be too.
+        message_id = asked.idempotency_key or self._new_id()
+        message = Message(message_id=message_id, parts=(Text(asked.message),), task_id=asked.task_id)
+        sent = SendMessage(message=message, blocking=asked.wait)
+        if not asked.wait:
+            return self._told(caller, await self._conversations.send(ask, sent))
+        with self._limiter.streaming(caller):
+            stream = await self._conversations.stream(ask, sent)
+            return self._told(caller, await self._heard_out(caller, stream, tell))
+
+    async def _get(self, caller: Caller, asked: tools.GetTaskArguments, tell: ReportProgress) -> ToolAnswer:
+        if not asked.wait_seconds:
+            return self._told(caller, await self._oversight.get(caller, asked.task_id))
+        with self._limiter.streaming(caller):
+            stream = await self._oversight.follow(caller, asked.task_id)
+            return self._told(caller, await self._heard_out(caller, stream, tell, within_s=asked.wait_seconds))
+
+    async def _heard_out(
+        self, caller: Caller, stream: TaskStream, tell: ReportProgress, *, within_s: float | None = None
+    ) -> TaskView:
+        """The task when it has ended or waits for its sender, or as it stands when the time for waiting is over."""
+        task = stream.first.task
+        with stream:
+            await tell(f"task {task.id}: {stream.first.state}")
+            if within_s is None:
+                within_s = self._conversations.limits.blocking_ms_max / 1000
+            try:
+                async with asyncio.timeout(within_s):
+                    await _follow(stream, tell)
+            except TimeoutError:
+                pass
+        return await self._oversight.get(caller, task.id)
+
+    def _meant(self, caller: Caller, name: str) -> tuple[CatalogueAgent, Caller]:
+        """The agent of this name, and who is calling it: the operator may name another tenant's as `agent@tenant`."""
+        agent_id, _, tenant = name.partition("@")
+        if caller.operator and tenant not in ("", DEFAULT):
+            known = self._tenancy.tenant(tenant)
+            if known is None:
+                raise unknown_agent(name)
+            caller = msgspec.structs.replace(caller, tenant=known)
+        elif tenant not in ("", caller.tenant.name):
+            raise unknown_agent(name)
+        agent = self._catalogue.agent(caller.tenant.name, agent_id)
+        if agent is None:
+            raise unknown_agent(name)
+        return agent, caller
+
+    def _told(self, caller: Caller, view: TaskView) -> ToolAnswer:
+        recipient = view.task.recipient
+        remote = target_of(view.task)
+        if remote is not None:
+            return told_task(view, agent=remote.url or remote.name or recipient.display)
+        agent_id, _, tenant = recipient.display.partition("@")
+        short = tenant == (DEFAULT if caller.operator else caller.tenant.name)
+        return told_task(view, agent=agent_id if short else recipient.display)
+
+
+async def _follow(stream: TaskStream, tell: ReportProgress) -> None:
+    """Tells what happens, and leaves some of it out where much does: the answer has everything."""
+    loop = asyncio.get_running_loop()
+    left, at_s = float(TOLD_AT_ONCE_MAX), loop.time()
+    async for steps in stream:
+        now_s = loop.time()
+        left, at_s = min(float(TOLD_AT_ONCE_MAX), left + (now_s - at_s) * TOLD_PER_S), now_s
+        for step in steps:
+            if left >= 1 and (words := told_step(step)):
+                left -= 1
+                await tell(words)

@@ -1,0 +1,219 @@
+"""The operator's operations on what is delegated to peers and by them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from covenant.doors.operator_api.answers import ApiAnswer
+from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
+from covenant.doors.operator_api.paging import fit
+from covenant.doors.operator_api.peers import require_peers
+from covenant.exchange.access.principals import Principal
+from covenant.ledger.contract.tasks import TreeNode
+from covenant.model.errors import Invalid
+from covenant.model.peers.delegation import Delegation
+from covenant.model.peers.delegation_messages import DelegationStatus, Proof, TokenUsage
+from covenant.model.peers.instance import InstanceId
+from covenant.wire import operator_requests as asked
+
+
+class DelegationShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`id` is that of the task here; `delegation_id` what its provider calls it."""
+
+    id: str
+    offer_id: str
+    delegation_id: str | None
+    role: str
+    peer_id: InstanceId
+    peer: str
+    profile: str
+    status: DelegationStatus
+    state: str
+    remote: bool
+    max_token_budget: int
+    timeout: int
+    token_usage: TokenUsage
+    progress: float | None
+    message: str | None
+    code: str | None
+    reason: str | None
+    retry_after: int | None
+    overspent: bool
+    broken: tuple[str, ...]
+    redacted: int
+    proven: bool
+    made_at_ms: int
+    moved_at_ms: int
+    heard_at_ms: int
+
+    @classmethod
+    def of(cls, delegation: Delegation, name: str) -> DelegationShown:
+        return cls(
+            id=delegation.task_id,
+            offer_id=delegation.offer_id,
+            delegation_id=delegation.delegation_id,
+            role=delegation.role.value,
+            peer_id=delegation.peer,
+            peer=name,
+            profile=delegation.profile,
+            status=delegation.status,
+            state=delegation.state.value,
+            remote=delegation.role.value == "requester",
+            max_token_budget=delegation.budget,
+            timeout=delegation.timeout_ms,
+            token_usage=delegation.usage,
+            progress=delegation.progress,
+            message=delegation.message,
+            code=delegation.code,
+            reason=delegation.reason,
+            retry_after=delegation.retry_after_ms,
+            overspent=delegation.overspent,
+            broken=delegation.broken,
+            redacted=delegation.redacted,
+            proven=delegation.proof is not None and not delegation.broken,
+            made_at_ms=delegation.made_at_ms,
+            moved_at_ms=delegation.moved_at_ms,
+            heard_at_ms=delegation.heard_at_ms,
+        )
+
+
+class DelegatedAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegated"):
+    """`delegation_id` is the id of its task here. `remote` is false where an agent here does it."""
+
+    delegation_id: str
+    peer_id: InstanceId | None
+    profile: str
+    status: DelegationStatus
+    remote: bool
+    duplicate: bool = False
+
+
+class DelegationAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegation"):
+    delegation: DelegationShown
+    result: str | None = None
+    error: str | None = None
+
+
+class DelegationList(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegations"):
+    """Lost ones first, then the one that moved last first."""
+
+    delegations: tuple[DelegationShown, ...]
+    total: int
+
+
+class DelegationTreeAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegation_tree"):
+    tree: TreeNode
+
+
+class ProofAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegation_proof"):
+    """All that `covenant peers verify-proof` needs, offline. `transcript` is None where it stayed with the provider."""
+
+    offer: Any
+    result: Any
+    transcript: Any
+    proof: Proof | None
+
+
+DELEGATE: Final = "/api/v1/a2a/delegate"
+
+
+DELEGATIONS: Final = "/api/v1/a2a/delegations"
+
+
+DELEGATION: Final = "/api/v1/a2a/delegations/{delegation_id}"
+
+
+def _delegation(office: Services, delegation: Delegation) -> DelegationShown:
+    peer = office.ledger.peer(delegation.peer)
+    return DelegationShown.of(delegation, peer.name if peer is not None else delegation.peer)
+
+
+async def delegate(office: Services, caller: Principal, request: asked.DelegateRequest) -> DelegatedAnswer:
+    desk = await require_peers(office, caller, "delegating")
+    if request.profile is None and request.peer_id is None:
+        raise Invalid("invalid_request", "give profile, peerId, or both")
+    begun = await desk.delegate(caller.agent, request)
+    return DelegatedAnswer(
+        delegation_id=begun.task_id,
+        peer_id=begun.peer,
+        profile=begun.profile,
+        status="pending",
+        remote=begun.peer is not None,
+        duplicate=begun.duplicate,
+    )
+
+
+async def list_delegations(
+    office: Services, caller: Principal, request: asked.ListDelegationsRequest
+) -> DelegationList:
+    desk = await require_peers(office, caller, "listing delegations")
+    peer = desk.find(request.peer_id).id if request.peer_id is not None else None
+    found = [
+        each
+        for each in await desk.delegations()
+        if peer in (None, each.peer)
+        and request.role in (None, each.role.value)
+        and request.status in (None, each.status, each.state.value)
+    ]
+    found.sort(key=lambda each: each.state.value != "lost")
+    page = [_delegation(office, each) for each in found[request.offset : request.offset + request.limit]]
+    return DelegationList(delegations=fit(page), total=len(found))
+
+
+async def show_delegation(
+    office: Services, caller: Principal, request: asked.ShowDelegationRequest
+) -> DelegationAnswer:
+    desk = await require_peers(office, caller, "showing a delegation")
+    delegation = await desk.standing(request.delegation_id)
+    result, error = await desk.outcome(delegation)
+    return DelegationAnswer(delegation=_delegation(office, delegation), result=result, error=error)
+
+
+async def cancel_delegation(
+    office: Services, caller: Principal, request: asked.CancelDelegationRequest
+) -> DelegationAnswer:
+    desk = await require_peers(office, caller, "canceling a delegation")
+    moved = await desk.cancel(caller.agent, request.delegation_id, request.reason)
+    return DelegationAnswer(delegation=_delegation(office, moved))
+
+
+async def offer_again(office: Services, caller: Principal, request: asked.OfferAgainRequest) -> DelegationAnswer:
+    desk = await require_peers(office, caller, "offering a delegation again")
+    return DelegationAnswer(delegation=_delegation(office, await desk.offer_again(caller.agent, request.delegation_id)))
+
+
+async def force_delegation(
+    office: Services, caller: Principal, request: asked.ForceDelegationRequest
+) -> DelegationAnswer:
+    desk = await require_peers(office, caller, "giving a delegation up")
+    if not request.reason.strip():
+        raise Invalid("invalid_request", "give a reason: it stays in the audit")
+    moved = await desk.force_error(caller.agent, request.delegation_id, request.reason)
+    return DelegationAnswer(delegation=_delegation(office, moved))
+
+
+async def delegation_proof(office: Services, caller: Principal, request: asked.ShowProofRequest) -> ProofAnswer:
+    desk = await require_peers(office, caller, "showing a proof")
+    evidence = await desk.evidence(request.delegation_id)
+    return ProofAnswer(**evidence._asdict())
+
+
+async def delegation_tree(
+    office: Services, caller: Principal, request: asked.DelegationTreeRequest
+) -> DelegationTreeAnswer:
+    desk = await require_peers(office, caller, "showing a tree")
+    return DelegationTreeAnswer(tree=await desk.tree(request.delegation_id))
+
+
+OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
+    operation_row("POST", DELEGATE, delegate, "Delegate a task by a profile's name: here, or to a peer", 201),
+    operation_row("GET", DELEGATIONS, list_delegations, "Delegations to and from peers, lost ones first"),
+    operation_row("GET", DELEGATION, show_delegation, "One delegation"),
+    operation_row("POST", f"{DELEGATION}/cancel", cancel_delegation, "Cancel a delegation, on both sides"),
+    operation_row("POST", f"{DELEGATION}/offer-again", offer_again, "Offer a lost delegation again, under the same id"),
+    operation_row("POST", f"{DELEGATION}/force-error", force_delegation, "Give a lost delegation up"),
+    operation_row("GET", f"{DELEGATION}/tree", delegation_tree, "A delegation, and what was delegated for it"),
+    operation_row("GET", f"{DELEGATION}/proof", delegation_proof, "All that proves a delegation's result"),
+)

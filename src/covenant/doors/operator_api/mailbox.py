@@ -1,0 +1,341 @@
+"""The mailbox's operations: tasks, results, leases, the queue and its repair."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from covenant.doors.operator_api.answers import ApiAnswer
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiOperation, Services
+from covenant.doors.waits import CallerGoneError, Pause
+from covenant.exchange.access.principals import Principal
+from covenant.ledger.machine.commands import Drained, Leased
+from covenant.model.errors import Invalid
+from covenant.model.ids import LeaseId, TaskId, parse_lease_id, parse_task_id
+from covenant.model.result import Ending, Result
+from covenant.model.task import Lease, Task
+from covenant.model.task_event import MessageUpdate
+from covenant.wire.ipc_frames import WrappedResult, WrappedTask
+from covenant.wire.mailbox import (
+    CancelTaskRequest,
+    DrainRequest,
+    LeaseRequest,
+    PostResult,
+    ReceiveRequest,
+    ReleaseLease,
+    SendTask,
+    UpdateTask,
+    WithdrawRequest,
+    parse_optional,
+)
+
+
+class TaskQueued(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_queued"):
+    """`replayed`: a cached result answers it. `following`: the task whose result will be this one's too."""
+
+    task_id: TaskId
+    duplicate: bool = False
+    replayed: bool = False
+    following: TaskId | None = None
+
+
+class LeaseShown(msgspec.Struct, frozen=True, gc=False):
+    lease_id: LeaseId
+    attempt: int
+    leased_at_ms: int
+
+    @classmethod
+    def of(cls, lease: Lease) -> LeaseShown:
+        return cls(lease.lease_id, lease.attempt, lease.leased_at_ms)
+
+
+class LeasedShown(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """`messages`: what a later turn of the task is about; the first one is about the task itself."""
+
+    task: Task
+    lease: LeaseShown
+    turn: int = 1
+    messages: tuple[MessageUpdate, ...] = ()
+
+
+class TaskOpt(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_opt"):
+    """The first of `tasks` stands at the top as well."""
+
+    task: Task | None
+    lease: LeaseShown | None
+    tasks: tuple[LeasedShown, ...]
+
+
+class ResultPosted(ApiAnswer, frozen=True, kw_only=True, tag="a2a_result_posted"):
+    """`goes_on`: messages came meanwhile, so it ended the turn and not the task."""
+
+    task_id: TaskId
+    duplicate: bool = False
+    goes_on: bool = False
+
+
+class ResultOpt(ApiAnswer, frozen=True, kw_only=True, tag="a2a_result_opt"):
+    """The first of `results` stands at the top as well."""
+
+    result: Result | None
+    results: tuple[Result, ...]
+
+
+class LeaseRenewedAnswer(ApiAnswer, frozen=True, kw_only=True, tag="a2a_lease_renewed"):
+    task_id: TaskId
+    lease: LeaseShown
+
+
+class LeaseReleasedAnswer(ApiAnswer, frozen=True, kw_only=True, tag="a2a_lease_released"):
+    task_id: TaskId
+
+
+class RequestWithdrawnAnswer(ApiAnswer, frozen=True, kw_only=True, tag="a2a_request_withdrawn"):
+    """How many leases and results went back."""
+
+    request_id: str
+    leases: int
+    results: int
+
+
+class TaskUpdatedAnswer(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_updated"):
+    task_id: TaskId
+    generation: int
+    duplicate: bool = False
+
+
+class TaskCanceled(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_canceled"):
+    """`canceled` is false when the task had ended otherwise; `ending` and `result` say how."""
+
+    task_id: TaskId
+    canceled: bool
+    ending: Ending
+    result: Result
+
+
+LIMIT: Final = 10
+
+
+async def send(office: Services, caller: Principal, request: SendTask) -> TaskQueued:
+    accepted = await office.exchange.accept(caller, request.task(caller.agent, office.catalogue.named))
+    return TaskQueued(
+        task_id=accepted.task_id,
+        duplicate=accepted.duplicate,
+        replayed=accepted.replayed,
+        following=accepted.following,
+    )
+
+
+async def take(office: Services, caller: Principal, request: ReceiveRequest) -> TaskOpt:
+    return _task_opt(await _take(office, caller, request))
+
+
+async def take_waiting(office: Services, caller: Principal, request: ReceiveRequest, pause: Pause) -> TaskOpt:
+    recipient = None if request.everyone else caller.agent.pubkey
+    clock, give_up_ms = office.ledger.clock, _give_up_ms(office, request)
+    with office.ledger.task_waiter(recipient) as waiter:
+        while True:
+            leased = await _take(office, caller, request)
+            if leased.tasks:
+                waiter.served()
+                await _check_caller(office, request, leased, pause)
+                return _task_opt(leased)
+            if leased.again or not await pause.until(waiter.wait(give_up_ms - clock.monotonic_ms())):
+                return _task_opt(leased)
+
+
+async def _take(office: Services, caller: Principal, request: ReceiveRequest) -> Leased:
+    return await office.exchange.take(
+        caller,
+        everyone=request.everyone,
+        count=1 if request.count is None else request.count,
+        request_id=request.request_id,
+    )
+
+
+async def _check_caller(office: Services, request: ReceiveRequest, answer: Leased | Drained, pause: Pause) -> None:
+    """Nobody else can ask for what a caller without a request id was given: if it has left, that goes back.
+
+    One with a request id may be asking again by now, over another connection, and must be told the same.
+    """
+    if pause.caller_gone:
+        if request.request_id is None:
+            await office.exchange.give_back(answer)
+        raise CallerGoneError
+
+
+def _task_opt(leased: Leased) -> TaskOpt:
+    if not leased.tasks:
+        return TaskOpt(task=None, lease=None, tasks=())
+    shown = tuple(LeasedShown(each.task, LeaseShown.of(each.lease), each.turn, each.messages) for each in leased.tasks)
+    return TaskOpt(task=shown[0].task, lease=shown[0].lease, tasks=shown)
+
+
+def _give_up_ms(office: Services, request: ReceiveRequest) -> int:
+    """When the wait is over, by a clock that nobody sets."""
+    wait_ms, wait_ms_max = request.wait_ms or 0, office.exchange.limits.wait_ms_max
+    if wait_ms > wait_ms_max:
+        raise Invalid("invalid_wait", f"wait_ms must be between 0 and {wait_ms_max}")
+    return office.ledger.clock.monotonic_ms() + wait_ms
+
+
+async def post(office: Services, caller: Principal, request: PostResult) -> ResultPosted:
+    lease_id = parse_optional(parse_lease_id, request.lease_id)
+    settled = await office.exchange.settle(caller, request.result(), lease_id)
+    return ResultPosted(task_id=settled.task_id, duplicate=settled.duplicate, goes_on=settled.goes_on)
+
+
+async def drain(office: Services, caller: Principal, request: DrainRequest) -> ResultOpt:
+    return _result_opt(await _drain(office, caller, request))
+
+
+async def drain_waiting(office: Services, caller: Principal, request: DrainRequest, pause: Pause) -> ResultOpt:
+    sender = None if request.everyone else caller.agent.pubkey
+    ledger, give_up_ms = office.ledger, _give_up_ms(office, request)
+    task_id = parse_optional(parse_task_id, request.task_id)
+    with ledger.result_waiter(sender) as waiter:
+        while True:
+            drained = await _drain(office, caller, request)
+            if drained.results:
+                waiter.served()
+                await _check_caller(office, request, drained, pause)
+                return _result_opt(drained)
+            left_ms = max(0, give_up_ms - ledger.clock.monotonic_ms())
+            arrives = waiter.wait(left_ms) if task_id is None else ledger.finished(task_id, left_ms)
+            if not await pause.until(arrives) or not left_ms:
+                return _result_opt(drained)
+
+
+async def _drain(office: Services, caller: Principal, request: DrainRequest) -> Drained:
+    return await office.exchange.drain(
+        caller,
+        everyone=request.everyone,
+        count=1 if request.count is None else request.count,
+        request_id=request.request_id,
+        task_id=parse_optional(parse_task_id, request.task_id),
+    )
+
+
+def _result_opt(drained: Drained) -> ResultOpt:
+    results = drained.results
+    return ResultOpt(result=results[0] if results else None, results=results)
+
+
+async def renew(office: Services, caller: Principal, request: LeaseRequest) -> LeaseRenewedAnswer:
+    task_id = request.parsed_task_id()
+    lease = await office.exchange.renew(caller, task_id, request.parsed_lease_id())
+    return LeaseRenewedAnswer(task_id=task_id, lease=LeaseShown.of(lease))
+
+
+async def release(office: Services, caller: Principal, request: ReleaseLease) -> LeaseReleasedAnswer:
+    task_id = request.parsed_task_id()
+    await office.exchange.release(caller, task_id, request.parsed_lease_id(), request.reason)
+    return LeaseReleasedAnswer(task_id=task_id)
+
+
+async def withdraw(office: Services, caller: Principal, request: WithdrawRequest) -> RequestWithdrawnAnswer:
+    returned = await office.exchange.withdraw(caller, request.request_id)
+    return RequestWithdrawnAnswer(request_id=request.request_id, leases=returned.leases, results=returned.results)
+
+
+async def update(office: Services, caller: Principal, request: UpdateTask) -> TaskUpdatedAnswer:
+    task_id, lease_id = request.parsed_task_id(), request.parsed_lease_id()
+    reported = await office.exchange.report(caller, task_id, lease_id, request.parsed_update(), request.update_no or 0)
+    return TaskUpdatedAnswer(task_id=task_id, generation=reported.generation, duplicate=reported.duplicate)
+
+
+async def cancel(office: Services, caller: Principal, request: CancelTaskRequest) -> TaskCanceled:
+    canceled = await office.exchange.cancel(caller, request.parsed_task_id(), request.reason)
+    return TaskCanceled(
+        task_id=canceled.task_id, canceled=canceled.canceled, ending=canceled.ending, result=canceled.result
+    )
+
+
+OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
+    ApiOperation(
+        kind="send_a2a_task",
+        method="POST",
+        path="/a2a/tasks",
+        request=SendTask,
+        answer=TaskQueued,
+        run=send,
+        frame=WrappedTask,
+        summary="Send a task to another agent",
+    ),
+    ApiOperation(
+        kind="try_recv_a2a_task",
+        method="GET",
+        path="/a2a/tasks/next",
+        request=ReceiveRequest,
+        answer=TaskOpt,
+        run=take,
+        wait=take_waiting,
+        summary="Lease the next queued tasks",
+    ),
+    ApiOperation(
+        kind="post_a2a_result",
+        method="POST",
+        path="/a2a/results",
+        request=PostResult,
+        answer=ResultPosted,
+        run=post,
+        frame=WrappedResult,
+        summary="Post the result of a leased task",
+    ),
+    ApiOperation(
+        kind="try_recv_a2a_result",
+        method="GET",
+        path="/a2a/results/next",
+        request=DrainRequest,
+        answer=ResultOpt,
+        run=drain,
+        wait=drain_waiting,
+        summary="Drain the next results of tasks you sent, or the result of one",
+    ),
+    ApiOperation(
+        kind="renew_a2a_lease",
+        method="POST",
+        path="/a2a/tasks/{task_id}/renew",
+        request=LeaseRequest,
+        answer=LeaseRenewedAnswer,
+        run=renew,
+        summary="Say that a leased task is still being worked on",
+    ),
+    ApiOperation(
+        kind="release_a2a_lease",
+        method="POST",
+        path="/a2a/tasks/{task_id}/release",
+        request=ReleaseLease,
+        answer=LeaseReleasedAnswer,
+        run=release,
+        summary="Give back a leased task that was not started",
+    ),
+    ApiOperation(
+        kind="withdraw_a2a_request",
+        method="POST",
+        path="/a2a/withdraw",
+        request=WithdrawRequest,
+        answer=RequestWithdrawnAnswer,
+        run=withdraw,
+        summary="Call off a receive or drain by its request id, and give back what it was given",
+    ),
+    ApiOperation(
+        kind="update_a2a_task",
+        method="POST",
+        path="/a2a/tasks/{task_id}/updates",
+        request=UpdateTask,
+        answer=TaskUpdatedAnswer,
+        run=update,
+        summary="Report a status, an artifact chunk or a message of a leased task",
+    ),
+    ApiOperation(
+        kind="cancel_a2a_task",
+        method="POST",
+        path="/a2a/tasks/{task_id}/cancel",
+        request=CancelTaskRequest,
+        answer=TaskCanceled,
+        run=cancel,
+        summary="Cancel a task you sent",
+    ),
+)

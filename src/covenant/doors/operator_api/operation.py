@@ -1,0 +1,83 @@
+"""An operation: one thing a caller may ask of the mailbox, and how each door names it.
+
+The table of operations is the only list of them: routes, kinds of frames, the OpenAPI document and the metrics are all
+read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+
+from covenant.doors.operator_api.answers import ApiAnswer
+from covenant.doors.waits import Pause
+from covenant.exchange.access.identities import IdentityAdmin
+from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.tenants import TenantAccess
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.mailbox import MailboxExchange
+from covenant.ledger.contract.ledger import Ledger
+from covenant.wire.ipc_frames import Wrapped
+from covenant.wire.mailbox import Request
+
+if TYPE_CHECKING:
+    from covenant.doors.operator_api.peers import PeerOperations
+
+
+R = TypeVar("R", bound=Request)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What is behind the doors: operations work with this, and with nothing else."""
+
+    exchange: MailboxExchange
+    registry: IdentityAdmin
+    ledger: Ledger
+    tenancy: TenantAccess
+    catalogue: Catalogue
+    peers: PeerOperations | None = None
+    """None: this daemon has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOperation(Generic[R]):
+    kind: str
+    """Its frames on the local socket."""
+    method: str
+    path: str
+    request: type[R]
+    answer: type[ApiAnswer]
+    run: Callable[[Services, Principal, R], Awaitable[ApiAnswer]]
+    summary: str
+    frame: type[Wrapped] | None = None
+    """The frame that wraps the request; None if a frame has the request's fields beside its kind."""
+    wait: Callable[[Services, Principal, R, Pause], Awaitable[ApiAnswer]] | None = None
+    """How to run it when the caller is ready to wait (`wait_ms`): pauses end early, commits never do."""
+
+    status: int = 200
+    """Of the answer over HTTP."""
+
+    @property
+    def in_body(self) -> bool:
+        """Whether HTTP carries the request in the body; otherwise in the query."""
+        return self.method in ("POST", "PATCH", "PUT")
+
+
+AnyApiOperation = ApiOperation[Any]
+
+
+def operation_row(method: str, path: str, run: Callable[..., Any], summary: str, status: int = 200) -> AnyApiOperation:
+    """Named after what runs it, which also says what is asked and answered."""
+    types = get_type_hints(run)
+    return ApiOperation(
+        kind=run.__name__,
+        method=method,
+        path=path,
+        request=types["request"],
+        answer=types["return"],
+        run=run,
+        summary=summary,
+        status=status,
+    )

@@ -1,0 +1,435 @@
+"""Every answer, byte for byte: clients in other languages rely on each of these."""
+
+import msgspec
+import pytest
+
+from covenant.doors.operator_api.answers import (
+    ApiAnswer,
+    Authenticated,
+    AuthenticationFailed,
+    ErrorAnswer,
+    Pong,
+    ProtocolInfo,
+    ProtocolVersions,
+    encode,
+    encode_legacy,
+    error_of,
+)
+from covenant.doors.operator_api.identities import (
+    AuditIntegrity,
+    AuditPurgedAnswer,
+    AuditRecent,
+    CapabilitiesPurged,
+    CapabilityGranted,
+    CapabilityList,
+    CapabilityRevoked,
+    CapabilityShown,
+    GrantBudget,
+    GrantedAction,
+    IdentitiesPurgedAnswer,
+    IdentityEnrolledAnswer,
+    IdentityList,
+    IdentityRevokedAnswer,
+    IdentityShown,
+    TokenRotated,
+)
+from covenant.doors.operator_api.mailbox import (
+    LeasedShown,
+    LeaseReleasedAnswer,
+    LeaseRenewedAnswer,
+    LeaseShown,
+    RequestWithdrawnAnswer,
+    ResultOpt,
+    ResultPosted,
+    TaskCanceled,
+    TaskOpt,
+    TaskQueued,
+    TaskUpdatedAnswer,
+)
+from covenant.doors.operator_api.push import PushList, PushRetried, PushShown
+from covenant.doors.operator_api.tasks import (
+    AutoRetried,
+    CompactedAnswer,
+    QueueShown,
+    Repaired,
+    Results,
+    Tasks,
+    TaskShown,
+    TreeShown,
+)
+from covenant.doors.operator_api.tenants import (
+    AgentAdded,
+    AgentAnswer,
+    AgentList,
+    AgentRemovedAnswer,
+    AgentShown,
+    TenantAdded,
+    TenantChanged,
+    TenantList,
+    TenantRotated,
+    TenantShown,
+)
+from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
+from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent
+from covenant.model.audit_chain import AuditReport
+from covenant.model.content import Json, Text
+from covenant.model.errors import OverLimit
+from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.repair import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
+from covenant.model.result import Ending, Result, ResultStatus, error_result
+from covenant.model.task import DuplicateSafety, Idempotency, Task
+from covenant.model.tenants import TenantLimits
+from tests.doors.operator_api.peer_golden import GOLDEN as PEER_GOLDEN
+
+T, T2, L = TaskId("t-1"), TaskId("t-2"), LeaseId("l-1")
+ALICE, BOB = AgentId("alice@x", PublicKey("A")), AgentId("bob@x", PublicKey("B"))
+AGENTS = '"sender":{"display":"alice@x","pubkey":"A"},"recipient":{"display":"bob@x","pubkey":"B"}'
+
+TASK = Task(id=T, sender=ALICE, recipient=BOB, intent_text="do it")
+TASK_JSON = f'{{"id":"t-1",{AGENTS},"intent_text":"do it"}}'
+FULL = Task(
+    id=T,
+    sender=ALICE,
+    recipient=BOB,
+    intent_text="do it",
+    task_kind="k",
+    parent=T2,
+    deadline_ms=9,
+    idempotency=Idempotency(DuplicateSafety.IDEMPOTENT, "key"),
+    parts=(Text("hi"), Json({"a": None})),
+    timeout_ms=8,
+    context_id="c",
+)
+FULL_JSON = (
+    f'{{"id":"t-1",{AGENTS},"intent_text":"do it","task_kind":"k","parent":"t-2","deadline_ms":9,'
+    '"idempotency":{"duplicate_safety":"idempotent","key":"key"},'
+    '"parts":[{"type":"text","text":"hi"},{"type":"json","value":{"a":null}}],"timeout_ms":8,"context_id":"c"}'
+)
+OK = Result(task_id=T, status=ResultStatus.OK, content=(Text("done"),))
+OK_JSON = '{"task_id":"t-1","status":"ok","content":[{"type":"text","text":"done"}]}'
+ERROR_JSON = '{"task_id":"t-1","status":"error","content":[],"error_message":"no"}'
+LEASE = LeaseShown(L, 1, 5)
+LEASE_JSON = '{"lease_id":"l-1","attempt":1,"leased_at_ms":5}'
+TENANT = TenantShown(
+    name="acme",
+    token_prefix="atr_1",
+    created_at_ms=1,
+    disabled=True,
+    disabled_at_ms=2,
+    limits=TenantLimits(rate_per_min=3),
+    agents=1,
+)
+TENANT_JSON = (
+    '{"name":"acme","token_prefix":"atr_1","created_at_ms":1,"disabled":true,"disabled_at_ms":2,'
+    '"limits":{"concurrency":0,"rate_per_min":3,"burst":0,"connections":0,"streams":0,"live_tasks":0,'
+    '"queued_bytes":0},"agents":1}'
+)
+AGENT = AgentShown.of(
+    CatalogueAgent(
+        tenant="acme",
+        constitution=AgentDefinition(id="bob", role="r", advisor=Advisor(model="m")),
+        created_at_ms=1,
+        updated_at_ms=2,
+    )
+)
+AGENT_JSON = (
+    '{"id":"bob","name":"","role":"r","kind":"model","model":"","source":"stored",'
+    '"created_at_ms":1,"updated_at_ms":2,"agent_def":{"id":"bob","name":"","role":"r","personality":"","goal":"",'
+    '"description":"","rules":[],"capabilities":[],"event_types":[],"model":"",'
+    '"max_tokens":1024,"temperature":0.3,"brevity":"full","mode":"","channel":null,'
+    '"advisor":{"model":"m","prompt":"","mode":"consult","max_redirects":2,"malformed_halts":true},'
+    '"memory":{"search_expand":false,"auto_tag":false,"auto_supersede":false,"intent_routing":true,'
+    '"age_decay":true,"age_half_life_days":90.0,"age_floor":0.5},'
+    '"intent":{"mode":"off","min_confidence":0.8,"apply_routing":true,"model":""},"kind":"model",'
+    '"default_project":"","mcp_tool_permissions":null,"timeout_ms":null,"idempotent":false,"on_lost":"hold",'
+    '"input_modes":[],"output_modes":[],"command":[],"url":"","peer":"","skills":[],"extensions":[],"concurrency":0},'
+    '"ignored":[]}'
+)
+
+PUSH = PushShown(
+    task_id=TaskId("t"),
+    push_id="p",
+    agent="bob@x",
+    host="hooks.example",
+    made_at_ms=1,
+    moved_at_ms=2,
+    delivered=3,
+    attempts=1,
+    state="failing",
+    next_ms=4,
+    failure="HTTP 500",
+)
+PUSH_JSON = (
+    '{"task_id":"t","push_id":"p","agent":"bob@x","host":"hooks.example","made_at_ms":1,"moved_at_ms":2,'
+    '"delivered":3,"attempts":1,"state":"failing","next_ms":4,"failure":"HTTP 500"}'
+)
+
+GOLDEN: list[tuple[ApiAnswer, str]] = [
+    (ErrorAnswer(code="stale_lease", message="m"), '{"kind":"error","code":"stale_lease","message":"m"}'),
+    (
+        error_of(OverLimit("queue_full", "m", retry_after_ms=1_000)),
+        '{"kind":"error","code":"queue_full","message":"m","retry_after_ms":1000}',
+    ),
+    (TaskQueued(task_id=T), '{"kind":"a2a_task_queued","task_id":"t-1"}'),
+    (
+        TaskQueued(task_id=T, duplicate=True, replayed=True, following=T2),
+        '{"kind":"a2a_task_queued","task_id":"t-1","duplicate":true,"replayed":true,"following":"t-2"}',
+    ),
+    (TaskOpt(task=None, lease=None, tasks=()), '{"kind":"a2a_task_opt","task":null,"lease":null,"tasks":[]}'),
+    (
+        TaskOpt(task=TASK, lease=LEASE, tasks=(LeasedShown(TASK, LEASE),)),
+        (
+            f'{{"kind":"a2a_task_opt","task":{TASK_JSON},"lease":{LEASE_JSON},'
+            f'"tasks":[{{"task":{TASK_JSON},"lease":{LEASE_JSON}}}]}}'
+        ),
+    ),
+    (Tasks(tasks=(FULL,)), f'{{"kind":"a2a_tasks","tasks":[{FULL_JSON}]}}'),
+    (Tasks(tasks=(), truncated=True), '{"kind":"a2a_tasks","tasks":[],"truncated":true}'),
+    (ResultPosted(task_id=T), '{"kind":"a2a_result_posted","task_id":"t-1"}'),
+    (
+        ResultPosted(task_id=T, duplicate=True),
+        '{"kind":"a2a_result_posted","task_id":"t-1","duplicate":true}',
+    ),
+    (ResultOpt(result=None, results=()), '{"kind":"a2a_result_opt","result":null,"results":[]}'),
+    (
+        ResultOpt(result=OK, results=(OK,)),
+        f'{{"kind":"a2a_result_opt","result":{OK_JSON},"results":[{OK_JSON}]}}',
+    ),
+    (Results(results=(error_result(T, "no"),)), f'{{"kind":"a2a_results","results":[{ERROR_JSON}]}}'),
+    (
+        QueueShown(
+            tasks=(
+                QueueEntry(state="queued", task=TASK, attempt=0),
+                QueueEntry(
+                    state="in_flight",
+                    task=TASK,
+                    attempt=2,
+                    lease_id=L,
+                    leased_to=BOB,
+                    leased_at_ms=5,
+                    renewed_at_ms=6,
+                    holder_lost=True,
+                ),
+            ),
+            results=(OK,),
+        ),
+        (
+            f'{{"kind":"a2a_queue","tasks":[{{"state":"queued","task":{TASK_JSON},"attempt":0}},'
+            f'{{"state":"in_flight","task":{TASK_JSON},"attempt":2,"lease_id":"l-1",'
+            '"leased_to":{"display":"bob@x","pubkey":"B"},"leased_at_ms":5,"renewed_at_ms":6,"holder_lost":true}],'
+            f'"results":[{OK_JSON}]}}'
+        ),
+    ),
+    (LeaseRenewedAnswer(task_id=T, lease=LEASE), f'{{"kind":"a2a_lease_renewed","task_id":"t-1","lease":{LEASE_JSON}}}'),
+    (LeaseReleasedAnswer(task_id=T), '{"kind":"a2a_lease_released","task_id":"t-1"}'),
+    (
+        RequestWithdrawnAnswer(request_id="r-1", leases=1, results=0),
+        '{"kind":"a2a_request_withdrawn","request_id":"r-1","leases":1,"results":0}',
+    ),
+    (TaskUpdatedAnswer(task_id=T, generation=3), '{"kind":"a2a_task_updated","task_id":"t-1","generation":3}'),
+    (
+        TaskUpdatedAnswer(task_id=T, generation=3, duplicate=True),
+        '{"kind":"a2a_task_updated","task_id":"t-1","generation":3,"duplicate":true}',
+    ),
+    (
+        TaskCanceled(task_id=T, canceled=False, ending=Ending.COMPLETED, result=OK),
+        f'{{"kind":"a2a_task_canceled","task_id":"t-1","canceled":false,"ending":"completed","result":{OK_JSON}}}',
+    ),
+    (
+        TaskShown(
+            task=TASK,
+            state="queued",
+            a2a_state="submitted",
+            attempt=1,
+            turn=1,
+            generation=2,
+            created_at_ms=3,
+            updated_at_ms=4,
+            leases=(LeaseRecord(lease_id=L, leased_to=BOB, leased_at_ms=5, turn=1, attempt=1),),
+            updates=(UpdateRecord(generation=1, kind="submitted", ts_ms=3, body=None),),
+            result=None,
+            cause=None,
+            holder_lost=False,
+        ),
+        (
+            f'{{"kind":"a2a_task","task":{TASK_JSON},"state":"queued","a2a_state":"submitted","attempt":1,"turn":1,'
+            '"generation":2,"created_at_ms":3,"updated_at_ms":4,"leases":[{"lease_id":"l-1",'
+            '"leased_to":{"display":"bob@x","pubkey":"B"},"leased_at_ms":5,"turn":1,"attempt":1,"ended_at_ms":null,'
+            '"outcome":null,"reason":null}],"updates":[{"generation":1,"kind":"submitted","ts_ms":3,"body":null}],'
+            '"result":null,"cause":null,"holder_lost":false}'
+        ),
+    ),
+    (
+        TreeShown(tree=TreeNode(task_id=T, task=None, state=None)),
+        (
+            '{"kind":"a2a_tree","tree":{"task_id":"t-1","task":null,"state":null,"attempt":0,"created_at_ms":null,'
+            '"updated_at_ms":null,"result_status":null,"children":[]}}'
+        ),
+    ),
+    (
+        Repaired(outcome=RepairOutcome(task_id=T, action="requeued", state="queued", attempt=1)),
+        '{"kind":"a2a_repaired","outcome":{"task_id":"t-1","action":"requeued","state":"queued","attempt":1}}',
+    ),
+    (
+        Repaired(
+            outcome=RepairOutcome(
+                task_id=T, action="forced_error", state="result_pending", attempt=1, result=error_result(T, "no")
+            )
+        ),
+        (
+            '{"kind":"a2a_repaired","outcome":{"task_id":"t-1","action":"forced_error","state":"result_pending",'
+            f'"attempt":1,"result":{ERROR_JSON}}}}}'
+        ),
+    ),
+    (
+        AutoRetried(
+            report=RetryReport(
+                policy=RetryPolicy(),
+                considered=2,
+                requeued=(Requeued(task_id=T, lease_id=L, attempt=1, idempotency_key="k"),),
+                skipped=(
+                    Skipped(task_id=T2, reason=SkipReason.LEASE_TOO_YOUNG, attempt=1, lease_age_ms=7),
+                    Skipped(task_id=T2, reason=SkipReason.MISSING_LEASE, attempt=1),
+                ),
+            )
+        ),
+        (
+            '{"kind":"a2a_auto_retried","report":{"policy":{"enabled":false,"min_lease_age_ms":300000,"max_attempts":3,'
+            '"max_requeues":1,"scan_limit":100},"considered":2,'
+            '"requeued":[{"task_id":"t-1","lease_id":"l-1","attempt":1,"idempotency_key":"k"}],'
+            '"skipped":[{"task_id":"t-2","reason":"lease_too_young","attempt":1,"lease_age_ms":7},'
+            '{"task_id":"t-2","reason":"missing_lease","attempt":1}],"would_requeue":[]}}'
+        ),
+    ),
+    (CompactedAnswer(dropped=4), '{"kind":"a2a_compacted","dropped":4}'),
+    (
+        IdentityEnrolledAnswer(
+            display="bob@x", pubkey_b58=BOB.pubkey, token_b58="tok", granted=(GrantedAction("a2a.send.x@y", "s"),)
+        ),
+        (
+            '{"kind":"identity_enrolled","display":"bob@x","pubkey_b58":"B","token_b58":"tok",'
+            '"granted":[{"action":"a2a.send.x@y","signature_b58":"s"}]}'
+        ),
+    ),
+    (
+        IdentityList(
+            identities=(
+                IdentityShown(agent_id=BOB, token_prefix="abc", registered_at=1, revoked_at=None, operator=False),
+            ),
+            operator_pubkey_b58=ALICE.pubkey,
+            truncated=False,
+        ),
+        (
+            '{"kind":"identity_list","identities":[{"agent_id":{"display":"bob@x","pubkey":"B"},"token_prefix":"abc",'
+            '"registered_at":1,"revoked_at":null,"operator":false}],"operator_pubkey_b58":"A","truncated":false}'
+        ),
+    ),
+    (
+        IdentityRevokedAnswer(display="bob@x", pubkey_b58=BOB.pubkey, token_prefix="abc", revoked_at=2),
+        '{"kind":"identity_revoked","display":"bob@x","pubkey_b58":"B","token_prefix":"abc","revoked_at":2}',
+    ),
+    (
+        TokenRotated(display="bob@x", token_b58="tok"),
+        '{"kind":"token_rotated","display":"bob@x","token_b58":"tok"}',
+    ),
+    (IdentitiesPurgedAnswer(before_ms=1, purged=2), '{"kind":"identities_purged","before_ms":1,"purged":2}'),
+    (
+        CapabilityGranted(
+            subject_display="bob@x", action="a2a.compact", signature_b58="s", scope=msgspec.Raw(b"{}"), expires_at=None
+        ),
+        (
+            '{"kind":"capability_granted","subject_display":"bob@x","action":"a2a.compact","signature_b58":"s",'
+            '"scope":{},"expires_at":null}'
+        ),
+    ),
+    (
+        CapabilityList(
+            limit=10,
+            capabilities=(
+                CapabilityShown(
+                    signature_b58="s",
+                    subject=BOB,
+                    action="a2a.compact",
+                    scope=msgspec.Raw(b'{"max_uses":2}'),
+                    granted_by=ALICE,
+                    granted_at=1,
+                    expires_at=None,
+                    revoked_at=None,
+                    effective="live",
+                    budget=GrantBudget(2, 1, 1),
+                ),
+            ),
+        ),
+        (
+            '{"kind":"capability_list","limit":10,"capabilities":[{"signature_b58":"s",'
+            '"subject":{"display":"bob@x","pubkey":"B"},"action":"a2a.compact","scope":{"max_uses":2},'
+            '"granted_by":{"display":"alice@x","pubkey":"A"},"granted_at":1,"expires_at":null,"revoked_at":null,'
+            '"effective":"live","budget":{"max_uses":2,"used":1,"remaining":1}}]}'
+        ),
+    ),
+    (
+        CapabilityRevoked(signature_b58="s", removed=True),
+        '{"kind":"capability_revoked","signature_b58":"s","removed":true}',
+    ),
+    (CapabilitiesPurged(before_ms=1, purged=2), '{"kind":"capabilities_purged","before_ms":1,"purged":2}'),
+    (
+        AuditRecent(limit=20, since_ms=None, events=(msgspec.Raw(b'{"id":"e", "kind":{}}'),)),
+        '{"kind":"audit_recent","limit":20,"since_ms":null,"events":[{"id":"e", "kind":{}}]}',
+    ),
+    (
+        AuditIntegrity(report=AuditReport(events=1, anchors=1, valid=True, root_hash_hex="00")),
+        '{"kind":"audit_integrity","report":{"events":1,"anchors":1,"valid":true,"root_hash_hex":"00","failures":[]}}',
+    ),
+    (AuditPurgedAnswer(before_ms=1, purged=2), '{"kind":"audit_purged","before_ms":1,"purged":2}'),
+    (
+        ProtocolInfo(info=ProtocolVersions(), server="covenant/1"),
+        (
+            '{"kind":"protocol_info","info":{"protocol":"covenant.ipc","version":1,"min_supported":1,"max_supported":1},'
+            '"server":"covenant/1"}'
+        ),
+    ),
+    (
+        TenantAdded(tenant=TENANT, token="atr_1"),
+        f'{{"kind":"tenant_added","tenant":{TENANT_JSON},"token":"atr_1"}}',
+    ),
+    (TenantList(tenants=(TENANT,)), f'{{"kind":"tenant_list","tenants":[{TENANT_JSON}]}}'),
+    (TenantChanged(tenant=TENANT), f'{{"kind":"tenant_changed","tenant":{TENANT_JSON}}}'),
+    (
+        TenantRotated(tenant=TENANT, token="atr_1"),
+        f'{{"kind":"tenant_rotated","tenant":{TENANT_JSON},"token":"atr_1"}}',
+    ),
+    (
+        AgentList(tenant="acme", count=1, agents=(AGENT,)),
+        f'{{"kind":"agent_list","tenant":"acme","count":1,"agents":[{AGENT_JSON}]}}',
+    ),
+    (
+        AgentAdded(tenant="acme", agent=AGENT),
+        f'{{"kind":"agent_added","tenant":"acme","agent":{AGENT_JSON}}}',
+    ),
+    (
+        AgentAnswer(tenant="acme", agent=AGENT, identity=BOB),
+        f'{{"kind":"agent","tenant":"acme","agent":{AGENT_JSON},"identity":{{"display":"bob@x","pubkey":"B"}}}}',
+    ),
+    (
+        AgentRemovedAnswer(tenant="acme", agent_id="bob"),
+        '{"kind":"agent_removed","tenant":"acme","agent_id":"bob"}',
+    ),
+    (PushList(count=3, dead=1, pushes=(PUSH,)), f'{{"kind":"a2a_pushes","count":3,"dead":1,"pushes":[{PUSH_JSON}]}}'),
+    (PushRetried(push=PUSH), f'{{"kind":"a2a_push_retried","push":{PUSH_JSON}}}'),
+    (Authenticated(display="bob@x"), '{"kind":"authenticated","display":"bob@x"}'),
+    (AuthenticationFailed(reason="r"), '{"kind":"authentication_failed","reason":"r"}'),
+    (Pong(), '{"kind":"pong"}'),
+    *PEER_GOLDEN,
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"), GOLDEN, ids=[f"{type(each).__name__}-{n}" for n, (each, _) in enumerate(GOLDEN)]
+)
+def test_an_answer_is_encoded_to_these_bytes(answer: ApiAnswer, expected: str) -> None:
+    assert encode(answer).decode() == expected
+    assert encode_legacy(answer).decode() == expected.replace('{"kind":"a2a_', '{"kind":"a2_a_', 1)
+
+
+def test_every_answer_has_its_golden_bytes() -> None:
+    assert {type(answer) for answer, _ in GOLDEN} == set(ApiAnswer.__subclasses__())

@@ -1,0 +1,544 @@
+"""What each operation answers, over both doors."""
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from covenant.doors.operator_api.operation_table import OPERATIONS
+from covenant.exchange.mailbox import MailboxLimits
+from covenant.ledger.machine.commands import MovePushes, PutPush
+from covenant.model.a2a_requests import PushConfig
+from covenant.model.push import move_of
+from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
+from tests.doors.world import Actor, World, new_task, now_ms, open_world
+
+LONG_MS = 20_000
+
+
+def result_of(task: dict[str, Any], text: str = "done", **fields: Any) -> dict[str, Any]:
+    return {"task_id": task["id"], "status": "ok", "content": [{"type": "text", "text": text}], **fields}
+
+
+async def leased_task(
+    speaker: Speaker, alice: Actor, bob: Actor, **fields: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A task that bob has just leased, and its lease."""
+    task = new_task(bob, **fields)
+    await speaker.ask(alice, "send_a2a_task", task=task)
+    taken = await speaker.ask(bob, "try_recv_a2a_task")
+    return taken["task"], taken["lease"]
+
+
+async def test_a_task_is_sent_leased_answered_and_drained(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    task = new_task(bob, parts=[{"type": "json", "value": {"deep": [1, None]}}], deadline_ms=now_ms() + 60_000)
+
+    queued = await speaker.ask(alice, "send_a2a_task", task=task)
+    assert queued == {"kind": "a2a_task_queued", "task_id": task["id"]}
+    again = await speaker.ask(alice, "send_a2a_task", task=task)
+    assert again == {"kind": "a2a_task_queued", "task_id": task["id"], "duplicate": True}
+
+    taken = await speaker.ask(bob, "try_recv_a2a_task")
+    expected = {**task, "sender": alice.wire, "recipient": bob.wire}
+    assert taken["kind"] == "a2a_task_opt"
+    assert taken["task"] == expected
+    assert set(taken["lease"]) == {"lease_id", "attempt", "leased_at_ms"}
+    assert taken["lease"]["attempt"] == 1
+    assert taken["tasks"] == [{"task": expected, "lease": taken["lease"]}]
+    empty: dict[str, Any] = {"kind": "a2a_task_opt", "task": None, "lease": None, "tasks": []}
+    assert await speaker.ask(bob, "try_recv_a2a_task") == empty
+
+    result = result_of(task)
+    posted = await speaker.ask(bob, "post_a2a_result", result={**result, "lease_id": taken["lease"]["lease_id"]})
+    assert posted == {"kind": "a2a_result_posted", "task_id": task["id"]}
+    assert (await speaker.ask(bob, "post_a2a_result", result=result))["duplicate"] is True
+
+    assert await speaker.ask(alice, "recent_a2a_results") == {"kind": "a2a_results", "results": [result]}
+    drained = await speaker.ask(alice, "try_recv_a2a_result")
+    assert drained == {"kind": "a2a_result_opt", "result": result, "results": [result]}
+    empty = {"kind": "a2a_result_opt", "result": None, "results": []}
+    assert await speaker.ask(alice, "try_recv_a2a_result") == empty
+
+
+async def test_batches_and_repeats_by_request_id(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    tasks = [new_task(bob, f"number {n}") for n in range(5)]
+    for task in tasks:
+        await speaker.ask(alice, "send_a2a_task", task=task)
+    first = await speaker.ask(bob, "try_recv_a2a_task", max=3, request_id="r1")
+    assert [each["task"]["id"] for each in first["tasks"]] == [task["id"] for task in tasks[:3]]
+    assert (first["task"], first["lease"]) == (first["tasks"][0]["task"], first["tasks"][0]["lease"])
+    assert await speaker.ask(bob, "try_recv_a2a_task", max=3, request_id="r1") == first
+    for task in tasks[:3]:
+        await speaker.ask(bob, "post_a2a_result", result=result_of(task))
+    drained = await speaker.ask(alice, "try_recv_a2a_result", max=2, request_id="d1")
+    assert [each["task_id"] for each in drained["results"]] == [task["id"] for task in tasks[:2]]
+    assert await speaker.ask(alice, "try_recv_a2a_result", max=2, request_id="d1") == drained
+
+
+async def test_a_repeated_receive_does_not_wait_for_more_than_it_was_given(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    task, _ = await leased_task(speaker, alice, bob)
+    await speaker.ask(bob, "post_a2a_result", result=result_of(task))
+    other = new_task(bob)
+    await speaker.ask(alice, "send_a2a_task", task=other)
+    given = await speaker.ask(bob, "try_recv_a2a_task", request_id="r1")
+    assert given["task"]["id"] == other["id"]
+    await speaker.ask(bob, "post_a2a_result", result=result_of(other))
+    await speaker.ask(alice, "send_a2a_task", task=new_task(bob))
+    async with asyncio.timeout(LONG_MS / 2_000):
+        again = await speaker.ask(bob, "try_recv_a2a_task", request_id="r1", wait_ms=LONG_MS)
+    assert again["tasks"] == []
+
+
+async def test_a_wait_ends_when_there_is_something_to_take(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    task = new_task(bob)
+    waiting = asyncio.create_task(speaker.ask(bob, "try_recv_a2a_task", wait_ms=LONG_MS))
+    await speaker.ask(alice, "send_a2a_task", task=task)
+    assert (await waiting)["task"]["id"] == task["id"]
+    waiting = asyncio.create_task(speaker.ask(alice, "try_recv_a2a_result", wait_ms=LONG_MS))
+    await speaker.ask(bob, "post_a2a_result", result=result_of(task))
+    assert (await waiting)["result"]["task_id"] == task["id"]
+
+
+async def test_a_wait_ends_empty_when_its_time_is_over(world: World, speaker: Speaker) -> None:
+    _, bob = await world.pair()
+    assert (await speaker.ask(bob, "try_recv_a2a_task", wait_ms=5))["task"] is None
+    assert (await speaker.ask(bob, "try_recv_a2a_result", wait_ms=5))["result"] is None
+
+
+async def test_the_result_of_one_task_is_waited_for_and_drained_before_others(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    first, second = new_task(bob, "first"), new_task(bob, "second")
+    for task in (first, second):
+        await speaker.ask(alice, "send_a2a_task", task=task)
+    await speaker.ask(bob, "try_recv_a2a_task", max=2)
+    await speaker.ask(bob, "post_a2a_result", result=result_of(first))
+    assert (await speaker.ask(alice, "try_recv_a2a_result", task_id=second["id"]))["result"] is None
+    waiting = asyncio.create_task(speaker.ask(alice, "try_recv_a2a_result", task_id=second["id"], wait_ms=LONG_MS))
+    await world.waits.until(1)
+    await speaker.ask(bob, "post_a2a_result", result=result_of(second))
+    assert (await waiting)["result"]["task_id"] == second["id"]
+    again = await speaker.tell(alice, "try_recv_a2a_result", task_id=second["id"])
+    assert (again.answer["code"], again.status) in [("already_drained", 409), ("already_drained", None)]
+    foreign = await speaker.tell(bob, "try_recv_a2a_result", task_id=first["id"])
+    assert (foreign.answer["code"], foreign.status) in [("unknown_task", 404), ("unknown_task", None)]
+    assert (await speaker.ask(alice, "try_recv_a2a_result"))["result"]["task_id"] == first["id"]
+
+
+async def test_the_operator_takes_and_drains_for_everybody(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    operator = world.operator
+    await world.grant("a2a.respond.alice@test", operator)
+    task = new_task(bob)
+    await speaker.ask(alice, "send_a2a_task", task=task)
+    assert (await speaker.ask(operator, "try_recv_a2a_task"))["task"] is None
+    taken = await speaker.ask(operator, "try_recv_a2a_task", scope="all", wait_ms=LONG_MS)
+    assert taken["task"]["id"] == task["id"]
+    await speaker.ask(operator, "post_a2a_result", result=result_of(task))
+    drained = await speaker.ask(operator, "try_recv_a2a_result", scope="all", wait_ms=LONG_MS)
+    assert drained["result"]["task_id"] == task["id"]
+
+
+async def test_the_queue_is_looked_at_without_taking_anything(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    task, lease = await leased_task(speaker, alice, bob)
+    waiting = new_task(bob, "later", deadline_ms=now_ms() + 60_000)
+    await speaker.ask(alice, "send_a2a_task", task=waiting)
+
+    recent = await speaker.ask(alice, "recent_a2a_tasks", limit=5)
+    assert [each["id"] for each in recent["tasks"]] == [waiting["id"]]
+    seen = await speaker.ask(world.operator, "a2a_queue")
+    assert [(entry["state"], entry["task"]["id"], entry["attempt"]) for entry in seen["tasks"]] == [
+        ("in_flight", task["id"], 1),
+        ("queued", waiting["id"], 0),
+    ]
+    assert seen["tasks"][0]["lease_id"] == lease["lease_id"]
+    assert seen["tasks"][0]["leased_to"] == bob.wire
+    assert seen["results"] == []
+    assert "truncated" not in seen
+
+    async def listed(**filters: Any) -> list[str]:
+        answer = await speaker.ask(bob, "a2a_queue", **filters)
+        return [entry["task"]["id"] for entry in answer["tasks"]]
+
+    assert await listed(state_filter="queued") == [waiting["id"]]
+    assert await listed(state_filter="in-flight") == [task["id"]]
+    assert await listed(min_lease_age_ms=60_000) == [waiting["id"]]
+    assert await listed(deadline_within_ms=120_000) == [waiting["id"]]
+    assert await listed(limit=1) == [task["id"]]
+    stranger = await world.enroll("carol@test")
+    assert (await speaker.ask(stranger, "a2a_queue"))["tasks"] == []
+
+
+async def test_a_lease_is_renewed_reported_on_and_given_back(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    task, lease = await leased_task(speaker, alice, bob)
+    named = {"task_id": task["id"], "lease_id": lease["lease_id"]}
+    renewed = await speaker.ask(bob, "renew_a2a_lease", **named)
+    assert renewed == {"kind": "a2a_lease_renewed", "task_id": task["id"], "lease": lease}
+
+    update = {"type": "artifact", "artifact_id": "a", "parts": [{"type": "text", "text": "half"}]}
+    updated = await speaker.ask(bob, "update_a2a_task", **named, update_no=1, update=update)
+    assert updated == {"kind": "a2a_task_updated", "task_id": task["id"], "generation": 3}
+    assert (await speaker.ask(bob, "update_a2a_task", **named, update_no=1, update=update)) == {
+        **updated,
+        "duplicate": True,
+    }
+    released = await speaker.ask(bob, "release_a2a_lease", **named, reason="not today")
+    assert released == {"kind": "a2a_lease_released", "task_id": task["id"]}
+    assert (await speaker.ask(bob, "try_recv_a2a_task"))["lease"]["attempt"] == 2
+
+
+async def test_a_receive_is_withdrawn_by_its_request_id(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    await speaker.ask(alice, "send_a2a_task", task=new_task(bob))
+    first = await speaker.ask(bob, "try_recv_a2a_task", request_id="r-1")
+    withdrawn = await speaker.ask(bob, "withdraw_a2a_request", request_id="r-1")
+    assert withdrawn == {"kind": "a2a_request_withdrawn", "request_id": "r-1", "leases": 1, "results": 0}
+    assert (await speaker.ask(bob, "try_recv_a2a_task", request_id="r-1"))["task"] is None
+    again = await speaker.ask(bob, "try_recv_a2a_task")
+    assert again["task"] == first["task"]
+    await speaker.ask(bob, "post_a2a_result", result=result_of(again["task"]))
+    await speaker.ask(alice, "try_recv_a2a_result", request_id="r-2")
+    assert (await speaker.ask(bob, "withdraw_a2a_request", request_id="r-2"))["results"] == 0
+    assert (await speaker.ask(alice, "withdraw_a2a_request", request_id="r-2"))["results"] == 1
+    assert (await speaker.ask(alice, "try_recv_a2a_result"))["result"]["task_id"] == first["task"]["id"]
+
+
+async def test_a_task_is_canceled_by_its_sender(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    task, _ = await leased_task(speaker, alice, bob)
+    canceled = await speaker.ask(alice, "cancel_a2a_task", task_id=task["id"], reason="changed my mind")
+    assert canceled["kind"] == "a2a_task_canceled"
+    assert (canceled["task_id"], canceled["canceled"], canceled["ending"]) == (task["id"], True, "canceled")
+    assert canceled["result"]["status"] == "error"
+    refused = await speaker.tell(bob, "post_a2a_result", result=result_of(task))
+    assert (refused.answer["code"], refused.status) in [("canceled", 409), ("canceled", None)]
+
+
+async def test_a_task_is_shown_with_all_that_happened_to_it(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    task, lease = await leased_task(speaker, alice, bob)
+    shown = await speaker.ask(alice, "show_a2a_task", task_id=task["id"])
+    assert shown["kind"] == "a2a_task"
+    assert shown["task"] == task
+    assert (shown["state"], shown["a2a_state"], shown["attempt"], shown["turn"]) == ("in_flight", "working", 1, 1)
+    assert [each["lease_id"] for each in shown["leases"]] == [lease["lease_id"]]
+    assert [each["generation"] for each in shown["updates"]] == list(range(1, shown["generation"] + 1))
+    assert (shown["result"], shown["cause"], shown["holder_lost"]) == (None, None, False)
+
+
+async def test_a_tree_is_drawn_under_a_root_that_was_never_sent(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    root = str(uuid.uuid4())
+    child = new_task(bob, parent=root)
+    grandchild = new_task(bob, parent=child["id"])
+    for task in (child, grandchild):
+        await speaker.ask(alice, "send_a2a_task", task=task)
+    tree = (await speaker.ask(alice, "a2a_tree", task_id=root))["tree"]
+    assert (tree["task_id"], tree["task"], tree["state"]) == (root, None, None)
+    assert [node["task"]["id"] for node in tree["children"]] == [child["id"]]
+    assert [node["task"]["id"] for node in tree["children"][0]["children"]] == [grandchild["id"]]
+
+
+async def test_a_long_chain_of_tasks_is_still_a_tree_that_can_be_told(world: World) -> None:
+    alice, bob = await world.pair()
+    parent = root = str(uuid.uuid4())
+    for _ in range(400):
+        task = new_task(bob, parent=parent)
+        await alice.http.post("/a2a/tasks", task)
+        parent = task["id"]
+    for speaker in (HttpSpeaker(), IpcSpeaker(world)):
+        assert (await speaker.ask(alice, "a2a_tree", task_id=root))["tree"]["children"]
+
+
+async def test_the_operator_repairs_a_lease(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    for action in ("a2a.repair.requeue", "a2a.repair.force_error"):
+        await world.grant(action, world.operator)
+    task, lease = await leased_task(speaker, alice, bob)
+    requeue = {"action": "requeue", "duplicate_risk": "operator-accepted", "lease_id": lease["lease_id"]}
+    repaired = await speaker.ask(
+        world.operator, "repair_a2a_task", request={"task_id": task["id"], "reason": "stuck", "command": requeue}
+    )
+    assert repaired == {
+        "kind": "a2a_repaired",
+        "outcome": {"task_id": task["id"], "action": "requeued", "state": "queued", "attempt": 1},
+    }
+    await speaker.ask(bob, "try_recv_a2a_task")
+    force = {"action": "force_error", "message": "gave up"}
+    outcome = (
+        await speaker.ask(
+            world.operator, "repair_a2a_task", request={"task_id": task["id"], "reason": "stuck", "command": force}
+        )
+    )["outcome"]
+    assert (outcome["action"], outcome["state"], outcome["attempt"]) == ("forced_error", "result_pending", 2)
+    assert outcome["result"]["error_message"] == "gave up"
+    rows = await world.audit("a2a_repair_applied")
+    assert {row["kind"]["action"] for row in rows} == {"requeue", "force_error"}
+
+
+async def test_the_retry_gate_says_what_it_would_do_and_then_does_it(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    await world.grant("a2a.repair.requeue", world.operator)
+    task, lease = await leased_task(speaker, alice, bob, idempotency={"duplicate_safety": "idempotent", "key": "k"})
+    dry = (await speaker.ask(world.operator, "retry_a2a_stale", policy={"min_lease_age_ms": 0}))["report"]
+    entry = {"task_id": task["id"], "lease_id": lease["lease_id"], "attempt": 1, "idempotency_key": "k"}
+    assert (dry["requeued"], dry["would_requeue"], dry["considered"]) == ([], [entry], 1)
+    assert dry["policy"]["max_attempts"] == 3
+    done = await speaker.ask(world.operator, "retry_a2a_stale", policy={"min_lease_age_ms": 0, "enabled": True})
+    assert done["kind"] == "a2a_auto_retried"
+    assert done["report"]["requeued"] == [entry]
+
+
+async def test_the_same_work_is_followed_and_then_replayed(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    idempotency = {"duplicate_safety": "idempotent", "key": "k"}
+    task, _ = await leased_task(speaker, alice, bob, idempotency=idempotency)
+    second = await speaker.ask(alice, "send_a2a_task", task=new_task(bob, idempotency=idempotency))
+    assert second["following"] == task["id"]
+    await speaker.ask(bob, "post_a2a_result", result=result_of(task))
+    third = await speaker.ask(alice, "send_a2a_task", task=new_task(bob, idempotency=idempotency))
+    assert third["replayed"] is True
+
+
+async def test_the_operator_compacts(world: World, speaker: Speaker) -> None:
+    await world.grant("a2a.compact", world.operator)
+    answer = await speaker.ask(world.operator, "compact_a2a")
+    assert answer["kind"] == "a2a_compacted"
+    assert answer["dropped"] >= 0
+
+
+async def test_identities_are_enrolled_listed_rotated_revoked_and_purged(world: World, speaker: Speaker) -> None:
+    operator = world.operator
+    enrolled = await speaker.ask(operator, "enroll_identity", display="dan@test", actions=["a2a.send.bob@test"])
+    assert set(enrolled) == {"kind", "display", "pubkey_b58", "token_b58", "granted"}
+    assert [each["action"] for each in enrolled["granted"]] == ["a2a.send.bob@test"]
+    assert enrolled["granted"][0]["signature_b58"]
+    dan = Actor(operator.agent, enrolled["token_b58"], type(operator.http)(world.port, enrolled["token_b58"]))
+    assert (await speaker.ask(dan, "try_recv_a2a_task"))["task"] is None
+
+    listed = await speaker.ask(operator, "list_identities", status="live")
+    assert listed["operator_pubkey_b58"] == operator.agent.pubkey
+    assert listed["truncated"] is False
+    assert {row["agent_id"]["display"]: row["operator"] for row in listed["identities"]} == {
+        "dan@test": False,
+        "operator@test": True,
+    }
+    assert listed["identities"][0].keys() == {"agent_id", "token_prefix", "registered_at", "revoked_at", "operator"}
+    assert len((await speaker.ask(operator, "list_identities", limit=1))["identities"]) == 1
+    assert [
+        row["agent_id"]["display"]
+        for row in (await speaker.ask(operator, "list_identities", prefix="dan@"))["identities"]
+    ] == ["dan@test"]
+
+    rotated = await speaker.ask(operator, "rotate_token", identity="dan@test")
+    assert (rotated["kind"], rotated["display"]) == ("token_rotated", "dan@test")
+    assert rotated["token_b58"] != enrolled["token_b58"]
+    revoked = await speaker.ask(operator, "revoke_identity", identity="dan@test")
+    assert (revoked["kind"], revoked["display"]) == ("identity_revoked", "dan@test")
+    assert revoked["revoked_at"] >= 0
+    before_ms = now_ms() + 1_000
+    purged = await speaker.ask(operator, "purge_identities", before_ms=before_ms)
+    assert purged == {"kind": "identities_purged", "before_ms": before_ms, "purged": 2}
+
+
+async def test_the_operator_rotates_its_own_token_and_hears_the_new_one(world: World, speaker: Speaker) -> None:
+    rotated = await speaker.ask(world.operator, "rotate_token")
+    assert rotated["display"] == "operator@test"
+    assert world.saved_tokens == [rotated["token_b58"]]
+
+
+async def test_capabilities_are_granted_listed_revoked_and_purged(world: World, speaker: Speaker) -> None:
+    operator = world.operator
+    _, bob = await world.pair()
+    scope = {"version": 1, "max_uses": 2, "task_id": str(uuid.uuid4())}
+    granted = await speaker.ask(
+        operator,
+        "grant_capability",
+        action="a2a.send.bob@test",
+        to="bob@test",
+        scope=scope,
+        expires_at=now_ms() + 60_000,
+    )
+    assert set(granted) == {"kind", "subject_display", "action", "signature_b58", "scope", "expires_at"}
+    assert granted["scope"] == scope
+    to_itself = await speaker.ask(operator, "grant_capability", action="a2a.compact")
+    assert (to_itself["subject_display"], to_itself["scope"], to_itself["expires_at"]) == ("operator@test", {}, None)
+
+    mine = await speaker.ask(bob, "recent_capabilities", limit=1)
+    assert (mine["kind"], mine["limit"]) == ("capability_list", 1)
+    assert [each["signature_b58"] for each in mine["capabilities"]] == [granted["signature_b58"]]
+    assert mine["capabilities"][0]["budget"] == {"max_uses": 2, "used": 0, "remaining": 2}
+    assert mine["capabilities"][0]["effective"] == "live"
+
+    handle = granted["signature_b58"]
+    assert (await speaker.ask(operator, "revoke_capability", signature_b58=handle)) == {
+        "kind": "capability_revoked",
+        "signature_b58": handle,
+        "removed": True,
+    }
+    assert (await speaker.ask(operator, "revoke_capability", signature_b58=handle))["removed"] is False
+    everyones = (await speaker.ask(operator, "recent_capabilities", limit=100))["capabilities"]
+    assert [each["effective"] for each in everyones if each["signature_b58"] == handle] == ["revoked"]
+    purged = await speaker.ask(operator, "purge_capabilities", before_ms=now_ms() + 1_000)
+    assert (purged["kind"], purged["purged"]) == ("capabilities_purged", 1)
+
+
+async def test_the_audit_is_read_verified_and_purged(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    await speaker.ask(alice, "send_a2a_task", task=new_task(bob))
+    seen = await speaker.ask(alice, "recent_audit", limit=5, since_ms=0)
+    assert (seen["kind"], seen["limit"], seen["since_ms"]) == ("audit_recent", 5, 0)
+    assert [row["kind"]["agent_id"] for row in seen["events"]] == ["a2a-send:bob@test"]
+    assert (await speaker.ask(alice, "recent_audit"))["since_ms"] is None
+    report = (await speaker.ask(world.operator, "verify_audit_integrity"))["report"]
+    assert (report["valid"], report["failures"]) == (True, [])
+    purged = await speaker.ask(world.operator, "purge_audit", before_ms=now_ms() + 1_000)
+    assert purged["kind"] == "audit_purged"
+    assert purged["purged"] == report["events"]
+    assert (await speaker.ask(world.operator, "verify_audit_integrity"))["report"]["valid"] is True
+
+
+@pytest.mark.parametrize("kind", [operation.kind for operation in OPERATIONS])
+def test_every_operation_is_asked_for_on_this_page_or_on_that_of_peers(kind: str) -> None:
+    pages = (Path(__file__), Path(__file__).with_name("test_peers.py"))
+    assert any(f'"{kind}"' in page.read_text(encoding="utf-8") for page in pages)
+
+
+async def test_answers_are_spelled_the_old_way_if_so_set(short_path: Path) -> None:
+    async with open_world(short_path, legacy_kinds=True) as world:
+        _, bob = await world.pair()
+        assert (await HttpSpeaker().ask(bob, "try_recv_a2a_task"))["kind"] == "a2_a_task_opt"
+        async with world.connect() as connection:
+            await connection.authenticate(bob.token)
+            assert (await connection.ask("a2_a_queue"))["kind"] == "a2_a_queue"
+            assert (await connection.ask("ping"))["kind"] == "pong"
+
+
+async def test_a_page_ends_where_a_frame_would(short_path: Path) -> None:
+    async with open_world(short_path, limits=MailboxLimits(task_bytes_max=8 * 1024 * 1024)) as world:
+        alice, bob = await world.pair()
+        for _ in range(3):
+            await alice.http.post("/a2a/tasks", new_task(bob, "x" * 3_000_000))
+        for target, kind in (("/a2a/tasks/recent", "recent_a2a_tasks"), ("/a2a/queue", "a2a_queue")):
+            page = await alice.http.get(target)
+            assert (len(page["tasks"]), page["truncated"]) == (2, True)
+            async with world.connect() as connection:
+                await connection.authenticate(alice.token)
+                assert await connection.ask(kind) == page
+
+
+async def test_the_operator_keeps_tenants_and_their_agents(world: World, speaker: Speaker) -> None:
+    operator = world.operator
+    added = await speaker.ask(operator, "add_tenant", name="acme", limits={"rate_per_min": 600})
+    assert added["token"].startswith(f"{added['tenant']['token_prefix']}")
+    assert (len(added["token"]), added["tenant"]["disabled"], added["tenant"]["agents"]) == (68, False, 1)
+    assert added["tenant"]["limits"] == {
+        "concurrency": 0,
+        "rate_per_min": 600,
+        "burst": 0,
+        "connections": 0,
+        "streams": 0,
+        "live_tasks": 0,
+        "queued_bytes": 0,
+    }
+    listed = await speaker.ask(operator, "list_tenants")
+    assert [tenant["name"] for tenant in listed["tenants"]] == ["default", "acme"]
+    assert added["token"] not in str(listed)
+
+    agent = {"id": "writer", "kind": "worker"}
+    stored = await speaker.ask(operator, "add_agent", tenant="acme", agent_def=agent)
+    shown = await speaker.ask(operator, "show_agent", tenant="acme", agent_id="writer")
+    assert shown["agent"] == stored["agent"]
+    assert shown["identity"]["display"] == "writer@acme"
+    again = {"tenant": "acme", "agent_def": {**agent, "goal": "write"}, "replace": True}
+    assert (await speaker.ask(operator, "add_agent", **again))["agent"]["agent_def"]["goal"] == "write"
+    agents = await speaker.ask(operator, "list_agents", tenant="acme")
+    assert ([each["id"] for each in agents["agents"]], agents["count"]) == (["index", "writer"], 2)
+    removed = await speaker.ask(operator, "remove_agent", tenant="acme", agent_id="writer")
+    assert removed == {"kind": "agent_removed", "tenant": "acme", "agent_id": "writer"}
+
+    changed = await speaker.ask(operator, "change_tenant", name="acme", disabled=True)
+    assert (changed["tenant"]["disabled"], changed["tenant"]["limits"]) == (True, added["tenant"]["limits"])
+    rotated = await speaker.ask(operator, "rotate_tenant", name="acme")
+    assert rotated["token"] != added["token"]
+    assert rotated["tenant"]["disabled"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "status", "fields"),
+    [
+        ("add_tenant", "tenant_exists", 409, {"name": "default"}),
+        ("add_tenant", "invalid_tenant", 400, {"name": "a@b"}),
+        ("add_tenant", "invalid_tenant", 400, {"name": "x" * 64}),
+        ("add_tenant", "invalid_request", 400, {"name": "a", "limits": {"burst": -1}}),
+        ("change_tenant", "unknown_tenant", 404, {"name": "nobody", "disabled": True}),
+        ("change_tenant", "invalid_request", 400, {"name": "default"}),
+        ("rotate_tenant", "unknown_tenant", 404, {"name": "nobody"}),
+        ("list_agents", "unknown_tenant", 404, {"tenant": "nobody"}),
+        ("show_agent", "unknown_agent", 404, {"tenant": "default", "agent_id": "nobody"}),
+        ("remove_agent", "unknown_agent", 404, {"tenant": "default", "agent_id": "nobody"}),
+        ("remove_agent", "agent_immutable", 409, {"tenant": "default", "agent_id": "index"}),
+        ("add_agent", "invalid_agent", 400, {"tenant": "default", "agent_def": {"id": "a", "colour": 1}}),
+        ("add_agent", "invalid_agent", 400, {"tenant": "default", "agent_def": {"id": "a", "kind": "function"}}),
+        ("add_agent", "unknown_agent", 404, {"tenant": "default", "agent_def": {"id": "a"}, "replace": True}),
+    ],
+)
+async def test_what_is_wrong_about_a_tenant_or_agent_is_said(
+    world: World, speaker: Speaker, kind: str, *, code: str, status: int, fields: dict[str, Any]
+) -> None:
+    told = await speaker.tell(world.operator, kind, **fields)
+    assert told.answer["code"] == code
+    assert told.status in (None, status)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("add_tenant", {"name": "mine"}),
+        ("list_tenants", {}),
+        ("change_tenant", {"name": "default", "disabled": True}),
+        ("rotate_tenant", {"name": "default"}),
+        ("add_agent", {"tenant": "default", "agent_def": {"id": "a"}}),
+        ("list_agents", {"tenant": "default"}),
+        ("show_agent", {"tenant": "default", "agent_id": "index"}),
+        ("remove_agent", {"tenant": "default", "agent_id": "index"}),
+    ],
+)
+async def test_tenants_are_the_operators_alone(
+    world: World, speaker: Speaker, kind: str, fields: dict[str, Any]
+) -> None:
+    _, bob = await world.pair()
+    told = await speaker.tell(bob, kind, **fields)
+    assert told.answer["code"] == "operator_required"
+    assert told.status in (None, 403)
+    assert len(await world.audit("operator_required")) == 1
+
+
+async def test_the_operator_sees_what_is_owed_to_webhooks_and_tries_again(world: World, speaker: Speaker) -> None:
+    alice, bob = await world.pair()
+    sent = await speaker.ask(alice, "send_a2a_task", task=new_task(bob, "tell me"))
+    config = PushConfig(url="https://hooks.example:8443/T0/secret?key=secret", id="p", token="secret")
+    push = await world.ledger.commit(PutPush(task_id=sent["task_id"], config=config))
+    assert (await speaker.ask(world.operator, "a2a_pushes", dead=True))["pushes"] == []
+    move = msgspec.structs.replace(move_of(push), attempts=8, failure="HTTP 500", dead=True)
+    await world.ledger.commit(MovePushes(moves=(move,)))
+    listed = await speaker.ask(world.operator, "a2a_pushes", limit=5)
+    assert (listed["count"], listed["dead"]) == (1, 1)
+    (shown,) = listed["pushes"]
+    assert (shown["state"], shown["failure"], shown["host"]) == ("dead", "HTTP 500", "hooks.example:8443")
+    assert "secret" not in str(listed)
+    retried = await speaker.ask(world.operator, "retry_a2a_push", task_id=sent["task_id"], push_id="p")
+    assert (retried["push"]["state"], retried["push"]["attempts"]) == ("live", 0)
+    for kind, fields in (("a2a_pushes", {}), ("retry_a2a_push", {"task_id": sent["task_id"], "push_id": "p"})):
+        assert (await speaker.tell(alice, kind, **fields)).answer["code"] == "operator_required"
+    told = await speaker.tell(world.operator, "retry_a2a_push", task_id=sent["task_id"], push_id="other")
+    assert told.answer["code"] == "unknown_push"
+    assert (await speaker.tell(world.operator, "a2a_pushes", limit=0)).answer["code"] == "invalid_limit"

@@ -1,0 +1,239 @@
+"""Waits end when the caller leaves, when its token is revoked, and when the daemon stops; no lease is lost by it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from covenant.doors.operator_api.mailbox import drain_waiting, take_waiting
+from covenant.doors.waits import CallerGoneError, Pause, Waits
+from covenant.exchange.access.principals import Principal
+from covenant.model.errors import OverLimit, Refusal, Unavailable
+from covenant.wire.mailbox import DrainRequest, ReceiveRequest
+from tests.doors.clients import HttpConnection
+from tests.doors.world import Actor, World, new_task
+
+
+@asynccontextmanager
+async def http_wait(world: World, actor: Actor, target: str) -> AsyncIterator[HttpConnection]:
+    async with HttpConnection(world.port) as connection:
+        await connection.say("GET", target, {"Authorization": f"Bearer {actor.token}"}, b"")
+        await world.waits.until(1)
+        yield connection
+
+
+@pytest.mark.parametrize("target", ["/a2a/tasks/next?wait_ms=60000", "/a2a/results/next?wait_ms=60000"])
+async def test_revoking_a_token_ends_its_long_polls(world: World, target: str) -> None:
+    alice, bob = await world.pair()
+    async with http_wait(world, bob, target) as connection:
+        await world.registry.revoke(world.principal, "alice@test")
+        await world.waits.until(1)
+        await world.operator.http.post("/identities/revoke", {"identity": "bob@test"})
+        reply = await connection.hear()
+        assert (reply.status, reply.json["code"]) == (401, "unknown_token")
+        assert reply.headers["www-authenticate"] == "Bearer"
+    await world.waits.until(0)
+    assert (await alice.http.ask("GET", "/a2a/queue")).status == 401
+
+
+async def test_rotating_a_token_ends_the_waits_of_the_old_one(world: World) -> None:
+    _, bob = await world.pair()
+    async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000") as connection:
+        await world.operator.http.post("/identities/rotate", {"identity": "bob@test"})
+        assert (await connection.hear()).status == 401
+
+
+async def test_revoking_a_token_ends_its_connections_to_the_socket(world: World) -> None:
+    alice, bob = await world.pair()
+    async with world.connect() as idle, world.connect() as waiting, world.connect() as other:
+        for connection, actor in ((idle, bob), (waiting, bob), (other, alice)):
+            await connection.authenticate(actor.token)
+        await waiting.send_bytes(b'{"kind":"try_recv_a2a_task","wait_ms":60000}')
+        await world.waits.until(1)
+        await world.registry.revoke(world.principal, "bob@test")
+        assert await idle.hear() is None
+        assert (await waiting.hear())["code"] == "unknown_token"
+        assert await waiting.hear() is None
+        assert (await other.ask("ping"))["kind"] == "pong"
+
+
+async def test_requests_already_sent_are_not_served_after_a_revocation(world: World) -> None:
+    """The operator revokes itself; what it had sent behind that is not done any more."""
+    async with world.connect() as connection:
+        await connection.authenticate(world.operator.token)
+        await connection.send_bytes(b'{"kind":"revoke_identity","identity":"operator@test","force":true}')
+        await connection.send_bytes(b'{"kind":"enroll_identity","display":"eve@test"}')
+        assert (await connection.hear())["kind"] == "identity_revoked"
+        assert await connection.hear() is None
+    assert [each.agent.display for each in await world.ledger.identities()] == ["operator@test"]
+
+
+async def test_rotating_ones_own_token_on_the_socket_tells_the_new_one_and_ends(world: World) -> None:
+    async with world.connect() as connection:
+        await connection.authenticate(world.operator.token)
+        rotated = await connection.ask("rotate_token")
+        assert await connection.hear() is None
+    async with world.connect() as connection:
+        await connection.authenticate(rotated["token_b58"])
+
+
+@pytest.mark.parametrize("door", ["http", "ipc"])
+async def test_no_lease_is_taken_for_a_caller_that_has_left(world: World, door: str) -> None:
+    alice, bob = await world.pair()
+    if door == "http":
+        async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000"):
+            pass
+    else:
+        async with world.connect() as connection:
+            await connection.authenticate(bob.token)
+            await connection.send_bytes(b'{"kind":"try_recv_a2a_task","wait_ms":60000}')
+            await world.waits.until(1)
+    await world.waits.until(0)
+    task = new_task(bob)
+    await alice.http.post("/a2a/tasks", task)
+    taken = await bob.http.get("/a2a/tasks/next")
+    assert (taken["task"]["id"], taken["lease"]["attempt"]) == (task["id"], 1)
+
+
+async def test_a_lease_taken_just_as_the_caller_left_is_given_back(world: World) -> None:
+    """The caller leaves while the lease is being made durable: nobody would ever hear of it."""
+    alice, bob = await world.pair()
+    await alice.http.post("/a2a/tasks", new_task(bob))
+    principal = world.doorkeeper.recognise(bob.token)
+    assert principal is not None
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    gone.set_result(None)
+    with pytest.raises(CallerGoneError):
+        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), Pause(gone))
+    assert (await bob.http.get("/a2a/tasks/next"))["lease"]["attempt"] == 2
+
+
+async def test_a_result_drained_just_as_the_caller_left_can_be_drained_again(world: World) -> None:
+    alice, bob = await world.pair()
+    task = new_task(bob)
+    await alice.http.post("/a2a/tasks", task)
+    await bob.http.get("/a2a/tasks/next")
+    await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
+    principal = world.doorkeeper.recognise(alice.token)
+    assert principal is not None
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    gone.set_result(None)
+    with pytest.raises(CallerGoneError):
+        await drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), Pause(gone))
+    assert (await alice.http.get("/a2a/results/next"))["result"]["task_id"] == task["id"]
+
+
+async def test_a_caller_that_left_under_a_request_id_finds_the_same_when_it_asks_again(world: World) -> None:
+    """It may be asking again already, over another connection: what it was told there must stay its own."""
+    alice, bob = await world.pair()
+    await alice.http.post("/a2a/tasks", new_task(bob))
+    principal = world.doorkeeper.recognise(bob.token)
+    assert principal is not None
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    gone.set_result(None)
+    with pytest.raises(CallerGoneError):
+        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000, request_id="r-1"), Pause(gone))
+    again = await bob.http.get("/a2a/tasks/next?request_id=r-1")
+    assert again["lease"]["attempt"] == 1
+    assert (await bob.http.get("/a2a/tasks/next"))["task"] is None
+
+
+async def test_a_stop_ends_every_wait_and_lets_no_new_one_begin(world: World) -> None:
+    _, bob = await world.pair()
+    async with http_wait(world, bob, "/a2a/tasks/next?wait_ms=60000") as connection:
+        world.waits.stop()
+        reply = await connection.hear()
+        assert (reply.status, reply.json["code"]) == (503, "stopping")
+    assert (await bob.http.ask("GET", "/a2a/results/next?wait_ms=60000")).json["code"] == "stopping"
+    assert (await bob.http.get("/a2a/results/next"))["result"] is None
+
+
+async def nothing_happens() -> bool:
+    await asyncio.Event().wait()
+    return True
+
+
+async def something_happens() -> bool:
+    return True
+
+
+async def test_a_pause_gives_what_happens_unless_it_is_ended_first() -> None:
+    gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    pause = Pause(gone)
+    assert await pause.until(something_happens())
+    pause.end(Unavailable("stopping", "first"))
+    pause.end(Unavailable("other", "second"))
+    for happening in (something_happens, nothing_happens):
+        with pytest.raises(Refusal, match="first"):
+            await pause.until(happening())
+    gone.set_result(None)
+    with pytest.raises(CallerGoneError):
+        await Pause(gone).until(something_happens())
+
+
+async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(world: World) -> None:
+    """Both wait; the first leaves in the very moment in which the task arrives."""
+    alice, bob = await world.pair()
+    principal = world.doorkeeper.recognise(bob.token)
+    assert principal is not None
+    loop = asyncio.get_running_loop()
+    gone: list[asyncio.Future[None]] = [loop.create_future(), loop.create_future()]
+    waiting = []
+    for each in gone:
+        waiting.append(
+            asyncio.ensure_future(take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), Pause(each)))
+        )
+        await asyncio.sleep(0.05)
+    task = new_task(bob)
+    gone[0].set_result(None)
+    await alice.http.post("/a2a/tasks", task)
+    first, second = waiting
+    with pytest.raises(CallerGoneError):
+        await first
+    taken = await asyncio.wait_for(second, 20)
+    assert taken.task is not None
+    assert taken.task.id == task["id"]
+
+
+async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(world: World) -> None:
+    alice, bob = await world.pair()
+    principal = world.doorkeeper.recognise(alice.token)
+    assert principal is not None
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    drains = []
+    for _ in range(5):
+        wait = drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), Pause(gone))
+        drains.append(asyncio.ensure_future(wait))
+        await asyncio.sleep(0.02)
+    await alice.http.post("/a2a/tasks", new_task(bob))
+    task = (await bob.http.get("/a2a/tasks/next"))["task"]
+    await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
+    assert (await asyncio.wait_for(drains[0], 20)).result is not None
+    assert not any(drain.done() for drain in drains[1:])
+    gone.set_result(None)
+    await asyncio.gather(*drains, return_exceptions=True)
+
+
+async def test_waits_are_bounded_for_each_caller_and_in_all(world: World) -> None:
+    """Above the bound the caller is told to come back; whoever waits already is left alone."""
+    alice, bob = await world.pair()
+    principals = [world.doorkeeper.recognise(each.token) for each in (alice, bob)]
+    first, second = [each for each in principals if each is not None]
+    waits = Waits(world.doorkeeper, waits_max=3, waits_per_caller_max=2)
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def begin(principal: Principal) -> None:
+        await waits.run(principal, gone, lambda pause: pause.until(nothing_happens()))
+
+    begun = [asyncio.ensure_future(begin(principal)) for principal in (first, first, second)]
+    await asyncio.sleep(0)
+    for principal in (first, second):
+        with pytest.raises(OverLimit) as refused:
+            await begin(principal)
+        assert (refused.value.code, refused.value.status) == ("too_many_waits", 429)
+    gone.set_result(None)
+    await asyncio.gather(*begun, return_exceptions=True)
+    with pytest.raises(CallerGoneError):
+        await begin(first)
