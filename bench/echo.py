@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from bench.workload import run
-from covenant.daemon.listening import bound, make_server, url_of
+from covenant.daemon.http_listener import bound, make_server, url_of
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.server.http_exchange import AsgiDoor
 

@@ -8,7 +8,7 @@ import click
 
 from covenant.cli.main import command as covenant
 from covenant.daemon.environment import HOME_DEFAULT, HOME_VARIABLE
-from covenant.daemon.loading import HOME_MEANING, entries, sections
+from covenant.daemon.settings_loader import HOME_MEANING, entries, sections
 
 ROOT: Final = Path(__file__).parents[1]
 WIDTH: Final = 100

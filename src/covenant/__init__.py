@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from covenant.agents.runtime.agent_calls import CallLimit as CallLimit
     from covenant.agents.runtime.agent_calls import NotEnough as NotEnough
     from covenant.client import Client as Client
-    from covenant.daemon.connecting import connect as connect
+    from covenant.daemon.connect import connect as connect
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
     from covenant.model.agent_definition import Skill as Skill
@@ -62,7 +62,7 @@ _HOMES = {
     "Text": "covenant.model.content",
     "Turn": "covenant.agents.api",
     "Worker": "covenant.worker",
-    "connect": "covenant.daemon.connecting",
+    "connect": "covenant.daemon.connect",
     "local_agent": "covenant.mailbox",
 }
 

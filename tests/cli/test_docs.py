@@ -4,7 +4,7 @@ import click
 import pytest
 
 from covenant.cli.main import command as root
-from covenant.daemon.loading import entries
+from covenant.daemon.settings_loader import entries
 from scripts.generate_docs import DOCUMENTS, ROOT, leaves
 
 

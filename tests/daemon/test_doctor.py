@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.daemon.checkup import check
+from covenant.daemon.doctor.home_check import check
 from covenant.ledger.embedded.archive.archive import PAGE_BYTES
 from covenant.ledger.embedded.journal.record import decode_line
 from covenant.ledger.embedded.journal.segments import list_segments

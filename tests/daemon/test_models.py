@@ -12,7 +12,7 @@ import pytest
 
 from covenant.agents.model.model_agent import ModelAgent
 from covenant.agents.router import NoModelAgent
-from covenant.daemon.models import Cast, Models
+from covenant.daemon.wiring.model_registry import Cast, Models
 from covenant.daemon.settings import ModelSettings
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.result import ResultStatus
@@ -203,12 +203,12 @@ async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> N
 
 
 def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covenant.daemon.models.LIBRARY", "no_such_library")
+    monkeypatch.setattr("covenant.daemon.wiring.model_registry.LIBRARY", "no_such_library")
     models = Models(ModelSettings(name="openai:small"))
     assert (models.default, models.of(agent())) == (None, None)
     assert 'pip install "covenant[model]"' in models.trouble
 
 
 def test_a_daemon_without_a_model_does_not_load_the_library() -> None:
-    code = "import sys; sys.modules['pydantic_ai'] = None; import covenant.daemon.lifecycle, covenant.daemon.models"
+    code = "import sys; sys.modules['pydantic_ai'] = None; import covenant.daemon.lifecycle"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=BOUND_S)

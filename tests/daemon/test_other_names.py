@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.daemon.loading import load
+from covenant.daemon.settings_loader import load
 from covenant.model.errors import SettingsError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import covenant
-from covenant.daemon.loading import load
-from covenant.daemon.outbound import open_outbound
+from covenant.daemon.settings_loader import load
+from covenant.daemon.wiring.remote_agents import open_outbound
 from covenant.daemon.settings import OutboundSettings
 from covenant.model.errors import SettingsError
 from covenant.outbound.call_errors import AddressRefused, CallFailed

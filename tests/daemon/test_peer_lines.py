@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from covenant.daemon import peer_lines
-from covenant.daemon.peer_lines import PeerLines
+from covenant.daemon import peer_http as peer_lines
+from covenant.daemon.peer_http import PeerLines
 from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.outbound.http_fetcher import TlsTrust
 from covenant.outbound.urls import Address

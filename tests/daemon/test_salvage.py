@@ -11,8 +11,8 @@ from typing import Any, get_args
 
 import pytest
 
-from covenant.daemon.ledger_checkup import check_ledger
-from covenant.daemon.salvage import carry_out, rebuild_archive
+from covenant.daemon.doctor.ledger_check import check_ledger
+from covenant.daemon.doctor.ledger_repair import carry_out, rebuild_archive
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive.archive import PAGE_BYTES
 from covenant.ledger.embedded.journal.recovery import lock_home

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from covenant.daemon.loading import FILE_NAME, Entry, entries, load, rows
-from covenant.daemon.setting import address
+from covenant.daemon.settings_loader import FILE_NAME, SettingEntry, entries, load, rows
+from covenant.daemon.settings_field import address
 from covenant.daemon.settings import DelegationSettings, LimitSettings, Settings, TenantSettings
 from covenant.doors.waits import WAITS_MAX, WAITS_PER_CALLER_MAX
 from covenant.exchange.a2a_service import A2ALimits
@@ -55,7 +55,7 @@ def test_the_strongest_place_gives_the_value(tmp_path: Path, place: str) -> None
 
 
 @pytest.mark.parametrize("entry", list(entries()), ids=lambda entry: entry.name)
-def test_every_setting_can_be_set_by_its_variable_and_refuses_nonsense(tmp_path: Path, entry: Entry) -> None:
+def test_every_setting_can_be_set_by_its_variable_and_refuses_nonsense(tmp_path: Path, entry: SettingEntry) -> None:
     text = ",".join(entry.default) if isinstance(entry.default, tuple) else str(entry.default)
     loaded = load({}, {entry.variable: text}, home=tmp_path)
     assert (value(loaded.settings, entry.name), loaded.sources[entry.name]) == (entry.default, "environment")
@@ -224,7 +224,7 @@ def test_rows_tell_value_source_and_meaning_of_every_setting(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("entry", [entry for entry in entries() if entry.setting.also], ids=lambda entry: entry.name)
-def test_a_second_name_in_the_environment_counts_where_the_first_is_not_set(tmp_path: Path, entry: Entry) -> None:
+def test_a_second_name_in_the_environment_counts_where_the_first_is_not_set(tmp_path: Path, entry: SettingEntry) -> None:
     also = entry.setting.also
     assert also is not None
     given, stronger = ("61", "62") if isinstance(entry.default, int) else ("http://one", "http://two")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.health_stand_in import UNHEALTHY_S, HealthStandIn, Hold, answer_of
+from covenant.daemon.watchdog import UNHEALTHY_S, HealthStandIn, Hold, answer_of
 from covenant.daemon.watchdog import LOGS_MAX, Watchdog
 
 BOUND_S = 20.0

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from covenant.daemon.connecting import Connecting, connect
+from covenant.daemon.connect import Connecting, connect
 from tests.outbound.http_servers import HERE, Answer, Request, Served, http_server, reply
 
 TASK = "task-1"

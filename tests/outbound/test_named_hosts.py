@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.daemon.connecting import Options, open_card, open_remote
+from covenant.daemon.connect import Options, open_card, open_remote
 from covenant.outbound.address_guard import AddressGuard
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.urls import InvalidUrl, host_text, read_url

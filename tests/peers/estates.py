@@ -17,7 +17,7 @@ from covenant.agents.agent_loader import load_agent
 from covenant.agents.api import Agent
 from covenant.agents.peer_agent import PeerAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.daemon.peer_lines import PeerLines
+from covenant.daemon.peer_http import PeerLines
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.exchange.tasks.reader import TaskReader

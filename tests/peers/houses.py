@@ -14,8 +14,8 @@ from uuid import UUID
 import msgspec
 from starlette.routing import BaseRoute, Router
 
-from covenant.daemon.listening import make_server
-from covenant.daemon.peer_lines import PeerLines
+from covenant.daemon.http_listener import make_server
+from covenant.daemon.peer_http import PeerLines
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.server.http_exchange import AsgiDoor

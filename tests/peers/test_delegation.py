@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from covenant.daemon.logs import Log
-from covenant.daemon.staff import Staff
+from covenant.daemon.wiring.agent_sync import AgentSync
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.delegation import REMOTE, OrphanCanceller
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
@@ -449,7 +449,7 @@ async def test_an_agent_of_the_catalogue_can_be_one_that_a_peer_plays(tmp_path: 
         await bert.knows(anna)
         await anna.acquaintances.capabilities(anna.requesting.peer("bert"))
         anna.catalogue.add_resident(DEFAULT, AgentDefinition(id=agent_id, kind="peer", peer=named), "file")
-        await Staff(anna.ledger, anna.catalogue, anna.workers, Log(), peers=anna.requesting).step()
+        await AgentSync(anna.ledger, anna.catalogue, anna.workers, Log(), peers=anna.requesting).step()
         assert said(await anna.ended(await anna.ask(agent_id, "x"))) == "X"
         assert said(await anna.ended(await anna.ask("start", "y"))) == "Y>"
         assert len(bert.works()) == 2

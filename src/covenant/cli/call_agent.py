@@ -24,7 +24,7 @@ from covenant.cli.terminal import ExitCode, Failure, Unreachable, brief, json_sh
 from covenant.daemon.environment import environment
 
 if TYPE_CHECKING:
-    from covenant.daemon.connecting import Options
+    from covenant.daemon.connect import Options
     from covenant.model.agent_card import RemoteCard
     from covenant.model.task_view import RemoteEvent
     from covenant.outbound.remote.remote_client import RemoteStream
@@ -53,7 +53,7 @@ def remote_command(function: Function) -> Function:
         home: str | None,
         **own: Any,
     ) -> None:
-        from covenant.daemon.connecting import Options
+        from covenant.daemon.connect import Options
 
         folder = given_home(home)
         options = Options(
@@ -97,7 +97,7 @@ def call(
     progress = Progress(live=as_it_comes and not as_json)
 
     async def converse() -> tuple[Reply, str]:
-        from covenant.daemon.connecting import open_remote
+        from covenant.daemon.connect import open_remote
 
         async with await open_remote(target, options) as remote:
             stream = progress.stream = remote.stream(text, **given, troubled=progress.troubled)
@@ -125,7 +125,7 @@ def get(options: Options, *, target: str, as_json: bool, verify: bool) -> None:
     """
 
     async def fetch() -> RemoteCard:
-        from covenant.daemon.connecting import open_card
+        from covenant.daemon.connect import open_card
 
         return await open_card(target, options, verify=verify)
 
@@ -260,8 +260,8 @@ def _run(
 
 def _advice(code: str, target: str, options: Options) -> str:
     """What to do about it, where that can be known."""
-    from covenant.daemon.connecting import find_entry
-    from covenant.daemon.whereabouts import url_in
+    from covenant.daemon.connect import find_entry
+    from covenant.daemon.home import url_in
 
     folder = Path(options.home or "")
     base = url_in(folder) if code == "unknown_remote" else None
@@ -279,7 +279,7 @@ def _advice(code: str, target: str, options: Options) -> str:
 
 def _allowed(target: str, home: Path) -> tuple[str, ...]:
     """What the home's settings allow besides the host that was typed. A target that cannot be called is wrong usage."""
-    from covenant.daemon.loading import load
+    from covenant.daemon.settings_loader import load
     from covenant.model.errors import SettingsError
     from covenant.outbound.urls import InvalidUrl, read_url
 

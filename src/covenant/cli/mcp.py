@@ -13,7 +13,7 @@ from covenant.cli.daemon_client import read_token
 from covenant.cli.options import given_before, home_option, token_option
 from covenant.cli.terminal import Failure, Unreachable
 from covenant.daemon.environment import environment, find_home
-from covenant.daemon.whereabouts import url_in
+from covenant.daemon.home import url_in
 
 PATH: Final = "/mcp"
 LOOK_S: Final = 10.0

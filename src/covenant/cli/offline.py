@@ -14,8 +14,8 @@ from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VAR
 from covenant.model.errors import CovenantError
 
 if TYPE_CHECKING:
-    from covenant.daemon.finding import Checkup
-    from covenant.daemon.salvage import Salvage
+    from covenant.daemon.doctor.findings import Checkup
+    from covenant.daemon.doctor.ledger_repair import Salvage
 
 NEW_FILE: Final = "--new-file"
 
@@ -32,7 +32,7 @@ def show_settings(*, home: str | None, as_json: bool) -> None:
 
     A value that is not allowed is an error here, as it is for `covenant serve`.
     """
-    from covenant.daemon.loading import load, rows
+    from covenant.daemon.settings_loader import load, rows
     from covenant.model.errors import SettingsError
 
     try:
@@ -64,7 +64,7 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
     """
     import sqlite3
 
-    from covenant.daemon.checkup import check
+    from covenant.daemon.doctor.home_check import check
 
     folder = given_home(home)
     checkup = check(folder, environment())
@@ -103,7 +103,7 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
 
 def _accept(folder: Path, salvage: Salvage) -> Path:
     from covenant.daemon.environment import now_ms
-    from covenant.daemon.salvage import carry_out
+    from covenant.daemon.doctor.ledger_repair import carry_out
     from covenant.ledger.embedded.journal.recovery import lock_home
 
     with lock_home(folder):
@@ -114,9 +114,9 @@ def _accept(folder: Path, salvage: Salvage) -> Path:
 
 def _rebuild(folder: Path) -> Path | None:
     from covenant.daemon.environment import now_ms
-    from covenant.daemon.limits import ledger_limits
-    from covenant.daemon.loading import load
-    from covenant.daemon.salvage import rebuild_archive
+    from covenant.daemon.settings import ledger_limits
+    from covenant.daemon.settings_loader import load
+    from covenant.daemon.doctor.ledger_repair import rebuild_archive
     from covenant.ledger.embedded.journal.recovery import lock_home
 
     limits = ledger_limits(load({}, environment(), home=folder).settings)

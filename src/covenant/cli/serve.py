@@ -13,7 +13,7 @@ from covenant.cli.options import given_before, near, program
 from covenant.cli.terminal import Failure, put
 from covenant.daemon.environment import environment, find_home
 from covenant.daemon.home import UnsafeHome
-from covenant.daemon.loading import Entry, entries, load
+from covenant.daemon.settings_loader import SettingEntry, entries, load
 from covenant.ledger.embedded.disk import unusable_by
 from covenant.model.errors import CovenantError, SettingsError
 
@@ -24,7 +24,7 @@ SHOWN: Final = frozenset(
 """Flags that help lists. Every other setting is a flag too, by the same rule."""
 
 
-def _flag(entry: Entry) -> click.Option:
+def _flag(entry: SettingEntry) -> click.Option:
     return click.Option(
         [entry.flag, *([entry.setting.flag] if entry.setting.flag else []), f"{entry.section}__{entry.key}"],
         metavar=entry.key.rpartition("_")[2].upper(),
@@ -64,7 +64,7 @@ def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: boo
 
 def _serve_again_and_again(files: tuple[Path, ...]) -> NoReturn:
     from covenant.daemon.logs import Log, start_logging
-    from covenant.daemon.reloading import serve_again_and_again
+    from covenant.daemon.autoreload import serve_again_and_again
 
     if not files:
         raise click.UsageError("--reload needs the files to serve")

@@ -30,7 +30,7 @@ INTERVAL_S: Final = 1.0
 Stamp = tuple[int, int, int]
 
 
-class Found(NamedTuple):
+class AgentFile(NamedTuple):
     """A file as the last look saw it."""
 
     tenant: str
@@ -62,7 +62,7 @@ class AgentFiles:
     def refresh(self) -> None:
         self.take(look(self._home))
 
-    def take(self, found: list[Found]) -> None:
+    def take(self, found: list[AgentFile]) -> None:
         """Bring the catalogue in line with what a look found."""
         there = {each.path for each in found}
         for path in [path for path in self._seen if path not in there]:
@@ -81,7 +81,7 @@ class AgentFiles:
                     self._unsettled.add(each.path)
                 self._report(each.path, refusal.message)
 
-    def _declare(self, found: Found) -> None:
+    def _declare(self, found: AgentFile) -> None:
         constitution = read_agent(found)
         key = (found.tenant, constitution.id)
         for path, other in self._declared.items():
@@ -114,7 +114,7 @@ class AgentFiles:
         return str(path.relative_to(self._home))
 
 
-def look(home: Path) -> list[Found]:
+def look(home: Path) -> list[AgentFile]:
     """The files there are, by tenant and name. Reads none of them."""
     folder = home / FOLDER_NAME
     try:
@@ -128,7 +128,7 @@ def look(home: Path) -> list[Found]:
     return found[:FILES_MAX]
 
 
-def _in_folder(folder: Path, tenant: str, *, exposed: bool) -> Iterator[Found]:
+def _in_folder(folder: Path, tenant: str, *, exposed: bool) -> Iterator[AgentFile]:
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".toml"))
         loose = exposed and bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
@@ -147,10 +147,10 @@ def _in_folder(folder: Path, tenant: str, *, exposed: bool) -> Iterator[Found]:
         elif loose or (exposed and is_now.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             problem = f"others may write to it, or to its folder; run: chmod go-w {folder} {path}"
         stamp = (is_now.st_mtime_ns, is_now.st_size, is_now.st_ino)
-        yield Found(tenant, path, stamp, is_now.st_mtime_ns // 1_000_000, problem)
+        yield AgentFile(tenant, path, stamp, is_now.st_mtime_ns // 1_000_000, problem)
 
 
-def read_agent(found: Found) -> AgentDefinition:
+def read_agent(found: AgentFile) -> AgentDefinition:
     if found.problem:
         raise Invalid("invalid_agent", found.problem)
     definition = read_definition(found.path)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from covenant.ledger.embedded.disk import make_private_folder
+from covenant.ledger.embedded.disk import make_private_folder, open_private
 from covenant.model.errors import CovenantError, SettingsError
 from covenant.model.ids import base58_size
 
@@ -186,3 +186,40 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+URL_NAME: Final = "http.url"
+LENGTH_MAX: Final = 300
+
+
+def left_files(home: Path) -> tuple[Path, Path]:
+    """The file with the URL, and the one that it is written to first."""
+    path = home / URL_NAME
+    return path, path.with_suffix(".new")
+
+
+@contextmanager
+def left_in(home: Path, url: str) -> Iterator[None]:
+    path, aside = left_files(home)
+    try:
+        aside.unlink(missing_ok=True)
+        with open(aside, "x", encoding="ascii", opener=open_private) as file:
+            file.write(url + "\n")
+        aside.replace(path)
+    except OSError as error:
+        raise UnsafeHome(
+            f"{path} cannot be written: {error.strerror}; make room for it, or remove what is there"
+        ) from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def url_in(home: Path) -> str | None:
+    """None if no daemon has left its address here."""
+    with suppress(OSError, UnicodeDecodeError):
+        url = (home / URL_NAME).read_text(encoding="ascii").strip()
+        if url.startswith("http://") and len(url) <= LENGTH_MAX:
+            return url
+    return None

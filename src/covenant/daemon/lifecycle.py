@@ -31,17 +31,17 @@ import uvloop
 
 from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
-from covenant.daemon.health_stand_in import HealthStandIn
+from covenant.daemon.watchdog import HealthStandIn
 from covenant.daemon.home import SOCKET_NAME
-from covenant.daemon.listening import bound, http_bounds, make_server, url_of
-from covenant.daemon.loading import Loaded
+from covenant.daemon.http_listener import bound, http_bounds, make_server, url_of
+from covenant.daemon.settings_loader import Loaded
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Scheduler, Sweeper
 from covenant.daemon.settings import Settings
-from covenant.daemon.staff import Staff
+from covenant.daemon.wiring.agent_sync import AgentSync
 from covenant.daemon.watchdog import Watchdog
-from covenant.daemon.whereabouts import left_in
-from covenant.daemon.wiring import Node, open_node
+from covenant.daemon.home import left_in
+from covenant.daemon.wiring.node import Node, open_node
 from covenant.doors.http.app import TracedDoor
 from covenant.doors.http.server.http_server import HttpServer
 from covenant.exchange.delegation import OrphanCanceller
@@ -169,7 +169,7 @@ async def _live(
                 log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
             door = TracedDoor(node.http, node.tracer) if node.tracer.on else node.http
             server = make_server(door, settings.http, node.http.refusal_form)
-            staff = Staff(node.ledger, node.catalogue, node.workers, log, elsewhere=node.elsewhere, cast=node.cast)
+            staff = AgentSync(node.ledger, node.catalogue, node.workers, log, elsewhere=node.elsewhere, cast=node.cast)
             staff.remote_concurrency = settings.delegation.remote_concurrency
             staff.serve(found)
             if node.peering is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from covenant.daemon.setting import choice, line, peer_places, setting, switch, whole, words
+from covenant.daemon.settings_field import choice, line, peer_places, setting, switch, whole, words
 
 HOUR_MS: Final = 3_600_000
 

@@ -1,6 +1,6 @@
 """The settings: one frozen tree. Each value has its default, what it allows and its meaning here, and nowhere else.
 
-`covenant.daemon.loading` fills the tree; docs/settings.md is written from it. Each part of the daemon gets its section.
+`settings_loader` fills the tree; docs/settings.md is written from it. Each part of the daemon gets its section.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from covenant.daemon.peer_settings import PeersSettings
-from covenant.daemon.setting import (
+from covenant.daemon.settings_field import (
     address,
     agent_id,
     base_url,
@@ -30,6 +30,7 @@ from covenant.daemon.setting import (
     variable,
     whole,
 )
+from covenant.ledger.machine.view import Limits
 
 HOUR_MS: Final = 3_600_000
 MIB: Final = 1024 * 1024
@@ -428,3 +429,9 @@ class Settings:
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
     log: LogSettings = field(default_factory=LogSettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+
+
+def ledger_limits(settings: Settings) -> Limits:
+    accounts = {"live_tasks_max": settings.tenants.live_tasks, "queued_bytes_max": settings.tenants.queued_bytes}
+    named = {name: getattr(settings.limits, name) for name in Limits.__struct_fields__ if name not in accounts}
+    return Limits(**named, **accounts)

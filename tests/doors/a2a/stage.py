@@ -23,7 +23,7 @@ from covenant.agents.runtime.job import JobLimits
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import now_ms
 from covenant.daemon.operator import admit_operator
-from covenant.daemon.pushing import check_push
+from covenant.daemon.wiring.push import check_push
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
 from covenant.doors.a2a.door import PREFIX, A2ADoor

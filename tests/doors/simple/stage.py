@@ -20,7 +20,7 @@ from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.settings import A2aSettings
-from covenant.daemon.tenant_doors import Built, tenant_routes
+from covenant.daemon.wiring.door_services import Built, tenant_routes
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits

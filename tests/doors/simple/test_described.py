@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.daemon.tenant_doors import DESCRIBED
+from covenant.daemon.wiring.door_services import DESCRIBED
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest
 from tests.doors.http.test_openapi import DOCUMENT, problems, resolve
 from tests.doors.simple.stage import echo, stage

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from covenant.agents.api import Agent, Turn
-from covenant.daemon.connecting import Connecting, Options, connect, open_card
+from covenant.daemon.connect import Connecting, Options, connect, open_card
 from covenant.model.agent_card import RemoteInterface
 from covenant.model.call_context import Hop
 from covenant.model.content import Json, Text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.connecting import connect
+from covenant.daemon.connect import connect
 from covenant.model.task_view import RemoteArtifact, TaskState
 from covenant.outbound.call_errors import (
     AddressRefused,

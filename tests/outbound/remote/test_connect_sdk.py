@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from covenant.daemon.connecting import Connecting, connect
+from covenant.daemon.connect import Connecting, connect
 from covenant.model.task_view import RemoteArtifact, RemoteTask, TaskState
 from covenant.outbound.call_errors import AddressRefused, RemoteTimedOut
 from covenant.outbound.remote.remote_client import RemoteStream

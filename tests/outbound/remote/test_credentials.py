@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.connecting import connect
+from covenant.daemon.connect import connect
 from covenant.model.errors import Invalid
 from covenant.outbound.call_errors import RemoteRefused
 from covenant.outbound.remote.remote_registry import Credentials

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.connecting import connect
+from covenant.daemon.connect import connect
 from covenant.model.errors import Invalid, NotFound
 from covenant.outbound.remote.remote_registry import RemoteRegistry
 from tests.outbound.remotes import Called, hand_made

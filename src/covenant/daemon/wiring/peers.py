@@ -18,7 +18,7 @@ from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.daemon.keystore import Keystore
 from covenant.daemon.logs import Log
-from covenant.daemon.peer_lines import PeerLines
+from covenant.daemon.peer_http import PeerLines
 from covenant.daemon.settings import Settings
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter

@@ -1,4 +1,4 @@
-"""Staff: which agents of the catalogue this daemon works for itself, and keeping its workers in line with that.
+"""AgentSync: which agents of the catalogue this daemon works for itself, and keeping its workers in line with that.
 
 Agents from served Python files belong to the first tenant, and stay for as long as the daemon runs. Programs, models
 and remote ones come and go with the catalogue, of whichever tenant: a change of it is noticed within a second. Every
@@ -16,10 +16,10 @@ from covenant.agents.peer_agent import PeerAgent, PeerRequester
 from covenant.agents.process_agent import TIMEOUT_MS, ProcessAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.daemon.delegating import Elsewhere
+from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.logs import Log
-from covenant.daemon.models import Cast
+from covenant.daemon.wiring.model_registry import Cast
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_definition import INDEX, AgentDefinition
@@ -32,7 +32,7 @@ _CALLED_BY_ADDRESS: Final = AgentDefinition(id=ELSEWHERE, kind="remote")
 _OF_PEERS: Final = AgentDefinition(id=PEERS, kind="peer")
 
 
-class Staff:
+class AgentSync:
     def __init__(
         self,
         ledger: Ledger,

@@ -7,15 +7,19 @@ Agents elsewhere are called through the daemon's one fetcher, and so only where 
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
+import covenant
 from covenant.agents.remote_agent import RemoteAgent, RemoteCancels
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.daemon.connecting import or_none
+from covenant.daemon.connect import or_none
 from covenant.daemon.environment import environment
 from covenant.daemon.logs import Log
-from covenant.daemon.settings import Settings
+from covenant.daemon.settings import OutboundSettings, Settings
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import DelegationLimits, Delegations
 from covenant.ledger.contract.ledger import Ledger
@@ -23,11 +27,13 @@ from covenant.model.agent_card import RemoteCard
 from covenant.model.errors import NotFound
 from covenant.model.task import Target
 from covenant.model.tracing import OFF, Tracer
+from covenant.outbound.address_guard import DNS_PORT, AddressGuard, NameServerResolver, SystemResolver
 from covenant.outbound.call_errors import NoCard
-from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.http_fetcher import Fetcher, FetchLimits
 from covenant.outbound.remote.card_lookup import CardCache, choose_interfaces, find_card, verified
 from covenant.outbound.remote.remote_client import Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials, RemoteEntry, RemoteRegistry
+from covenant.outbound.urls import read_address
 
 CARDS_MAX: Final = 1_000
 FETCHERS_MAX: Final = 1_000
@@ -140,3 +146,25 @@ def make_delegations(
         message_bytes_max=settings.a2a.message_bytes_max,
     )
     return Delegations(ledger, catalogue, workers, limits, registered=elsewhere.registered, tracer=tracer)
+
+
+@asynccontextmanager
+async def open_outbound(settings: OutboundSettings) -> AsyncIterator[tuple[AddressGuard, Fetcher]]:
+    """The guard, for URLs that somebody gives us, and the fetcher that calls them. Nothing is opened before a call."""
+    patience_s = settings.connect_ms / 1000
+    resolver = _resolver(settings, patience_s)
+    guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=patience_s)
+    limits = FetchLimits(**{part.name: getattr(settings, part.name) for part in fields(FetchLimits)})
+    fetcher = Fetcher(guard, limits, user_agent=f"covenant/{covenant.__version__}")
+    try:
+        yield guard, fetcher
+    finally:
+        await fetcher.close()
+        resolver.close()
+
+
+def _resolver(settings: OutboundSettings, patience_s: float) -> SystemResolver | NameServerResolver:
+    if not settings.name_servers:
+        return SystemResolver()
+    servers = [read_address(text, DNS_PORT) for text in settings.name_servers]
+    return NameServerResolver(servers, patience_s=patience_s)

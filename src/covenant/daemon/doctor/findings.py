@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from covenant.daemon.salvage import Salvage
+from covenant.daemon.doctor.ledger_repair import Salvage
 
 BACKUP: Final = "put it back from a backup"
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """`way_out` is empty where all is well."""
 
     what: str
@@ -23,7 +23,7 @@ class Checkup(NamedTuple):
     `rebuild`: the archive can be made to agree with the journal again, without a loss.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
     salvage: Salvage | None = None
     rebuild: bool = False
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
-from covenant.daemon.finding import BACKUP, Checkup, Finding
+from covenant.daemon.doctor.findings import BACKUP, Checkup, CheckFinding
 from covenant.daemon.home import JOURNAL_NAME, KEY_NAME, UnsafeHome
 from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.operator import OPERATOR_DISPLAY
-from covenant.daemon.salvage import plan
+from covenant.daemon.doctor.ledger_repair import plan
 from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.embedded.archive.apply_batch import RejectedRecord, count_rejects, read_rejects
 from covenant.ledger.embedded.archive.archive import (
@@ -50,7 +50,7 @@ REBUILD: Final = "make the archive from the journal again: covenant doctor --reb
 class _Archive(NamedTuple):
     """What could be read of the archive. `lost` says why it cannot be used."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
     archived_seq: int = 0
     lost: str = ""
     usable: bool = True
@@ -67,23 +67,23 @@ class _Journal(NamedTuple):
 
 def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Checkup:
     """For whoever has the home locked."""
-    folder, findings = home / JOURNAL_NAME, list[Finding]()
+    folder, findings = home / JOURNAL_NAME, list[CheckFinding]()
     before = LedgerState(limits)
     try:
         newest = snapshot.newest(folder)
         snapshot_seq = snapshot.load(newest[1], before) if newest is not None else 0
     except Damaged as damaged:
-        return Checkup((Finding(f"the snapshot is damaged: {_told(damaged)}", well=False, way_out=BACKUP),))
+        return Checkup((CheckFinding(f"the snapshot is damaged: {_told(damaged)}", well=False, way_out=BACKUP),))
     archive = _check_archive(home / ARCHIVE_NAME)
     if not folder.exists() and not archive.archived_seq and not archive.lost:
-        return Checkup((*archive.findings, Finding("there is no ledger yet", way_out="the next start makes one")))
-    findings.append(Finding(f"the snapshot holds records up to {snapshot_seq}" if newest else "there is no snapshot"))
+        return Checkup((*archive.findings, CheckFinding("there is no ledger yet", way_out="the next start makes one")))
+    findings.append(CheckFinding(f"the snapshot holds records up to {snapshot_seq}" if newest else "there is no snapshot"))
     findings += archive.findings
     if not archive.usable:
         return Checkup(tuple(findings))
     if not folder.exists():
         told = f"{folder} is gone, and with it all that was live: the archive holds records up to"
-        findings.append(Finding(f"{told} {archive.archived_seq}", well=False, way_out=ACCEPT))
+        findings.append(CheckFinding(f"{told} {archive.archived_seq}", well=False, way_out=ACCEPT))
         return Checkup(
             tuple(findings),
             plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost),
@@ -91,12 +91,12 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
     try:
         journal = _read_journal(folder, before, snapshot_seq, archive.archived_seq, limits)
     except Damaged as damaged:
-        findings.append(Finding(f"the journal is damaged: {_told(damaged)}", well=False, way_out=ACCEPT))
+        findings.append(CheckFinding(f"the journal is damaged: {_told(damaged)}", well=False, way_out=ACCEPT))
         salvage = plan(home, archived_seq=archive.archived_seq, limits=limits, archive_lost=archive.lost)
         return Checkup(tuple(findings), salvage)
     findings += _tell_journal(journal)
     findings += _check_keys(home, variables, journal.after)
-    odds: tuple[Finding, ...] = ()
+    odds: tuple[CheckFinding, ...] = ()
     if archive.archived_seq:
         try:
             odds = tuple(_odds(home / ARCHIVE_NAME, archive, journal, snapshot_seq))
@@ -126,22 +126,22 @@ def _read_journal(folder: Path, before: LedgerState, snapshot_seq: int, archived
     return _Journal(examined, before, after, tuple(begun))
 
 
-def _tell_journal(journal: _Journal) -> Iterator[Finding]:
+def _tell_journal(journal: _Journal) -> Iterator[CheckFinding]:
     bad = journal.examined.bad
     if bad is None:
-        yield Finding("the journal is whole")
+        yield CheckFinding("the journal is whole")
         return
     what = f"the last {journal.examined.torn_bytes} bytes of the journal are torn, from record {bad.seq} on"
-    yield Finding(what, way_out="they were never acknowledged: the next start cuts them and keeps a copy")
+    yield CheckFinding(what, way_out="they were never acknowledged: the next start cuts them and keeps a copy")
 
 
-def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) -> Iterator[Finding]:
+def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) -> Iterator[CheckFinding]:
     """Whether this home's key is the one that its grants are signed with."""
     if not state.identities_by_token:
         return
     if not (home / KEY_NAME).exists():
         what = f"{KEY_NAME} is not there, and this home's grants are signed with it"
-        yield Finding(what, well=False, way_out=BACKUP)
+        yield CheckFinding(what, well=False, way_out=BACKUP)
         return
     try:
         key = Keystore(home, find_passphrase(variables)).read_key()
@@ -158,7 +158,7 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
     if forged:
         named = ", ".join(f"{grant.subject.display} {grant.action}" for grant in forged[:FAULTS_SHOWN])
         what = f"{len(forged)} grant(s) are not signed by {KEY_NAME}: {named}"
-        yield Finding(what, well=False, way_out="put the journal and identity/ back from one backup")
+        yield CheckFinding(what, well=False, way_out="put the journal and identity/ back from one backup")
 
 
 # The archive.
@@ -166,23 +166,23 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
 
 def _check_archive(path: Path) -> _Archive:
     if not path.exists():
-        return _Archive((Finding("there is no archive", way_out="the next start makes one"),))
+        return _Archive((CheckFinding("there is no archive", way_out="the next start makes one"),))
     try:
         with closing(_open(path)) as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version not in LAYOUTS:
                 what = f"the archive has layout {version}, and this program knows {SCHEMA_VERSION}"
                 way_out = "run the version that wrote it"
-                return _Archive((Finding(what, well=False, way_out=way_out),), usable=False)
+                return _Archive((CheckFinding(what, well=False, way_out=way_out),), usable=False)
             faults, finished = _check_pages(db)
             faults = faults or _faults_of_layout(db, version)
             if faults:
                 return _lost(path, "; ".join(faults))
             archived_seq = archived_seq_of(db) if version else 0
-            findings = [Finding(f"the archive holds records up to {archived_seq}")]
+            findings = [CheckFinding(f"the archive holds records up to {archived_seq}")]
             if not finished:
                 told = f"its pages were checked for {PAGES_CHECKED_S:g} s without a fault, not all of them"
-                findings.append(Finding(told, way_out="sqlite3 archive.db 'PRAGMA integrity_check' checks the rest"))
+                findings.append(CheckFinding(told, way_out="sqlite3 archive.db 'PRAGMA integrity_check' checks the rest"))
             rejects = tuple(read_rejects(db, REJECTS_SHOWN)) if _has_rejects(db) else ()
             if rejects:
                 findings += _tell_rejects(rejects, count_rejects(db))
@@ -206,7 +206,7 @@ def _open(path: Path) -> sqlite3.Connection:
 def _lost(path: Path, why: str) -> _Archive:
     way_out = f"{BACKUP}, or give up the history that is only there: covenant doctor --accept-loss"
     what = f"the archive is damaged: {path}: {why}"
-    return _Archive((Finding(what, well=False, way_out=way_out),), lost=why)
+    return _Archive((CheckFinding(what, well=False, way_out=way_out),), lost=why)
 
 
 def _check_pages(db: sqlite3.Connection) -> tuple[list[str], bool]:
@@ -240,14 +240,14 @@ def _has_rejects(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'rejects'").fetchone() is not None
 
 
-def _tell_rejects(rejects: tuple[RejectedRecord, ...], count: int) -> Iterator[Finding]:
+def _tell_rejects(rejects: tuple[RejectedRecord, ...], count: int) -> Iterator[CheckFinding]:
     shown = "; ".join(f"record {reject.seq}: {reject.error}" for reject in rejects)
     more = f"; and {count - len(rejects)} more" if count > len(rejects) else ""
     what = f"the archive has set aside {count} record(s) that it could not take: {shown}{more}"
-    yield Finding(what, well=False, way_out=f"{REBUILD}. It tries them again, and keeps a copy of them")
+    yield CheckFinding(what, well=False, way_out=f"{REBUILD}. It tries them again, and keeps a copy of them")
 
 
-def _odds(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -> Iterator[Finding]:
+def _odds(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -> Iterator[CheckFinding]:
     """Where the archive does not agree with the journal: the next start would set records aside, or show it wrongly."""
     known = journal.after.entries
     with closing(_open(path)) as db:
@@ -267,7 +267,7 @@ def _odds(path: Path, archive: _Archive, journal: _Journal, snapshot_seq: int) -
     ):
         if which:
             shown = ", ".join(map(str, which[:FAULTS_SHOWN]))
-            yield Finding(f"{what.format(n=len(which))}: {shown}", well=False, way_out=REBUILD)
+            yield CheckFinding(f"{what.format(n=len(which))}: {shown}", well=False, way_out=REBUILD)
 
 
 def _number_of(db: sqlite3.Connection, task_id: TaskId) -> int | None:

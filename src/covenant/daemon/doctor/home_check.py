@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Final
 
 from covenant.daemon.agent_files import look, read_agent
-from covenant.daemon.cards import mcp_servers
+from covenant.daemon.wiring.cards import mcp_servers
 from covenant.daemon.environment import PASSPHRASE_VARIABLE
-from covenant.daemon.finding import BACKUP, Checkup, Finding
+from covenant.daemon.doctor.findings import BACKUP, Checkup, CheckFinding
 from covenant.daemon.home import KEY_NAME, OTHERS, SOCKET_NAME, TOKEN_NAME, LockedHome, UnsafeHome, read_key, read_token
 from covenant.daemon.keystore import Keystore, find_passphrase
-from covenant.daemon.ledger_checkup import check_ledger
-from covenant.daemon.limits import ledger_limits
-from covenant.daemon.loading import load
+from covenant.daemon.doctor.ledger_check import check_ledger
+from covenant.daemon.settings import ledger_limits
+from covenant.daemon.settings_loader import load
 from covenant.daemon.settings import Settings
-from covenant.daemon.whereabouts import left_files
+from covenant.daemon.home import left_files
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
@@ -60,7 +60,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
         lock = lock_home(home)
     except HomeLocked as locked:
         way_out = "nothing is wrong with that; stop it to have the files checked too"
-        return Checkup((*findings, Finding(str(locked), way_out=way_out)))
+        return Checkup((*findings, CheckFinding(str(locked), way_out=way_out)))
     except OSError as error:
         findings.append(_unusable(home, error))
         lock = None
@@ -76,7 +76,7 @@ def check(home: Path, variables: Mapping[str, str]) -> Checkup:
     return ledger._replace(findings=(*findings, *ledger.findings))
 
 
-def _guarded(home: Path, part: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+def _guarded(home: Path, part: Callable[[], Iterable[CheckFinding]]) -> Iterator[CheckFinding]:
     """What a part finds; what the system does not let it look at is a finding too."""
     try:
         yield from part()
@@ -84,29 +84,29 @@ def _guarded(home: Path, part: Callable[[], Iterable[Finding]]) -> Iterator[Find
         yield _unusable(home, error)
 
 
-def _unusable(home: Path, error: OSError) -> Finding:
+def _unusable(home: Path, error: OSError) -> CheckFinding:
     named = error.filename if isinstance(error.filename, str) else str(home)
     way_out = f"run it as the owner of the home, and let the owner write there: chmod -R u+rwX {home}"
-    return Finding(f"{named} cannot be used: {error.strerror or error}", well=False, way_out=way_out)
+    return CheckFinding(f"{named} cannot be used: {error.strerror or error}", well=False, way_out=way_out)
 
 
-def _place(home: Path) -> Iterator[Finding]:
+def _place(home: Path) -> Iterator[CheckFinding]:
     try:
         found = home.stat()
     except FileNotFoundError:
-        yield Finding(f"there is no home at {home}", well=False, way_out="start one: covenant serve")
+        yield CheckFinding(f"there is no home at {home}", well=False, way_out="start one: covenant serve")
         return
     except NotADirectoryError:
-        yield Finding(f"a part of {home} is a file", well=False, way_out="choose another home with --home")
+        yield CheckFinding(f"a part of {home} is a file", well=False, way_out="choose another home with --home")
         return
     usable = os.access(home, os.R_OK | os.W_OK | os.X_OK)
     if not home.is_dir():
-        yield Finding(f"{home} is not a folder", well=False, way_out="choose another home with --home")
+        yield CheckFinding(f"{home} is not a folder", well=False, way_out="choose another home with --home")
     elif found.st_uid != os.geteuid() and not (usable and os.geteuid() == 0):
         what = f"{home} belongs to {_user(found.st_uid)}, and this runs as {_user(os.geteuid())}"
-        yield Finding(what, well=False, way_out="run it as the owner, or choose another home with --home")
+        yield CheckFinding(what, well=False, way_out="run it as the owner, or choose another home with --home")
     elif not usable:
-        yield Finding(f"{home} cannot be written to", well=False, way_out=_to_write(home))
+        yield CheckFinding(f"{home} cannot be written to", well=False, way_out=_to_write(home))
 
 
 def _to_write(home: Path) -> str:
@@ -120,21 +120,21 @@ def _user(number: int) -> str:
         return f"user {number}"
 
 
-def _permissions(home: Path) -> Iterator[Finding]:
+def _permissions(home: Path) -> Iterator[CheckFinding]:
     mode = home.stat().st_mode
     if mode & 0o022:
-        yield Finding(f"others may write to {home}", well=False, way_out=f"chmod 700 {home}")
+        yield CheckFinding(f"others may write to {home}", well=False, way_out=f"chmod 700 {home}")
     elif mode & OTHERS:
-        yield Finding(f"others may look into {home}", way_out=f"if they should not: chmod 700 {home}")
+        yield CheckFinding(f"others may look into {home}", way_out=f"if they should not: chmod 700 {home}")
     else:
-        yield Finding(f"{home} is for its owner alone")
+        yield CheckFinding(f"{home} is for its owner alone")
 
 
-def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
+def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]:
     for name, read in ((TOKEN_NAME, _read_token), (KEY_NAME, read_key)):
         path = home / name
         if not path.exists() and not path.is_symlink():
-            yield Finding(f"{name} is not there", way_out="the next start makes one")
+            yield CheckFinding(f"{name} is not there", way_out="the next start makes one")
             continue
         try:
             read(home)
@@ -143,7 +143,7 @@ def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
         except UnsafeHome as unsafe:
             yield _wrong(unsafe)
         else:
-            yield Finding(f"{name} is there, for its owner alone")
+            yield CheckFinding(f"{name} is there, for its owner alone")
     for read_other in (Keystore(home, None).check_prekeys, Keystore(home, None).read_change):
         try:
             read_other()
@@ -151,51 +151,51 @@ def _secrets(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
             yield _wrong(unsafe)
 
 
-def _wrong(error: CovenantError, way_out: str = BACKUP) -> Finding:
+def _wrong(error: CovenantError, way_out: str = BACKUP) -> CheckFinding:
     """Messages of ours say what is wrong, and behind a semicolon what to do."""
     what, _, told = str(error).partition("; ")
-    return Finding(what, well=False, way_out=told or way_out)
+    return CheckFinding(what, well=False, way_out=told or way_out)
 
 
-def _locked(home: Path, variables: Mapping[str, str]) -> Finding:
+def _locked(home: Path, variables: Mapping[str, str]) -> CheckFinding:
     """Opened if there is a passphrase; what is locked is not changed by that."""
     try:
         passphrase = find_passphrase(variables)
         if passphrase is None:
-            return Finding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
+            return CheckFinding(f"{KEY_NAME} is there, locked", way_out=f"a start needs its {PASSPHRASE_VARIABLE}")
         Keystore(home, passphrase).read_key()
     except (UnsafeHome, SettingsError) as error:
         return _wrong(error)
-    return Finding(f"{KEY_NAME} is there, locked, and opens with the passphrase")
+    return CheckFinding(f"{KEY_NAME} is there, locked, and opens with the passphrase")
 
 
 def _read_token(home: Path) -> str:
     return read_token(home / TOKEN_NAME)
 
 
-def _settings(home: Path, variables: Mapping[str, str]) -> tuple[Settings | None, list[Finding]]:
+def _settings(home: Path, variables: Mapping[str, str]) -> tuple[Settings | None, list[CheckFinding]]:
     try:
         loaded = load({}, variables, home=home)
     except SettingsError as error:
-        return None, [Finding(str(error), well=False, way_out="change it; docs/settings.md lists what is allowed")]
-    return loaded.settings, [Finding("the settings can be used")]
+        return None, [CheckFinding(str(error), well=False, way_out="change it; docs/settings.md lists what is allowed")]
+    return loaded.settings, [CheckFinding("the settings can be used")]
 
 
-def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[Finding]:
+def _other_files(home: Path, variables: Mapping[str, str]) -> Iterator[CheckFinding]:
     """What else a start reads: without the first it refuses, without the second it goes on."""
     try:
         mcp_servers(home)
     except SettingsError as error:
-        yield Finding(str(error), well=False, way_out="change it, or take the file away")
+        yield CheckFinding(str(error), well=False, way_out="change it, or take the file away")
     for problem in RemoteRegistry(home).problems.values():
-        yield Finding(problem, well=False, way_out="change it; a running daemon reads it again by itself")
+        yield CheckFinding(problem, well=False, way_out="change it; a running daemon reads it again by itself")
     try:
         find_passphrase(variables)
     except (UnsafeHome, SettingsError) as error:
         yield _wrong(error)
 
 
-def _agent_files(home: Path) -> Iterator[Finding]:
+def _agent_files(home: Path) -> Iterator[CheckFinding]:
     """Whether each says what it may; whether its tenant exists is known to a daemon alone."""
     good = 0
     for found in look(home):
@@ -204,29 +204,29 @@ def _agent_files(home: Path) -> Iterator[Finding]:
             good += 1
         except Invalid as invalid:
             what = f"{found.path.relative_to(home)}: {invalid.message}"
-            yield Finding(what, well=False, way_out="change it; a running daemon reads it again by itself")
+            yield CheckFinding(what, well=False, way_out="change it; a running daemon reads it again by itself")
     if good:
-        yield Finding(f"{good} agent file(s) can be used")
+        yield CheckFinding(f"{good} agent file(s) can be used")
 
 
-def _socket(home: Path) -> Iterator[Finding]:
+def _socket(home: Path) -> Iterator[CheckFinding]:
     path = home / SOCKET_NAME
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         what = f"the socket's path is too long for this system: {path}"
-        yield Finding(what, well=False, way_out="choose a shorter home with --home, or move this one")
+        yield CheckFinding(what, well=False, way_out="choose a shorter home with --home, or move this one")
     elif path.exists() and not path.is_socket():
-        yield Finding(f"{path} is in the way of the socket", well=False, way_out=f"move it away: {path}")
+        yield CheckFinding(f"{path} is in the way of the socket", well=False, way_out=f"move it away: {path}")
 
 
-def _address(home: Path) -> Iterator[Finding]:
+def _address(home: Path) -> Iterator[CheckFinding]:
     """Where a daemon leaves its URL. A file there is replaced; a folder cannot be."""
     for path in left_files(home):
         if path.is_dir() and not path.is_symlink():
             what = f"{path} is a folder, in the way of the file with the daemon's URL"
-            yield Finding(what, well=False, way_out=f"move it away: {path}")
+            yield CheckFinding(what, well=False, way_out=f"move it away: {path}")
 
 
-def _room(home: Path) -> Iterator[Finding]:
+def _room(home: Path) -> Iterator[CheckFinding]:
     """A full disk refuses the start before it refuses anything else."""
     free = free_bytes(home)
     if free is None:
@@ -237,16 +237,16 @@ def _room(home: Path) -> Iterator[Finding]:
     told = f"{free / MIB:,.1f} MiB are free on the disk of {home}"
     if free < needed:
         way_out = f"make room: a start needs {needed / MIB:,.0f} MiB. journal.damaged-* and torn-*.bin may be moved"
-        yield Finding(told, well=False, way_out=way_out)
+        yield CheckFinding(told, well=False, way_out=way_out)
     else:
-        yield Finding(told, way_out="that is not much for a journal that grows" if free < ROOM_BYTES_FEW else "")
+        yield CheckFinding(told, way_out="that is not much for a journal that grows" if free < ROOM_BYTES_FEW else "")
     if os.statvfs(home).f_files and not os.statvfs(home).f_favail:
-        yield Finding(
+        yield CheckFinding(
             f"the disk of {home} takes no more files", well=False, way_out="remove some: it has no free inode"
         )
 
 
-def _port(settings: Settings | None) -> Iterator[Finding]:
+def _port(settings: Settings | None) -> Iterator[CheckFinding]:
     """No fault of the home's; a start would stumble over it all the same."""
     if settings is None or not settings.http.port:
         return
@@ -257,4 +257,4 @@ def _port(settings: Settings | None) -> Iterator[Finding]:
             made.bind((host, port))
         except OSError as error:
             what = f"HTTP cannot listen on {host} port {port} now: {error.strerror}"
-            yield Finding(what, way_out="stop what uses it, or choose another with --http-port or --http-bind-addr")
+            yield CheckFinding(what, way_out="stop what uses it, or choose another with --http-port or --http-bind-addr")

@@ -18,7 +18,7 @@ from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.router import IndexAgent, NoModelAgent
 from covenant.agents.runtime.job import Job, RunnableAgent
-from covenant.daemon.delegating import Elsewhere
+from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.daemon.environment import environment, now_ms
 from covenant.daemon.logs import Log
 from covenant.daemon.settings import ModelSettings, Settings

@@ -44,14 +44,14 @@ class PeerLines:
         self._guard = guard
         self._trust = trust or TlsTrust()
         self._user_agent = user_agent
-        self._lines: OrderedDict[str, PeerLine] = OrderedDict()
+        self._lines: OrderedDict[str, PeerHttp] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def to(self, url: str) -> PeerLine:
+    def to(self, url: str) -> PeerHttp:
         """Nothing is called, and nothing refused, before something is asked of the line."""
         line = self._lines.get(url)
         if line is None:
-            line = self._lines[url] = PeerLine(url, self._guard, self._trust, self._user_agent)
+            line = self._lines[url] = PeerHttp(url, self._guard, self._trust, self._user_agent)
             if len(self._lines) > PLACES_MAX:
                 self._drop_oldest()
         self._lines.move_to_end(url)
@@ -68,7 +68,7 @@ class PeerLines:
         closing.add_done_callback(self._closing.discard)
 
 
-class PeerLine:
+class PeerHttp:
     """To one place. Whatever becomes of a call, `PeerCallFailed` is all that it raises."""
 
     def __init__(self, url: str, guard: AddressGuard, trust: TlsTrust, user_agent: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_type_hints
 
 from covenant.daemon.environment import HOME_VARIABLE, find_home
-from covenant.daemon.setting import Setting, setting_of
+from covenant.daemon.settings_field import Setting, setting_of
 from covenant.daemon.settings import Settings
 from covenant.model.errors import SettingsError
 
@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
     unread: tuple[str, ...] = ()
 
 
-class Entry(NamedTuple):
+class SettingEntry(NamedTuple):
     """One setting and its names."""
 
     section: str
@@ -76,12 +76,12 @@ def sections() -> Mapping[str, type[Any]]:
     return {part.name: hints[part.name] for part in fields(Settings) if part.name != "home"}
 
 
-def entries(section: str | None = None) -> Iterator[Entry]:
+def entries(section: str | None = None) -> Iterator[SettingEntry]:
     """Every setting, or those of one section."""
     for name, kind in sections().items():
         if section in (None, name):
             for part in fields(kind):
-                yield Entry(name, part.name, part.default, setting_of(part.metadata))
+                yield SettingEntry(name, part.name, part.default, setting_of(part.metadata))
 
 
 def load(flags: Mapping[str, str | None], variables: Mapping[str, str], *, home: str | Path | None = None) -> Loaded:
@@ -109,7 +109,7 @@ def load(flags: Mapping[str, str | None], variables: Mapping[str, str], *, home:
 
 
 def _strongest(
-    entry: Entry,
+    entry: SettingEntry,
     flags: Mapping[str, str | None],
     variables: Mapping[str, str],
     written: Mapping[str, Mapping[str, object]],
