@@ -25,13 +25,13 @@ from covenant.agents.api import Agent
 from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.daemon.wiring.cards import mcp_servers, offer_of
 from covenant.daemon.environment import environment, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import make_home
 from covenant.daemon.keystore import Keystore, find_passphrase
-from covenant.daemon.settings_loader import load
 from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Sweeper
+from covenant.daemon.settings_loader import load
+from covenant.daemon.wiring.cards import mcp_servers, offer_of
 from covenant.doors.http.host_names import as_host
 from covenant.doors.simple import asked_for
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits

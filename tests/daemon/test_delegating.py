@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.wiring.remote_agents import Elsewhere
-from covenant.daemon.settings_loader import load
 from covenant.daemon.logs import Log
-from covenant.daemon.wiring.remote_agents import open_outbound
+from covenant.daemon.settings_loader import load
+from covenant.daemon.wiring.remote_agents import Elsewhere, open_outbound
 from covenant.ledger.embedded.open import memory_ledger
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import Target

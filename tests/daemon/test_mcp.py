@@ -5,9 +5,9 @@ from pathlib import Path
 
 from starlette.types import Message
 
+from covenant.daemon.settings import Settings
 from covenant.daemon.wiring.cards import make_cards
 from covenant.daemon.wiring.door_services import make_tools
-from covenant.daemon.settings import Settings
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.mcp.streamable_http import McpDoor
 from covenant.doors.metrics import Meter

@@ -12,8 +12,8 @@ import pytest
 
 from covenant.agents.model.model_agent import ModelAgent
 from covenant.agents.router import NoModelAgent
-from covenant.daemon.wiring.model_registry import Cast, Models
 from covenant.daemon.settings import ModelSettings
+from covenant.daemon.wiring.model_registry import Cast, Models
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.result import ResultStatus
 from covenant.model.task_view import TaskState

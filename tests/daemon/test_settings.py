@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from covenant.daemon.settings_loader import FILE_NAME, SettingEntry, entries, load, rows
-from covenant.daemon.settings_field import address
 from covenant.daemon.settings import DelegationSettings, LimitSettings, Settings, TenantSettings
+from covenant.daemon.settings_field import address
+from covenant.daemon.settings_loader import FILE_NAME, SettingEntry, entries, load, rows
 from covenant.doors.waits import WAITS_MAX, WAITS_PER_CALLER_MAX
 from covenant.exchange.a2a_service import A2ALimits
 from covenant.exchange.delegation import DelegationLimits
@@ -224,7 +224,9 @@ def test_rows_tell_value_source_and_meaning_of_every_setting(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("entry", [entry for entry in entries() if entry.setting.also], ids=lambda entry: entry.name)
-def test_a_second_name_in_the_environment_counts_where_the_first_is_not_set(tmp_path: Path, entry: SettingEntry) -> None:
+def test_a_second_name_in_the_environment_counts_where_the_first_is_not_set(
+    tmp_path: Path, entry: SettingEntry
+) -> None:
     also = entry.setting.also
     assert also is not None
     given, stronger = ("61", "62") if isinstance(entry.default, int) else ("http://one", "http://two")

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.watchdog import UNHEALTHY_S, HealthStandIn, Hold, answer_of
-from covenant.daemon.watchdog import LOGS_MAX, Watchdog
+from covenant.daemon.watchdog import LOGS_MAX, UNHEALTHY_S, HealthStandIn, Hold, Watchdog, answer_of
 
 BOUND_S = 20.0
 HELD_S = 0.05

@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from covenant.doors.operator_api.mailbox import drain_waiting, take_waiting
-from covenant.doors.waits import CallerGoneError, Pause, Waits
-from covenant.exchange.access.principals import Principal
+from covenant.doors.waits import CallerGoneError, Pause, Waits, while_connected
 from covenant.model.errors import OverLimit, Refusal, Unavailable
 from covenant.wire.mailbox import DrainRequest, ReceiveRequest
 from tests.doors.clients import HttpConnection
@@ -97,16 +96,20 @@ async def test_no_lease_is_taken_for_a_caller_that_has_left(world: World, door: 
     assert (taken["task"]["id"], taken["lease"]["attempt"]) == (task["id"], 1)
 
 
+def left() -> Pause:
+    pause = Pause()
+    pause.leave()
+    return pause
+
+
 async def test_a_lease_taken_just_as_the_caller_left_is_given_back(world: World) -> None:
     """The caller leaves while the lease is being made durable: nobody would ever hear of it."""
     alice, bob = await world.pair()
     await alice.http.post("/a2a/tasks", new_task(bob))
     principal = world.doorkeeper.recognise(bob.token)
     assert principal is not None
-    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    gone.set_result(None)
     with pytest.raises(CallerGoneError):
-        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), Pause(gone))
+        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), left())
     assert (await bob.http.get("/a2a/tasks/next"))["lease"]["attempt"] == 2
 
 
@@ -118,10 +121,8 @@ async def test_a_result_drained_just_as_the_caller_left_can_be_drained_again(wor
     await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
     principal = world.doorkeeper.recognise(alice.token)
     assert principal is not None
-    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    gone.set_result(None)
     with pytest.raises(CallerGoneError):
-        await drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), Pause(gone))
+        await drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), left())
     assert (await alice.http.get("/a2a/results/next"))["result"]["task_id"] == task["id"]
 
 
@@ -131,10 +132,8 @@ async def test_a_caller_that_left_under_a_request_id_finds_the_same_when_it_asks
     await alice.http.post("/a2a/tasks", new_task(bob))
     principal = world.doorkeeper.recognise(bob.token)
     assert principal is not None
-    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    gone.set_result(None)
     with pytest.raises(CallerGoneError):
-        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000, request_id="r-1"), Pause(gone))
+        await take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000, request_id="r-1"), left())
     again = await bob.http.get("/a2a/tasks/next?request_id=r-1")
     assert again["lease"]["attempt"] == 1
     assert (await bob.http.get("/a2a/tasks/next"))["task"] is None
@@ -160,17 +159,15 @@ async def something_happens() -> bool:
 
 
 async def test_a_pause_gives_what_happens_unless_it_is_ended_first() -> None:
-    gone: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    pause = Pause(gone)
+    pause = Pause()
     assert await pause.until(something_happens())
     pause.end(Unavailable("stopping", "first"))
     pause.end(Unavailable("other", "second"))
     for happening in (something_happens, nothing_happens):
         with pytest.raises(Refusal, match="first"):
             await pause.until(happening())
-    gone.set_result(None)
     with pytest.raises(CallerGoneError):
-        await Pause(gone).until(something_happens())
+        await left().until(something_happens())
 
 
 async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(world: World) -> None:
@@ -178,16 +175,15 @@ async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(world: World)
     alice, bob = await world.pair()
     principal = world.doorkeeper.recognise(bob.token)
     assert principal is not None
-    loop = asyncio.get_running_loop()
-    gone: list[asyncio.Future[None]] = [loop.create_future(), loop.create_future()]
+    pauses = [Pause(), Pause()]
     waiting = []
-    for each in gone:
+    for pause in pauses:
         waiting.append(
-            asyncio.ensure_future(take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), Pause(each)))
+            asyncio.ensure_future(take_waiting(world.office, principal, ReceiveRequest(wait_ms=60_000), pause))
         )
         await asyncio.sleep(0.05)
     task = new_task(bob)
-    gone[0].set_result(None)
+    pauses[0].leave()
     await alice.http.post("/a2a/tasks", task)
     first, second = waiting
     with pytest.raises(CallerGoneError):
@@ -201,10 +197,10 @@ async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(world:
     alice, bob = await world.pair()
     principal = world.doorkeeper.recognise(alice.token)
     assert principal is not None
-    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    pause = Pause()
     drains = []
     for _ in range(5):
-        wait = drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), Pause(gone))
+        wait = drain_waiting(world.office, principal, DrainRequest(wait_ms=60_000), pause)
         drains.append(asyncio.ensure_future(wait))
         await asyncio.sleep(0.02)
     await alice.http.post("/a2a/tasks", new_task(bob))
@@ -212,7 +208,7 @@ async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(world:
     await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
     assert (await asyncio.wait_for(drains[0], 20)).result is not None
     assert not any(drain.done() for drain in drains[1:])
-    gone.set_result(None)
+    pause.leave()
     await asyncio.gather(*drains, return_exceptions=True)
 
 
@@ -222,18 +218,70 @@ async def test_waits_are_bounded_for_each_caller_and_in_all(world: World) -> Non
     principals = [world.doorkeeper.recognise(each.token) for each in (alice, bob)]
     first, second = [each for each in principals if each is not None]
     waits = Waits(world.doorkeeper, waits_max=3, waits_per_caller_max=2)
-    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with waits.pause(first), waits.pause(first), waits.pause(second):
+        for principal in (first, second):
+            with pytest.raises(OverLimit) as refused, waits.pause(principal):
+                pass
+            assert (refused.value.code, refused.value.status) == ("too_many_waits", 429)
+    with waits.pause(first) as pause:
+        assert await pause.until(something_happens())
 
-    async def begin(principal: Principal) -> None:
-        await waits.run(principal, gone, lambda pause: pause.until(nothing_happens()))
 
-    begun = [asyncio.ensure_future(begin(principal)) for principal in (first, first, second)]
+class Other:
+    """Another ASGI server's `receive` and `send`."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        raise AssertionError(message)
+
+
+async def test_work_is_canceled_when_its_caller_leaves_another_server() -> None:
+    other = Other()
+    asyncio.get_running_loop().call_soon(other.left.set)
+    with pytest.raises(CallerGoneError), while_connected(other.send, other.receive):
+        await nothing_happens()
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_work_that_ends_before_its_caller_leaves_is_left_alone() -> None:
+    other = Other()
+    with while_connected(other.send, other.receive):
+        assert await something_happens()
+    other.left.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_work_can_be_ended_for_another_reason_and_the_first_counts() -> None:
+    other = Other()
+
+    async def work() -> None:
+        with while_connected(other.send, other.receive) as connected:
+            connected.end(Unavailable("gone", "revoked"))
+            connected.end(Unavailable("gone", "later"))
+            await nothing_happens()
+
+    with pytest.raises(Unavailable, match="revoked"):
+        await work()
+
+
+async def test_work_that_is_canceled_by_somebody_else_is_canceled() -> None:
+    other = Other()
+
+    async def work() -> None:
+        with while_connected(other.send, other.receive):
+            await nothing_happens()
+
+    working = asyncio.ensure_future(work())
     await asyncio.sleep(0)
-    for principal in (first, second):
-        with pytest.raises(OverLimit) as refused:
-            await begin(principal)
-        assert (refused.value.code, refused.value.status) == ("too_many_waits", 429)
-    gone.set_result(None)
-    await asyncio.gather(*begun, return_exceptions=True)
-    with pytest.raises(CallerGoneError):
-        await begin(first)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working

@@ -4,11 +4,11 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from covenant.daemon.http_listener import bound, make_server
 from covenant.daemon.operator import admit_operator
@@ -36,8 +36,6 @@ from covenant.model.tenants import TenantLimits
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
 
-T = TypeVar("T")
-
 VERSION: Final = "0.0.test"
 BOUND_S: Final = 20.0
 
@@ -48,24 +46,27 @@ class WatchedWaits(Waits):
     def __init__(self, doorkeeper: IdentityAuth) -> None:
         super().__init__(doorkeeper)
         self._count = 0
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
 
-    async def run(self, principal: Principal, gone: asyncio.Future[Any], call: Callable[[Pause], Awaitable[T]]) -> T:
-        await self._change(1)
+    @contextmanager
+    def pause(self, principal: Principal) -> Iterator[Pause]:
+        self._change(1)
         try:
-            return await super().run(principal, gone, call)
+            with super().pause(principal) as pause:
+                yield pause
         finally:
-            await self._change(-1)
+            self._change(-1)
 
-    async def _change(self, by: int) -> None:
-        async with self._changed:
-            self._count += by
-            self._changed.notify_all()
+    def _change(self, by: int) -> None:
+        self._count += by
+        self._changed.set()
 
     async def until(self, count: int) -> None:
         """Until exactly so many are open."""
-        async with asyncio.timeout(BOUND_S), self._changed:
-            await self._changed.wait_for(lambda: self._count == count)
+        async with asyncio.timeout(BOUND_S):
+            while self._count != count:
+                self._changed.clear()
+                await self._changed.wait()
 
 
 @dataclass(frozen=True, slots=True)

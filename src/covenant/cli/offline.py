@@ -102,8 +102,8 @@ def doctor(*, home: str | None, accept_loss: bool, rebuild_archive: bool, yes: b
 
 
 def _accept(folder: Path, salvage: Salvage) -> Path:
-    from covenant.daemon.environment import now_ms
     from covenant.daemon.doctor.ledger_repair import carry_out
+    from covenant.daemon.environment import now_ms
     from covenant.ledger.embedded.journal.recovery import lock_home
 
     with lock_home(folder):
@@ -113,10 +113,10 @@ def _accept(folder: Path, salvage: Salvage) -> Path:
 
 
 def _rebuild(folder: Path) -> Path | None:
+    from covenant.daemon.doctor.ledger_repair import rebuild_archive
     from covenant.daemon.environment import now_ms
     from covenant.daemon.settings import ledger_limits
     from covenant.daemon.settings_loader import load
-    from covenant.daemon.doctor.ledger_repair import rebuild_archive
     from covenant.ledger.embedded.journal.recovery import lock_home
 
     limits = ledger_limits(load({}, environment(), home=folder).settings)

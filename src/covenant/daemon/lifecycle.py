@@ -31,16 +31,14 @@ import uvloop
 
 from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
-from covenant.daemon.watchdog import HealthStandIn
-from covenant.daemon.home import SOCKET_NAME
+from covenant.daemon.home import SOCKET_NAME, left_in
 from covenant.daemon.http_listener import bound, http_bounds, make_server, url_of
-from covenant.daemon.settings_loader import Loaded
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Scheduler, Sweeper
 from covenant.daemon.settings import Settings
+from covenant.daemon.settings_loader import Loaded
+from covenant.daemon.watchdog import HealthStandIn, Watchdog
 from covenant.daemon.wiring.agent_sync import AgentSync
-from covenant.daemon.watchdog import Watchdog
-from covenant.daemon.home import left_in
 from covenant.daemon.wiring.node import Node, open_node
 from covenant.doors.http.app import TracedDoor
 from covenant.doors.http.server.http_server import HttpServer

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_type_hints
 
 from covenant.daemon.environment import HOME_VARIABLE, find_home
-from covenant.daemon.settings_field import Setting, setting_of
 from covenant.daemon.settings import Settings
+from covenant.daemon.settings_field import Setting, setting_of
 from covenant.model.errors import SettingsError
 
 FILE_NAME: Final = "settings.toml"

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
+from starlette.types import Receive, Send
+
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.model.errors import OverLimit, Refusal, Unauthenticated, Unavailable
 from covenant.model.ids import PublicKey
@@ -26,30 +31,125 @@ class CallerGoneError(Exception):
     """There is nobody left to answer."""
 
 
+class OnDisconnect:
+    """While this context is open, `call` is called once if the caller leaves.
+
+    Our own server calls it directly. Under another ASGI server a task listens, so the request must have been read to
+    its end.
+    """
+
+    __slots__ = ("_before", "_call", "_exchange", "_listener", "_receive")
+
+    def __init__(self, send: Send, receive: Receive, call: Callable[[], None]) -> None:
+        self._exchange = send if isinstance(send, HttpExchange) else None
+        self._receive = receive
+        self._call = call
+        self._before: Callable[[], None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        exchange = self._exchange
+        if exchange is None:
+            self._listener = asyncio.ensure_future(self._listen())
+        else:
+            self._before, exchange.on_disconnect = exchange.on_disconnect, self._call
+            if exchange.disconnected:
+                self._call()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._exchange is not None:
+            self._exchange.on_disconnect = self._before
+        elif self._listener is not None:
+            self._listener.cancel()
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._call()
+
+
+class CancelScope:
+    """A context around work that can be ended: `end` cancels it, and then the context raises the reason."""
+
+    __slots__ = ("_reason", "_work")
+
+    def __init__(self) -> None:
+        self._work: asyncio.Task[Any] | None = None
+        self._reason: Exception | None = None
+
+    def __enter__(self) -> Self:
+        self._work = asyncio.current_task()
+        return self
+
+    def end(self, reason: Exception) -> None:
+        if self._reason is None and self._work is not None:
+            self._reason = reason
+            # Not at once: this may be called by the work itself, which could end before it is canceled.
+            self._work.get_loop().call_soon(self._cancel)
+
+    def leave(self) -> None:
+        """There is nobody any more whom the work is for."""
+        self.end(CallerGoneError())
+
+    def _cancel(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        work, self._work = self._work, None
+        if self._reason is not None and kind is not None and issubclass(kind, asyncio.CancelledError):
+            assert work is not None
+            work.uncancel()
+            raise self._reason from None
+
+
+class WhileConnected(CancelScope):
+    """A context around work that is done for one caller alone: it raises CallerGoneError when the caller leaves."""
+
+    __slots__ = ("_watch",)
+
+    def __init__(self, send: Send, receive: Receive) -> None:
+        super().__init__()
+        self._watch = OnDisconnect(send, receive, self.leave)
+
+    def __enter__(self) -> Self:
+        self._work = asyncio.current_task()
+        self._watch.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._watch.__exit__(kind, error, at)
+        super().__exit__(kind, error, at)
+
+
+while_connected = WhileConnected
+
+
 class Pause:
-    """Sits between a call and what it waits for. `gone` is done once the caller has left."""
+    """Sits between a call and what it waits for. It can be ended: the caller has left, or may not wait any more."""
 
-    def __init__(self, gone: asyncio.Future[Any]) -> None:
-        self._gone = gone
-        self._ended: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+    caller_gone = False
 
-    @property
-    def caller_gone(self) -> bool:
-        return self._gone.done()
+    def __init__(self) -> None:
+        self._ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
-    def end(self, refusal: Refusal) -> None:
+    def leave(self) -> None:
+        """The caller has left."""
+        self.caller_gone = True
+        self.end(CallerGoneError())
+
+    def end(self, reason: Exception) -> None:
         if not self._ended.done():
-            self._ended.set_result(refusal)
+            self._ended.set_result(reason)
 
     async def until(self, happening: Coroutine[Any, Any, T]) -> T:
         """What `happening` gives, unless the wait is ended first."""
         watched = asyncio.ensure_future(happening)
         try:
-            await asyncio.wait((watched, self._gone, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((watched, self._ended), return_when=asyncio.FIRST_COMPLETED)
             if self._ended.done():
                 raise self._ended.result()
-            if self._gone.done():
-                raise CallerGoneError
             return watched.result()
         finally:
             watched.cancel()
@@ -72,22 +172,19 @@ class Waits:
         self._open_of: Counter[PublicKey] = Counter()
         self._stopping = False
 
-    async def run(
-        self,
-        principal: Principal,
-        gone: asyncio.Future[Any],
-        call: Callable[[Pause], Awaitable[T]],
-    ) -> T:
+    @contextmanager
+    def pause(self, principal: Principal) -> Iterator[Pause]:
+        """A wait of this caller, which ends early when its token is revoked or the daemon stops."""
         caller = principal.agent.pubkey
         self._check_room(caller)
-        pause = Pause(gone)
+        pause = Pause()
         if self._stopping:
             pause.end(_stopping())
         self._open.add(pause)
         self._open_of[caller] += 1
         try:
             with self._doorkeeper.session(principal, lambda: pause.end(_revoked())):
-                return await call(pause)
+                yield pause
         finally:
             self._open.discard(pause)
             self._open_of[caller] -= 1

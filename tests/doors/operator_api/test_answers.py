@@ -220,7 +220,10 @@ GOLDEN: list[tuple[ApiAnswer, str]] = [
             f'"results":[{OK_JSON}]}}'
         ),
     ),
-    (LeaseRenewedAnswer(task_id=T, lease=LEASE), f'{{"kind":"a2a_lease_renewed","task_id":"t-1","lease":{LEASE_JSON}}}'),
+    (
+        LeaseRenewedAnswer(task_id=T, lease=LEASE),
+        f'{{"kind":"a2a_lease_renewed","task_id":"t-1","lease":{LEASE_JSON}}}',
+    ),
     (LeaseReleasedAnswer(task_id=T), '{"kind":"a2a_lease_released","task_id":"t-1"}'),
     (
         RequestWithdrawnAnswer(request_id="r-1", leases=1, results=0),

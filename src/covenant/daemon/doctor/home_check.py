@@ -15,16 +15,24 @@ from pathlib import Path
 from typing import Final
 
 from covenant.daemon.agent_files import look, read_agent
-from covenant.daemon.wiring.cards import mcp_servers
-from covenant.daemon.environment import PASSPHRASE_VARIABLE
-from covenant.daemon.doctor.findings import BACKUP, Checkup, CheckFinding
-from covenant.daemon.home import KEY_NAME, OTHERS, SOCKET_NAME, TOKEN_NAME, LockedHome, UnsafeHome, read_key, read_token
-from covenant.daemon.keystore import Keystore, find_passphrase
+from covenant.daemon.doctor.findings import BACKUP, CheckFinding, Checkup
 from covenant.daemon.doctor.ledger_check import check_ledger
-from covenant.daemon.settings import ledger_limits
+from covenant.daemon.environment import PASSPHRASE_VARIABLE
+from covenant.daemon.home import (
+    KEY_NAME,
+    OTHERS,
+    SOCKET_NAME,
+    TOKEN_NAME,
+    LockedHome,
+    UnsafeHome,
+    left_files,
+    read_key,
+    read_token,
+)
+from covenant.daemon.keystore import Keystore, find_passphrase
+from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.settings_loader import load
-from covenant.daemon.settings import Settings
-from covenant.daemon.home import left_files
+from covenant.daemon.wiring.cards import mcp_servers
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
@@ -257,4 +265,6 @@ def _port(settings: Settings | None) -> Iterator[CheckFinding]:
             made.bind((host, port))
         except OSError as error:
             what = f"HTTP cannot listen on {host} port {port} now: {error.strerror}"
-            yield CheckFinding(what, way_out="stop what uses it, or choose another with --http-port or --http-bind-addr")
+            yield CheckFinding(
+                what, way_out="stop what uses it, or choose another with --http-port or --http-bind-addr"
+            )

@@ -13,11 +13,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
-from covenant.daemon.doctor.findings import BACKUP, Checkup, CheckFinding
+from covenant.daemon.doctor.findings import BACKUP, CheckFinding, Checkup
+from covenant.daemon.doctor.ledger_repair import plan
 from covenant.daemon.home import JOURNAL_NAME, KEY_NAME, UnsafeHome
 from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.operator import OPERATOR_DISPLAY
-from covenant.daemon.doctor.ledger_repair import plan
 from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.embedded.archive.apply_batch import RejectedRecord, count_rejects, read_rejects
 from covenant.ledger.embedded.archive.archive import (
@@ -77,7 +77,9 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
     archive = _check_archive(home / ARCHIVE_NAME)
     if not folder.exists() and not archive.archived_seq and not archive.lost:
         return Checkup((*archive.findings, CheckFinding("there is no ledger yet", way_out="the next start makes one")))
-    findings.append(CheckFinding(f"the snapshot holds records up to {snapshot_seq}" if newest else "there is no snapshot"))
+    findings.append(
+        CheckFinding(f"the snapshot holds records up to {snapshot_seq}" if newest else "there is no snapshot")
+    )
     findings += archive.findings
     if not archive.usable:
         return Checkup(tuple(findings))
@@ -182,7 +184,9 @@ def _check_archive(path: Path) -> _Archive:
             findings = [CheckFinding(f"the archive holds records up to {archived_seq}")]
             if not finished:
                 told = f"its pages were checked for {PAGES_CHECKED_S:g} s without a fault, not all of them"
-                findings.append(CheckFinding(told, way_out="sqlite3 archive.db 'PRAGMA integrity_check' checks the rest"))
+                findings.append(
+                    CheckFinding(told, way_out="sqlite3 archive.db 'PRAGMA integrity_check' checks the rest")
+                )
             rejects = tuple(read_rejects(db, REJECTS_SHOWN)) if _has_rejects(db) else ()
             if rejects:
                 findings += _tell_rejects(rejects, count_rejects(db))

@@ -16,10 +16,10 @@ from covenant.agents.peer_agent import PeerAgent, PeerRequester
 from covenant.agents.process_agent import TIMEOUT_MS, ProcessAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.daemon.environment import program_environment
 from covenant.daemon.logs import Log
 from covenant.daemon.wiring.model_registry import Cast
+from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_definition import INDEX, AgentDefinition

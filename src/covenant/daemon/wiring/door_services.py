@@ -15,9 +15,9 @@ from covenant.agents.runtime.job import JobLimits
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import program_environment
 from covenant.daemon.http_listener import CannotListen
-from covenant.daemon.wiring.push import check_push
 from covenant.daemon.settings import A2aSettings, Settings
 from covenant.daemon.wiring.cards import base_url_of, publishing_of
+from covenant.daemon.wiring.push import check_push
 from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.doors import simple
 from covenant.doors.a2a.admission import Admission

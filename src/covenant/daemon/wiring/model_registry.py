@@ -18,10 +18,10 @@ from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.router import IndexAgent, NoModelAgent
 from covenant.agents.runtime.job import Job, RunnableAgent
-from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.daemon.environment import environment, now_ms
 from covenant.daemon.logs import Log
 from covenant.daemon.settings import ModelSettings, Settings
+from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.agent_definition import INDEX, AgentDefinition

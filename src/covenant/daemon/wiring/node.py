@@ -19,12 +19,8 @@ from starlette.routing import BaseRoute
 import covenant
 from covenant.agents.model.mcp_tools import McpTools
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.daemon.wiring.door_services import make_conversations, make_crew, make_door, make_gate, make_office
 from covenant.daemon.agent_files import AgentFiles
-from covenant.daemon.wiring.cards import card_pages, make_cards, mcp_servers
-from covenant.daemon.wiring.remote_agents import Elsewhere, make_delegations
 from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms
-from covenant.daemon.wiring.door_services import open_grpc
 from covenant.daemon.home import (
     KEY_NAME,
     SOCKET_NAME,
@@ -35,18 +31,28 @@ from covenant.daemon.home import (
     save_token,
 )
 from covenant.daemon.keystore import Keystore, find_passphrase
-from covenant.daemon.settings import ledger_limits
 from covenant.daemon.logs import Log
-from covenant.daemon.wiring.door_services import make_mcp, make_tools
-from covenant.daemon.wiring.model_registry import Cast, Reach, make_cast
 from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
-from covenant.daemon.wiring.remote_agents import open_outbound
+from covenant.daemon.settings import HttpSettings, Settings, ledger_limits
+from covenant.daemon.telemetry import open_tracer
+from covenant.daemon.wiring.cards import card_pages, make_cards, mcp_servers
+from covenant.daemon.wiring.door_services import DESCRIBED as TENANT_DESCRIBED
+from covenant.daemon.wiring.door_services import (
+    Built,
+    make_conversations,
+    make_crew,
+    make_door,
+    make_gate,
+    make_mcp,
+    make_office,
+    make_tools,
+    open_grpc,
+    tenant_routes,
+)
+from covenant.daemon.wiring.model_registry import Cast, Reach, make_cast
 from covenant.daemon.wiring.peers import Around, Outside, Peering, join_peers, open_keyring
 from covenant.daemon.wiring.push import make_pushes
-from covenant.daemon.settings import HttpSettings, Settings
-from covenant.daemon.telemetry import open_tracer
-from covenant.daemon.wiring.door_services import DESCRIBED as TENANT_DESCRIBED
-from covenant.daemon.wiring.door_services import Built, tenant_routes
+from covenant.daemon.wiring.remote_agents import Elsewhere, make_delegations, open_outbound
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
 from covenant.doors.a2a.door import PREFIX

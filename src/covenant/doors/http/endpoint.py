@@ -5,7 +5,6 @@ The order of checks is authentication, size, JSON, types. Nothing is buffered fo
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from covenant.doors.http.responses import (
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.answers import ApiAnswer
 from covenant.doors.operator_api.operation import ApiOperation, Services
-from covenant.doors.waits import CallerGoneError, Waits
+from covenant.doors.waits import CallerGoneError, OnDisconnect, Waits
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import Caller
 from covenant.model.call_context import Hop
@@ -87,7 +86,7 @@ class OperationEndpoint(Generic[R]):
             caller = await authenticate(self._doorkeeper, scope)
             request = await self._request(scope, receive, send)
             if self._operation.wait is not None and getattr(request, "wait_ms", None):
-                answer = await self._wait(caller, request, receive)
+                answer = await self._wait(caller, request, receive, send)
             else:
                 answer = await self._run(self._office, caller, request)
             await reply(send, self._operation.status, self._encode(answer))
@@ -120,20 +119,11 @@ class OperationEndpoint(Generic[R]):
             return msgspec.structs.replace(request, **scope["path_params"])
         return request
 
-    async def _wait(self, caller: Principal, request: R, receive: Receive) -> ApiAnswer:
+    async def _wait(self, caller: Principal, request: R, receive: Receive, send: Send) -> ApiAnswer:
         wait = self._operation.wait
         assert wait is not None
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
-            return await self._waits.run(caller, gone, lambda pause: wait(self._office, caller, request, pause))
-        finally:
-            gone.cancel()
-
-
-async def _disconnected(receive: Receive) -> None:
-    message: Any = None
-    while message is None or message["type"] != "http.disconnect":
-        message = await receive()
+        with self._waits.pause(caller) as pause, OnDisconnect(send, receive, pause.leave):
+            return await wait(self._office, caller, request, pause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, cast
 
 from covenant.wire.ipc_frames import HEADER_BYTES, encode_frame, frame_length
@@ -71,6 +73,19 @@ class FrameStream(asyncio.Protocol):
         """Serve nothing more, whatever has arrived."""
         self._cut_off = True
         self.end()
+
+    @contextmanager
+    def on_end(self, call: Callable[[], None]) -> Iterator[None]:
+        """While this context is open, `call` is called if the stream ends."""
+
+        def ended(_: asyncio.Future[None]) -> None:
+            call()
+
+        self.ended.add_done_callback(ended)
+        try:
+            yield
+        finally:
+            self.ended.remove_done_callback(ended)
 
     async def read(self) -> bytes | None:
         """The next frame's body; None at the end."""

@@ -205,7 +205,8 @@ class IpcSession:
         wait = operation.wait
         if wait is None or not request.wait_ms:
             return await operation.run(talk.office, caller, request)
-        return await talk.waits.run(caller, self._stream.ended, lambda pause: wait(talk.office, caller, request, pause))
+        with talk.waits.pause(caller) as pause, self._stream.on_end(pause.leave):
+            return await wait(talk.office, caller, request, pause)
 
     async def _say(self, answer: ApiAnswer) -> None:
         await self._stream.write(self._talk.encode(answer))

@@ -52,7 +52,9 @@ def make_server(run: Run, version: str) -> Server[Any]:
             return _result(ToolAnswer(f"{refusal.code}: {refusal.message}", {"code": refusal.code}, failed=True))
         except Exception:  # what went wrong inside is for our log alone
             log.exception("mcp.failed", extra={"tool": asked.name})
-            return _result(ToolAnswer("internal: this failed here; the log says why", {"code": "internal"}, failed=True))
+            return _result(
+                ToolAnswer("internal: this failed here; the log says why", {"code": "internal"}, failed=True)
+            )
         return _result(told)
 
     server: Server[Any] = Server(

@@ -42,7 +42,9 @@ def told_task(view: TaskView, *, agent: str) -> ToolAnswer:
     if view.holder_lost:
         data["holder_lost"] = True
     listed = [f"Artifact: {file}" for file in files]
-    return ToolAnswer("\n".join([*lines, *listed, *(["", shortened(said)] if said else [])]), data, failed=_failed(state))
+    return ToolAnswer(
+        "\n".join([*lines, *listed, *(["", shortened(said)] if said else [])]), data, failed=_failed(state)
+    )
 
 
 def _failed(state: TaskState) -> bool:

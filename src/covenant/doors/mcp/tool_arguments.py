@@ -85,7 +85,15 @@ class QueueStatusArguments(_Arguments, frozen=True, kw_only=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100, description="Most tasks to name.")] = LIMIT
 
 
-Arguments = DiscoverAgentArguments | InvokeRemoteAgentArguments | ListAgentsArguments | SendTaskArguments | GetTaskArguments | CancelTaskArguments | QueueStatusArguments
+Arguments = (
+    DiscoverAgentArguments
+    | InvokeRemoteAgentArguments
+    | ListAgentsArguments
+    | SendTaskArguments
+    | GetTaskArguments
+    | CancelTaskArguments
+    | QueueStatusArguments
+)
 
 
 class ToolRow(NamedTuple):

@@ -56,7 +56,9 @@ class ToolHandlers:
         self._new_id = new_id
         self._abroad = abroad
 
-    async def call(self, caller: Caller, name: str, given: Mapping[str, Any] | None, tell: ReportProgress) -> ToolAnswer:
+    async def call(
+        self, caller: Caller, name: str, given: Mapping[str, Any] | None, tell: ReportProgress
+    ) -> ToolAnswer:
         """Raises Refusal."""
         asked = tools.read_arguments(name, given)
         match asked:

@@ -300,5 +300,7 @@ def native_routes(door: NativeDoor, gate: TenantGate, meter: Meter, *, body_byte
         "delete_conversation": door.delete,
         "list_messages": door.messages,
     }
-    calls |= {name: TenantEndpoint(gate, meter, name, run, body_bytes_max=body_bytes_max) for name, run in asked.items()}
+    calls |= {
+        name: TenantEndpoint(gate, meter, name, run, body_bytes_max=body_bytes_max) for name, run in asked.items()
+    }
     return described_routes(DESCRIBED, calls)

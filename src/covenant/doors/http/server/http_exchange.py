@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
@@ -117,6 +117,8 @@ class HttpExchange:
     kept_bytes = 0
     """Of the body: arrived, and not received by the door yet."""
     chunked = False
+    on_disconnect: Callable[[], None] | None = None
+    """Called once, on the loop, when the client leaves or is cut off; see `waits.while_connected`."""
     _parts: list[bytes] | None = None
     _news: asyncio.Future[None] | None = None
     _head = b""
@@ -292,6 +294,8 @@ class HttpExchange:
         self._parts = None
         if self._news is not None:
             self._wake()
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
     def end_stream(self) -> bool:
         """A stream ends with its daemon, and says so. False if this is no stream."""
