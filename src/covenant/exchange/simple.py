@@ -8,7 +8,7 @@ ended is never forgotten. After a start the view begins with the newest thousand
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -29,54 +29,13 @@ from covenant.model.content import Text
 from covenant.model.errors import Invalid, NotFound, OverLimit
 from covenant.model.ids import TaskId
 from covenant.model.mcp_servers import Tool, tools_for
+from covenant.model.rate_limits import MINUTE_MS, SlidingWindow
 from covenant.model.task import SIMPLE, Task
 from covenant.model.task_view import TaskView
 from covenant.model.tracing import trace_of, traced
 
-KEYS_MAX: Final = 10_000
-"""Keys that are remembered before those that have been quiet are looked for and forgotten."""
-
-
-class SlidingWindow:
-    """Keys are credentials, so there are no more of them than there are callers. Lives on one loop."""
-
-    def __init__(self, most: int, span_ms: int, now_ms: Callable[[], int]) -> None:
-        """`most` 0: no limit."""
-        self._most = most
-        self._span_ms = span_ms
-        self._now_ms = now_ms
-        self._spent: dict[str, deque[int]] = {}
-
-    def spend(self, key: str) -> None:
-        """One more, or a refusal that says when there is room again. What is refused is not counted."""
-        if not self._most:
-            return
-        now_ms = self._now_ms()
-        times = self._spent.get(key)
-        if times is None:
-            if len(self._spent) >= KEYS_MAX:
-                self._forget_quiet(now_ms)
-            times = self._spent[key] = deque(maxlen=self._most)
-        self._let_go(times, now_ms)
-        if len(times) == self._most:
-            raise OverLimit(RATE, MESSAGE, retry_after_ms=times[0] + self._span_ms - now_ms)
-        times.append(now_ms)
-
-    def _let_go(self, times: deque[int], now_ms: int) -> None:
-        # A time that is still to come is from before the clock was set back: nobody waits for that.
-        while times and not 0 <= now_ms - times[0] < self._span_ms:
-            times.popleft()
-
-    def _forget_quiet(self, now_ms: int) -> None:
-        for key, times in list(self._spent.items()):
-            self._let_go(times, now_ms)
-            if not times:
-                del self._spent[key]
-
-
 TIMEOUT_MS: Final = 300_000
 RATE_PER_MIN: Final = 5
-MINUTE_MS: Final = 60_000
 KEPT_MAX: Final = 1_000
 PRUNED: Final = 100
 SHELVES_MAX: Final = 256
@@ -126,7 +85,7 @@ class SimpleExchange:
         self._tools = tools
         self._limits = limits or SimpleLimits()
         self._views = TaskReader(ledger)
-        self._window = SlidingWindow(self._limits.rate_per_min, MINUTE_MS, ledger.clock.monotonic_ms)
+        self._window = SlidingWindow(self._limits.rate_per_min, MINUTE_MS)
         self._shelves: OrderedDict[str, dict[TaskId, None]] = OrderedDict()
         self._cleared: set[str] = set()
         self._loading = asyncio.Lock()
@@ -141,7 +100,9 @@ class SimpleExchange:
         tenant = caller.tenant.name
         agent, ignored = self._choose(tenant, sent.skill)
         check_chain(depth, hop.chain, self._catalogue.identity(tenant, agent.id), self._limits.depth_max)
-        self._window.spend(caller.token_sha256)
+        wait_ms = self._window.take(caller.token_sha256, self._ledger.clock.monotonic_ms())
+        if wait_ms is not None:
+            raise OverLimit(RATE, MESSAGE, retry_after_ms=wait_ms)
         task = self._task(agent, sent, msgspec.structs.replace(hop, depth=depth), ignored)
         message = Message(message_id=task.id, parts=(Text(sent.message),))
         check_message(message, agent, ())

@@ -8,7 +8,6 @@ decide, and how many are worked on at once is for whoever works on them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final
@@ -16,9 +15,9 @@ from typing import Final
 from covenant.exchange.access.tenants import Caller
 from covenant.ledger.machine.decisions.acceptance import LIVE_TASKS, QUEUED_BYTES
 from covenant.model.errors import OverLimit
+from covenant.model.rate_limits import TokenBuckets
 from covenant.model.tenants import TenantLimits
 
-MINUTE_MS: Final = 60_000
 RUNNING_RETRY_MS: Final = 1_000
 """When somebody will be done is not known: soon enough not to be idle, late enough not to be a storm."""
 
@@ -29,14 +28,6 @@ REASONS: Final = frozenset({CONCURRENT, STREAMS, RATE, LIVE_TASKS, QUEUED_BYTES}
 """The codes of a tenant's limits: a refusal says them as its `reason` too."""
 MESSAGE: Final = "rate limit exceeded"
 STREAMS_MESSAGE: Final = "too many streams are open; close one, or read the task instead of following it"
-
-
-class _Bucket:
-    __slots__ = ("at_ms", "left")
-
-    def __init__(self, left: float, at_ms: int) -> None:
-        self.left = left
-        self.at_ms = at_ms
 
 
 class LimitSlot:
@@ -71,7 +62,7 @@ class TenantLimiter:
     def __init__(self, now_ms: Callable[[], int], defaults: TenantLimits | None = None) -> None:
         self._now_ms = now_ms
         self._defaults = defaults or TenantLimits()
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets = TokenBuckets()
         self._connections: dict[str, int] = {}
         self._streams: dict[str, int] = {}
 
@@ -83,16 +74,9 @@ class TenantLimiter:
             return
         # A burst belongs to the rate it was given with.
         burst = (own.burst if own.rate_per_min else own.burst or defaults.burst) or rate
-        now_ms, bucket = self._now_ms(), self._buckets.get(caller.tenant.name)
-        if bucket is None:
-            bucket = self._buckets[caller.tenant.name] = _Bucket(float(burst), now_ms)
-        # A clock that was set back gives nothing, and takes nothing.
-        filled = max(0, now_ms - bucket.at_ms) * rate / MINUTE_MS
-        bucket.left, bucket.at_ms = min(float(burst), bucket.left + filled), now_ms
-        if bucket.left < 1:
-            wait_ms = math.ceil((1 - bucket.left) * MINUTE_MS / rate)
+        wait_ms = self._buckets.take(caller.tenant.name, self._now_ms(), rate, burst)
+        if wait_ms is not None:
             raise OverLimit(RATE, MESSAGE, retry_after_ms=wait_ms)
-        bucket.left -= 1
 
     def connected(self, caller: Caller) -> LimitSlot:
         """While a request of the tenant is answered; refused if as many are already as may be."""
