@@ -274,12 +274,12 @@ class ModelAgent:
         constitution = self._constitution
         return Agent(
             model,
-            instructions=system_prompt(constitution, toolbox.roster, tools=bool(toolbox.wares), voice=_spoken(job)),
+            instructions=system_prompt(constitution, toolbox.roster, tools=bool(toolbox.specs), voice=_spoken(job)),
             tools=[
                 Tool.from_schema(
-                    partial(self._use, job, toolbox, ware.name), ware.name, ware.about, ware.schema, takes_ctx=True
+                    partial(self._use, job, toolbox, spec.name), spec.name, spec.about, spec.schema, takes_ctx=True
                 )
-                for ware in toolbox.wares
+                for spec in toolbox.specs
             ],
             model_settings=ModelSettings(
                 max_tokens=constitution.max_tokens, temperature=constitution.temperature, timeout=self._request_s

@@ -13,7 +13,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -21,31 +21,16 @@ from covenant.agents.agent_directory import AgentDirectory, RemoteCardEntry, des
 from covenant.agents.model.agent_memory import AgentMemories, AgentMemory, MemoryNote
 from covenant.agents.model.mcp_tools import McpTools
 from covenant.agents.model.tool_specs import (
-    BY_NAME,
     RESULT_BYTES_MAX,
     SHARED_BYTES_MAX,
-    TOOL_SPECS,
     TRUNCATED,
-    AdviseArgs,
-    AgentArgs,
-    Args,
-    ClearArgs,
-    FetchArgs,
-    McpArgs,
-    NoArgs,
-    NoteArgs,
-    NoteIdArgs,
-    ParallelArgs,
-    RemoteArgs,
-    RemoteCallArgs,
-    SearchArgs,
-    ServerArgs,
     ToolSpec,
-    WriteArgs,
     cut,
     framed,
     label,
     plain,
+    specs_of,
+    tool,
 )
 from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.remote_agent import NOT_ASKED
@@ -67,7 +52,13 @@ CONSULTS_MAX: Final = 2
 FILE_BYTES_MAX: Final = 10 * 1024 * 1024
 """Of all files of a turn."""
 FAILURES_MAX: Final = 2
+PARALLEL_MAX: Final = 16
 ERR: Final = "ERR: "
+
+Short = Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
+Words = Annotated[str, msgspec.Meta(min_length=1, max_length=200_000)]
+Url = Annotated[str, msgspec.Meta(min_length=1, max_length=8_192)]
+FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 _RPC = re.compile(r"(.*) \(JSON-RPC (-?\d+)\)", re.DOTALL).fullmatch
 _HTTP = re.compile(r"(?:the remote refused: )?(.*?) ?\(?HTTP (\d+)\)?", re.DOTALL).fullmatch
@@ -95,6 +86,16 @@ class ToolServices:
             "/write": True,
         }
         return frozenset(command for command, is_there in there.items() if is_there)
+
+
+class AgentMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of several that are sent at once."""
+
+    agent: Short
+    message: Words
+
+
+AgentMessages = Annotated[tuple[AgentMessage, ...], msgspec.Meta(min_length=1, max_length=PARALLEL_MAX)]
 
 
 class ToolFailed(Exception):
@@ -166,28 +167,11 @@ class Toolbox:
         self._failures: dict[tuple[str, bytes], int] = {}
         self._asking: dict[str, Answer] = {}
         """Agents that wait for an answer to what they asked."""
-        self._uses: dict[str, Callable[[Any], Awaitable[str]]] = {
-            "agent": self._agent,
-            "parallel": self._parallel,
-            "a2a_list": self._a2a_list,
-            "a2a_card": self._a2a_card,
-            "a2a_call": self._a2a_call,
-            "mcp_tools": self._mcp_tools,
-            "mcp_call": self._mcp_call,
-            "fetch": self._fetch,
-            "mem_write": self._mem_write,
-            "mem_read": self._mem_read,
-            "mem_show": self._mem_show,
-            "mem_search": self._mem_search,
-            "mem_clear": self._mem_clear,
-            "advise": self._asked_for_advice,
-            "write": self._write,
-        }
 
     @property
-    def wares(self) -> list[ToolSpec]:
-        """What the model is told of."""
-        return [ware for ware in TOOL_SPECS if ware.command in self.commands]
+    def specs(self) -> list[ToolSpec]:
+        """The tools that the model is told of."""
+        return [spec for spec in TOOL_SPECS.values() if spec.command in self.commands]
 
     @property
     def roster(self) -> str:
@@ -198,12 +182,12 @@ class Toolbox:
         """What the tool says, framed. `round_` counts the model's answers in this turn, from 1."""
         if round_ != self._round:
             self._round, self._room, self._pages_left = round_, SHARED_BYTES_MAX, PAGES_MAX
-        ware = BY_NAME.get(name)
+        spec = TOOL_SPECS.get(name)
         key = (name, msgspec.json.encode(given))
         try:
-            if ware is not None and ware.command == "/a2a" and not self._means.roster.known(self._tenant):
+            if spec is not None and spec.command == "/a2a" and not self._means.roster.known(self._tenant):
                 raise ToolFailed("A2A unavailable in this context")
-            if ware is None or ware.command not in self.commands:
+            if spec is None or spec.command not in self.commands:
                 raise ToolFailed(f"{name} is not among the tools of this agent")
             if round_ > ROUNDS_MAX:
                 raise ToolFailed(
@@ -211,25 +195,23 @@ class Toolbox:
                 )
             if self._failures.get(key, 0) >= FAILURES_MAX:
                 raise ToolFailed("this failed before, with the same arguments; do something else")
-            body, ok = await self._uses[name](_read(ware, given)), True
+            args = _read(spec, given)
+            body, ok = await spec.run(self, **msgspec.structs.asdict(args)), True
         except (ToolFailed, CovenantError) as error:
             body, ok = f"{ERR}{error}", False
             self._failures[key] = self._failures.get(key, 0) + 1
         self._speech.tool(label(name, given), ok=ok)
-        command = ware.command.removeprefix("/") if ware is not None else name
+        command = spec.command.removeprefix("/") if spec is not None else name
         told, took = framed(command, name, given, body, self._room)
         self._room -= took
         return told
 
-    # Other agents, here and elsewhere
-
-    async def _agent(self, args: AgentArgs) -> str:
+    @tool("/agent", "Hand a task to another agent, and get its answer.")
+    async def agent(self, agent: Short, message: Words) -> str:
         known = {listed.name for listed in self._means.roster.local(self._tenant)} - {INDEX, self._constitution.id}
-        if args.agent not in known:
-            raise ToolFailed(
-                f"there is no agent {args.agent!r} to call; there are: {', '.join(sorted(known)) or 'none'}"
-            )
-        return await self._asked(args.agent, args.message)
+        if agent not in known:
+            raise ToolFailed(f"there is no agent {agent!r} to call; there are: {', '.join(sorted(known)) or 'none'}")
+        return await self._asked(agent, message)
 
     async def _asked(self, name: str, message: str) -> str:
         asking = self._asking.pop(name, None)
@@ -246,31 +228,35 @@ class Toolbox:
         names = [artifact.name for artifact in made_by(answer) if artifact.name]
         return f"{answer.text}\n(it also made: {', '.join(map(plain, names))})" if names else answer.text
 
-    async def _parallel(self, args: ParallelArgs) -> str:
-        async def one(call: AgentArgs) -> str:
+    @tool("/parallel", f"Hand tasks to up to {PARALLEL_MAX} agents at once, and get all their answers.")
+    async def parallel(self, calls: AgentMessages) -> str:
+        async def one(call: AgentMessage) -> str:
             try:
-                return await self._agent(call)
+                return await self.agent(call.agent, call.message)
             except (ToolFailed, CovenantError) as error:
                 return f"{ERR}{error}"
 
-        answers = await asyncio.gather(*(one(call) for call in args.calls))
+        answers = await asyncio.gather(*(one(call) for call in calls))
         share = RESULT_BYTES_MAX // len(answers) - 100
-        pairs = zip(args.calls, answers, strict=True)
+        pairs = zip(calls, answers, strict=True)
         return "\n".join(f"[{call.agent}]\n{cut(answer, share)}" for call, answer in pairs)
 
-    async def _a2a_list(self, args: NoArgs) -> str:  # noqa: ARG002
+    @tool("/a2a", "List the remote agents.")
+    async def a2a_list(self) -> str:
         return list_remotes(self._means.roster.known(self._tenant))
 
-    async def _a2a_card(self, args: RemoteArgs) -> str:
-        kept = self._remote(args.name)
+    @tool("/a2a", "Show a remote agent's card.")
+    async def a2a_card(self, name: Short) -> str:
+        kept = self._remote(name)
         if kept.card is None:
             raise ToolFailed(f"card fetch failed: {kept.trouble}")
         return describe_card(kept.card)
 
-    async def _a2a_call(self, args: RemoteCallArgs) -> str:
-        self._remote(args.name)
+    @tool("/a2a", "Send a message to a remote agent, and get its answer. It sees this text and nothing else.")
+    async def a2a_call(self, name: Short, message: Words) -> str:
+        self._remote(name)
         try:
-            return await self._asked(args.name, args.message)
+            return await self._asked(name, message)
         except ToolFailed as failed:
             raise ToolFailed(_abroad(str(failed))) from None
 
@@ -280,70 +266,69 @@ class Toolbox:
             raise ToolFailed(f"unknown remote agent {name!r}; see /a2a list")
         return kept
 
-    # MCP servers
-
-    async def _mcp_tools(self, args: ServerArgs) -> str:
+    @tool(MCP, "List the tools of the MCP servers, or of one.")
+    async def mcp_tools(self, server: str | None = None) -> str:
         assert self._means.mcp is not None
         offered = await self._means.mcp.list(self._tenant, self._constitution)
         lines = [
             f"{tool.full_name} — {plain(tool.description)}\n  takes: {plain(schema)}"
             for tool, schema in offered
-            if args.server in (None, "", tool.server)
+            if server in (None, "", tool.server)
         ]
         return "\n".join(lines) or "no tools"
 
-    async def _mcp_call(self, args: McpArgs) -> str:
+    @tool(MCP, "Call a tool of an MCP server.")
+    async def mcp_call(self, server: Short, tool: Short, arguments: Mapping[str, Any] = {}) -> str:
         assert self._means.mcp is not None
         mcp, constitution = self._means.mcp, self._constitution
-        answer = await mcp.call(self._tenant, constitution, args.server, args.tool, args.arguments)
+        answer = await mcp.call(self._tenant, constitution, server, tool, arguments)
         if answer.failed:
             raise ToolFailed(answer.text or "the tool failed")
         return f"{answer.text}{TRUNCATED}" if answer.cut else answer.text
 
-    # WebPages
-
-    async def _fetch(self, args: FetchArgs) -> str:
+    @tool("/fetch", "Read a web address as text.")
+    async def fetch(self, url: Url) -> str:
         assert self._means.pages is not None
         if self._pages_left <= 0:
             raise ToolFailed(f"{PAGES_MAX} pages were read in this round, which is as many as may be")
         self._pages_left -= 1
-        return await self._means.pages.read(args.url)
-
-    # AgentMemory
+        return await self._means.pages.read(url)
 
     @property
     def _memory(self) -> AgentMemory:
         assert self._means.memories is not None
         return self._means.memories.of(self._tenant, self._constitution.id)
 
-    async def _mem_write(self, args: NoteArgs) -> str:
-        note = await self._memory.write(args.text, args.title)
+    @tool("/mem", "Remember something beyond this task.")
+    async def mem_write(self, text: Words, title: str = "") -> str:
+        note = await self._memory.write(text, title)
         return f"OK: note {note.id}"
 
-    async def _mem_read(self, args: NoteIdArgs) -> str:
-        note = await self._memory.note(args.id)
+    @tool("/mem", "Read a note that you wrote.")
+    async def mem_read(self, id: int) -> str:  # noqa: A002
+        note = await self._memory.note(id)
         return f"{_headline(note)}\n{note.text}"
 
-    async def _mem_show(self, args: NoArgs) -> str:  # noqa: ARG002
+    @tool("/mem", "List your notes.")
+    async def mem_show(self) -> str:
         return "\n".join(map(_headline, await self._memory.notes())) or "no notes"
 
-    async def _mem_search(self, args: SearchArgs) -> str:
-        found = await self._memory.search(args.query)
+    @tool("/mem", "Find notes by their words.")
+    async def mem_search(self, query: Short) -> str:
+        found = await self._memory.search(query)
         return "\n".join(f"{_headline(note)}\n{note.text}" for note in found) or "no notes match"
 
-    async def _mem_clear(self, args: ClearArgs) -> str:
-        return f"OK: {await self._memory.clear(args.id)} forgotten"
+    @tool("/mem", "Forget one note, or all of them.")
+    async def mem_clear(self, id: int | None = None) -> str:  # noqa: A002
+        return f"OK: {await self._memory.clear(id)} forgotten"
 
-    # The advisor
-
-    async def _asked_for_advice(self, args: AdviseArgs) -> str:
+    @tool("/advise", "Ask your advisor before you go on.")
+    async def advise(self, question: Words) -> str:
         assert self._advise is not None
         if self._consults_left <= 0:
             raise ToolFailed(f"your advisor was asked {CONSULTS_MAX} times in this turn, which is as often as may be")
         self._consults_left -= 1
-        return await self._advise(args.question)
-
-    # Files
+        return await self._advise(question)
 
     def give_files(self) -> None:
         """Those that were held until now."""
@@ -351,23 +336,27 @@ class Toolbox:
         for file in files.values():
             self._speech.give(file)
 
-    async def _write(self, args: WriteArgs) -> str:
-        data = args.content.encode()
+    @tool("/write", "Give the user a file, as part of the answer.")
+    async def write(self, path: FilePath, content: str, *, persist: bool = False) -> str:
+        data = content.encode()
         if len(data) > self._files_room:
             raise ToolFailed(f"the files of one turn may have {FILE_BYTES_MAX} bytes together")
         self._files_room -= len(data)
-        file = saying.file(args.path, data, media_type="text/plain")
+        file = saying.file(path, data, media_type="text/plain")
         if self._files is None:
             self._speech.give(file)
         else:
-            self._files[args.path] = file
-        note = "; it is part of the answer and kept nowhere else" if args.persist else ""
-        return f"OK: wrote {args.path}, {len(data)} bytes{note}"
+            self._files[path] = file
+        note = "; it is part of the answer and kept nowhere else" if persist else ""
+        return f"OK: wrote {path}, {len(data)} bytes{note}"
 
 
-def _read(ware: ToolSpec, given: Mapping[str, Any]) -> Args:
+TOOL_SPECS: Final = specs_of(Toolbox)
+
+
+def _read(spec: ToolSpec, given: Mapping[str, Any]) -> msgspec.Struct:
     try:
-        return msgspec.convert(dict(given), ware.takes)
+        return msgspec.convert(dict(given), spec.takes)
     except msgspec.ValidationError as wrong:
         raise ToolFailed(f"usage: {wrong}") from None
 
