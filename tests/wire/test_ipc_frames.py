@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from covenant.doors.operator_api.operation_table import BY_KIND, OPERATIONS
-from covenant.wire.ipc_frames import WrappedPolicy, WrappedResult, canonical_kind, encode_frame, frame_length
-from covenant.wire.mailbox import PostResult, RetryStaleRequest
+from covenant.wire.ipc_frames import canonical_kind, encode_frame, frame_length
+from covenant.wire.mailbox import PostResult, RetryStaleRequest, WrappedPolicy, WrappedResult
 
 
 def test_a_frame_is_its_length_and_its_body() -> None:

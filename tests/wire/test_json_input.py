@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.model.content import Json, Text
 from covenant.model.errors import Invalid
-from covenant.wire.ipc_frames import FrameHeader
 from covenant.wire.json_input import NESTING_MAX, QUERY_FIELDS_MAX, decode, decode_query
-from covenant.wire.mailbox import PostResult, QueueRequest, ReceiveRequest
+from covenant.wire.mailbox import FrameHeader, PostResult, QueueRequest, ReceiveRequest
 
 RESULT = msgspec.json.Decoder(PostResult)
 TASK_ID = "123e4567-e89b-42d3-a456-426614174000"

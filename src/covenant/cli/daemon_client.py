@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +16,10 @@ from typing import Any, Final, Self
 
 from covenant.cli.terminal import Failure, Unreachable
 from covenant.daemon.environment import TOKEN_VARIABLE
+from covenant.wire.ipc_frames import HEADER_BYTES, encode_frame, frame_length
 
-FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The largest frame that a daemon can be set to send."""
 ANSWER_S: Final = 30.0
 """How long an answer may take, besides what the request itself asks to wait."""
 CONNECT_S: Final = 5.0
@@ -95,9 +96,9 @@ def _exchange(opened: socket.socket, request: Mapping[str, Any], within_s: float
     try:
         # A daemon that refuses a frame closes early: its refusal is still there to be read.
         with suppress(BrokenPipeError, ConnectionResetError):
-            opened.sendall(struct.pack(">I", len(body)) + body)
-        (length,) = struct.unpack(">I", _read(opened, 4))
-        if length > FRAME_BYTES_MAX:
+            opened.sendall(encode_frame(body))
+        length = frame_length(_read(opened, HEADER_BYTES))
+        if length > ANSWER_BYTES_MAX:
             raise Unreachable("daemon_unreachable", "the answer is too large to be an answer")
         answer = json.loads(_read(opened, length))
     except TimeoutError:

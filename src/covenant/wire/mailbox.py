@@ -245,3 +245,48 @@ class RetryStaleRequest(Request, frozen=True, kw_only=True):
 
 def parse_optional(parse: Callable[[str], T], value: str | None) -> T | None:
     return None if value is None else parse(value)
+
+
+class FrameHeader(msgspec.Struct, frozen=True, gc=False):
+    """What is read of every frame before its kind is known."""
+
+    kind: str
+    token_b58: str | None = None
+
+
+class WrappedTask(msgspec.Struct, frozen=True):
+    task: SendTask
+
+    def request(self) -> Request:
+        return self.task
+
+
+class WrappedResult(msgspec.Struct, frozen=True):
+    """`lease_id` may stand in the result or beside it."""
+
+    result: PostResult
+    lease_id: str | None = None
+
+    def request(self) -> Request:
+        if self.lease_id is None:
+            return self.result
+        return msgspec.structs.replace(self.result, lease_id=self.lease_id)
+
+
+class WrappedRepair(msgspec.Struct, frozen=True):
+    # Named by the protocol; the method below would hide it under the same name.
+    repair: RepairTask = msgspec.field(name="request")
+
+    def request(self) -> Request:
+        return self.repair
+
+
+class WrappedPolicy(msgspec.Struct, frozen=True):
+    policy: RetryStaleRequest | None = None
+
+    def request(self) -> Request:
+        return self.policy if self.policy is not None else RetryStaleRequest()
+
+
+Wrapped = WrappedTask | WrappedResult | WrappedRepair | WrappedPolicy
+"""The four requests that come in a field of their own on the local socket, as the protocol has always had them."""

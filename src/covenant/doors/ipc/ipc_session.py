@@ -33,8 +33,9 @@ from covenant.doors.operator_api.operation_table import BY_KIND, OPERATIONS
 from covenant.doors.waits import CallerGoneError, Waits
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.model.errors import Invalid, Refusal, TooLarge
-from covenant.wire.ipc_frames import FrameHeader, canonical_kind
+from covenant.wire.ipc_frames import canonical_kind
 from covenant.wire.json_input import check_fields, decode
+from covenant.wire.mailbox import FrameHeader
 
 Encode = Callable[[ApiAnswer], bytes]
 

@@ -16,7 +16,6 @@ from covenant.model.ids import LeaseId, TaskId, parse_lease_id, parse_task_id
 from covenant.model.result import Ending, Result
 from covenant.model.task import Lease, Task
 from covenant.model.task_event import MessageUpdate
-from covenant.wire.ipc_frames import WrappedResult, WrappedTask
 from covenant.wire.mailbox import (
     CancelTaskRequest,
     DrainRequest,
@@ -27,6 +26,8 @@ from covenant.wire.mailbox import (
     SendTask,
     UpdateTask,
     WithdrawRequest,
+    WrappedResult,
+    WrappedTask,
     parse_optional,
 )
 

@@ -18,8 +18,7 @@ from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.contract.ledger import Ledger
-from covenant.wire.ipc_frames import Wrapped
-from covenant.wire.mailbox import Request
+from covenant.wire.mailbox import Request, Wrapped
 
 if TYPE_CHECKING:
     from covenant.doors.operator_api.peers import PeerOperations

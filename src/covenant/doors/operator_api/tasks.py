@@ -15,7 +15,6 @@ from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, QueueQuery, 
 from covenant.model.repair import RepairOutcome, RetryReport
 from covenant.model.result import Result
 from covenant.model.task import Task
-from covenant.wire.ipc_frames import WrappedPolicy, WrappedRepair
 from covenant.wire.mailbox import (
     EmptyRequest,
     QueueRequest,
@@ -23,6 +22,8 @@ from covenant.wire.mailbox import (
     RepairTask,
     RetryStaleRequest,
     TaskRequest,
+    WrappedPolicy,
+    WrappedRepair,
 )
 
 
