@@ -122,7 +122,7 @@ class A2ATaskDeps:
         limits: SimpleLimits = _UNLIMITED,
         clock: Callable[[], int] = now_ms,
     ) -> AsyncIterator[A2ATaskDeps]:
-        """Kept in a folder, which is made if it is not there. A constitution is a process agent's."""
+        """Kept in a folder, which is made if it is not there. An agent definition is a process agent's."""
         folder = Path(home)
         make_home(folder)
         keystore = Keystore(folder, find_passphrase(environment()))
@@ -160,9 +160,9 @@ async def _working(
         for agent in agents:
             if not isinstance(agent, Agent):
                 agent = checked("agent", agent, AgentDefinition)  # noqa: PLW2901
-            constitution, body = load_agent(agent) if isinstance(agent, Agent) else (agent, _program(agent))
-            catalogue.add_resident(DEFAULT, constitution, "code")
-            workers.register(catalogue.identity(DEFAULT, constitution.id), body, concurrency=constitution.concurrency)
+            definition, body = load_agent(agent) if isinstance(agent, Agent) else (agent, _program(agent))
+            catalogue.add_resident(DEFAULT, definition, "code")
+            workers.register(catalogue.identity(DEFAULT, definition.id), body, concurrency=definition.concurrency)
         conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits())
         sweeper = Sweeper(ledger, operator, log=Log(), interval_ms=SWEEP_MS)
         deps = A2ATaskDeps(SimpleExchange(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)
@@ -178,8 +178,8 @@ async def _working(
             await asyncio.gather(*running, return_exceptions=True)
 
 
-def _program(constitution: AgentDefinition) -> RunnableAgent:
-    return ProcessAgent(constitution.command, environment=program_environment())
+def _program(definition: AgentDefinition) -> RunnableAgent:
+    return ProcessAgent(definition.command, environment=program_environment())
 
 
 _stores: dict[A2ATaskDeps, None] = {}
@@ -241,7 +241,7 @@ def build_agent_card_for_agent(
 ) -> A2AAgentCard:
     """The card of one agent. The tools are those that are registered in the home, unless they are given."""
     if isinstance(agent, AgentDefinition):
-        agent = CatalogueAgent(tenant=DEFAULT, constitution=agent, source="code")
+        agent = CatalogueAgent(tenant=DEFAULT, definition=agent, source="code")
     settings = load({}, environment(), home=home).settings
     offer: CardFeatures = offer_of(settings, mcp_servers(settings.home))
     if tools is not None:

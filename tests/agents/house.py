@@ -71,24 +71,24 @@ class House:
     tokens_max: int = 0
     token: str = ""
 
-    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
-        model = self.models.get(constitution.id) or self.models.get("")
+    def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
+        model = self.models.get(definition.id) or self.models.get("")
         if model is None:
             return None
-        advisor = constitution.advisor
+        advisor = definition.advisor
         adviser = ModelAdvisor(self.models[advisor.model], advisor, request_s=BOUND_S) if advisor is not None else None
         return ModelAgent(
-            model, constitution, self.means, tokens_max=self.tokens_max, remembers=remembers, adviser=adviser
+            model, definition, self.means, tokens_max=self.tokens_max, remembers=remembers, adviser=adviser
         )
 
     def add(self, agent: Agent | dict[str, Any], tenant: str = DEFAULT) -> None:
         if isinstance(agent, Agent):
-            constitution, body = load_agent(agent)
+            definition, body = load_agent(agent)
         else:
-            constitution = read_agent_definition(agent)
-            body = self.model(constitution) or NoModelAgent()
-        self.catalogue.add_resident(tenant, constitution, "code")
-        self.workers.register(self.catalogue.identity(tenant, constitution.id), body)
+            definition = read_agent_definition(agent)
+            body = self.model(definition) or NoModelAgent()
+        self.catalogue.add_resident(tenant, definition, "code")
+        self.workers.register(self.catalogue.identity(tenant, definition.id), body)
 
     def open_index(self, tenant: str = DEFAULT) -> None:
         self.workers.register(self.catalogue.identity(tenant, INDEX), IndexAgent(self, self.roster))
@@ -168,7 +168,7 @@ async def a_house(
     workers.register(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
     abroad = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic)
     known = dict(models or {})
-    roster = AgentDirectory(catalogue, lambda constitution: constitution.kind != "model" or bool(known), abroad)
+    roster = AgentDirectory(catalogue, lambda definition: definition.kind != "model" or bool(known), abroad)
     means = ToolServices(
         roster=roster, pages=WebPages(fetcher), memories=AgentMemories(home / "memory", now_ms), mcp=tools
     )

@@ -58,12 +58,12 @@ def written(folder: Path, text: str, name: str = "agents.py") -> Path:
 
 
 def kinds(found: list[LoadedAgent]) -> dict[str, type]:
-    return {each.constitution.id: type(each.body) for each in found}
+    return {each.definition.id: type(each.body) for each in found}
 
 
 def test_an_agent_of_ours_is_found_once_with_all_it_declares(tmp_path: Path) -> None:
     (found,) = load_agents([written(tmp_path, OURS)])
-    made = found.constitution
+    made = found.definition
     assert (made.id, made.kind, made.description, made.skills[0].id) == ("hello", "function", "Says hello", "greet")
     assert (made.timeout_ms, made.idempotent, made.on_lost) == (5000, True, "requeue")
     assert isinstance(found.body, FunctionAgent)
@@ -71,13 +71,13 @@ def test_an_agent_of_ours_is_found_once_with_all_it_declares(tmp_path: Path) -> 
 
 def test_an_executor_is_called_as_its_variable_and_described_by_its_class(tmp_path: Path) -> None:
     (found,) = load_agents([written(tmp_path, EXECUTOR)])
-    assert (found.constitution.id, found.constitution.description) == ("greeter", "Greets people.")
+    assert (found.definition.id, found.definition.description) == ("greeter", "Greets people.")
     assert isinstance(found.body, SdkExecutorAgent)
 
 
 def test_a_card_beside_an_executor_describes_it(tmp_path: Path) -> None:
     (found,) = load_agents([written(tmp_path, EXECUTOR + CARD)])
-    made = found.constitution
+    made = found.definition
     assert (made.id, made.name, made.description) == ("greeter", "The Greeter", "From its card")
     assert [(skill.id, skill.tags) for skill in made.skills] == [("greet", ("x",))]
 

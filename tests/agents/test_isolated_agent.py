@@ -126,9 +126,9 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
     async with a_house(tmp_path / "home", function("shout", "{}!"), broken, endless) as opened:
         for found in load_agents([path]):
-            constitution = found.constitution
-            opened.catalogue.add_resident(DEFAULT, constitution, "code")
-            opened.workers.register(opened.catalogue.identity(DEFAULT, constitution.id), found.body)
+            definition = found.definition
+            opened.catalogue.add_resident(DEFAULT, definition, "code")
+            opened.workers.register(opened.catalogue.identity(DEFAULT, definition.id), found.body)
         yield opened
 
 

@@ -49,7 +49,7 @@ class Place:
     def goal(self, agent_id: str) -> str:
         agent = self.catalogue.agent(DEFAULT, agent_id)
         assert agent is not None
-        return agent.constitution.goal
+        return agent.definition.goal
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ async def test_json_and_toml_are_read_and_a_file_names_its_agent_unless_it_says_
     agent = place.catalogue.agent(DEFAULT, "adviser")
     assert agent is not None
     assert agent.source == "file"
-    assert agent.constitution.advisor is not None
-    assert agent.constitution.advisor.mode == "gate"
+    assert agent.definition.advisor is not None
+    assert agent.definition.advisor.mode == "gate"
     assert place.files.problems == {}
 
 

@@ -27,12 +27,12 @@ async def test_cards_name_what_is_declared_and_then_what_a_server_really_has(tmp
     servers = dict(read_mcp_servers({"servers": {"small": small}}))
     cards = make_cards(Settings(home=tmp_path), new_private_key(), servers)
     tools = make_tools(servers, cards)
-    agent = CatalogueAgent(tenant=DEFAULT, constitution=AgentDefinition(id="thinker", kind="model"))
+    agent = CatalogueAgent(tenant=DEFAULT, definition=AgentDefinition(id="thinker", kind="model"))
     try:
         before = cards.card(agent, URL)
         assert cards.card(agent, URL) is before
         assert "gone" in {skill.id for skill in before.skills}
-        await tools.list(DEFAULT, agent.constitution)
+        await tools.list(DEFAULT, agent.definition)
         after = cards.card(agent, URL)
         assert cards.card(agent, URL) is after
         names = {skill.id for skill in after.skills}

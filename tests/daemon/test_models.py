@@ -91,7 +91,7 @@ def agent(**more: Any) -> Any:
     return read_agent_definition({"id": "bot", **more})
 
 
-def test_a_constitution_may_name_the_models_that_are_allowed_and_no_others() -> None:
+def test_a_definition_may_name_the_models_that_are_allowed_and_no_others() -> None:
     models = Models(ModelSettings(name="openai:small", others=("openai:big",), base_url="http://127.0.0.1:9/v1"))
     assert models.default is not None
     assert models.of(agent()) is models.default
@@ -145,9 +145,9 @@ async def test_a_whole_answer_has_a_time_limit_however_often_something_comes(tmp
     async with openai_server([line] * 50) as server, a_house(tmp_path) as house, opening() as opened:
         settings = ModelSettings(name="openai:small", base_url=server.url, request_ms=400)
         cast = Cast(settings, await opened(settings), house.means)
-        constitution = agent()
-        house.catalogue.add_resident("default", constitution, "code")
-        house.workers.register(house.catalogue.identity("default", "bot"), cast.body(constitution))
+        definition = agent()
+        house.catalogue.add_resident("default", definition, "code")
+        house.workers.register(house.catalogue.identity("default", "bot"), cast.body(definition))
         begun_s = time.monotonic()
         view = await house.ask("bot", "go")
         assert time.monotonic() - begun_s < BOUND_S / 2
@@ -186,9 +186,9 @@ async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays
             ("openai:other", "consult", "unasked"),
         ):
             agent_id = f"{model.partition(':')[2] or 'wise'}-{mode}"
-            constitution = read_agent_definition({"id": agent_id, "advisor": {"model": model, "mode": mode}})
-            house.catalogue.add_resident("default", constitution, "code")
-            house.workers.register(house.catalogue.identity("default", agent_id), cast.body(constitution))
+            definition = read_agent_definition({"id": agent_id, "advisor": {"model": model, "mode": mode}})
+            house.catalogue.add_resident("default", definition, "code")
+            house.workers.register(house.catalogue.identity("default", agent_id), cast.body(definition))
             assert told in said(await house.ask(agent_id, "go"))
         assert [asked["model"] for asked in server.asked] == ["small", "wise", "small"]
         assert "advise" in {tool["function"]["name"] for tool in server.asked[0]["tools"]}

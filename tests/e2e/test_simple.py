@@ -29,8 +29,8 @@ def agent_file(home: Path) -> None:
     program.write_text(PROGRAM)
     (home / "agents").mkdir(mode=0o700)
     file = home / "agents" / "answerer.json"
-    constitution = {"kind": "process", "command": [sys.executable, str(program)], "default_project": "work"}
-    file.write_text(json.dumps(constitution))
+    definition = {"kind": "process", "command": [sys.executable, str(program)], "default_project": "work"}
+    file.write_text(json.dumps(definition))
     file.chmod(stat.S_IRUSR | stat.S_IWUSR)
 
 

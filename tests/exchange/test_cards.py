@@ -31,11 +31,11 @@ TOOLS = (Tool("github", "corvid_github_list_prs"), Tool("web", "web_search", "Lo
 
 
 def agent(source: AgentSource = "stored", updated_at_ms: int = 17, **fields: Any) -> CatalogueAgent:
-    constitution = read_agent_definition({"id": "summarizer", **fields})
-    return CatalogueAgent(tenant="default", constitution=constitution, updated_at_ms=updated_at_ms, source=source)
+    definition = read_agent_definition({"id": "summarizer", **fields})
+    return CatalogueAgent(tenant="default", definition=definition, updated_at_ms=updated_at_ms, source=source)
 
 
-INDEX = CatalogueAgent(tenant="default", constitution=INDEX_DEFINITION, source="builtin")
+INDEX = CatalogueAgent(tenant="default", definition=INDEX_DEFINITION, source="builtin")
 
 
 def ids(found: CatalogueAgent, tools: tuple[Tool, ...] = ()) -> list[str]:

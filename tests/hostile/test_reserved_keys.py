@@ -215,13 +215,13 @@ def test_no_client_of_another_tenant_reaches_an_entry_of_the_operators_registry(
     listener.connections()  # its card is looked for at the start, for the first tenant
     acme = Client(daemon, daemon.json("tenants", "add", "acme")["token"])
     nowhere = {"id": "away", "kind": "remote", "url": "http://127.0.0.1:9/"}
-    for tenant, constitution in (
+    for tenant, definition in (
         ("default", nowhere),
         ("acme", nowhere),
         ("acme", {"id": "vault", "kind": "remote"}),
     ):
-        file = short_path / f"{constitution['id']}.json"
-        file.write_text(json.dumps(constitution))
+        file = short_path / f"{definition['id']}.json"
+        file.write_text(json.dumps(definition))
         daemon.json("agents", "add", "--tenant", tenant, "--file", str(file))
     before = listener.connections()
     targets = ({"name": "vault"}, {"url": listener.url}, {"name": "vault", "url": listener.url}, {"name": "x"})

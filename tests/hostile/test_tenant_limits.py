@@ -100,8 +100,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 def new_tenant(daemon: Daemon, *limits: str) -> Tenant:
     tenant = Tenant(daemon, f"t{uuid4().hex[:8]}", *limits)
-    constitution = {"id": AGENT, "kind": "worker", "default_project": "p"}
-    added = request(daemon.url, "POST", "/v1/agents", token=tenant.token, body={"agent_def": constitution})
+    definition = {"id": AGENT, "kind": "worker", "default_project": "p"}
+    added = request(daemon.url, "POST", "/v1/agents", token=tenant.token, body={"agent_def": definition})
     assert added.status == 201, added.body
     return tenant
 

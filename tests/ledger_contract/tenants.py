@@ -36,12 +36,12 @@ async def rotate_tenant(driver: LedgerDriver, name: str, token: str) -> Tenant:
 
 
 async def put_agent(
-    driver: LedgerDriver, tenant: str, constitution: AgentDefinition | str, *, replace: bool = False
+    driver: LedgerDriver, tenant: str, definition: AgentDefinition | str, *, replace: bool = False
 ) -> CatalogueAgent:
-    made = AgentDefinition(id=constitution) if isinstance(constitution, str) else constitution
+    made = AgentDefinition(id=definition) if isinstance(definition, str) else definition
     identity = agent(f"{made.id}@{tenant}")
     return await driver.ledger.commit(
-        PutAgent(by=OPERATOR, tenant=tenant, constitution=made, identity=identity, replace=replace)
+        PutAgent(by=OPERATOR, tenant=tenant, definition=made, identity=identity, replace=replace)
     )
 
 
@@ -133,7 +133,7 @@ class TenantSuite(Suite):
         with refused("agent_exists", 409):
             await put_agent(driver, "acme", AgentDefinition(id="writer", goal="other"))
         replaced = await put_agent(driver, "acme", AgentDefinition(id="writer", goal="other"), replace=True)
-        assert replaced.constitution.goal == "other"
+        assert replaced.definition.goal == "other"
         assert replaced.created_at_ms == first.created_at_ms
         assert replaced.updated_at_ms == driver.clock()
         assert [each.id for each in driver.ledger.agents("acme")] == ["writer", "reader"]
@@ -182,7 +182,7 @@ class TenantDurabilitySuite(RestartSuite):
             await add_tenant(driver, name)
         await driver.ledger.commit(ChangeTenant(by=OPERATOR, name="other", disabled=True))
         await rotate_tenant(driver, "acme", "new")
-        constitution = AgentDefinition(
+        definition = AgentDefinition(
             id="writer",
             kind="process",
             command=("write", "--all"),
@@ -191,12 +191,12 @@ class TenantDurabilitySuite(RestartSuite):
             mcp_tool_permissions=(),
             timeout_ms=1_000,
         )
-        await put_agent(driver, "acme", constitution)
+        await put_agent(driver, "acme", definition)
         await put_agent(driver, "acme", "reader")
         await put_agent(driver, "acme", "gone")
         await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant="acme", agent_id="gone"))
         await put_agent(driver, "acme", AgentDefinition(id="writer", goal="write"), replace=True)
-        await put_agent(driver, "acme", constitution, replace=True)
+        await put_agent(driver, "acme", definition, replace=True)
         tenants, agents = await driver.ledger.tenants(), driver.ledger.agents("acme")
         for again in range(3):
             if again:

@@ -1,4 +1,4 @@
-"""Constitutions: what is read, and how exactly a refusal points at what is wrong."""
+"""Definitions: what is read, and how exactly a refusal points at what is wrong."""
 
 import json
 from contextlib import suppress
@@ -112,7 +112,7 @@ def test_what_is_too_much_as_a_whole_is_refused() -> None:
 
 
 @pytest.mark.parametrize("given", [None, [], "writer", 5])
-def test_only_an_object_is_a_constitution(given: object) -> None:
+def test_only_an_object_is_a_definition(given: object) -> None:
     with pytest.raises(Invalid, match="must be an object"):
         read_agent_definition(given)
 

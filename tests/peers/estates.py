@@ -232,14 +232,14 @@ async def estate(
         calls = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
         workers.delegations = Delegations(ledger, catalogue, workers, calls, peers=requesting.callee)
         for agent in agents:
-            constitution, body = load_agent(agent)
-            catalogue.add_resident(DEFAULT, constitution, "code")
+            definition, body = load_agent(agent)
+            catalogue.add_resident(DEFAULT, definition, "code")
             if works:
                 workers.register(
-                    catalogue.identity(DEFAULT, constitution.id),
+                    catalogue.identity(DEFAULT, definition.id),
                     body,
-                    idempotent=constitution.idempotent,
-                    on_lost=constitution.on_lost,
+                    idempotent=definition.idempotent,
+                    on_lost=definition.on_lost,
                 )
         if works:
             workers.register(

@@ -289,7 +289,7 @@ class AgentDirectory:
         return "\n\n".join(blocks)
 
     def _calls(self, agent: CatalogueAgent) -> bool:
-        return agent.id != INDEX and self._played(agent.constitution)
+        return agent.id != INDEX and self._played(agent.definition)
 
     def known(self, tenant: str) -> Mapping[str, RemoteCardEntry]:
         """What is known of the remote agents that a tenant may call, by name."""
@@ -319,7 +319,7 @@ class AgentDirectory:
 
 
 def _local(agent: CatalogueAgent) -> CallableAgent:
-    constitution = agent.constitution
+    definition = agent.definition
     skills = tuple(
         RemoteSkill(
             id=skill.id,
@@ -328,15 +328,15 @@ def _local(agent: CatalogueAgent) -> CallableAgent:
             tags=skill.tags,
             examples=skill.examples,
         )
-        for skill in constitution.skills
+        for skill in definition.skills
     )
     return CallableAgent(
         name=agent.id,
-        title=constitution.name,
-        role=constitution.role,
-        description=" ".join(filter(None, (constitution.goal, constitution.description))),
+        title=definition.name,
+        role=definition.role,
+        description=" ".join(filter(None, (definition.goal, definition.description))),
         skills=skills,
-        elsewhere=constitution.kind == "remote",
+        elsewhere=definition.kind == "remote",
     )
 
 

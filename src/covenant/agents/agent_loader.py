@@ -37,7 +37,7 @@ class CannotLoad(CovenantError):
 class LoadedAgent(msgspec.Struct, frozen=True):
     """An agent in a file: what the catalogue says of it, and what does its work."""
 
-    constitution: AgentDefinition
+    definition: AgentDefinition
     body: Any
     path: Path
 
@@ -51,7 +51,7 @@ def load_agents(paths: Sequence[Path]) -> list[LoadedAgent]:
             raise CannotLoad(f"{path} has no agents: define one at its top level, agent = Agent(…)")
         found += here
     for first, second in _twice(found):
-        raise CannotLoad(f"agent {first.constitution.id!r} is in {first.path} and again in {second.path}")
+        raise CannotLoad(f"agent {first.definition.id!r} is in {first.path} and again in {second.path}")
     return found
 
 
@@ -66,7 +66,7 @@ def find_agent(path: Path, name: str) -> Agent:
 def _twice(found: Sequence[LoadedAgent]) -> Iterator[tuple[LoadedAgent, LoadedAgent]]:
     seen: dict[str, LoadedAgent] = {}
     for each in found:
-        first = seen.setdefault(each.constitution.id, each)
+        first = seen.setdefault(each.definition.id, each)
         if first is not each:
             yield first, each
 
@@ -140,7 +140,7 @@ def load_agent(agent: Agent, path: Path | None = None) -> tuple[AgentDefinition,
         "default_project": agent.default_project,
     }
     body: RunnableAgent = IsolatedAgent(agent, path) if agent.isolate and path is not None else FunctionAgent(agent)
-    return _constitution(declared), body
+    return _definition(declared), body
 
 
 def _executors(variable: str, value: object, module: ModuleType) -> tuple[AgentDefinition, RunnableAgent] | None:
@@ -153,7 +153,7 @@ def _executors(variable: str, value: object, module: ModuleType) -> tuple[AgentD
     others = [each for each in vars(module).values() if isinstance(each, library.AgentExecutor)]
     if len(others) == 1:
         declared |= described(vars(module).values())
-    return _constitution(declared), SdkExecutorAgent(value)
+    return _definition(declared), SdkExecutorAgent(value)
 
 
 def _pydantic(variable: str, value: object) -> tuple[AgentDefinition, RunnableAgent] | None:
@@ -163,10 +163,10 @@ def _pydantic(variable: str, value: object) -> tuple[AgentDefinition, RunnableAg
     from covenant.agents.model.pydantic_agent import PydanticAiAgent  # noqa: PLC0415  (needs an extra)
 
     declared = {"id": value.name or variable, "name": value.name or variable, "description": value.description or ""}
-    return _constitution(declared), PydanticAiAgent(value)
+    return _definition(declared), PydanticAiAgent(value)
 
 
-def _constitution(declared: dict[str, Any]) -> AgentDefinition:
+def _definition(declared: dict[str, Any]) -> AgentDefinition:
     return read_agent_definition({**declared, "kind": "function"})
 
 
@@ -176,7 +176,7 @@ class AgentStacks:
     def __init__(self, found: Iterable[LoadedAgent]) -> None:
         self._names: dict[str, list[str]] = {}
         for each in found:
-            self._names.setdefault(str(each.path.resolve()), []).append(each.constitution.id)
+            self._names.setdefault(str(each.path.resolve()), []).append(each.definition.id)
 
     def agent_at(self, frame: FrameType | None) -> str | None:
         """May be called from any thread. By the job at the bottom of the stack, or by the file of one of its calls."""

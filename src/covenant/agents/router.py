@@ -155,7 +155,7 @@ NO_MODEL: Final = 'no model is configured: set model.name = "provider:name" and 
 
 
 class ModelProvider(Protocol):
-    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
+    def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
         """A model in this role; None if there is no model."""
 
 

@@ -25,9 +25,7 @@ tenant_option: Final = click.option(
 @daemon_command(agents, "add", "agent_added", "tenant", "agent")
 @click.argument("agent_id", metavar="[ID]", required=False)
 @tenant_option
-@click.option(
-    "--file", metavar="FILE", help="Its constitution, in JSON or TOML. The options below change what it says."
-)
+@click.option("--file", metavar="FILE", help="Its definition, in JSON or TOML. The options below change what it says.")
 @click.option("--kind", type=click.Choice(KINDS), help="Who does its work. Default, without a file: worker.")
 @click.option("--name", metavar="TEXT", help="Its name for people.")
 @click.option("--description", metavar="TEXT", help="What it does.")
@@ -70,7 +68,7 @@ def list_agents(call: Invocation, *, tenant: str) -> None:
 @click.argument("agent_id", metavar="ID")
 @tenant_option
 def show(call: Invocation, *, agent_id: str, tenant: str) -> None:
-    """Show an agent: who it is in the ledger, where it is kept, and its whole constitution."""
+    """Show an agent: who it is in the ledger, where it is kept, and its whole definition."""
     answer = call.ask("show_agent", tenant=tenant, agent_id=agent_id)
     if call.answer(answer):
         return

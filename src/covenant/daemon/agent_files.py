@@ -1,6 +1,6 @@
 """Agents from files: `agents/*.json` and `*.toml` in the home for the first tenant, `agents/<tenant>/…` for others.
 
-A file holds one constitution; its id is the file's name unless it says another. The folder is looked at when the daemon
+A file holds one definition; its id is the file's name unless it says another. The folder is looked at when the daemon
 starts and once a second after that: a look costs a listing, and only what has changed is read. A bad file is reported
 by its name and the key that is wrong, once, and stops nothing; where it was good before, the agent stays as it was.
 """
@@ -82,18 +82,18 @@ class AgentFiles:
                 self._report(each.path, refusal.message)
 
     def _declare(self, found: AgentFile) -> None:
-        constitution = read_agent(found)
-        key = (found.tenant, constitution.id)
+        definition = read_agent(found)
+        key = (found.tenant, definition.id)
         for path, other in self._declared.items():
             if other == key and path != found.path:
-                raise Conflict("agent_exists", f"/id: {constitution.id!r} is declared in {self._name(path)} already")
+                raise Conflict("agent_exists", f"/id: {definition.id!r} is declared in {self._name(path)} already")
         # Before the old one goes: what cannot be declared leaves what there was.
-        self._catalogue.add_resident(found.tenant, constitution, "file", changed_at_ms=found.changed_at_ms)
+        self._catalogue.add_resident(found.tenant, definition, "file", changed_at_ms=found.changed_at_ms)
         old = self._declared.get(found.path)
         if old is not None and old != key:
             self._catalogue.remove_resident(*old)
         self._declared[found.path] = key
-        self._log.info("agents.file_read", file=self._name(found.path), agent=constitution.id, tenant=found.tenant)
+        self._log.info("agents.file_read", file=self._name(found.path), agent=definition.id, tenant=found.tenant)
 
     def _forget(self, path: Path) -> None:
         del self._seen[path]
@@ -159,7 +159,7 @@ def read_agent(found: AgentFile) -> AgentDefinition:
 
 
 def read_definition(path: Path) -> dict[str, Any]:
-    """A constitution as its author wrote it, in JSON or, by the name's ending, in TOML. Not checked yet."""
+    """An agent definition as its author wrote it, in JSON or, by the name's ending, in TOML. Not checked yet."""
     try:
         with path.open("rb") as file:
             raw = file.read(DEFINITION_BYTES_MAX + 1)
@@ -173,5 +173,5 @@ def read_definition(path: Path) -> dict[str, Any]:
         kind = "TOML" if path.suffix == ".toml" else "JSON"
         raise Invalid("invalid_agent", f"not {kind}: {error}") from error
     if not isinstance(given, dict):
-        raise Invalid("invalid_agent", "the constitution must be an object")
+        raise Invalid("invalid_agent", "the definition must be an object")
     return given

@@ -178,7 +178,7 @@ async def _live(
             await node.ipc.start()
             try:
                 await _start_grpc(node, listener, log)
-                served = tuple(agent.constitution.id for agent in found)
+                served = tuple(agent.definition.id for agent in found)
                 listening = Listening(url_of(listener), settings.home / SOCKET_NAME, served)
                 schedulers = [*_schedulers(node, log), staff]
                 telling = partial(announce, listening)

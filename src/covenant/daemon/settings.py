@@ -253,7 +253,7 @@ class ModelSettings:
         "", model_name, "The model that plays agents, as provider:name; empty: none, and `index` goes by words alone."
     )
     others: tuple[str, ...] = setting(
-        (), model_names, "Models that a constitution may name instead. Any other one that it names is not used."
+        (), model_names, "Models that an agent definition may name instead. Any other one that it names is not used."
     )
     base_url: str = setting(
         "",

@@ -69,7 +69,7 @@ class CardFeatures(msgspec.Struct, frozen=True, kw_only=True):
     grpc_port: int | None = None
     tools: tuple[Tool, ...] = ()
     abilities: frozenset[str] | None = None
-    """The commands that agents played by a model can carry out here. None: as their constitutions say."""
+    """The commands that agents played by a model can carry out here. None: as their definitions say."""
     mcp_tenants: frozenset[str] = frozenset({DEFAULT})
     """Whose agents have a server of tools, whatever it offers."""
     remote_tenants: frozenset[str] = frozenset({DEFAULT})
@@ -81,11 +81,11 @@ def agent_card(
 ) -> AgentCard:
     """Unsigned. Without `token_needed` the card says that anybody may call."""
     offer = offer or CardFeatures()
-    constitution = agent.constitution
+    definition = agent.definition
     return AgentCard(
-        name=constitution.name or constitution.id,
-        description=_description(constitution),
-        supported_interfaces=_interfaces(f"{base_url}{AGENTS_PATH}/{constitution.id}", constitution.id, offer),
+        name=definition.name or definition.id,
+        description=_description(definition),
+        supported_interfaces=_interfaces(f"{base_url}{AGENTS_PATH}/{definition.id}", definition.id, offer),
         provider=_provider(offer, base_url),
         version=_version(agent),
         documentation_url=offer.documentation_url,
@@ -93,13 +93,13 @@ def agent_card(
             streaming=True,
             push_notifications=offer.push_notifications,
             extended_agent_card=True,
-            extensions=tuple(Extension(uri=uri, required=True) for uri in constitution.extensions),
+            extensions=tuple(Extension(uri=uri, required=True) for uri in definition.extensions),
         ),
         security_schemes=_SCHEMES,
         security_requirements=_REQUIRED if token_needed else (),
-        default_input_modes=constitution.input_modes or INPUT_MODES,
-        default_output_modes=constitution.output_modes or OUTPUT_MODES,
-        skills=skills_of(constitution, tools_for(agent.tenant, offer.tools), _abilities(agent, offer)),
+        default_input_modes=definition.input_modes or INPUT_MODES,
+        default_output_modes=definition.output_modes or OUTPUT_MODES,
+        skills=skills_of(definition, tools_for(agent.tenant, offer.tools), _abilities(agent, offer)),
     )
 
 
@@ -141,9 +141,9 @@ def _provider(offer: CardFeatures, base_url: str) -> Provider | None:
     return provider if provider is None or provider.url else msgspec.structs.replace(provider, url=base_url)
 
 
-def _description(constitution: AgentDefinition) -> str:
-    said = " — ".join(text for text in (constitution.role, constitution.goal) if text)
-    return said or constitution.description or f"Covenant agent {constitution.id}"
+def _description(definition: AgentDefinition) -> str:
+    said = " — ".join(text for text in (definition.role, definition.goal) if text)
+    return said or definition.description or f"Covenant agent {definition.id}"
 
 
 def _version(agent: CatalogueAgent) -> str:
@@ -152,7 +152,7 @@ def _version(agent: CatalogueAgent) -> str:
         return INDEX
     if agent.source == "stored":
         return str(agent.updated_at_ms)
-    return hashlib.sha256(msgspec.json.encode(agent.constitution)).hexdigest()[:12]
+    return hashlib.sha256(msgspec.json.encode(agent.definition)).hexdigest()[:12]
 
 
 def _interfaces(url: str, agent_id: str, offer: CardFeatures) -> tuple[Interface, ...]:
@@ -198,7 +198,7 @@ class Cards:
                 "concurrency": caller.tenant.limits.concurrency,
                 "ratePerMinute": caller.tenant.limits.rate_per_min,
                 "burst": caller.tenant.limits.burst,
-                "turnTimeoutMs": agent.constitution.timeout_ms,
+                "turnTimeoutMs": agent.definition.timeout_ms,
             }.items()
             if value
         }

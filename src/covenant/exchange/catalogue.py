@@ -115,35 +115,35 @@ class Catalogue:
         agent = self.agent(tenant, agent_id)
         if agent_id not in RESERVED and agent is None:
             return None
-        if agent is None or agent.constitution.kind != "worker":
+        if agent is None or agent.definition.kind != "worker":
             raise Conflict("display_reserved", f"{display} is held by this daemon; only a worker agent can be enrolled")
         return ReservedIdentity(self.identity(tenant, agent_id).pubkey, respond_actions(self.client(tenant))[:1])
 
     def add_resident(
-        self, tenant: str, constitution: AgentDefinition, source: AgentSource, *, changed_at_ms: int | None = None
+        self, tenant: str, definition: AgentDefinition, source: AgentSource, *, changed_at_ms: int | None = None
     ) -> CatalogueAgent:
         """Declare an agent from code or a file, in place of what was declared under its id before."""
         if self._ledger.tenant(tenant) is None:
             raise unknown_tenant(tenant)
-        if constitution.id in RESERVED:
-            raise Invalid("invalid_agent", f"/id: {constitution.id!r} is reserved")
-        if constitution.kind == "function" and source != "code":
+        if definition.id in RESERVED:
+            raise Invalid("invalid_agent", f"/id: {definition.id!r} is reserved")
+        if definition.kind == "function" and source != "code":
             raise _only_code()
-        identity = self.identity(tenant, constitution.id)
+        identity = self.identity(tenant, definition.id)
         enrolled = self._ledger.enrolled(identity)
         if enrolled is not None and enrolled != identity:
             raise Conflict("display_taken", f"/id: {identity.display} is an identity of its own; revoke it first")
         now_ms = changed_at_ms if changed_at_ms is not None else self._ledger.now_ms()
-        old = self._residents.get((tenant, constitution.id))
-        same = old is not None and (old.constitution, old.source) == (constitution, source)
+        old = self._residents.get((tenant, definition.id))
+        same = old is not None and (old.definition, old.source) == (definition, source)
         agent = CatalogueAgent(
             tenant=tenant,
-            constitution=constitution,
+            definition=definition,
             created_at_ms=old.created_at_ms if old is not None else now_ms,
             updated_at_ms=old.updated_at_ms if old is not None and same else now_ms,
             source=source,
         )
-        self._residents[tenant, constitution.id] = agent
+        self._residents[tenant, definition.id] = agent
         self.changes += 1
         return agent
 
@@ -151,19 +151,19 @@ class Catalogue:
         self._residents.pop((tenant, agent_id), None)
         self.changes += 1
 
-    async def store(self, caller: Caller, constitution: AgentDefinition) -> CatalogueAgent:
+    async def store(self, caller: Caller, definition: AgentDefinition) -> CatalogueAgent:
         """Refused as `agent_exists` if the tenant has one of that id, wherever it is kept."""
         tenant = caller.tenant.name
-        self._check(caller, constitution)
-        if (tenant, constitution.id) in self._residents:
-            raise agent_exists(constitution.id)
-        return await self._put(caller, constitution, replace=False)
+        self._check(caller, definition)
+        if (tenant, definition.id) in self._residents:
+            raise agent_exists(definition.id)
+        return await self._put(caller, definition, replace=False)
 
-    async def replace(self, caller: Caller, constitution: AgentDefinition) -> CatalogueAgent:
-        """Wholesale: what the new constitution does not say is back at its default."""
-        self._check(caller, constitution)
-        self._check_stored(caller.tenant.name, constitution.id)
-        return await self._put(caller, constitution, replace=True)
+    async def replace(self, caller: Caller, definition: AgentDefinition) -> CatalogueAgent:
+        """Wholesale: what the new definition does not say is back at its default."""
+        self._check(caller, definition)
+        self._check_stored(caller.tenant.name, definition.id)
+        return await self._put(caller, definition, replace=True)
 
     async def remove(self, caller: Caller, agent_id: str) -> CatalogueAgent:
         tenant = caller.tenant.name
@@ -172,14 +172,14 @@ class Catalogue:
         self.changes += 1
         return removed
 
-    async def _put(self, caller: Caller, constitution: AgentDefinition, *, replace: bool) -> CatalogueAgent:
+    async def _put(self, caller: Caller, definition: AgentDefinition, *, replace: bool) -> CatalogueAgent:
         tenant = caller.tenant.name
         put = await self._ledger.commit(
             PutAgent(
                 by=self._by(caller),
                 tenant=tenant,
-                constitution=constitution,
-                identity=self.identity(tenant, constitution.id),
+                definition=definition,
+                identity=self.identity(tenant, definition.id),
                 replace=replace,
             )
         )
@@ -189,8 +189,8 @@ class Catalogue:
     def _by(self, caller: Caller) -> AgentId:
         return AgentId(caller.name, self._operator_key) if caller.operator else self.client(caller.tenant.name)
 
-    def _check(self, caller: Caller, constitution: AgentDefinition) -> None:
-        kind = constitution.kind
+    def _check(self, caller: Caller, definition: AgentDefinition) -> None:
+        kind = definition.kind
         if kind == "function":
             raise _only_code()
         if not caller.operator and kind not in TENANT_KINDS:
@@ -211,7 +211,7 @@ def _place(agent: CatalogueAgent) -> tuple[int, str]:
 
 
 def _index(tenant: str) -> CatalogueAgent:
-    return CatalogueAgent(tenant=tenant, constitution=INDEX_DEFINITION, source="builtin")
+    return CatalogueAgent(tenant=tenant, definition=INDEX_DEFINITION, source="builtin")
 
 
 def _only_code() -> Invalid:

@@ -119,16 +119,16 @@ class Delegations:
         agent = self._catalogue.agent(tenant, named)
         if agent is not None:
             identity = self._catalogue.identity(tenant, named)
-            if agent.constitution.kind == "peer":
-                who, _, profile = agent.constitution.peer.partition("/")
+            if agent.definition.kind == "peer":
+                who, _, profile = agent.definition.peer.partition("/")
                 remote = self.peers(tenant, f"{who}/{profile or named}" if who else named)
                 if remote is None:
                     raise unknown_agent(named)
                 return Callee(identity=identity, agent=agent, remote=remote)
-            if agent.constitution.kind != "remote":
+            if agent.definition.kind != "remote":
                 return Callee(identity=identity, agent=agent)
-            if agent.constitution.url:
-                return Callee(identity=identity, agent=agent, remote=Target(url=agent.constitution.url))
+            if agent.definition.url:
+                return Callee(identity=identity, agent=agent, remote=Target(url=agent.definition.url))
         else:
             identity = self._catalogue.identity(tenant, ELSEWHERE)
         url = self._registered(tenant, named)
@@ -151,15 +151,15 @@ class Delegations:
         idempotent: bool | None = None,
     ) -> DelegatedTask:
         """Refuses what cannot be asked of this callee, or not from where the caller is."""
-        constitution = callee.agent.constitution if callee.agent is not None else None
+        definition = callee.agent.definition if callee.agent is not None else None
         depth, chain = parent.depth + 1, (*parent.chain, caller.pubkey)
         check_chain(depth, chain, callee.identity, self.limits.depth_max)
         if callee.agent is not None:
-            check_message(Message(message_id=task_id, parts=parts), callee.agent, callee.agent.constitution.extensions)
+            check_message(Message(message_id=task_id, parts=parts), callee.agent, callee.agent.definition.extensions)
         if callee.remote is not None and not callee.remote.of_peer and not all(isinstance(p, Text) for p in parts):
             raise Invalid("text_only", "an agent elsewhere is sent text, and nothing else")
         if idempotent is None:
-            idempotent = constitution is not None and constitution.idempotent
+            idempotent = definition is not None and definition.idempotent
         plain = len(parts) == 1 and type(parts[0]) is Text and parts[0] == Text(parts[0].text)
         task = Task(
             id=task_id,
@@ -178,8 +178,8 @@ class Delegations:
         digest, size = fingerprint(task)
         digest = hashlib.sha256(f"{digest}{callee.name}".encode()).hexdigest()
         check_size(size, self.limits.message_bytes_max)
-        own_ms = constitution.timeout_ms if constitution is not None else None
-        if own_ms is None and constitution is not None and constitution.kind == "process":
+        own_ms = definition.timeout_ms if definition is not None else None
+        if own_ms is None and definition is not None and definition.kind == "process":
             own_ms = PROCESS_TIMEOUT_MS
         left_ms = max(1, until_ms - self.ledger.now_ms()) if until_ms is not None else None
         bounds = [bound for bound in (own_ms, left_ms) if bound is not None]

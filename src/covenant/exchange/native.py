@@ -1,6 +1,6 @@
 """A message of a native client for one agent, the master unless it says otherwise, as a task like all others.
 
-An agent can come with the message: a constitution for this one request, which nobody else can call and which remembers
+An agent can come with the message: a definition for this one request, which nobody else can call and which remembers
 nothing. It is kept with the task, so that whoever works on it later, after a restart say, finds it there. Only this
 door takes one: what A2A clients write into metadata is never read as an agent.
 """
@@ -144,9 +144,9 @@ class NativeRuns:
         agent = self.agent(caller, agent_id)
         recipient = self._catalogue.identity(agent.tenant, agent.id)
         check_hop(hop, recipient, self._conversations.limits.depth_max)
-        constitution = agent.constitution
+        definition = agent.definition
         message = Message(message_id="", parts=run.parts)
-        check_message(msgspec.structs.replace(message, message_id="m"), agent, constitution.extensions)
+        check_message(msgspec.structs.replace(message, message_id="m"), agent, definition.extensions)
         said = read_idempotency(SendMessage(message=message), key)
         sender, task_id = self._catalogue.client(agent.tenant), TaskId(self._new_id())
         if said is not None:
@@ -161,7 +161,7 @@ class NativeRuns:
             parts=() if plain else run.parts,
             parent=parent,
             context_id=context_id or task_id,
-            timeout_ms=constitution.timeout_ms or (PROCESS_TIMEOUT_MS if constitution.kind == "process" else None),
+            timeout_ms=definition.timeout_ms or (PROCESS_TIMEOUT_MS if definition.kind == "process" else None),
             tenant=agent.tenant,
             origin=NATIVE,
             request_metadata=about or None,
@@ -169,12 +169,12 @@ class NativeRuns:
         return task if hop is None else traced(within_chain(task, hop), trace_of(hop))
 
 
-def inline_agent(definition: dict[str, Any]) -> AgentDefinition:
+def inline_agent(given: dict[str, Any]) -> AgentDefinition:
     """For one request: played by a model, and by nothing else."""
-    constitution = read_agent_definition({"id": "inline", **definition})
-    if constitution.kind != "model":
+    definition = read_agent_definition({"id": "inline", **given})
+    if definition.kind != "model":
         raise Invalid("invalid_agent", '/kind: an agent that comes with a request is a "model" agent')
-    return constitution
+    return definition
 
 
 def inline_of(task: Task) -> AgentDefinition | None:

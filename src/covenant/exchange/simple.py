@@ -128,24 +128,24 @@ class SimpleExchange:
 
     def _choose(self, tenant: str, skill: str | None) -> tuple[CatalogueAgent, tuple[str, ...]]:
         """The first agent that has a project, and the skill if one has it; and what of the wish was ignored."""
-        able = [agent for agent in self._catalogue.agents(tenant) if agent.constitution.default_project]
+        able = [agent for agent in self._catalogue.agents(tenant) if agent.definition.default_project]
         if not able:
             raise NotFound("no_default_project", NO_AGENT)
         if skill is None:
             return able[0], ()
         tools = tools_for(tenant, self._tools)
         for agent in able:
-            if any(skill in (each.id, each.name) for each in skills_of(agent.constitution, tools)):
+            if any(skill in (each.id, each.name) for each in skills_of(agent.definition, tools)):
                 return agent, ()
         return able[0], ("skill",)
 
     def _task(self, agent: CatalogueAgent, sent: SimpleSend, hop: Hop, ignored: tuple[str, ...]) -> Task:
-        task_id, own_ms = TaskId(self._new_id()), agent.constitution.timeout_ms
+        task_id, own_ms = TaskId(self._new_id()), agent.definition.timeout_ms
         timeout_ms = min(filter(None, (sent.timeout_ms, own_ms)), default=TIMEOUT_MS)
         left_ms = None if hop.deadline_ms is None else self._ledger.clock.left_ms(hop.deadline_ms)
         if left_ms is not None:
             timeout_ms = max(1, min(timeout_ms, left_ms))
-        said: dict[str, Any] = {"source": "agent", "project": agent.constitution.default_project}
+        said: dict[str, Any] = {"source": "agent", "project": agent.definition.default_project}
         if sent.skill is not None:
             said["skill"] = sent.skill
         if sent.source_agent is not None:

@@ -19,12 +19,12 @@ SLASH_KINDS: Final[frozenset[AgentKind]] = frozenset({"model"})
 TOOL_KINDS: Final[frozenset[AgentKind]] = frozenset({"model"})
 """Agents whose MCP calls are made for them, so that every registered tool is theirs unless they may not use it.
 
-A program may bring its own way to call tools; it has those that its constitution names.
+A program may bring its own way to call tools; it has those that its definition names.
 """
 
 MCP: Final = "/mcp"
 ABILITIES: Final = ("/agent", "/parallel", "/a2a", MCP, "/fetch", "/mem", "/advise", "/write")
-"""The commands that there are tools for. Others may stand in a constitution, and nobody can carry them out."""
+"""The commands that there are tools for. Others may stand in an agent definition, and nobody can carry them out."""
 ROUTING: Final = frozenset({"/agent"})
 """What the master does without a model, too."""
 BUNDLES: Final = {"web": ("/fetch",), "delegation": ("/agent", "/parallel")}
@@ -89,72 +89,72 @@ GITHUB_TAGS: Final = (
 
 
 def skills_of(
-    constitution: AgentDefinition, tools: Sequence[Tool] = (), abilities: frozenset[str] | None = None
+    definition: AgentDefinition, tools: Sequence[Tool] = (), abilities: frozenset[str] | None = None
 ) -> tuple[CardSkill, ...]:
     """`abilities`: the commands that models can carry out here; none of them where there is no model.
 
-    None: nobody says, and a card says what the constitution does.
+    None: nobody says, and a card says what the definition does.
     """
-    if abilities is not None and constitution.kind in SLASH_KINDS:
-        return _model_skills(constitution, tools, abilities)
+    if abilities is not None and definition.kind in SLASH_KINDS:
+        return _model_skills(definition, tools, abilities)
     return _distinct(
         (
             CHAT,
-            *_capability_skills(constitution),
-            *(_declared_skill(skill) for skill in constitution.skills),
-            *_tool_skills(usable_tools(constitution, tools)),
+            *_capability_skills(definition),
+            *(_declared_skill(skill) for skill in definition.skills),
+            *_tool_skills(usable_tools(definition, tools)),
         )
     )
 
 
 def _model_skills(
-    constitution: AgentDefinition, tools: Sequence[Tool], abilities: frozenset[str]
+    definition: AgentDefinition, tools: Sequence[Tool], abilities: frozenset[str]
 ) -> tuple[CardSkill, ...]:
-    if not abilities and constitution.id != INDEX:
+    if not abilities and definition.id != INDEX:
         # Nobody plays it: a card that promised anything would not be true.
         return ()
-    commands = usable(constitution, abilities or ROUTING)
+    commands = usable(definition, abilities or ROUTING)
     named = ((command, CAPABILITIES[command]) for command in commands)
     return _distinct(
         (
             CHAT,
             *(CardSkill(id=name, name=name, description=about, tags=(command,)) for command, (name, about) in named),
-            *(_declared_skill(skill) for skill in constitution.skills),
-            *(_tool_skills(usable_tools(constitution, tools)) if MCP in commands else ()),
+            *(_declared_skill(skill) for skill in definition.skills),
+            *(_tool_skills(usable_tools(definition, tools)) if MCP in commands else ()),
         )
     )
 
 
-def usable(constitution: AgentDefinition, abilities: Iterable[str]) -> tuple[str, ...]:
+def usable(definition: AgentDefinition, abilities: Iterable[str]) -> tuple[str, ...]:
     """The commands that this agent may use, of those that there are: an allow-list, in the order of the table.
 
     An empty list allows everything; one that has only unknown words, nothing.
     """
     there = [command for command in ABILITIES if command in set(abilities)]
-    if not constitution.capabilities:
+    if not definition.capabilities:
         return tuple(there)
     allowed: set[str] = set()
-    for capability in constitution.capabilities:
+    for capability in definition.capabilities:
         word = (capability.split() or [""])[0].removeprefix("/").lower()
         allowed.update(BUNDLES.get(word, (f"/{word}",)))
     return tuple(command for command in there if command in allowed)
 
 
-def usable_tools(constitution: AgentDefinition, tools: Sequence[Tool]) -> Sequence[Tool]:
+def usable_tools(definition: AgentDefinition, tools: Sequence[Tool]) -> Sequence[Tool]:
     """The registered tools that this agent can and may call."""
-    allowed = constitution.mcp_tool_permissions
-    if constitution.kind in TOOL_KINDS:
-        if not usable(constitution, (MCP,)):
+    allowed = definition.mcp_tool_permissions
+    if definition.kind in TOOL_KINDS:
+        if not usable(definition, (MCP,)):
             return ()
         if allowed is None:
             return tools
     return [tool for tool in tools if allowed is not None and (tool.name in allowed or tool.full_name in allowed)]
 
 
-def _capability_skills(constitution: AgentDefinition) -> Iterator[CardSkill]:
-    if constitution.kind not in SLASH_KINDS:
+def _capability_skills(definition: AgentDefinition) -> Iterator[CardSkill]:
+    if definition.kind not in SLASH_KINDS:
         return
-    for capability in constitution.capabilities:
+    for capability in definition.capabilities:
         known = CAPABILITIES.get(capability.strip())
         name = known[0] if known else _one_word(capability.strip().removeprefix("/"), "capability")
         description = known[1] if known else f"Capability: {capability.strip() or name}"

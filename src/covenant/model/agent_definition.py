@@ -1,4 +1,4 @@
-"""The constitution: what a catalogue agent is, does and may use, as its author wrote it down.
+"""An agent definition: what a catalogue agent is, does and may use, as its author wrote it down.
 
 Read strictly: an unknown key, a wrong type or a value that is not allowed is refused, and the refusal names the key by
 its JSON json_pointer (`/advisor/mode: …`, `unknown key /colour`).
@@ -131,14 +131,15 @@ class CatalogueAgent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An agent as a tenant's catalogue has it. `source` says where it is kept, and so where it can be changed."""
 
     tenant: str
-    constitution: AgentDefinition
+    definition: AgentDefinition = msgspec.field(name="constitution")
+    """Its name in the journal and in the archive is the one that it first had."""
     created_at_ms: int = 0
     updated_at_ms: int = 0
     source: AgentSource = "stored"
 
     @property
     def id(self) -> str:
-        return self.constitution.id
+        return self.definition.id
 
 
 INDEX_DEFINITION: Final = AgentDefinition(
@@ -159,15 +160,15 @@ IGNORED_KEYS: Final = ("event_types", "memory", "intent")
 _PLAIN: Final = AgentDefinition(id="plain")
 
 
-def ignored_keys(constitution: AgentDefinition) -> tuple[str, ...]:
+def ignored_keys(definition: AgentDefinition) -> tuple[str, ...]:
     """What it asks for in vain: said to whoever stores it, so that nobody relies on it."""
-    return tuple(key for key in IGNORED_KEYS if getattr(constitution, key) != getattr(_PLAIN, key))
+    return tuple(key for key in IGNORED_KEYS if getattr(definition, key) != getattr(_PLAIN, key))
 
 
 def read_agent_definition(given: object) -> AgentDefinition:
-    """A constitution from JSON or TOML that was read already. A refusal says which key is wrong, and how."""
+    """An agent definition from JSON or TOML that was read already. A refusal says which key is wrong, and how."""
     if not isinstance(given, dict):
-        raise _wrong("the constitution must be an object")
+        raise _wrong("the agent definition must be an object")
     fields = dict(given)
     fields["advisor"] = _advisor(fields)
     if isinstance(skills := fields.get("skills"), (list, tuple)):
@@ -206,7 +207,7 @@ def _check_whole(made: AgentDefinition) -> None:
     if made.peer and made.kind != "peer":
         raise _wrong('/peer: only a "peer" agent has one')
     if len(msgspec.json.encode(made)) > DEFINITION_BYTES_MAX:
-        raise _wrong(f"a constitution may have at most {DEFINITION_BYTES_MAX} bytes")
+        raise _wrong(f"an agent definition may have at most {DEFINITION_BYTES_MAX} bytes")
 
 
 def _wrong(message: str) -> Invalid:

@@ -131,7 +131,7 @@ class RemoveAgentRequest(AgentRequest, frozen=True, kw_only=True):
 
 
 class AddAgentRequest(StrictRequest, frozen=True, kw_only=True):
-    """`agent_def` is the constitution. With `replace` it takes the place of the stored one with its id."""
+    """`agent_def` is the definition. With `replace` it takes the place of the stored one with its id."""
 
     agent_def: dict[str, Any]
     tenant: str = DEFAULT

@@ -95,7 +95,7 @@ async def test_what_an_advisor_stops_or_says_nothing_clear_about_is_seen_by_nobo
         assert "swordfish" not in str(await house.steps(view))
 
 
-async def test_what_cannot_be_read_passes_where_the_constitution_says_so(tmp_path: Path) -> None:
+async def test_what_cannot_be_read_passes_where_the_definition_says_so(tmp_path: Path) -> None:
     playing, wise = Script("an answer"), Script("Looks good to me!")
     advised = bot(mode="gate", malformed_halts=False)
     async with a_house(tmp_path, advised, models={"bot": playing.model, "wise": wise.model}) as house:

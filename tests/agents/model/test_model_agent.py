@@ -82,7 +82,7 @@ async def asked(house: House, text: str = "go", agent: str = "bot") -> Any:
     return await house.ask(agent, text)
 
 
-async def test_a_constitution_becomes_instructions_and_settings(tmp_path: Path) -> None:
+async def test_a_definition_becomes_instructions_and_settings(tmp_path: Path) -> None:
     script = Script("hello")
     bot = {
         **BOT,
@@ -127,7 +127,7 @@ async def test_capabilities_are_checked_when_a_tool_is_used_and_not_only_in_the_
         assert (await house.ledger.tree(view.task.id, None)).children == ()
 
 
-async def test_a_tool_that_the_constitution_does_not_allow_does_nothing_even_if_it_is_dispatched(
+async def test_a_tool_that_the_definition_does_not_allow_does_nothing_even_if_it_is_dispatched(
     tmp_path: Path,
 ) -> None:
     seen: list[str] = []

@@ -41,8 +41,8 @@ class House(Stage):
     def hire(self, name: str, work: Work, **declared: Any) -> None:
         agent = Agent(name, **declared)
         agent(work)
-        constitution, body = load_agent(agent)
-        self.catalogue.add_resident("default", constitution, "code")
+        definition, body = load_agent(agent)
+        self.catalogue.add_resident("default", definition, "code")
         self.workers.register(
             self.catalogue.identity("default", name), body, idempotent=agent.idempotent, on_lost=agent.on_lost
         )

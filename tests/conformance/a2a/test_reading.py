@@ -158,7 +158,7 @@ async def test_reads_are_answered_while_every_place_of_the_tenant_is_taken(me: B
     await tenancy.change(operator, name, limits=type(minted.tenant.limits)(live_tasks=1))
     agent = catalogue.agent("default", "actor")
     assert agent is not None
-    catalogue.add_resident(name, agent.constitution, "code")
+    catalogue.add_resident(name, agent.definition, "code")
     theirs = me.with_(token=minted.token)
     async with theirs.stream("echo") as frames:
         first = await anext(frames)

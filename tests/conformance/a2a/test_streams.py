@@ -260,7 +260,7 @@ async def test_a_blocked_sender_that_is_turned_out_hears_so_and_its_task_goes_on
     minted = await tenancy.add(operator, name)
     agent = catalogue.agent("default", "actor")
     assert agent is not None
-    catalogue.add_resident(name, agent.constitution, "code")
+    catalogue.add_resident(name, agent.definition, "code")
     theirs = me.with_(token=minted.token)
     async with asyncio.timeout(BOUND_S):
         sending = asyncio.create_task(theirs.task("echo"))
@@ -278,7 +278,7 @@ async def test_a_tenant_that_is_turned_out_loses_its_streams_and_not_its_tasks(m
     minted = await tenancy.add(operator, name)
     agent = world.stage.catalogue.agent("default", "actor")
     assert agent is not None
-    world.stage.catalogue.add_resident(name, agent.constitution, "code")
+    world.stage.catalogue.add_resident(name, agent.definition, "code")
     # Nobody works for it: its task stays where it is.
     theirs = me.with_(token=minted.token)
 

@@ -42,7 +42,7 @@ async def roles(world: World) -> AsyncIterator[Roles]:
         minted[name] = (await stage.tenancy.add(operator, unique(name))).tenant.name, ""
     tokens: dict[str, str | None] = {}
     for role, (tenant, _) in minted.items():
-        stage.catalogue.add_resident(tenant, actor.constitution, "code")
+        stage.catalogue.add_resident(tenant, actor.definition, "code")
         tokens[role] = (await stage.tenancy.rotate(operator, tenant)).token
     await stage.tenancy.rotate(operator, minted["rotated"][0])
     await stage.tenancy.disable(operator, minted["disabled"][0])
@@ -180,7 +180,7 @@ async def test_an_agent_of_another_tenant_is_answered_as_one_that_does_not_exist
     actor = catalogue.agent(NEIGHBOUR, "actor")
     assert actor is not None
     secret = unique("agent")
-    catalogue.add_resident(NEIGHBOUR, type(actor.constitution)(id=secret, kind="function"), "code")
+    catalogue.add_resident(NEIGHBOUR, type(actor.definition)(id=secret, kind="function"), "code")
     for operation in (*OPERATIONS, "send", "stream"):
         answers = []
         for agent in (secret, "agent-" + "0" * (len(secret) - 6)):
@@ -218,7 +218,7 @@ async def test_a_tenant_over_its_limits_is_told_when_to_come_back(binding: type[
     await stage.tenancy.change(stage.operator, name, limits=type(minted.tenant.limits)(rate_per_min=2, burst=2))
     actor = stage.catalogue.agent(DEFAULT, "actor")
     assert actor is not None
-    stage.catalogue.add_resident(name, actor.constitution, "code")
+    stage.catalogue.add_resident(name, actor.definition, "code")
     client = world.client(binding, "actor", minted.token)
     await asyncio.gather(client.page(), client.page())
     reply = await client.ask("list", {})

@@ -170,7 +170,7 @@ async def stage(
     workers = WorkerPool(ledger, limits=scenery.jobs, concurrency=scenery.concurrency, tracer=scenery.tracer)
     workers.delegations = Delegations(ledger, catalogue, workers, tracer=scenery.tracer)
     for tenant, agent in product((DEFAULT, *tokens), agents):
-        constitution = AgentDefinition(
+        definition = AgentDefinition(
             id=agent.name,
             kind="function",
             description=agent.description,
@@ -178,7 +178,7 @@ async def stage(
             extensions=agent.extensions,
             timeout_ms=agent.timeout_ms,
         )
-        catalogue.add_resident(tenant, constitution, "code")
+        catalogue.add_resident(tenant, definition, "code")
         workers.register(catalogue.identity(tenant, agent.name), FunctionAgent(agent), concurrency=agent.concurrency)
     check = check_push if scenery.push_notifications else None
     conversations = A2AExchange(

@@ -23,13 +23,13 @@ ORDER = ["request_received", "stream_start", "agent_start", "text", "stream_end"
 
 
 class NoModel:
-    def model(self, constitution: Any, *, remembers: bool = True) -> None:
+    def model(self, definition: Any, *, remembers: bool = True) -> None:
         return None
 
 
 def with_index(s: Stage) -> None:
     s.workers.delegations = Delegations(s.ledger, s.catalogue, s.workers)
-    roster = AgentDirectory(s.catalogue, lambda constitution: constitution.kind != "model")
+    roster = AgentDirectory(s.catalogue, lambda definition: definition.kind != "model")
     s.workers.register(s.catalogue.identity("default", "index"), IndexAgent(NoModel(), roster))
 
 

@@ -127,7 +127,7 @@ TENANT_JSON = (
 AGENT = AgentShown.of(
     CatalogueAgent(
         tenant="acme",
-        constitution=AgentDefinition(id="bob", role="r", advisor=Advisor(model="m")),
+        definition=AgentDefinition(id="bob", role="r", advisor=Advisor(model="m")),
         created_at_ms=1,
         updated_at_ms=2,
     )

@@ -90,12 +90,12 @@ class Stage:
         return (await self.tenancy.add(self.operator, name)).token
 
     def resident(self, agent: Agent | AgentDefinition, tenant: str = DEFAULT) -> None:
-        constitution, body = load_agent(agent) if isinstance(agent, Agent) else (agent, None)
-        self.catalogue.add_resident(tenant, constitution, "code")
-        if body is None and constitution.kind == "process":
-            body = ProcessAgent(constitution.command, environment={})
+        definition, body = load_agent(agent) if isinstance(agent, Agent) else (agent, None)
+        self.catalogue.add_resident(tenant, definition, "code")
+        if body is None and definition.kind == "process":
+            body = ProcessAgent(definition.command, environment={})
         if body is not None:
-            self.workers.register(self.catalogue.identity(tenant, constitution.id), body)
+            self.workers.register(self.catalogue.identity(tenant, definition.id), body)
 
     @asynccontextmanager
     async def frames(self, request_id: str, query: str = "", **more: Any) -> AsyncIterator[AsyncIterator[Frame]]:

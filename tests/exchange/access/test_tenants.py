@@ -196,14 +196,14 @@ async def test_what_is_declared_comes_first_and_hides_what_is_stored(house: Hous
     assert [agent.id for agent in listed] == ["index", "second", "b", "z", "third", "fourth"]
     hidden = house.catalogue.agent(DEFAULT, "second")
     assert hidden is not None
-    assert (hidden.constitution.goal, hidden.source) == ("declared", "code")
+    assert (hidden.definition.goal, hidden.source) == ("declared", "code")
     with refused("agent_immutable", 409):
         await house.catalogue.remove(caller, "second")
     with refused("agent_exists", 409):
         await house.catalogue.store(caller, AgentDefinition(id="z"))
     house.catalogue.remove_resident(DEFAULT, "second")
     shown = await house.catalogue.show(DEFAULT, "second")
-    assert shown.constitution.goal == "stored"
+    assert shown.definition.goal == "stored"
 
 
 async def test_an_agent_that_cannot_be_declared_is_refused(house: House) -> None:

@@ -443,12 +443,12 @@ def push_commands() -> list[c.Command[Any]]:
 
 
 def tenant_commands() -> list[c.Command[Any]]:
-    constitution = AgentDefinition(id="bob")
+    definition = AgentDefinition(id="bob")
     return [
-        t.PutAgent(by=OPERATOR, tenant="here", constitution=constitution, identity=BOB),
+        t.PutAgent(by=OPERATOR, tenant="here", definition=definition, identity=BOB),
         t.AddTenant(by=OPERATOR, tenant=Tenant(name="here", token_sha256="1")),
-        t.PutAgent(by=OPERATOR, tenant="here", constitution=constitution, identity=BOB),
-        t.PutAgent(by=OPERATOR, tenant="here", constitution=constitution, identity=BOB, replace=True),
+        t.PutAgent(by=OPERATOR, tenant="here", definition=definition, identity=BOB),
+        t.PutAgent(by=OPERATOR, tenant="here", definition=definition, identity=BOB, replace=True),
         t.RemoveAgent(by=OPERATOR, tenant="here", agent_id="bob"),
         t.ChangeTenant(by=OPERATOR, name="here", disabled=True, limits=TenantLimits(burst=1)),
         t.RotateTenant(by=OPERATOR, name="here", token_sha256="2", token_prefix="atr_2"),

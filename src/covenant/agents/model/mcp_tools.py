@@ -1,8 +1,8 @@
 """The tools of the configured MCP servers, for agents that may use them.
 
     tools = McpTools(servers, environment)
-    for offered in await tools.list("acme", constitution): …
-    answer = await tools.call("acme", constitution, "files", "read", {"path": "x"})
+    for offered in await tools.list("acme", definition): …
+    answer = await tools.call("acme", definition, "files", "read", {"path": "x"})
 
 A server is started when one of its tools is first wanted, and again by the next call after it has ended. What a server
 does wrong is told as a failed answer; what an agent may not use is, to that agent, not there. Servers belong to

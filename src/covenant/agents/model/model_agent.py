@@ -1,4 +1,4 @@
-"""Agents that a language model plays: a constitution becomes a system prompt, and what it may use becomes tools.
+"""Agents that a language model plays: an agent definition becomes a system prompt, and what it may use becomes tools.
 
 The model talks, calls tools in at most six rounds, and answers. Its text is streamed as it comes. What it used, with
 what its sub-agents used, is told with the result, and a task that has used up its tokens fails. Of a provider's failure
@@ -119,25 +119,25 @@ ROUTING: Final = (
 )
 
 
-def system_prompt(constitution: AgentDefinition, roster: str = "", *, tools: bool = True, voice: bool = False) -> str:
-    """`voice`: whoever asks listens, whatever the constitution says."""
-    said = [f"You are {constitution.name or constitution.id}{f', {constitution.role}' if constitution.role else ''}."]
+def system_prompt(definition: AgentDefinition, roster: str = "", *, tools: bool = True, voice: bool = False) -> str:
+    """`voice`: whoever asks listens, whatever the definition says."""
+    said = [f"You are {definition.name or definition.id}{f', {definition.role}' if definition.role else ''}."]
     for title, text in (
-        ("Your goal", constitution.goal),
-        ("About you", constitution.description),
-        ("Your personality", constitution.personality),
+        ("Your goal", definition.goal),
+        ("About you", definition.description),
+        ("Your personality", definition.personality),
     ):
         if text:
             said.append(f"{title}: {text}")
-    if constitution.rules:
-        said.append("\n".join(("Rules:", *(f"- {rule}" for rule in constitution.rules))))
+    if definition.rules:
+        said.append("\n".join(("Rules:", *(f"- {rule}" for rule in definition.rules))))
     style = [
-        BREVITY[constitution.brevity],
-        MODE[constitution.mode],
-        VOICE if voice or constitution.channel == "voice" else "",
+        BREVITY[definition.brevity],
+        MODE[definition.mode],
+        VOICE if voice or definition.channel == "voice" else "",
     ]
     said.append(" ".join(filter(None, style)))
-    if constitution.id == INDEX and roster:
+    if definition.id == INDEX and roster:
         said.append(ROUTING)
     if tools:
         said.append(TOOLS)
@@ -175,7 +175,7 @@ class ModelAgent:
     def __init__(
         self,
         model: Model,
-        constitution: AgentDefinition,
+        definition: AgentDefinition,
         means: ToolServices,
         *,
         tokens_max: int = 0,
@@ -188,7 +188,7 @@ class ModelAgent:
         `request_s`: for one answer of the model, from the question to its last word, with retries.
         """
         self._model = model
-        self._constitution = constitution
+        self._definition = definition
         self._means = means
         self._tokens_max = tokens_max
         self._request_s = request_s
@@ -204,7 +204,7 @@ class ModelAgent:
         toolbox = Toolbox(
             job,
             speech,
-            self._constitution,
+            self._definition,
             self._means,
             remembers=self._remembers,
             advise=partial(adviser.consult, usage=usage, limits=self._limits(job)) if adviser is not None else None,
@@ -271,10 +271,10 @@ class ModelAgent:
         return UsageLimits(request_limit=REQUESTS_MAX * rounds + asked, total_tokens_limit=self._most(job) or None)
 
     def _agent(self, job: Job, toolbox: Toolbox, model: BoundedModel) -> Agent[Any, str]:
-        constitution = self._constitution
+        definition = self._definition
         return Agent(
             model,
-            instructions=system_prompt(constitution, toolbox.roster, tools=bool(toolbox.specs), voice=_spoken(job)),
+            instructions=system_prompt(definition, toolbox.roster, tools=bool(toolbox.specs), voice=_spoken(job)),
             tools=[
                 Tool.from_schema(
                     partial(self._use, job, toolbox, spec.name), spec.name, spec.about, spec.schema, takes_ctx=True
@@ -282,7 +282,7 @@ class ModelAgent:
                 for spec in toolbox.specs
             ],
             model_settings=ModelSettings(
-                max_tokens=constitution.max_tokens, temperature=constitution.temperature, timeout=self._request_s
+                max_tokens=definition.max_tokens, temperature=definition.temperature, timeout=self._request_s
             ),
             retries=RETRIES,
         )

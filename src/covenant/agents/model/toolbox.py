@@ -1,7 +1,7 @@
 """The tools of an agent that a model plays: other agents, agents elsewhere, MCP servers, pages, memory, files.
 
 What an agent may use is decided here, when a tool is called, and not by what the model was told: a tool that its
-constitution does not allow, or that is not configured, does nothing, whoever asks for it.
+definition does not allow, or that is not configured, does nothing, whoever asks for it.
 
 Results are text (see `framing`). One that begins with `ERR:` failed. Each use leaves an artifact `<task>-tool-<n>`, and
 each answer of another agent one `<task>-sub-<n>`. An agent elsewhere is sent the text of the message and nothing else.
@@ -131,7 +131,7 @@ class Toolbox:
         self,
         job: Job,
         speech: TurnOutput,
-        constitution: AgentDefinition,
+        definition: AgentDefinition,
         means: ToolServices,
         *,
         remembers: bool = True,
@@ -144,7 +144,7 @@ class Toolbox:
         """
         self._job = job
         self._speech = speech
-        self._constitution = constitution
+        self._definition = definition
         self._means = means
         self._tenant = job.holder.display.partition("@")[2]
         there = means.abilities
@@ -156,7 +156,7 @@ class Toolbox:
             there -= {MCP}
         if advise is not None:
             there |= {"/advise"}
-        self.commands = usable(constitution, there)
+        self.commands = usable(definition, there)
         self._round = 0
         self._room = SHARED_BYTES_MAX
         self._pages_left = PAGES_MAX
@@ -176,7 +176,7 @@ class Toolbox:
     @property
     def roster(self) -> str:
         local, remote = "/agent" in self.commands or "/parallel" in self.commands, "/a2a" in self.commands
-        return self._means.roster.text(self._tenant, without=self._constitution.id, local=local, remote=remote)
+        return self._means.roster.text(self._tenant, without=self._definition.id, local=local, remote=remote)
 
     async def use(self, name: str, given: Mapping[str, Any], round_: int) -> str:
         """What the tool says, framed. `round_` counts the model's answers in this turn, from 1."""
@@ -208,7 +208,7 @@ class Toolbox:
 
     @tool("/agent", "Hand a task to another agent, and get its answer.")
     async def agent(self, agent: Short, message: Words) -> str:
-        known = {listed.name for listed in self._means.roster.local(self._tenant)} - {INDEX, self._constitution.id}
+        known = {listed.name for listed in self._means.roster.local(self._tenant)} - {INDEX, self._definition.id}
         if agent not in known:
             raise ToolFailed(f"there is no agent {agent!r} to call; there are: {', '.join(sorted(known)) or 'none'}")
         return await self._asked(agent, message)
@@ -269,7 +269,7 @@ class Toolbox:
     @tool(MCP, "List the tools of the MCP servers, or of one.")
     async def mcp_tools(self, server: str | None = None) -> str:
         assert self._means.mcp is not None
-        offered = await self._means.mcp.list(self._tenant, self._constitution)
+        offered = await self._means.mcp.list(self._tenant, self._definition)
         lines = [
             f"{tool.full_name} — {plain(tool.description)}\n  takes: {plain(schema)}"
             for tool, schema in offered
@@ -280,8 +280,8 @@ class Toolbox:
     @tool(MCP, "Call a tool of an MCP server.")
     async def mcp_call(self, server: Short, tool: Short, arguments: Mapping[str, Any] = {}) -> str:
         assert self._means.mcp is not None
-        mcp, constitution = self._means.mcp, self._constitution
-        answer = await mcp.call(self._tenant, constitution, server, tool, arguments)
+        mcp, definition = self._means.mcp, self._definition
+        answer = await mcp.call(self._tenant, definition, server, tool, arguments)
         if answer.failed:
             raise ToolFailed(answer.text or "the tool failed")
         return f"{answer.text}{TRUNCATED}" if answer.cut else answer.text
@@ -297,7 +297,7 @@ class Toolbox:
     @property
     def _memory(self) -> AgentMemory:
         assert self._means.memories is not None
-        return self._means.memories.of(self._tenant, self._constitution.id)
+        return self._means.memories.of(self._tenant, self._definition.id)
 
     @tool("/mem", "Remember something beyond this task.")
     async def mem_write(self, text: Words, title: str = "") -> str:

@@ -63,9 +63,9 @@ class AgentSync:
 
     def serve(self, found: Sequence[LoadedAgent]) -> None:
         for agent in found:
-            self._catalogue.add_resident(DEFAULT, agent.constitution, "code")
-            self._employ(DEFAULT, agent.constitution, agent.body)
-            self._log.info("agents.served", agent=agent.constitution.id, file=str(agent.path))
+            self._catalogue.add_resident(DEFAULT, agent.definition, "code")
+            self._employ(DEFAULT, agent.definition, agent.body)
+            self._log.info("agents.served", agent=agent.definition.id, file=str(agent.path))
 
     async def step(self) -> None:
         """One look at the catalogue, if it has changed since the last one."""
@@ -80,53 +80,53 @@ class AgentSync:
             if self._elsewhere is not None:
                 wanted[tenant.name, ELSEWHERE] = _CALLED_BY_ADDRESS
             for agent in self._catalogue.agents(tenant.name):
-                if agent.constitution.kind in PLAYED and (agent.constitution.kind != "peer" or tenant.name == DEFAULT):
-                    wanted[tenant.name, agent.id] = agent.constitution
+                if agent.definition.kind in PLAYED and (agent.definition.kind != "peer" or tenant.name == DEFAULT):
+                    wanted[tenant.name, agent.id] = agent.definition
         for key in self._programs.keys() - wanted.keys():
             self._dismiss(*key)
-        for (tenant_name, agent_id), constitution in wanted.items():
-            body = self._body(constitution)
-            if body is not None and self._programs.get((tenant_name, agent_id)) != constitution:
-                self._employ(tenant_name, constitution, body)
-                if self._elsewhere is not None and constitution.kind == "remote":
+        for (tenant_name, agent_id), definition in wanted.items():
+            body = self._body(definition)
+            if body is not None and self._programs.get((tenant_name, agent_id)) != definition:
+                self._employ(tenant_name, definition, body)
+                if self._elsewhere is not None and definition.kind == "remote":
                     identity = self._catalogue.identity(tenant_name, agent_id)
-                    self._elsewhere.withdrawals.look_after(identity, _target(constitution))
+                    self._elsewhere.withdrawals.look_after(identity, _target(definition))
                 if agent_id not in (INDEX, ELSEWHERE, PEERS):
                     self._log.info("agents.employed", agent=agent_id, tenant=tenant_name)
         self._programs, self._seen = wanted, seen
 
-    def _body(self, constitution: AgentDefinition) -> RunnableAgent | None:
-        if constitution.kind == "process":
-            return ProcessAgent(constitution.command, environment=program_environment())
-        if constitution.kind == "peer":
-            return PeerAgent(self.peers, _done_by(constitution)) if self.peers is not None else None
-        if constitution.kind == "model":
-            return self._cast.body(constitution) if self._cast is not None else None
+    def _body(self, definition: AgentDefinition) -> RunnableAgent | None:
+        if definition.kind == "process":
+            return ProcessAgent(definition.command, environment=program_environment())
+        if definition.kind == "peer":
+            return PeerAgent(self.peers, _done_by(definition)) if self.peers is not None else None
+        if definition.kind == "model":
+            return self._cast.body(definition) if self._cast is not None else None
         if self._elsewhere is None:
             return None
-        return self._elsewhere.body(_target(constitution))
+        return self._elsewhere.body(_target(definition))
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
             await self.step()
 
-    def _employ(self, tenant: str, constitution: AgentDefinition, body: RunnableAgent) -> None:
-        timeout_ms = constitution.timeout_ms
-        if timeout_ms is None and constitution.kind == "process":
+    def _employ(self, tenant: str, definition: AgentDefinition, body: RunnableAgent) -> None:
+        timeout_ms = definition.timeout_ms
+        if timeout_ms is None and definition.kind == "process":
             timeout_ms = TIMEOUT_MS
         # They wait for others most of the time.
-        usual = self.remote_concurrency if constitution.kind in ("remote", "model", "peer") else 0
+        usual = self.remote_concurrency if definition.kind in ("remote", "model", "peer") else 0
         # What a peer does is offered once; to begin anew here is to go on listening.
-        peers = constitution.kind == "peer"
-        again = peers or (self._cast is not None and self._cast.repeatable(constitution))
+        peers = definition.kind == "peer"
+        again = peers or (self._cast is not None and self._cast.repeatable(definition))
         self._workers.register(
-            self._catalogue.identity(tenant, constitution.id),
+            self._catalogue.identity(tenant, definition.id),
             body,
-            concurrency=constitution.concurrency or usual,
+            concurrency=definition.concurrency or usual,
             timeout_ms=timeout_ms,
-            idempotent=constitution.idempotent or again,
-            on_lost="requeue" if again else constitution.on_lost,
+            idempotent=definition.idempotent or again,
+            on_lost="requeue" if again else definition.on_lost,
             follows=peers,
         )
 
@@ -138,16 +138,16 @@ class AgentSync:
             self._log.info("agents.dismissed", agent=agent_id, tenant=tenant)
 
 
-def _target(constitution: AgentDefinition) -> Target | None:
+def _target(definition: AgentDefinition) -> Target | None:
     """Where a remote agent is; None where each task says so."""
-    if constitution is _CALLED_BY_ADDRESS:
+    if definition is _CALLED_BY_ADDRESS:
         return None
-    return Target(url=constitution.url) if constitution.url else Target(name=constitution.id)
+    return Target(url=definition.url) if definition.url else Target(name=definition.id)
 
 
-def _done_by(constitution: AgentDefinition) -> Target | None:
+def _done_by(definition: AgentDefinition) -> Target | None:
     """Which peer does an agent's work, as what; None where each task says so."""
-    if constitution is _OF_PEERS:
+    if definition is _OF_PEERS:
         return None
-    peer, _, profile = constitution.peer.partition("/")
-    return Target(peer=peer, profile=profile or constitution.id)
+    peer, _, profile = definition.peer.partition("/")
+    return Target(peer=peer, profile=profile or definition.id)

@@ -44,9 +44,9 @@ class Models:
         self.trouble = ""
         self.default = self._open(settings.name) if settings.name else None
 
-    def of(self, constitution: AgentDefinition) -> Model | None:
-        """The daemon's, unless the constitution names another one that the operator allows."""
-        return (self.named(constitution.model) if constitution.model else None) or self.default
+    def of(self, definition: AgentDefinition) -> Model | None:
+        """The daemon's, unless the definition names another one that the operator allows."""
+        return (self.named(definition.model) if definition.model else None) or self.default
 
     def named(self, name: str) -> Model | None:
         """This one, if the operator allows it and it can be used."""
@@ -106,22 +106,22 @@ class Cast:
         self._means = means
         self._index = IndexAgent(self, means.roster)
 
-    def repeatable(self, constitution: AgentDefinition) -> bool:
-        """Whether what was cut short may be begun again by itself, whatever the constitution says."""
-        return constitution.id == INDEX and self._index.repeatable
+    def repeatable(self, definition: AgentDefinition) -> bool:
+        """Whether what was cut short may be begun again by itself, whatever the definition says."""
+        return definition.id == INDEX and self._index.repeatable
 
-    def body(self, constitution: AgentDefinition) -> RunnableAgent:
-        if constitution.id == INDEX:
+    def body(self, definition: AgentDefinition) -> RunnableAgent:
+        if definition.id == INDEX:
             return self._index
-        return self.model(constitution) or NoModelAgent()
+        return self.model(definition) or NoModelAgent()
 
-    def model(self, constitution: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
-        model = self._models.of(constitution)
+    def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
+        model = self._models.of(definition)
         if model is None:
             return None
         from covenant.agents.model.model_agent import ModelAdvisor, ModelAgent  # noqa: PLC0415  (needs an extra)
 
-        request_s, advisor, adviser = self._settings.request_ms / 1000, constitution.advisor, None
+        request_s, advisor, adviser = self._settings.request_ms / 1000, definition.advisor, None
         if advisor is not None and advisor.mode != "off":
             second = self._models.named(advisor.model)
             if second is not None:
@@ -130,7 +130,7 @@ class Cast:
                 return Unguarded(advisor.model)
         return ModelAgent(
             model,
-            constitution,
+            definition,
             self._means,
             tokens_max=self._settings.task_tokens_max,
             request_s=request_s,
@@ -201,7 +201,7 @@ def make_cast(
     )
     roster = AgentDirectory(
         catalogue,
-        lambda constitution: _played(constitution, models),
+        lambda definition: _played(definition, models),
         abroad,
         # The token of an entry was given for the tenants of that entry, and for nobody else.
         callable_by=elsewhere.registry.names_of,
@@ -217,8 +217,8 @@ def make_cast(
     return Cast(ours, models, means), reach
 
 
-def _played(constitution: AgentDefinition, models: Models) -> bool:
+def _played(definition: AgentDefinition, models: Models) -> bool:
     """Whether somebody does the work of this agent, as far as we can know."""
-    if constitution.kind == "model":
+    if definition.kind == "model":
         return models.default is not None
-    return constitution.kind != "peer"
+    return definition.kind != "peer"

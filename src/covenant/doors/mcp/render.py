@@ -129,11 +129,11 @@ def agent_name(agent: CatalogueAgent) -> str:
 def told_agents(agents: Sequence[tuple[str, CatalogueAgent]]) -> ToolAnswer:
     rows, data = [], []
     for name, agent in agents:
-        constitution = agent.constitution
-        about = constitution.description or constitution.role or constitution.goal
-        skills = [skill.name or skill.id for skill in constitution.skills]
-        rows.append(f"- {name}: {about or constitution.name or 'no description'}" + _in_brackets(skills))
-        data.append({"agent": name, "kind": constitution.kind, "description": about, "skills": skills})
+        definition = agent.definition
+        about = definition.description or definition.role or definition.goal
+        skills = [skill.name or skill.id for skill in definition.skills]
+        rows.append(f"- {name}: {about or definition.name or 'no description'}" + _in_brackets(skills))
+        data.append({"agent": name, "kind": definition.kind, "description": about, "skills": skills})
     return ToolAnswer("\n".join([f"{len(rows)} agent(s)", *rows]), {"agents": data})
 
 

@@ -1,7 +1,7 @@
 """`/v1/agents`: a tenant's own catalogue. What is another tenant's is not there.
 
-An agent comes as its bare constitution, or wrapped as `{"agent_def": {…}}` beside what an answer shows of it, so that
-what was read can be changed and sent back. PATCH replaces the whole constitution.
+An agent comes as its bare definition, or wrapped as `{"agent_def": {…}}` beside what an answer shows of it, so that
+what was read can be changed and sent back. PATCH replaces the whole definition.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class AgentDoor:
         return 200, AgentShown.of(await self._agent(asked))
 
     async def add(self, asked: TenantRequest) -> tuple[int, AgentShown]:
-        constitution = read_agent_definition(_definition(asked.body))
+        definition = read_agent_definition(_definition(asked.body))
         try:
-            return 201, AgentShown.of(await self._catalogue.store(asked.caller, constitution))
+            return 201, AgentShown.of(await self._catalogue.store(asked.caller, definition))
         except Conflict as conflict:
-            existing = self._catalogue.agent(asked.caller.tenant.name, constitution.id)
+            existing = self._catalogue.agent(asked.caller.tenant.name, definition.id)
             if existing is None:
                 raise
             raise RefusedByExisting(conflict, AgentShown.of(existing)) from None
@@ -67,7 +67,7 @@ class AgentDoor:
             raise Invalid("invalid_agent", f"/id: must be {agent.id!r}, as in the path")
         if agent.source == "builtin":
             # Its own id is reserved, which would be the wrong thing to say.
-            return 200, AgentShown.of(await self._catalogue.replace(asked.caller, agent.constitution))
+            return 200, AgentShown.of(await self._catalogue.replace(asked.caller, agent.definition))
         return 200, AgentShown.of(await self._catalogue.replace(asked.caller, read_agent_definition(definition)))
 
     async def remove(self, asked: TenantRequest) -> tuple[int, Deleted]:
@@ -85,7 +85,7 @@ def _definition(body: bytes) -> dict[str, Any]:
     if definition is None:
         return given
     for key in given.keys() - _SHOWN:
-        raise Invalid("invalid_agent", f"unknown key /{key[:200]}; the constitution goes into /{WRAPPER}")
+        raise Invalid("invalid_agent", f"unknown key /{key[:200]}; the definition goes into /{WRAPPER}")
     if not isinstance(definition, dict):
         raise Invalid("invalid_agent", f"/{WRAPPER}: must be an object")
     return definition
@@ -97,7 +97,7 @@ DESCRIBED: Final = (
         path=AGENTS,
         method="POST",
         name="add_own_agent",
-        summary="Add an agent: its constitution, bare or as agent_def; 409 shows the existing one",
+        summary="Add an agent: its definition, bare or as agent_def; 409 shows the existing one",
         request=AgentDefinition,
         answer=AgentShown,
         status=201,
@@ -107,7 +107,7 @@ DESCRIBED: Final = (
         path=AGENT,
         method="PATCH",
         name="replace_own_agent",
-        summary="Replace an agent's constitution wholesale",
+        summary="Replace an agent's definition wholesale",
         request=AgentDefinition,
         answer=AgentShown,
     ),

@@ -60,7 +60,7 @@ class TenantRotated(ApiAnswer, frozen=True, kw_only=True, tag="tenant_rotated"):
 
 
 class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """An agent of a catalogue. `source`: stored, file, code or builtin. `agent_def` is its whole constitution.
+    """An agent of a catalogue. `source`: stored, file, code or builtin. `agent_def` is its whole definition.
 
     `ignored` are the keys of it that nothing acts on.
     """
@@ -78,7 +78,7 @@ class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @classmethod
     def of(cls, agent: CatalogueAgent) -> AgentShown:
-        made = agent.constitution
+        made = agent.definition
         return cls(
             id=made.id,
             name=made.name,
@@ -163,9 +163,9 @@ async def rotate_tenant(office: Services, caller: Principal, request: RotateTena
 
 async def add_agent(office: Services, caller: Principal, request: AddAgentRequest) -> AgentAdded:
     acting = await office.tenancy.acting(caller, request.tenant)
-    constitution = read_agent_definition(request.agent_def)
+    definition = read_agent_definition(request.agent_def)
     put = office.catalogue.replace if request.replace else office.catalogue.store
-    return AgentAdded(tenant=request.tenant, agent=AgentShown.of(await put(acting, constitution)))
+    return AgentAdded(tenant=request.tenant, agent=AgentShown.of(await put(acting, definition)))
 
 
 async def list_agents(office: Services, caller: Principal, request: ListAgentsRequest) -> AgentList:

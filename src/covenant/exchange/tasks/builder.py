@@ -81,7 +81,7 @@ def first_task(
     recipient: AgentId,
     said: IdempotencyKey | None,
 ) -> Task:
-    message, constitution, parts = ask.message, agent.constitution, ask.message.parts
+    message, definition, parts = ask.message, agent.definition, ask.message.parts
     plain = parts[0] if len(parts) == 1 and is_plain(parts[0]) else None
     safety = DuplicateSafety.IDEMPOTENT
     return Task(
@@ -92,7 +92,7 @@ def first_task(
         parts=parts if plain is None else (),
         # A context that the client did not name is named after the task that began it.
         context_id=message.context_id or task_id,
-        timeout_ms=constitution.timeout_ms or (PROCESS_TIMEOUT_MS if constitution.kind == "process" else None),
+        timeout_ms=definition.timeout_ms or (PROCESS_TIMEOUT_MS if definition.kind == "process" else None),
         idempotency=Idempotency(safety, said.key) if said is not None and said.idempotent else None,
         tenant=agent.tenant,
         origin=ORIGIN,
@@ -166,15 +166,15 @@ def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[
         raise Invalid("invalid_params", f"message.parts: 1 to {PARTS_MAX} parts")
     _check_id("contextId", message.context_id)
     _check_id("messageId", message.message_id)
-    constitution = agent.constitution
-    if constitution.extensions and (missing := set(constitution.extensions).difference(extensions, message.extensions)):
+    definition = agent.definition
+    if definition.extensions and (missing := set(definition.extensions).difference(extensions, message.extensions)):
         names = ", ".join(sorted(missing))
         raise Invalid("extension_required", f"this agent needs the extension {names}; declare it in A2A-Extensions")
-    if constitution.input_modes:
+    if definition.input_modes:
         for part in message.parts:
             media_type = media_type_of(part)
-            if not any(_covers(mode, media_type) for mode in constitution.input_modes):
-                takes = ", ".join(constitution.input_modes)
+            if not any(_covers(mode, media_type) for mode in definition.input_modes):
+                takes = ", ".join(definition.input_modes)
                 raise Invalid("content_type_not_supported", f"this agent takes {takes}, not {media_type}")
 
 

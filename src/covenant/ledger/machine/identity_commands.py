@@ -147,7 +147,7 @@ class PutAgent(Command[CatalogueAgent], frozen=True, gc=False, kw_only=True):
 
     by: AgentId
     tenant: str
-    constitution: AgentDefinition
+    definition: AgentDefinition
     identity: AgentId
     replace: bool = False
 

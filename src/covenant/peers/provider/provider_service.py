@@ -136,7 +136,7 @@ class Provider:
         found: dict[str, Profile] = {}
         for agent in self._catalogue.agents(DEFAULT):
             if self._offered(agent) and len(found) < PROFILES_MAX:
-                about = agent.constitution.description or agent.constitution.goal
+                about = agent.definition.description or agent.definition.goal
                 found[agent.id] = Profile(
                     name=agent.id, description=about[:DESCRIPTION_CHARS_MAX], max_token_budget=most
                 )
@@ -144,7 +144,7 @@ class Provider:
 
     def _offered(self, agent: CatalogueAgent) -> bool:
         named = self._settings.profiles
-        if agent.constitution.kind not in WORKS_HERE:
+        if agent.definition.kind not in WORKS_HERE:
             return False
         return agent.id in named if named else agent.id != INDEX
 
@@ -306,7 +306,7 @@ class Provider:
 
     def _task(self, peer: Peer, offer: DelegationOffer, terms: AgreedTerms) -> Task:
         agent = self._catalogue.agent(DEFAULT, terms.profile)
-        own_ms = agent.constitution.timeout_ms if agent is not None else None
+        own_ms = agent.definition.timeout_ms if agent is not None else None
         parts: list[Content] = [Text(offer.task)]
         if offer.context:
             parts.append(Resource(Embedded(uri="", mimeType="text/plain", text=offer.context), filename=CONTEXT))
@@ -346,7 +346,7 @@ class Provider:
             check_size(fingerprint(task)[1], TASK_BYTES_MAX)
             if agent is not None:
                 asked = Message(message_id=task.id, parts=message.parts)
-                check_message(asked, agent, agent.constitution.extensions)
+                check_message(asked, agent, agent.definition.extensions)
         except Refusal as refusal:
             raise OfferRejected("invalid", refusal.message) from None
 

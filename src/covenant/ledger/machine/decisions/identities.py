@@ -252,18 +252,18 @@ def rotate_tenant(decide: DecisionContext, command: RotateTenant) -> Tenant:
 
 
 def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
-    tenant, constitution = command.tenant, command.constitution
+    tenant, definition = command.tenant, command.definition
     _tenant(decide, tenant)
-    old = decide.view.agent(tenant, constitution.id)
+    old = decide.view.agent(tenant, definition.id)
     if command.replace and old is None:
-        raise decide.refuse(unknown_agent(constitution.id))
+        raise decide.refuse(unknown_agent(definition.id))
     if not command.replace:
         if old is not None:
-            raise decide.refuse(agent_exists(constitution.id))
+            raise decide.refuse(agent_exists(definition.id))
         _check_room(decide, command)
     agent = CatalogueAgent(
         tenant=tenant,
-        constitution=constitution,
+        definition=definition,
         created_at_ms=old.created_at_ms if old is not None else decide.now_ms,
         updated_at_ms=decide.now_ms,
     )
@@ -274,7 +274,7 @@ def put_agent(decide: DecisionContext, command: PutAgent) -> CatalogueAgent:
             "type": "agent_stored",
             "tenant": tenant,
             "agent": agent.id,
-            "kind": constitution.kind,
+            "kind": definition.kind,
             "replaced": old is not None,
         },
     )
