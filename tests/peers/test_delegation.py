@@ -14,7 +14,7 @@ from covenant.exchange.access.principals import Principal
 from covenant.exchange.delegation import REMOTE, OrphanCanceller
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.exchange.tasks.reader import read_tree
-from covenant.ledger.machine.commands import Sweep
+from covenant.ledger.machine.commands import Cancel, Sweep
 from covenant.ledger.machine.identity_commands import ChangeTenant, MakeGrant
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Json, Text
@@ -157,6 +157,37 @@ async def test_work_that_takes_longer_than_agreed_ends_as_timeout(tmp_path: Path
         await rita.stands(task_id, TIMEOUT)
         view = await rita.ended(task_id)
         assert (view.state, said(view)) == (TaskState.FAILED, "Task timed out")
+
+
+@pytest.mark.parametrize("words", ["Task timed out", "deadline_exceeded"])
+async def test_work_that_fails_with_the_words_of_a_timeout_has_failed(tmp_path: Path, words: str) -> None:
+    async def fail(turn: Any) -> Any:
+        yield turn.fail(words)
+
+    async with pair(tmp_path, worker(fail)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        view = await rita.ended(task_id)
+        assert view.state is TaskState.FAILED
+        assert (rita.delegation(task_id).state, rita.delegation(task_id).code) == (FAILED, "agent_failed")
+        (work,) = paul.works()
+        assert work.state is FAILED
+
+
+@pytest.mark.parametrize("words", ["", "it asks something back, and a peer's delegation cannot be answered"])
+async def test_work_that_an_operator_cancels_is_canceled_whatever_the_reason(tmp_path: Path, words: str) -> None:
+    """What was asked for counts only where the work was ended because it asked."""
+
+    async def endless(turn: Any) -> Any:
+        yield turn.status("which colour?")
+        await asyncio.Event().wait()
+
+    async with pair(tmp_path, worker(endless)) as (rita, paul):
+        task_id = await rita.delegate(paul)
+        await rita.stands(task_id, RUNNING)
+        (work,) = paul.works()
+        await paul.ledger.commit(Cancel(task_id=work.task_id, by=OPERATOR, reason=words))
+        await rita.stands(task_id, CANCELLED)
+        assert rita.delegation(task_id).code is None
 
 
 async def _sweep(at: Estate, later_ms: int) -> None:

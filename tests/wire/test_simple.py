@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from covenant.model.content import Audio, Json, ResourceLink, Text
 from covenant.model.errors import Invalid, Refusal
-from covenant.model.result import Ending, Result, error_result
+from covenant.model.result import Cause, Ending, Result, error_result
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,
@@ -89,7 +89,10 @@ def test_only_text_is_told_and_what_is_no_text_as_text_where_it_can_be() -> None
 
 
 def test_a_task_whose_deadline_passed_has_timed_out_and_an_agent_may_still_say_that_word() -> None:
-    assert said(Ended(Ending.FAILED, error_result(ID, "deadline_exceeded")))[-1] == ("agent", "Task timed out")
+    assert said(Ended(Ending.FAILED, error_result(ID, "deadline_exceeded"), Cause.DEADLINE))[-1] == (
+        "agent",
+        "Task timed out",
+    )
     assert said(MessageUpdate(parts=(Text("deadline_exceeded"),)))[-1] == ("agent", "deadline_exceeded")
 
 

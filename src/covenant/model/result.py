@@ -27,6 +27,18 @@ class Ending(enum.StrEnum):
     REJECTED = "rejected"
 
 
+class Cause(enum.StrEnum):
+    """What ended a task."""
+
+    RESULT = "result"
+    FORCE_ERROR = "force_error"
+    CANCEL = "cancel"
+    DEADLINE = "deadline_exceeded"
+    TIMEOUT = "timeout"
+    REPLAY = "replayed"
+    LEADER = "leader"
+
+
 class Result(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     task_id: TaskId
     status: ResultStatus

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from covenant.model.content import Content
-from covenant.model.result import Ending, Result
+from covenant.model.result import Cause, Ending, Result
 from covenant.model.task import Task
 
 
@@ -86,6 +86,7 @@ class Continued(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="co
 class Ended(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="ended"):
     ending: Ending
     result: Result
+    cause: Cause = Cause.RESULT
 
 
 StepContent = Began | Started | StatusUpdate | ArtifactUpdate | MessageUpdate | Continued | Ended

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from covenant.model.content import Content, Text, is_plain
-from covenant.model.result import Ending, Result, ResultStatus
+from covenant.model.result import Cause, Ending, Result, ResultStatus
 from covenant.model.task import Task
 from covenant.model.task_event import (
     ArtifactUpdate,
@@ -76,6 +76,8 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[MessageUpdate, ...]
     artifacts: tuple[Artifact, ...]
     result: Result | None = None
+    cause: Cause | None = None
+    """What ended it. A timeout is one by its cause, never by the words of a result."""
     holder_lost: bool = False
     """Whoever worked on it is gone: it waits for an operator."""
 
@@ -97,6 +99,7 @@ class TaskViewBuilder:
 
     __slots__ = (
         "_artifacts",
+        "_cause",
         "_created_at_ms",
         "_history",
         "_message",
@@ -117,6 +120,7 @@ class TaskViewBuilder:
         self._history: list[MessageUpdate] = []
         self._artifacts: dict[str, _Draft] = {}
         self._result: Result | None = None
+        self._cause: Cause | None = None
 
     def add(self, step: Step) -> None:
         # By class, since a `match` over the same ones takes three times as long.
@@ -153,7 +157,7 @@ class TaskViewBuilder:
         self._history.append(what.message)
 
     def _end(self, what: Ended) -> None:
-        self.state, self._result = _ENDED[what.ending], what.result
+        self.state, self._result, self._cause = _ENDED[what.ending], what.result, what.cause
         self._message = final_message(what.result, what.ending)
         if self._message is not None:
             self._history.append(self._message)
@@ -181,6 +185,7 @@ class TaskViewBuilder:
             history=tuple(self._history),
             artifacts=tuple(draft.artifact() for draft in self._artifacts.values()),
             result=self._result,
+            cause=self._cause,
         )
 
 

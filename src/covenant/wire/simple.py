@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from covenant.model.content import Content, Json, ResourceLink, Text
+from covenant.model.result import Cause
 from covenant.model.task_event import MessageUpdate
 from covenant.model.task_view import TaskState, TaskView
 from covenant.wire.json_input import decode
@@ -20,7 +21,6 @@ from covenant.wire.timestamps import format_ms
 A2ATaskState = Literal["submitted", "working", "completed", "failed"]
 
 TIMED_OUT: Final = "Task timed out"
-_NOT_BEGUN: Final = "deadline_exceeded"
 
 Words = Annotated[str, msgspec.Meta(min_length=1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -126,7 +126,7 @@ def _messages(view: TaskView) -> Iterator[A2AMessage]:
     turn = 0
     for message in view.history:
         parts = _parts(message.parts)
-        if parts == (A2APart(text=_NOT_BEGUN),) and message is view.message:
+        if view.cause is Cause.DEADLINE and message is view.message:
             parts = (A2APart(text=TIMED_OUT),)
         if parts:
             yield A2AMessage(role=_role(message), parts=parts)

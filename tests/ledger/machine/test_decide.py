@@ -8,12 +8,11 @@ import pytest
 from covenant.ledger.machine import commands as c
 from covenant.ledger.machine.decide import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
-from covenant.ledger.machine.states import Cause
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Refusal
 from covenant.model.ids import LeaseId
 from covenant.model.repair import ForceError, Posture, Requeue
-from covenant.model.result import Ending
+from covenant.model.result import Cause, Ending
 from covenant.model.task import fingerprint
 from covenant.model.task_event import MessageUpdate, StatusUpdate
 from tests.ledger.machine.pure import Pure

@@ -286,6 +286,7 @@ class WorkerPool:
 
     def _time_out(self, job: Job) -> None:
         if job in self._jobs and not job.finishing:
+            job.notes["code"] = "timeout"
             job.cut(TIMED_OUT)
             self._see_it_stop(job)
 

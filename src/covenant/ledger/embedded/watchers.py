@@ -226,8 +226,8 @@ _TOLD: Final[dict[type[AnyEvent], Told]] = {
     TaskContinued: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
     MessageKept: lambda event, ts_ms: Step(event.generation, ts_ms, Continued(event.message)),
     TurnEnded: lambda event, ts_ms: Step(event.generation, ts_ms, event.reply) if event.reply is not None else None,
-    TaskSettled: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result)),
-    TaskClosed: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result)),
+    TaskSettled: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result, event.cause)),
+    TaskClosed: lambda event, ts_ms: Step(event.generation, ts_ms, Ended(event.ending, event.result, event.cause)),
 }
 _LEASE_ENDS: Final = frozenset({TaskSettled, TaskClosed, TaskRequeued})
 

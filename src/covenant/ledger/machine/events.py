@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.ledger.machine.states import Cause
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
@@ -20,7 +19,7 @@ from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push, PushMove
 from covenant.model.repair import Posture
-from covenant.model.result import Ending, Result
+from covenant.model.result import Cause, Ending, Result
 from covenant.model.task import Lease, Task
 from covenant.model.task_event import Interruption, MessageUpdate, Update
 from covenant.model.tenants import Tenant

@@ -60,15 +60,3 @@ TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {
 
 FINISHED: Final = frozenset({SETTLED, DRAINED})
 """A settled task stays settled: nothing leaves these but a drain, and the return of what nobody was given by one."""
-
-
-class Cause(enum.StrEnum):
-    """What settled it."""
-
-    RESULT = "result"
-    FORCE_ERROR = "force_error"
-    CANCEL = "cancel"
-    DEADLINE = "deadline_exceeded"
-    TIMEOUT = "timeout"
-    REPLAY = "replayed"
-    LEADER = "leader"

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import msgspec
 
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.states import Cause
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.audit_chain import AuditHead
 from covenant.model.clock_steps import Ages
@@ -18,7 +17,7 @@ from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMes
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push
-from covenant.model.result import Ending, Result
+from covenant.model.result import Cause, Ending, Result
 from covenant.model.task import CacheKey, Lease, Task
 from covenant.model.tenants import Tenant
 

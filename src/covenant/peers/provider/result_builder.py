@@ -21,7 +21,6 @@ import msgspec
 from covenant.exchange.delegation import target_of
 from covenant.exchange.tasks.builder import media_type_of
 from covenant.ledger.contract.tasks import TreeNode
-from covenant.ledger.machine.decisions.results import DEADLINE_MESSAGE, TIMEOUT_MESSAGE
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.peers.delegation import ARTIFACT, BUDGET_EXCEEDED, Delegation
 from covenant.model.peers.delegation_messages import (
@@ -38,6 +37,7 @@ from covenant.model.peers.delegation_messages import (
     TranscriptEntry,
 )
 from covenant.model.peers.instance import WHOLE_MAX
+from covenant.model.result import Cause
 from covenant.model.task_event import ArtifactUpdate, Began, Continued, Ended, MessageUpdate, StatusUpdate, Step
 from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, first_message
 from covenant.model.usage import read_usage, tokens_of, usage_in
@@ -188,7 +188,7 @@ replace = msgspec.structs.replace
 
 
 class FinishedWork(NamedTuple):
-    """All that is known of work that has ended. `question`: what it wanted to know, if it ended by asking."""
+    """A task that has ended. `question`: what it asked for, if it was canceled because it asked."""
 
     delegation: Delegation
     view: TaskView
@@ -325,7 +325,7 @@ def _outcome(work: FinishedWork, usage: TokenUsage) -> tuple[DelegationOutcome, 
         return "failed", f"it asks something, which a delegation cannot: {work.question}", INPUT_REQUIRED
     if view.state is TaskState.CANCELED:
         return "cancelled", said or "it was cancelled", None
-    if said in (TIMEOUT_MESSAGE, DEADLINE_MESSAGE):
+    if view.cause in (Cause.TIMEOUT, Cause.DEADLINE) or code == "timeout":
         return "timeout", said, "timeout"
     if view.state is TaskState.REJECTED:
         return "failed", said or "the agent will not do this", "rejected"

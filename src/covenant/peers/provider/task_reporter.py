@@ -30,6 +30,7 @@ from covenant.model.task_view import TaskViewBuilder
 from covenant.peers.outgoing_messages import HEAVY_CHARS, log_findings, outgoing, redact_message, redact_report
 from covenant.peers.peer_settings import PeerSettings
 from covenant.peers.provider.result_builder import (
+    INPUT_REQUIRED,
     BuiltResult,
     FinishedWork,
     TranscriptBuilder,
@@ -102,7 +103,7 @@ class TaskReporter:
         interval_s = max(PAUSE_S, delegation.status_interval_ms / 1000)
         while not watch.cut and not self._folder.state.terminal:
             if self._folder.state.waits:
-                await self._cancel(delegation.task_id, ASKS_BACK)
+                await self._refuse_question(delegation)
             elif self._due_s(interval_s) <= 0:
                 await self._report()
             for step in await watch.next(max(SHORTEST_S, self._due_s(interval_s))):
@@ -144,6 +145,11 @@ class TaskReporter:
                 self._progress, self._news = float(progress), True
         elif isinstance(what, MessageUpdate) and what.role != "user" and (text := text_of(what.parts)):
             self._message, self._news = text, True
+
+    async def _refuse_question(self, delegation: Delegation) -> None:
+        """A delegation cannot be answered: the task is canceled, and the delegation keeps why."""
+        await self._means.ledger.commit(SendToPeer(key=delegation.key, changes=DelegationChanges(code=INPUT_REQUIRED)))
+        await self._cancel(delegation.task_id, ASKS_BACK)
 
     async def _cancel(self, task_id: TaskId, reason: str) -> None:
         with suppress(NotFound):
@@ -223,7 +229,7 @@ class TaskReporter:
         means, view = self._means, self._folder.view()
         assert view is not None, "what has ended has begun"
         delegation_id = delegation.delegation_id or delegation.task_id
-        asked = self._question if _asked_back(view.result.error_message if view.result is not None else None) else None
+        asked = self._question if delegation.code == INPUT_REQUIRED else None
         lines = self._transcriber.entries(lambda seq: line_salt(means.private_key, delegation_id, seq))
         tree = await means.ledger.tree(delegation.task_id, None)
         work = FinishedWork(delegation, view, lines, below(tree), asked)
@@ -231,10 +237,6 @@ class TaskReporter:
         if sum(len(line.content) + len(line.tool_result or "") for line in lines) < HEAVY_CHARS and not _large(work):
             return build_result(work, means.private_key, settings, now_ms)
         return await asyncio.to_thread(build_result, work, means.private_key, settings, now_ms)
-
-
-def _asked_back(error: Any) -> bool:
-    return isinstance(error, str) and error.endswith(ASKS_BACK)
 
 
 def _large(work: FinishedWork) -> bool:

@@ -25,13 +25,12 @@ from covenant.ledger.machine.events import (
     TaskRequeued,
     TaskUpdated,
 )
-from covenant.ledger.machine.states import Cause
 from covenant.ledger.machine.view import Archived
 from covenant.model.audit_chain import GENESIS, AuditHead
 from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
 from covenant.model.repair import Posture
-from covenant.model.result import Ending
+from covenant.model.result import Cause, Ending
 from covenant.model.task_event import Ended, Interruption, MessageUpdate, StatusUpdate, Step
 from tests.ledger.embedded.recorded import (
     ALICE,

@@ -16,7 +16,7 @@ import msgspec
 from covenant.ledger.contract.tasks import Listing, ListQuery
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.model.errors import Invalid
-from covenant.model.result import Ending, Result
+from covenant.model.result import Cause, Ending, Result
 from covenant.model.task import Task
 from covenant.model.task_event import (
     ArtifactUpdate,
@@ -41,6 +41,7 @@ class StoredStep(msgspec.Struct, frozen=True, gc=False):
 class _StoredEnd(msgspec.Struct, frozen=True, gc=False):
     ending: Ending
     result: Result
+    cause: Cause
 
 
 def _decoded(kind: type[Any], made: Callable[[Any], StepContent]) -> Callable[[msgspec.Raw], StepContent]:
@@ -60,7 +61,7 @@ _KINDS: Final[dict[str, Callable[[msgspec.Raw], StepContent]]] = {
     "message": _decoded(MessageUpdate, _as_it_is),
     "parked": _decoded(StatusUpdate, _as_it_is),
     "continued": _decoded(MessageUpdate, Continued),
-    "settled": _decoded(_StoredEnd, lambda end: Ended(end.ending, end.result)),
+    "settled": _decoded(_StoredEnd, lambda end: Ended(end.ending, end.result, end.cause)),
 }
 
 

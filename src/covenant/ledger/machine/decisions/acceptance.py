@@ -10,11 +10,11 @@ from covenant.ledger.machine.decisions.context import CommandRefused, DecisionCo
 from covenant.ledger.machine.decisions.push import check_room, make_push
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskClosed, TaskFollowed, TaskLeased, TaskSent, TaskSettled
-from covenant.ledger.machine.states import Cause, State
+from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
 from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.result import Ending, Result, ResultStatus
+from covenant.model.result import Cause, Ending, Result, ResultStatus
 from covenant.model.task import DELEGATION, MAILBOX, CacheKey, Lease, Task, account_of, cache_key, weigh
 
 LIVE_TASKS: Final = "live_task_limit"

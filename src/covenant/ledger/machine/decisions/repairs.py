@@ -16,7 +16,7 @@ from covenant.ledger.machine.decisions.context import DecisionContext, find_task
 from covenant.ledger.machine.decisions.results import end
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskRequeued
-from covenant.ledger.machine.states import Cause, State
+from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import Conflict
@@ -32,7 +32,7 @@ from covenant.model.repair import (
     Skipped,
     SkipReason,
 )
-from covenant.model.result import Ending, error_result
+from covenant.model.result import Cause, Ending, error_result
 from covenant.model.task import DuplicateSafety, Lease
 
 AUTO_REQUEUE_REASON = "stale lease of idempotent work requeued by the retry gate"

@@ -36,7 +36,7 @@ told (place, updated_at, task_no, next_no, steps, before) AS (
                         'body', json(
                             CASE kind
                                 WHEN 'submitted' THEN (SELECT task FROM requests WHERE task_no = p.task_no)
-                                WHEN 'settled' THEN json_object('ending', p.ending, 'result', json(p.result))
+                                WHEN 'settled' THEN json_object('ending', p.ending, 'cause', p.cause, 'result', json(p.result))
                                 ELSE coalesce(body, '{{}}')
                             END
                         )

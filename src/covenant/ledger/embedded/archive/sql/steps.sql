@@ -9,7 +9,7 @@ SELECT
             'body', json(
                 CASE kind
                     WHEN 'submitted' THEN (SELECT task FROM requests WHERE task_no = s.task_no)
-                    WHEN 'settled' THEN json_object('ending', ending, 'result', json(result))
+                    WHEN 'settled' THEN json_object('ending', ending, 'cause', cause, 'result', json(result))
                     ELSE coalesce(body, '{}')
                 END
             )
@@ -18,7 +18,7 @@ SELECT
 FROM (
     -- The result may be large, and belongs to one row.
     SELECT
-        u.task_no, u.generation, u.kind, u.ts_ms, u.body, t.ending,
+        u.task_no, u.generation, u.kind, u.ts_ms, u.body, t.ending, t.cause,
         CASE u.kind WHEN 'settled' THEN t.result END AS result
     FROM a2a_tasks AS t CROSS JOIN updates AS u ON u.task_no = t.task_no
     WHERE
