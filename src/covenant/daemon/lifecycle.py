@@ -6,7 +6,7 @@ and closed. Leases of workers outside stay as they are: a stop takes nothing awa
 grace time.
 
 An async function that does not stop when it is cancelled would keep the process alive, with the home open to others.
-So the process of a daemon that has stopped ends within `END_S`, whatever of an agent still runs in it.
+So the process of a daemon that has stopped ends within `main_loop.END_S`, whatever of an agent still runs in it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import ipaddress
-import logging
-import os
-import resource
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-import uvloop
-
 from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
 from covenant.daemon.demo import Echo, demo_agents, enroll_demo
 from covenant.daemon.home import SOCKET_NAME, left_in
-from covenant.daemon.http_listener import bound, http_bounds, make_server, url_of
+from covenant.daemon.http_listener import bound, make_server, url_of
 from covenant.daemon.logs import Log, start_logging
+from covenant.daemon.main_loop import StopSignals, fit_open_files, run_to_end
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Scheduler, Sweeper
-from covenant.daemon.settings import Settings
 from covenant.daemon.settings_loader import Loaded
 from covenant.daemon.watchdog import HealthStandIn, Watchdog
 from covenant.daemon.wiring.agent_sync import AgentSync
@@ -52,11 +45,6 @@ SWITCH_INTERVAL_S: Final = 0.0005
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 MAINTENANCE_INTERVAL_MS: Final = 5_000
 RESTART_S: Final = 1.0
-FILES_BESIDES: Final = 256
-CONNECTIONS_MIN: Final = 16
-"""So many HTTP connections are served however few open files the system allows."""
-END_S: Final = 5.0
-"""From the last record to the end of the process, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,75 +80,16 @@ def run_daemon(loaded: Loaded, announce: Announce, *, demo: bool = False, files:
         log.warning("settings.unread", variable=name)
     found = [*load_agents(files), *(demo_agents() if demo else ())]
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    loaded = loaded._replace(settings=_fit_open_files(settings, log))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        abandoned = runner.run(_live(loaded, announce, log, found, demo=demo))
-        _end_soon(abandoned, log)
-
-
-def _end_soon(abandoned: Sequence[str], log: Log) -> None:
-    """See to it that the process ends: at once if these agents go on, else within `END_S`.
-
-    What may hold it up are tasks and threads that agents have begun by themselves. By now all is written and closed.
-    """
-
-    def end(*agents: str) -> None:
-        log.warning("daemon.abandoned", agents=", ".join(agents) or "unknown: a task or thread that an agent began")
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(0)
-
-    if abandoned:
-        end(*abandoned)
-    ending = threading.Timer(END_S, end)
-    ending.daemon = True
-    ending.start()
-
-
-def _fit_open_files(settings: Settings, log: Log) -> Settings:
-    """Have as many open files allowed as there may be connections; where the system allows fewer, so many connections
-    fewer: without a descriptor the journal could not begin a segment."""
-    calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
-    besides = http_bounds(settings.http).connections_reserved_max + settings.ipc.connections_max + calls_max
-    besides += FILES_BESIDES
-    wanted = settings.http.connections_max
-    granted = _allow_files(wanted + besides)
-    room = max(CONNECTIONS_MIN, granted - besides)
-    if room >= wanted:
-        return settings
-    log.warning("http.connections_lowered", connections_max=room, open_files=granted, look="ulimit -n")
-    return replace(settings, http=replace(settings.http, connections_max=room))
-
-
-def _allow_files(wanted: int) -> int:
-    """As many open files as wanted, as far as the system lets us: many start with 1,024. How many it lets us."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        return most
-    return wanted if soft == resource.RLIM_INFINITY else soft
-
-
-class Stops:
-    """What the outside asks: `asked` with the first signal, `hurried` with the second."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.hurried = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._ask)
-
-    def _ask(self) -> None:
-        (self.hurried if self.asked.is_set() else self.asked).set()
+    loaded = loaded._replace(settings=fit_open_files(settings, log))
+    run_to_end(_live(loaded, announce, log, found, demo=demo), log)
 
 
 async def _live(
     loaded: Loaded, announce: Announce, log: Log, found: Sequence[LoadedAgent], *, demo: bool
 ) -> tuple[str, ...]:
     """Until it has stopped. Returns the agents that go on regardless."""
-    settings, stops = loaded.settings, Stops()
+    settings = loaded.settings
+    stops = StopSignals(settings.daemon.grace_ms / 1000, log)
     async with open_node(settings, log) as node:
         with bound(settings.http) as listener:
             if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
@@ -199,7 +128,7 @@ async def _serve(
     server: HttpServer,
     workers: Sequence[Worker],
     schedulers: Sequence[Scheduler],
-    stops: Stops,
+    stops: StopSignals,
     *,
     log: Log,
     announce: Callable[[], None],

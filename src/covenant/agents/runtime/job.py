@@ -304,7 +304,7 @@ class Job:
                 # Nobody asked it to stop: it waited for something of its own that was canceled.
                 log.warning("agent.failed", exc_info=True, extra=self.fields())
                 self.fail(FAILED)
-        except (Exception, SystemExit):
+        except BaseException:  # agents raise what they like, `KeyboardInterrupt` too: it fails the task, and no more
             if self.stopping is None:
                 log.warning("agent.failed", exc_info=True, extra=self.fields())
             self.fail(FAILED)

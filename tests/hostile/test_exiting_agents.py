@@ -1,0 +1,96 @@
+"""Agents that raise what ends a program, and agents that block the loop while the daemon stops."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.daemons import BOUND_S
+from tests.hostile.client import Answer, operator_token, request
+from tests.hostile.conftest import StartDaemon
+
+AGENTS = """
+import asyncio, sys, time
+from pathlib import Path
+from covenant import Agent
+
+class Odd(BaseException):
+    pass
+
+RAISED = {"interrupt": KeyboardInterrupt, "exit": SystemExit, "odd": Odd}
+
+plain, plain_stream, steps, stream, helper, echo, hog = map(
+    Agent, ("plain", "plain-stream", "steps", "stream", "helper", "echo", "hog")
+)
+
+@plain
+def raises_in_a_thread(turn):
+    raise RAISED[turn.text]
+
+@plain_stream
+def raises_in_a_generator(turn):
+    yield "one"
+    raise RAISED[turn.text]
+
+@steps
+async def raises_on_the_loop(turn):
+    raise RAISED[turn.text]
+
+@stream
+async def raises_while_it_streams(turn):
+    yield "one"
+    raise RAISED[turn.text]
+
+@helper
+async def raises_in_a_task_of_its_own(turn):
+    async def work():
+        raise RAISED[turn.text]
+    await asyncio.gather(work())
+
+@echo
+async def repeat(turn):
+    return turn.text
+
+@hog
+async def blocks_the_loop(turn):
+    (Path(__file__).parent / "begun").touch()
+    time.sleep(60)
+"""
+
+
+def send(url: str, token: str, agent: str, text: str, bound_s: float = BOUND_S) -> Answer:
+    message = {"messageId": f"{agent}-{text}", "role": "ROLE_USER", "parts": [{"text": text}]}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    headers = {"a2a-version": "1.0"}
+    return request(url, "POST", f"/v1/a2a/agents/{agent}", body=body, token=token, headers=headers, bound_s=bound_s)
+
+
+def test_what_an_agent_raises_fails_its_task_and_ends_nothing_else(start_daemon: StartDaemon, short_path: Path) -> None:
+    agents = short_path / "agents.py"
+    agents.write_text(AGENTS)
+    daemon = start_daemon(str(agents))
+    token = operator_token(daemon.home)
+    for agent in ("plain", "plain-stream", "steps", "stream", "helper"):
+        for raised in ("interrupt", "exit", "odd"):
+            state = send(daemon.url, token, agent, raised).json["result"]["task"]["status"]["state"]
+            assert state == "TASK_STATE_FAILED", (agent, raised)
+            assert b"TASK_STATE_COMPLETED" in send(daemon.url, token, "echo", f"{agent} {raised}").body
+    assert daemon.process.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_ends_although_an_agent_blocks_the_loop(
+    start_daemon: StartDaemon, short_path: Path, number: int
+) -> None:
+    agents = short_path / "agents.py"
+    agents.write_text(AGENTS)
+    daemon = start_daemon(str(agents), env={"COVENANT_DAEMON_GRACE_MS": "100"})
+    token = operator_token(daemon.home)
+    with pytest.raises(TimeoutError):
+        send(daemon.url, token, "hog", "x", bound_s=1.0)
+    assert (short_path / "begun").exists()
+    began_s = time.monotonic()
+    assert daemon.stop(number) == 1
+    assert time.monotonic() - began_s < BOUND_S / 2
+    assert "daemon.held" in (short_path / "home.log").read_text()
