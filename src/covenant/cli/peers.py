@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import IO, Any, Final
 
 import click
 
-from covenant.cli.daemon_client import Answer
+from covenant.cli.daemon_client import ANSWER_S, Answer
 from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command, json_option
 from covenant.cli.terminal import ExitCode, Failure, age, brief, console, json_shape, put, put_json, say, table
 from covenant.daemon.environment import now_ms
@@ -25,7 +24,7 @@ STYLES: Final = {
 }
 STATUSES: Final = ("pending", "running", "completed", "failed", "cancelled", "timeout", "lost")
 ENDED: Final = frozenset({"completed", "failed", "cancelled", "timeout"})
-LOOK_S: Final = 0.3
+WAIT_MS: Final = 10_000
 PROOF_BYTES_MAX: Final = 64 * 1024 * 1024
 PROVEN: Final = frozenset({"offer", "result"})
 """A proof is about these. The conversation may stay with the provider, and the proof still says something."""
@@ -400,10 +399,16 @@ def config(call: Invocation) -> None:
 
 
 def _ended(call: Invocation, delegation_id: str) -> Answer:
-    """The delegation when it has ended, and said on the way how it stands."""
-    said = ""
+    """The delegation with its outcome. Says on the way how it stands, as the daemon hears of it."""
+    said, since_ms = "", 0
     while True:
-        answer = call.ask("show_delegation", delegationId=delegation_id)
+        answer = call.ask(
+            "show_delegation",
+            delegationId=delegation_id,
+            waitMs=WAIT_MS,
+            sinceMs=since_ms,
+            within_s=ANSWER_S + WAIT_MS / 1000,
+        )
         found = answer["delegation"]
         line = found["message"] or found["state"]
         if line != said and not call.json:
@@ -412,7 +417,7 @@ def _ended(call: Invocation, delegation_id: str) -> Answer:
         # The task here has the result a moment after the delegation has ended.
         if found["status"] in ENDED and (answer.get("result") is not None or answer.get("error") is not None):
             return answer
-        time.sleep(LOOK_S)
+        since_ms = max(found["movedAtMs"], found["heardAtMs"])
 
 
 def _show_outcome(call: Invocation, answer: Answer) -> None:

@@ -269,7 +269,10 @@ class DelegationRequest(PeerQuery, frozen=True, kw_only=True):
 
 
 class ShowDelegationRequest(DelegationRequest, frozen=True, kw_only=True):
-    pass
+    """With `wait_ms`, the answer waits for the outcome; with `since_ms` too, for whatever happens after that moment."""
+
+    wait_ms: Whole | None = None
+    since_ms: Whole | None = None
 
 
 class CancelDelegationRequest(DelegationRequest, frozen=True, kw_only=True):

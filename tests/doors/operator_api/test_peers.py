@@ -1,5 +1,6 @@
 """What each operation on peers answers, over both doors of a real daemon that has a real peer."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.e2e.peers.daemons import Node, until, world
 from tests.places import short_folder
 
 NOBODY = "frd1_" + "a" * 40
+WAIT_MS = 20_000
 OF_PATH = {"peerId": "peer_id", "delegationId": "delegation_id"}
 
 
@@ -125,6 +127,26 @@ async def test_a_delegation_can_be_made_followed_and_proven(door: Door, peer: Ac
     assert (proof["kind"], proof["proof"]["provider"]) == ("delegation_proof", peer.id)
     messages = await door.ask("list_peer_messages", peerId=peer.name, type="delegation_result")
     assert (messages["kind"], [each["offerId"] for each in messages["messages"]]) == ("peer_messages", [made])
+
+
+async def test_a_look_at_a_delegation_waits_for_the_next_move_or_for_the_outcome(door: Door, peer: Actor) -> None:
+    made = (await door.ask("delegate", task="find it", profile="researcher", peerId=peer.name))["delegationId"]
+    offer = await asyncio.to_thread(peer.until, DelegationOffer, lambda it: it.offer_id == made)
+    before = await door.ask("show_delegation", delegationId=made, waitMs=1)
+    shown = before["delegation"]
+    assert (shown["state"], before.get("result")) == ("offered", None)
+    since_ms = max(shown["movedAtMs"], shown["heardAtMs"])
+    moves = door.ask("show_delegation", delegationId=made, waitMs=WAIT_MS, sinceMs=since_ms)
+    ends = door.ask("show_delegation", delegationId=made, waitMs=WAIT_MS)
+    async with asyncio.timeout(WAIT_MS / 2_000):
+        moved, ended = asyncio.create_task(moves), asyncio.create_task(ends)
+        await asyncio.to_thread(peer.accept, door.node, offer)
+        assert (await moved)["delegation"]["movedAtMs"] > since_ms
+        assert not ended.done()
+        await asyncio.to_thread(peer.say, door.node, peer.result(offer, door.node.id))
+        assert (await ended)["result"] == "done"
+    assert (await door.ask("show_delegation", delegationId=made, waitMs=WAIT_MS))["result"] == "done"
+    assert await door.refused("show_delegation", delegationId=made, waitMs=10**9) == "invalid_wait"
 
 
 async def test_a_lost_delegation_can_be_offered_again_given_up_or_cancelled(door: Door, peer: Actor) -> None:

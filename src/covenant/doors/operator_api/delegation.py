@@ -10,9 +10,11 @@ from covenant.doors.operator_api.answers import ApiAnswer
 from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
 from covenant.doors.operator_api.paging import fit
 from covenant.doors.operator_api.peers import require_peers
+from covenant.doors.waits import Pause
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.errors import Invalid
+from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import Delegation
 from covenant.model.peers.delegation_messages import DelegationStatus, Proof, TokenUsage
 from covenant.model.peers.instance import InstanceId
@@ -171,6 +173,23 @@ async def show_delegation(
     return DelegationAnswer(delegation=_delegation(office, delegation), result=result, error=error)
 
 
+async def show_delegation_waiting(
+    office: Services, caller: Principal, request: asked.ShowDelegationRequest, pause: Pause
+) -> DelegationAnswer:
+    """Answer once its task here has ended, or it moved or was heard of since the given moment, or the time is over."""
+    give_up_ms = office.give_up_ms(request.wait_ms)
+    answer = await show_delegation(office, caller, request)
+    while True:
+        # Each look has a watch of its own, from before the look: nothing happens unseen in between.
+        with office.ledger.watch(TaskId(answer.delegation.id)) as watch:
+            answer = await show_delegation(office, caller, request)
+            shown, left_ms = answer.delegation, give_up_ms - office.ledger.clock.monotonic_ms()
+            happened = request.since_ms is not None and max(shown.moved_at_ms, shown.heard_at_ms) > request.since_ms
+            if happened or left_ms <= 0 or answer.result is not None or answer.error is not None:
+                return answer
+            await pause.until(watch.next(left_ms / 1000))
+
+
 async def cancel_delegation(
     office: Services, caller: Principal, request: asked.CancelDelegationRequest
 ) -> DelegationAnswer:
@@ -210,7 +229,7 @@ async def delegation_tree(
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     operation_row("POST", DELEGATE, delegate, "Delegate a task by a profile's name: here, or to a peer", 201),
     operation_row("GET", DELEGATIONS, list_delegations, "Delegations to and from peers, lost ones first"),
-    operation_row("GET", DELEGATION, show_delegation, "One delegation"),
+    operation_row("GET", DELEGATION, show_delegation, "One delegation", wait=show_delegation_waiting),
     operation_row("POST", f"{DELEGATION}/cancel", cancel_delegation, "Cancel a delegation, on both sides"),
     operation_row("POST", f"{DELEGATION}/offer-again", offer_again, "Offer a lost delegation again, under the same id"),
     operation_row("POST", f"{DELEGATION}/force-error", force_delegation, "Give a lost delegation up"),

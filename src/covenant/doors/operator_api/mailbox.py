@@ -11,7 +11,6 @@ from covenant.doors.operator_api.operation import AnyApiOperation, ApiOperation,
 from covenant.doors.waits import CallerGoneError, Pause
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.machine.commands import Drained, Leased
-from covenant.model.errors import Invalid
 from covenant.model.ids import LeaseId, TaskId, parse_lease_id, parse_task_id
 from covenant.model.result import Ending, Result
 from covenant.model.task import Lease, Task
@@ -134,7 +133,7 @@ async def take(office: Services, caller: Principal, request: ReceiveRequest) -> 
 
 async def take_waiting(office: Services, caller: Principal, request: ReceiveRequest, pause: Pause) -> TaskOpt:
     recipient = None if request.everyone else caller.agent.pubkey
-    clock, give_up_ms = office.ledger.clock, _give_up_ms(office, request)
+    clock, give_up_ms = office.ledger.clock, office.give_up_ms(request.wait_ms)
     with office.ledger.task_waiter(recipient) as waiter:
         while True:
             leased = await _take(office, caller, request)
@@ -173,14 +172,6 @@ def _task_opt(leased: Leased) -> TaskOpt:
     return TaskOpt(task=shown[0].task, lease=shown[0].lease, tasks=shown)
 
 
-def _give_up_ms(office: Services, request: ReceiveRequest) -> int:
-    """When the wait is over, by a clock that nobody sets."""
-    wait_ms, wait_ms_max = request.wait_ms or 0, office.exchange.limits.wait_ms_max
-    if wait_ms > wait_ms_max:
-        raise Invalid("invalid_wait", f"wait_ms must be between 0 and {wait_ms_max}")
-    return office.ledger.clock.monotonic_ms() + wait_ms
-
-
 async def post(office: Services, caller: Principal, request: PostResult) -> ResultPosted:
     lease_id = parse_optional(parse_lease_id, request.lease_id)
     settled = await office.exchange.settle(caller, request.result(), lease_id)
@@ -193,7 +184,7 @@ async def drain(office: Services, caller: Principal, request: DrainRequest) -> R
 
 async def drain_waiting(office: Services, caller: Principal, request: DrainRequest, pause: Pause) -> ResultOpt:
     sender = None if request.everyone else caller.agent.pubkey
-    ledger, give_up_ms = office.ledger, _give_up_ms(office, request)
+    ledger, give_up_ms = office.ledger, office.give_up_ms(request.wait_ms)
     task_id = parse_optional(parse_task_id, request.task_id)
     with ledger.result_waiter(sender) as waiter:
         while True:

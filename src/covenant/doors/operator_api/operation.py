@@ -18,6 +18,7 @@ from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.contract.ledger import Ledger
+from covenant.model.errors import Invalid
 from covenant.wire.mailbox import Request, Wrapped
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ class Services:
     catalogue: Catalogue
     peers: PeerOperations | None = None
     """None: this daemon has none."""
+
+    def give_up_ms(self, wait_ms: int | None) -> int:
+        """When a wait is over, by a clock that nobody sets."""
+        wait_ms, wait_ms_max = wait_ms or 0, self.exchange.limits.wait_ms_max
+        if wait_ms > wait_ms_max:
+            raise Invalid("invalid_wait", f"wait_ms must be between 0 and {wait_ms_max}")
+        return self.ledger.clock.monotonic_ms() + wait_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +75,15 @@ class ApiOperation(Generic[R]):
 AnyApiOperation = ApiOperation[Any]
 
 
-def operation_row(method: str, path: str, run: Callable[..., Any], summary: str, status: int = 200) -> AnyApiOperation:
+def operation_row(
+    method: str,
+    path: str,
+    run: Callable[..., Any],
+    summary: str,
+    status: int = 200,
+    *,
+    wait: Callable[..., Any] | None = None,
+) -> AnyApiOperation:
     """Named after what runs it, which also says what is asked and answered."""
     types = get_type_hints(run)
     return ApiOperation(
@@ -77,6 +93,7 @@ def operation_row(method: str, path: str, run: Callable[..., Any], summary: str,
         request=types["request"],
         answer=types["return"],
         run=run,
+        wait=wait,
         summary=summary,
         status=status,
     )
