@@ -241,14 +241,13 @@ def _run(
 
     from covenant.model.errors import CovenantError, Refusal
     from covenant.outbound.call_errors import CallFailed, RemoteError
-    from covenant.outbound.remote.task_follower import not_sent
 
     try:
         return asyncio.run(work())
     except KeyboardInterrupt:
         raise Failure("canceled", canceled()) from None
     except CallFailed as error:
-        kind = Unreachable if not_sent(error) else Failure
+        kind = Failure if error.sent else Unreachable
         detail = f" ({error.detail})" if error.detail != error.message else ""
         raise kind(error.code, f"{error.message}{detail}") from error
     except (Refusal, RemoteError) as error:

@@ -17,7 +17,7 @@ from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.call_errors import AddressRefused
+from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.http_fetcher import TlsTrust
 from covenant.outbound.urls import InvalidUrl, Location, host_text, read_url
 from covenant.peers.transport.peer_client import PeerCallFailed, PeerResponse
@@ -111,6 +111,8 @@ class PeerHttp:
         pool = await self._opened()
         import httpcore2  # noqa: PLC0415  (loaded by now; see `TlsTrust`)
 
+        from covenant.outbound.guarded_transport import failures_named  # noqa: PLC0415
+
         headers: dict[bytes | str, bytes | str] = {
             "host": location.authority,
             "user-agent": self._user_agent,
@@ -119,19 +121,20 @@ class PeerHttp:
         }
         if method == "POST":
             headers |= {"content-type": "application/json", "content-length": str(len(body))}
-        response = await pool.handle_async_request(
-            httpcore2.Request(
-                method,
-                location.url,
-                headers=headers,
-                content=body or None,
-                extensions={
-                    "timeout": {"connect": CONNECT_S, "pool": timeout_s, "read": timeout_s, "write": timeout_s}
-                },
+        with failures_named():
+            response = await pool.handle_async_request(
+                httpcore2.Request(
+                    method,
+                    location.url,
+                    headers=headers,
+                    content=body or None,
+                    extensions={
+                        "timeout": {"connect": CONNECT_S, "pool": timeout_s, "read": timeout_s, "write": timeout_s}
+                    },
+                )
             )
-        )
-        async with aclosing(response):
-            return PeerResponse(response.status, _plain(response), await _read(response, bytes_max))
+            async with aclosing(response):
+                return PeerResponse(response.status, _plain(response), await _read(response, bytes_max))
 
     def _place(self) -> Location:
         """Where the peer is, as somebody has given it."""
@@ -189,17 +192,9 @@ def _failures_named() -> Iterator[None]:
         raise
     except AddressRefused as refused:
         raise PeerCallFailed(refused.code, refused.detail, passing=refused.transient) from refused
+    except CallFailed as failed:
+        # A kept connection that the peer has closed meanwhile reads as an answer that is none.
+        code = "connection_lost" if failed.code == "bad_response" else failed.code
+        raise PeerCallFailed(code, failed.message, passing=True) from failed
     except TimeoutError as error:
         raise PeerCallFailed("timed_out", "no answer in time", passing=True) from error
-    except Exception as error:
-        import httpcore2  # noqa: PLC0415  (loaded, if it raised this)
-
-        for kind, code, message in (
-            (httpcore2.TimeoutException, "timed_out", "no answer in time"),
-            (httpcore2.ConnectError, "connect_failed", "no connection could be made"),
-            (httpcore2.NetworkError, "connection_lost", "the connection broke"),
-            (httpcore2.RemoteProtocolError, "connection_lost", "the connection ended, or what came was not HTTP"),
-        ):
-            if isinstance(error, kind):
-                raise PeerCallFailed(code, message, passing=True) from error
-        raise

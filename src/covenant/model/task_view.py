@@ -118,7 +118,7 @@ class TaskViewBuilder:
         self._created_at_ms = 0
         self._message: MessageUpdate | None = None
         self._history: list[MessageUpdate] = []
-        self._artifacts: dict[str, _Draft] = {}
+        self._artifacts: dict[str, ArtifactBuilder] = {}
         self._result: Result | None = None
         self._cause: Cause | None = None
 
@@ -139,7 +139,7 @@ class TaskViewBuilder:
         draft = self._artifacts.get(what.artifact_id)
         if draft is None or not what.append:
             # A replaced artifact keeps its place among the others.
-            self._artifacts[what.artifact_id] = draft = _Draft(what)
+            self._artifacts[what.artifact_id] = draft = ArtifactBuilder(what)
         draft.add(what)
 
     def _say(self, what: MessageUpdate) -> None:
@@ -189,16 +189,16 @@ class TaskViewBuilder:
         )
 
 
-class _Draft:
+class ArtifactBuilder:
     """An artifact in the making. Consecutive plain text is one part: chunks are how it came, not what it is."""
 
-    __slots__ = ("_first", "_metadata", "_parts", "_text")
+    __slots__ = ("_first", "_parts", "_text", "metadata")
 
     def __init__(self, first: ArtifactUpdate) -> None:
         self._first = first
         self._parts: list[Content] = []
         self._text: list[str] = []
-        self._metadata: dict[str, Any] | None = None
+        self.metadata: dict[str, Any] | None = None
 
     def add(self, update: ArtifactUpdate) -> None:
         for part in update.parts:
@@ -208,21 +208,24 @@ class _Draft:
                 self._flush()
                 self._parts.append(part)
         if update.metadata:
-            self._metadata = {**(self._metadata or {}), **update.metadata}
+            self.metadata = {**(self.metadata or {}), **update.metadata}
 
     def _flush(self) -> None:
         if self._text:
             self._parts.append(Text("".join(self._text)))
             self._text = []
 
+    @property
+    def parts(self) -> tuple[Content, ...]:
+        return (*self._parts, Text("".join(self._text))) if self._text else tuple(self._parts)
+
     def artifact(self) -> Artifact:
-        parts = (*self._parts, Text("".join(self._text))) if self._text else tuple(self._parts)
         return Artifact(
             artifact_id=self._first.artifact_id,
-            parts=parts,
+            parts=self.parts,
             name=self._first.name,
             description=self._first.description,
-            metadata=self._metadata,
+            metadata=self.metadata,
             extensions=self._first.extensions,
         )
 

@@ -13,6 +13,7 @@ and a name that leads nowhere read the same. `detail` is for the log and the ope
 from __future__ import annotations
 
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
 
 import msgspec
@@ -35,10 +36,16 @@ class AddressRefused(Invalid):
 
 
 class CallFailed(CovenantError):
-    """The call was allowed and failed. `transient` if the same call may succeed later."""
+    """The call was allowed and failed. `transient` if the same call may succeed later.
 
-    def __init__(self, code: FailureCode, message: str, *, detail: str | None = None, transient: bool = True) -> None:
+    `sent`: the other side may have heard of it.
+    """
+
+    def __init__(
+        self, code: FailureCode, message: str, *, detail: str | None = None, transient: bool = True, sent: bool = True
+    ) -> None:
         super().__init__(message)
+        self.sent = sent
         self.code = code
         self.message = message
         self.detail = detail or message
@@ -164,16 +171,21 @@ def refused_by_status(status: int, headers: Mapping[str, str], body: bytes) -> R
         code or ("unavailable" if status >= 500 else "refused"),
         f"the remote refused: {said} (HTTP {status})" if said else f"the remote answered HTTP {status}",
         status=status,
-        retry_after_s=retry_after(headers),
+        retry_after_s=min(retry_after(headers) or 0.0, RETRY_AFTER_S_MAX) or None,
     )
 
 
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """In seconds; a date is not read."""
+def retry_after(headers: Mapping[str, str], now_ms: int | None = None) -> float | None:
+    """In seconds. A date is read only by who says what time it is now."""
     said = headers.get("retry-after", "").strip()
-    if not (said.isascii() and said.isdigit() and len(said) <= 9):
+    if said.isascii() and said.isdigit() and len(said) <= 9:
+        return float(said)
+    if now_ms is None:
         return None
-    return min(float(said), RETRY_AFTER_S_MAX)
+    try:
+        return max(0.0, parsedate_to_datetime(said).timestamp() - now_ms / 1000)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _error_in(body: bytes) -> Mapping[str, Any]:

@@ -17,12 +17,13 @@ import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from importlib import import_module
+from typing import Final
 
 import httpcore2
 import httpx2
 
 from covenant.outbound.address_guard import AddressGuard
-from covenant.outbound.call_errors import CallFailed, too_large
+from covenant.outbound.call_errors import CallFailed, FailureCode, too_large
 from covenant.outbound.urls import InvalidUrl, read_authority
 
 SocketOption = tuple[int, int, int] | tuple[int, int, bytes | bytearray] | tuple[int, int, None, int]
@@ -90,7 +91,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         assert isinstance(request.stream, httpx2.AsyncByteStream)
         url = request.url
-        with _failures_named():
+        with failures_named():
             response = await self._pool.handle_async_request(
                 httpcore2.Request(
                     method=request.method,
@@ -112,6 +113,15 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         await self._pool.aclose()
 
 
+_BEFORE_SENDING: Final = (httpcore2.ConnectTimeout, httpcore2.PoolTimeout, httpcore2.ConnectError)
+_FAILURES: Final[tuple[tuple[type[Exception], FailureCode, str], ...]] = (
+    (httpcore2.TimeoutException, "timed_out", "no answer in time"),
+    (httpcore2.ConnectError, "connect_failed", "no connection could be made"),
+    (httpcore2.NetworkError, "connection_lost", "the connection broke"),
+    (httpcore2.RemoteProtocolError, "bad_response", "what came back is not an HTTP response"),
+)
+
+
 class _Body(httpx2.AsyncByteStream):
     """The bytes as they come over the wire, counted: a compressed body can go on for ever and amount to nothing."""
 
@@ -121,7 +131,7 @@ class _Body(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         seen = 0
-        with _failures_named():
+        with failures_named():
             async with aclosing(self._response.aiter_stream()) as pieces:
                 async for piece in pieces:
                     seen += len(piece)
@@ -134,19 +144,12 @@ class _Body(httpx2.AsyncByteStream):
 
 
 @contextmanager
-def _failures_named() -> Iterator[None]:
+def failures_named() -> Iterator[None]:
     """The library's exceptions in our words. What they say may name an address inside, so it is for the operator."""
     try:
         yield
-    except httpcore2.TimeoutException as error:
-        raise CallFailed("timed_out", "no answer in time", detail=_words(error)) from error
-    except httpcore2.ConnectError as error:
-        raise CallFailed("connect_failed", "no connection could be made", detail=_words(error)) from error
-    except httpcore2.NetworkError as error:
-        raise CallFailed("connection_lost", "the connection broke", detail=_words(error)) from error
-    except httpcore2.RemoteProtocolError as error:
-        raise CallFailed("bad_response", "what came back is not an HTTP response", detail=_words(error)) from error
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
+    except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.RemoteProtocolError) as error:
+        detail = f"{type(error).__name__}: {error}".removesuffix(": ")
+        sent = not isinstance(error, _BEFORE_SENDING)
+        code, message = next((code, message) for kind, code, message in _FAILURES if isinstance(error, kind))
+        raise CallFailed(code, message, detail=detail, sent=sent) from error

@@ -16,7 +16,6 @@ import heapq
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import Final
 
@@ -27,11 +26,12 @@ from covenant.ledger.machine.commands import MovePushes
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.push import FAILURE_LENGTH_MAX, Push, PushMove, move_of
+from covenant.model.rate_limits import Backoff
 from covenant.model.task import Task
 from covenant.model.task_event import Began, Ended, Step
-from covenant.outbound.call_errors import AddressRefused, CallFailed
+from covenant.outbound.call_errors import AddressRefused, CallFailed, retry_after
 from covenant.outbound.fair_scheduler import FairScheduler
-from covenant.outbound.http_fetcher import Fetched, Fetcher
+from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.seal.webhooks import WebhookSigner
 from covenant.wire.a2a import v1 as a2a_v1
@@ -72,7 +72,7 @@ class WebhookClient:
         return PushFailure(
             reason=f"HTTP {answer.status}",
             gone=answer.status == GONE,
-            retry_after_ms=_retry_after_ms(answer, self._now_ms()),
+            retry_after_ms=int((retry_after(answer.headers, self._now_ms()) or 0.0) * 1000),
         )
 
     def _headers(self, push: Push, step: Step, attempt: int, body: bytes) -> Mapping[str, str]:
@@ -109,17 +109,6 @@ def secrets_of(push: Push) -> dict[str, str]:
 
 def _push_failure(reason: str) -> PushFailure:
     return PushFailure(reason=reason[:FAILURE_LENGTH_MAX])
-
-
-def _retry_after_ms(answer: Fetched, now_ms: int) -> int:
-    """Seconds, or a date. What is neither is not there."""
-    said = answer.headers.get("retry-after", "").strip()
-    if said.isdecimal() and said.isascii():
-        return int(said[:9]) * 1000
-    try:
-        return max(0, int(parsedate_to_datetime(said).timestamp() * 1000) - now_ms)
-    except (ValueError, OverflowError):
-        return 0
 
 
 log = logging.getLogger(__name__)
@@ -387,8 +376,8 @@ class PushSender:
         limits = self._limits
         attempts = standing.attempts + 1
         dead = failed.gone or attempts >= limits.attempts_max
-        pause_ms = limits.pause_ms * PAUSE_FACTOR ** (attempts - 1)
-        pause_ms = int(pause_ms * (1 + JITTER * (2 * self._chance() - 1)))
+        backoff = Backoff(limits.pause_ms, limits.pause_ms_max, PAUSE_FACTOR, JITTER)
+        pause_ms = int(backoff.pause(attempts, self._chance()))
         pause_ms = min(max(pause_ms, failed.retry_after_ms), limits.pause_ms_max)
         next_ms = self._ledger.now_ms() + pause_ms
         move = replace(standing, attempts=attempts, failure=failed.reason, dead=dead, next_ms=0 if dead else next_ms)

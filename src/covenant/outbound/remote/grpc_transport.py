@@ -10,6 +10,7 @@ says the number in their metadata (`covenant.generation`): from there a stream g
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -34,6 +35,7 @@ from covenant.wire.jsonrpc import BadResponse, one_line
 
 SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
 CALL_S: Final = 30.0
+CONNECT_S: Final = 5.0
 KEEPALIVE_MS: Final = 60_000
 GENERATION: Final = "covenant.generation"
 
@@ -127,7 +129,22 @@ class GrpcTransport:
     async def _channel(self) -> AsyncIterator[Any]:
         target = await self._guard.check(f"{self._place}/")
         async with _channel_to(target) as channel:
+            await _connected(channel)
             yield channel
+
+
+async def _connected(channel: Any) -> None:
+    """Return when there is a connection. What fails before that was never sent."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            state = channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.READY:
+                if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                    raise CallFailed("connect_failed", "no connection could be made", sent=False)
+                await channel.wait_for_state_change(state)
+                state = channel.get_state()
+    except TimeoutError as error:
+        raise CallFailed("timed_out", "no connection in time", sent=False) from error
 
 
 def _channel_to(target: CheckedTarget) -> Any:
@@ -188,11 +205,10 @@ def _heard_task(data: bytes) -> RemoteTask:
 def _trouble(error: grpc.aio.AioRpcError) -> RemoteRefused | CallFailed:
     name, said = error.code().name, one_line(error.details() or "")
     if name == "UNAVAILABLE":
-        connected = "connect" not in said.lower()
-        code: Any = "connection_lost" if connected else "connect_failed"
-        return CallFailed(code, "no connection could be made" if not connected else "the connection broke", detail=said)
+        return CallFailed("connection_lost", "the connection broke", detail=said)
     if name in ("DEADLINE_EXCEEDED", "CANCELLED"):
         return CallFailed("timed_out", "no answer in time", detail=said)
+    # The library's own limit has no status of its own.
     if name == "RESOURCE_EXHAUSTED" and "larger than max" in said:
         return CallFailed("too_large", f"the answer has more than {EVENT_BYTES_MAX} bytes", transient=False)
     return RemoteRefused(_REFUSED.get(name, "refused"), f"the remote refused: {said} (gRPC {name})")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from covenant.model.content import Content, Text
+from covenant.model.content import Content, Text, is_plain
 from covenant.model.errors import Invalid
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate
 from covenant.model.task_view import (
     Artifact,
+    ArtifactBuilder,
     RemoteArtifact,
     RemoteEvent,
     RemoteMessage,
@@ -43,7 +44,7 @@ class RemoteTaskView:
         self.metadata: dict[str, Any] = {}
         self.answered = False
         """A bare message came: there is no task to follow."""
-        self._drafts: dict[str, _Draft] = {}
+        self._drafts: dict[str, ArtifactBuilder] = {}
         self._reported: dict[str, float] = {}
 
     @property
@@ -68,7 +69,7 @@ class RemoteTaskView:
         """
         made: dict[str, float] = {}
         for draft in self._drafts.values():
-            add_usage(made, usage_in(draft.metadata))
+            add_usage(made, usage_in(draft.metadata or {}))
         return larger_usage(self._reported, made)
 
     def take(self, heard: RemoteEvent) -> Iterator[RemoteEvent]:
@@ -138,40 +139,13 @@ class RemoteTaskView:
         draft = self._drafts.get(update.artifact_id)
         if draft is None or not update.append:
             # A replaced artifact keeps its place among the others.
-            self._drafts[update.artifact_id] = draft = _Draft(update)
-        draft.add(update)
-
-
-class _Draft:
-    """An artifact in the making: adding to it costs nothing that grows with it."""
-
-    __slots__ = ("_first", "_parts", "metadata")
-
-    def __init__(self, first: ArtifactUpdate) -> None:
-        self._first = first
-        self._parts: list[Content] = []
-        self.metadata: dict[str, Any] = {}
-
-    def add(self, update: ArtifactUpdate) -> None:
-        self._parts += update.parts
-        if update.metadata:
-            self.metadata |= update.metadata
-
-    def artifact(self) -> Artifact:
-        first = self._first
-        return Artifact(
-            artifact_id=first.artifact_id,
-            parts=join_texts(self._parts),
-            name=first.name,
-            description=first.description,
-            metadata=self.metadata or None,
-            extensions=first.extensions,
-        )
+            self._drafts[update.artifact_id] = draft = ArtifactBuilder(update)
+        draft.add(replace(update, parts=_spoken(update.parts)))
 
 
 def news_of(before: Artifact | None, now: Artifact) -> ArtifactUpdate | None:
     """What turns the artifact as it was known into the artifact as it is; None if nothing does."""
-    parts = join_texts(now.parts)
+    parts = _joined(now.parts)
     if before is None:
         return _update(now, parts, append=False)
     old = before.parts
@@ -188,11 +162,7 @@ def _beyond(old: tuple[Content, ...], new: tuple[Content, ...]) -> tuple[Content
     if not old or len(new) < len(old) or new[: len(old) - 1] != old[:-1]:
         return None
     last, grown = old[-1], new[len(old) - 1]
-    if not (_plain(last) and _plain(grown)):
-        return None
-    assert isinstance(last, Text)
-    assert isinstance(grown, Text)
-    if not grown.text.startswith(last.text):
+    if not is_plain(last) or not is_plain(grown) or not grown.text.startswith(last.text):
         return None
     return (Text(grown.text[len(last.text) :]), *new[len(old) :])
 
@@ -209,25 +179,16 @@ def _update(artifact: Artifact, parts: tuple[Content, ...], *, append: bool) -> 
     )
 
 
-def join_texts(content: Sequence[Content]) -> tuple[Content, ...]:
-    """Consecutive plain texts as one: chunks are how a text came, not what it is."""
-    parts: list[Content] = []
-    texts: list[str] = []
-    for part in content:
-        if isinstance(part, Text) and _plain(part):
-            texts.append(part.text)
-            continue
-        if any(texts):
-            parts.append(Text("".join(texts)))
-        texts = []
-        parts.append(part)
-    if any(texts):
-        parts.append(Text("".join(texts)))
-    return tuple(parts)
+def _joined(content: Sequence[Content]) -> tuple[Content, ...]:
+    """Consecutive plain texts as one, without empty ones."""
+    update = ArtifactUpdate("", _spoken(content))
+    builder = ArtifactBuilder(update)
+    builder.add(update)
+    return builder.parts
 
 
-def _plain(part: Content) -> bool:
-    return isinstance(part, Text) and part.mimeType is None and part.filename is None and part.metadata is None
+def _spoken(content: Sequence[Content]) -> tuple[Content, ...]:
+    return tuple(part for part in content if not is_plain(part) or part.text)
 
 
 Sendable = str | Content | Sequence[Content]

@@ -21,6 +21,7 @@ import msgspec
 
 from covenant.model.a2a_requests import SendMessage
 from covenant.model.errors import CovenantError
+from covenant.model.rate_limits import Backoff
 from covenant.model.task_view import RemoteArtifact, RemoteEvent, RemoteStatus, RemoteTask
 from covenant.outbound.call_errors import PASSING, CallFailed, OutcomeUnknown, RemoteRefused
 from covenant.outbound.remote.a2a_transport import A2ATransport, Numbered
@@ -33,9 +34,9 @@ FAILURES_MAX: Final = 8
 FRUITLESS_MAX: Final = 3
 """Streams resumed in a row that brought nothing: then it is polled."""
 RESENDS_MAX: Final = 5
-PAUSE_S: Final = (0.25, 30.0)
-"""After a failure: the first, and the longest; twice as long each time."""
+FIRST_PAUSE_S: Final = 0.25
 JITTER: Final = 0.1
+AFTER_FAILURES: Final = Backoff(FIRST_PAUSE_S, 30.0, jitter=JITTER)
 CANCEL_S: Final = 5.0
 """How long a remote may take to be told that nobody waits any more."""
 
@@ -160,7 +161,7 @@ class TaskFollower:
             except CallFailed as failure:
                 if self.known.task_id is not None:
                     return
-                if not_sent(failure):
+                if not failure.sent:
                     raise
                 trouble = failure
             except RemoteRefused as refusal:
@@ -229,7 +230,7 @@ class TaskFollower:
         self._fruitless += 1
         try:
             async with line.subscribe(task_id, self._stood_at) as frames:
-                first, rest = await _first(frames)
+                first = await anext(frames, None)
                 if first is None:
                     return
                 if self._stood_at is None and not isinstance(first[1], RemoteTask):
@@ -237,7 +238,7 @@ class TaskFollower:
                     self._streaming = False
                     return
                 self._unsure = self._unsure or self._stood_at is None
-                async for heard in self._heard(_again(first, rest), resumed=True):
+                async for heard in self._heard(_again(first, frames), resumed=True):
                     yield heard
         except RemoteRefused as refusal:
             self._not_answered(refusal)
@@ -293,29 +294,15 @@ class TaskFollower:
             self._errand.troubled(trouble.message)
 
     async def _wait_for_poll(self) -> None:
-        first_s, _ = PAUSE_S
-        pause_s = min(self._patience.poll_s, first_s * 2**self._polls)
-        self._polls = min(self._polls + 1, 16)
-        await asyncio.sleep(self._shaken(pause_s))
+        self._polls += 1
+        polls = Backoff(FIRST_PAUSE_S, self._patience.poll_s, jitter=JITTER)
+        await asyncio.sleep(polls.pause(self._polls, self._patience.chance()))
 
     async def _pause(self) -> None:
-        first_s, longest_s = PAUSE_S
-        pause_s = min(longest_s, first_s * 2 ** min(self._failures + self._fruitless, 16))
+        pause_s = AFTER_FAILURES.pause(self._failures + self._fruitless + 1, self._patience.chance())
         asked_s, self._retry_after_s = self._retry_after_s, None
         # Whoever asks for a pause gets at least that.
-        await asyncio.sleep(max(self._shaken(pause_s), asked_s or 0.0))
-
-    def _shaken(self, pause_s: float) -> float:
-        return pause_s * (1 + JITTER * (2 * self._patience.chance() - 1))
-
-
-def not_sent(failure: CallFailed) -> bool:
-    """Whether the remote cannot have heard of it."""
-    return failure.code == "connect_failed" or failure.detail.startswith(("ConnectTimeout", "PoolTimeout"))
-
-
-async def _first(frames: AsyncIterator[Numbered]) -> tuple[Numbered | None, AsyncIterator[Numbered]]:
-    return await anext(frames, None), frames
+        await asyncio.sleep(max(pause_s, asked_s or 0.0))
 
 
 async def _again(first: Numbered, rest: AsyncIterator[Numbered]) -> AsyncIterator[Numbered]:
