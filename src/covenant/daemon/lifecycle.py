@@ -120,6 +120,7 @@ async def _live(
                 await server.stop(0)
                 await node.ipc.stop(0)
     log.info("daemon.stopped")
+    stops.close()
     return node.workers.abandoned
 
 

@@ -70,10 +70,11 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _start_timer(after_s: float, call: Any) -> None:
+def _start_timer(after_s: float, call: Any) -> threading.Timer:
     timer = threading.Timer(after_s, call)
     timer.daemon = True
     timer.start()
+    return timer
 
 
 class StopSignals:
@@ -89,19 +90,23 @@ class StopSignals:
         self._loop = asyncio.get_running_loop()
         self._end_s = grace_s + HELD_END_S
         self._log = log
-        self._timed = False
+        self._timer: threading.Timer | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._timed:
-            self._timed = True
-            _start_timer(self._end_s, self._end_held)
+        if self._timer is None:
+            self._timer = _start_timer(self._end_s, self._end_held)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ask)
 
     def _ask(self) -> None:
         (self.hurried if self.asked.is_set() else self.asked).set()
+
+    def close(self) -> None:
+        """All is written and closed: `run_to_end` ends the process."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _end_held(self) -> None:
         self._log.warning("daemon.held", why="the stop did not end in time: an agent blocks the loop")
