@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
-from covenant.doors.http.responses import speaks_plainly
+from covenant.doors.http.responses import PROBLEM, style_of
 from covenant.doors.operator_api.operation_table import BY_KIND
 from covenant.wire.ipc_frames import canonical_kind
 from tests.doors.world import Actor, World
@@ -49,7 +49,7 @@ class HttpSpeaker(Speaker):
         else:
             reply = await actor.http.ask(operation.method, f"{target}?{urlencode(fields)}" if fields else target)
         answer = reply.json
-        if speaks_plainly(target) and reply.status >= 400:
+        if style_of(target) is PROBLEM and reply.status >= 400:
             # The same refusal in this path's words.
             answer = {"kind": "error", "code": answer["code"], "message": answer["error"]}
         return Told(answer, reply.status)

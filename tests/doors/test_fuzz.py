@@ -17,7 +17,7 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from covenant.doors.http.responses import speaks_plainly
+from covenant.doors.http.responses import PROBLEM, style_of
 from covenant.doors.operator_api.operation_table import OPERATIONS
 from tests.doors.world import World, open_world
 from tests.places import short_folder
@@ -208,7 +208,7 @@ def test_any_body_is_answered_with_a_status_and_json(fuzzed: World, operation: A
         answer = json.loads(reply.read())
     connection.close()
     assert reply.status in (200, 201, 400, 403, 404, 409, 413, 429), answer
-    assert ("error" in answer if speaks_plainly(target) else answer["kind"] == "error") == (reply.status >= 400)
+    assert ("error" in answer if style_of(target) is PROBLEM else answer["kind"] == "error") == (reply.status >= 400)
 
 
 @many

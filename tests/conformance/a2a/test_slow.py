@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 
 from covenant.agents.api import Agent, Turn
-from covenant.doors.a2a.sse_stream import TOO_SLOW
+from covenant.doors.http.endpoint import TOO_SLOW
 from tests.conformance.a2a.agents import Gates
 from tests.conformance.a2a.bindings import Binding
 from tests.conformance.a2a.http_bindings import Rest

@@ -11,7 +11,7 @@ from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.jsonrpc_binding import Rpc
 from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.a2a.rest_binding import Rest
-from covenant.doors.http.responses import JSON, Header, refusal_form, refusal_headers, reply_not_allowed
+from covenant.doors.http.responses import JSON, PROBLEM, Header, refusal_form, refusal_headers, reply_not_allowed
 from covenant.model.errors import Refusal
 from covenant.wire.a2a.error_codes import rest_error
 
@@ -33,7 +33,7 @@ class A2ADoor:
         if not place:
             if scope["method"] == "POST":
                 return self._rpc.answer(agent_id, scope, receive, send)
-            return reply_not_allowed(send, ("POST",), plain=True)
+            return reply_not_allowed(send, PROBLEM, ("POST",))
         if place == CARD:
             return self._cards(scope, receive, send)
         return self._rest.answer(agent_id, place, scope, receive, send)
@@ -42,5 +42,5 @@ class A2ADoor:
         """A refusal before there is a call to answer: its headers and its body."""
         _, _, place = path[len(PREFIX) :].partition("/")
         if not place.rstrip("/"):
-            return refusal_form(refusal, plain=True)
+            return refusal_form(PROBLEM, refusal)
         return (JSON, *refusal_headers(refusal)), rest_error(refusal)[1]

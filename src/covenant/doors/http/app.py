@@ -1,12 +1,11 @@
 """All HTTP doors as one.
 
 In front stands a look-up of the four routes that carry the traffic; everything else goes through the router. No request
-reaches a route before its `Host` is allowed, and whatever a route fails to catch becomes a plain 500.
+reaches a route before its `Host` is allowed.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -20,14 +19,7 @@ from covenant.doors.http.endpoint import MethodRouter, OperationEndpoint
 from covenant.doors.http.health import Health
 from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigins, cors_headers, reply_preflight
 from covenant.doors.http.openapi import Described, Page, document, reference_page
-from covenant.doors.http.responses import (
-    Header,
-    refusal_form,
-    reply_internal,
-    reply_not_found,
-    reply_refused,
-    speaks_plainly,
-)
+from covenant.doors.http.responses import MAILBOX, Header, refusal_form, reply_refused, style_of
 from covenant.doors.http.server.http_exchange import Door, HttpExchange
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.answers import encode, encode_legacy
@@ -42,13 +34,12 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.call_context import Hop
-from covenant.model.errors import Forbidden, Refusal
+from covenant.model.errors import Forbidden, NotFound, Refusal
 from covenant.model.tracing import Tracer, trace_of
 from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_context
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 
 BODY_BYTES_MAX: Final = FRAME_BYTES_MAX
-MCP: Final = "/mcp"
 HOT: Final = frozenset({"send_a2a_task", "try_recv_a2a_task", "post_a2a_result", "try_recv_a2a_result"})
 
 PAGES: Final = (
@@ -60,8 +51,6 @@ PAGES: Final = (
     Page(path="/openapi.json", summary="This document", content_type="application/json"),
     Page(path="/docs", summary="This document, for people", content_type="text/html"),
 )
-
-log = logging.getLogger(__name__)
 
 
 class DoorUnder(Protocol):
@@ -95,7 +84,7 @@ class HttpDoor:
         scope = exchange.scope
         if not self._hosts.allows(scope):
             refusal = Forbidden("host_not_allowed", "this daemon is not called by that name; see http.allowed_hosts")
-            await reply_refused(exchange, refusal)
+            await reply_refused(exchange, MAILBOX, refusal)
             return
         if self._any_origins and (origin := self._origins.of(scope)) is not None:
             exchange.add_headers(cors_headers(origin))
@@ -111,24 +100,14 @@ class HttpDoor:
             if path.startswith(prefix):
                 await door(scope, exchange.receive, exchange)
                 return
-        await self._route(exchange)
+        await self.router(scope, exchange.receive, exchange)
 
     def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
         """A refusal as the door at this path tells it: its headers and its body."""
         for prefix, door in self._under:
             if path.startswith(prefix):
                 return door.refusal_form(path, refusal)
-        return refusal_form(refusal, plain=speaks_plainly(path) or path == MCP)
-
-    async def _route(self, exchange: HttpExchange) -> None:
-        path: str = exchange.scope["path"]
-        try:
-            await self.router(exchange.scope, exchange.receive, exchange)
-        except Exception:  # the last stand before the client: it hears nothing of what went wrong
-            log.exception("http.failed", extra={"path": path})
-            if exchange.begun:
-                raise
-            await reply_internal(exchange, plain=speaks_plainly(path))
+        return refusal_form(style_of(path), refusal)
 
 
 def build_http(
@@ -215,7 +194,8 @@ def _page_routes(health: Health, version: str, others: Sequence[Described]) -> l
 
 
 async def _not_found(scope: Scope, _: Receive, send: Send) -> None:
-    await reply_not_found(send, plain=speaks_plainly(scope["path"]))
+    unknown = NotFound("unknown_route", "there is nothing at this path")
+    await reply_refused(send, style_of(scope["path"]), unknown)
 
 
 _TRACE_NAMES: Final = {TRACEPARENT.encode(): TRACEPARENT, TRACESTATE.encode(): TRACESTATE}

@@ -1,52 +1,43 @@
-"""What tenants ask over HTTP: who is calling, within which limits, and one way to answer.
+"""Who is calling, by `Authorization: Bearer <token>`: an identity, or a tenant within its limits.
 
-The order of checks is authentication, limits, size; the rest is the route's own. A token that is missing, unknown,
+A token that is missing, unknown,
 revoked or of a disabled tenant gets one and the same 401, and is audited before it is told.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Final
 
-import msgspec
 from starlette.types import Scope
 
+from covenant.doors.http.responses import TRANSPORT
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.access.tenants import Caller, TenantAccess
-
-TRANSPORT: Final = "http"
-
-
-async def authenticate(doorkeeper: IdentityAuth, scope: Scope) -> Principal:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            scheme, _, token = value.partition(b" ")
-            if scheme.lower() != b"bearer" or not (token := token.strip()):
-                reason = "expected Authorization: Bearer <token>"
-                break
-            principal = doorkeeper.recognise(token.decode("latin-1"))
-            if principal is not None:
-                return principal
-            reason = "unknown or revoked token"
-            break
-    else:
-        reason = "missing Authorization header"
-    client = scope.get("client")
-    address = client[0] if client else "unknown"
-    raise await doorkeeper.turned_away(reason, transport=TRANSPORT, address=address)
-
-
-log = logging.getLogger(__name__)
+from covenant.model.errors import Refusal
 
 RECOGNISED_MAX: Final = 256
 """How many credentials are remembered: of those who were let in, so that nobody else can fill it."""
 RECOGNISED_S: Final = 60.0
 """For how long at most. Elsewhere a token is kept as its hash, if at all."""
 
-_encode = msgspec.json.Encoder().encode
+
+def principal_of(doorkeeper: IdentityAuth, credential: bytes | None) -> Principal | None:
+    """The identity that has the value of this `Authorization` header."""
+    token = bearer_of(credential) if credential is not None else None
+    return doorkeeper.recognise(token) if token is not None else None
+
+
+async def turned_away(doorkeeper: IdentityAuth, scope: Scope, credential: bytes | None) -> Refusal:
+    """The refusal of a caller that no identity has the token of; it is audited first."""
+    if credential is None:
+        reason = "missing Authorization header"
+    elif bearer_of(credential) is None:
+        reason = "expected Authorization: Bearer <token>"
+    else:
+        reason = "unknown or revoked token"
+    return await doorkeeper.turned_away(reason, transport=TRANSPORT, address=address(scope))
 
 
 class TenantGate:
@@ -64,7 +55,7 @@ class TenantGate:
         return caller
 
     async def caller(self, scope: Scope) -> Caller:
-        credential = _credential(scope)
+        credential = credential_of(scope)
         caller = self.recognised(credential) if credential is not None else None
         if caller is None:
             token = bearer(scope)
@@ -95,11 +86,11 @@ class TenantGate:
 
 def bearer(scope: Scope) -> str | None:
     """The token of `Authorization: Bearer <token>`; None if there is no such header."""
-    credential = _credential(scope)
+    credential = credential_of(scope)
     return None if credential is None else bearer_of(credential)
 
 
-def _credential(scope: Scope) -> bytes | None:
+def credential_of(scope: Scope) -> bytes | None:
     for name, value in scope["headers"]:
         if name == b"authorization":
             credential: bytes = value

@@ -1,13 +1,14 @@
-"""One operation as an ASGI callable: who calls, what they ask, the answer; or the refusal, and never a traceback.
+"""One route as an ASGI callable: authenticate, limit, read the body, run, encode; or refuse. Each request is measured.
 
-The order of checks is authentication, size, JSON, types. Nothing is buffered for a caller who is not known.
+The order of checks is authentication, limits, size, JSON, types. Nothing is buffered for a caller who is not known,
+and nobody hears of a fault of ours more than that there was one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, Final, Generic, TypeVar
 
@@ -15,26 +16,30 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.http.bearer_auth import TRANSPORT, TenantGate, _encode, authenticate
+from covenant.doors.http.bearer_auth import TenantGate, credential_of, principal_of, turned_away
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.request_body import BODY_TOO_LARGE, body_at_hand, read_body
 from covenant.doors.http.responses import (
     CLOSE,
+    PROBLEM,
+    Header,
+    Style,
     reply,
-    reply_internal,
     reply_not_allowed,
-    reply_problem,
     reply_refused,
-    speaks_plainly,
+    style_of,
 )
+from covenant.doors.http.server.http_exchange import HttpExchange
+from covenant.doors.http.server.http_refusals import internal
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.answers import ApiAnswer
 from covenant.doors.operator_api.operation import ApiOperation, Services
-from covenant.doors.waits import CallerGoneError, OnDisconnect, Waits
+from covenant.doors.waits import CallerGoneError, OnDisconnect, Waits, while_connected
 from covenant.exchange.access.principals import IdentityAuth, Principal
-from covenant.exchange.access.tenants import Caller
+from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
+from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.call_context import Hop
-from covenant.model.errors import Refusal
+from covenant.model.errors import Refusal, Unauthenticated
 from covenant.wire.call_headers import (
     CHAIN_HEADER,
     DEADLINE_HEADER,
@@ -45,17 +50,78 @@ from covenant.wire.call_headers import (
 )
 from covenant.wire.json_input import check_fields, decode, decode_query
 from covenant.wire.mailbox import Request
+from covenant.wire.sse import comment
+
+_NAMES: Final = {name.encode(): name for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)}
+_NO_PLACE: Final = nullcontext()
 
 R = TypeVar("R", bound=Request)
+
+Run = Callable[["TenantRequest"], Awaitable[tuple[int, Any]]]
+"""Gives a status and what is answered as JSON."""
+Writer = Callable[[Send], Awaitable[None]]
+"""Writes a stream as the body of a response."""
+Follow = Callable[["TenantRequest"], Awaitable[tuple[TaskStream, Writer]]]
+
+_EVENT_STREAM: Final = "text/event-stream"
+_STREAM_HEADERS: Final = [
+    (b"content-type", _EVENT_STREAM.encode()),
+    (b"cache-control", b"no-cache"),
+    # Or a proxy would gather frames until its buffer is full.
+    (b"x-accel-buffering", b"no"),
+]
+TOO_SLOW: Final = comment("too slow: the task goes on; come back with Last-Event-ID")
+_REVOKED: Final = comment("no longer allowed: the task goes on")
+_encode = msgspec.json.Encoder().encode
 
 log = logging.getLogger(__name__)
 
 
-class OperationEndpoint(Generic[R]):
+class Endpoint:
+    """The frame of every route: `_answer` answers or raises a refusal, which is told in the route's style."""
+
+    _streams = False
+    """Whether the answer is a stream: then `_answer` measures how long it takes to begin."""
+
+    def __init__(self, name: str, style: Style, meter: Meter) -> None:
+        self._name = name
+        self._style = style
+        self._meter = meter
+        self._timer = meter.timer(style.transport, name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_s = perf_counter()
+        try:
+            await self._answer(scope, receive, send)
+        except CallerGoneError:
+            return
+        except Exception as error:  # noqa: BLE001  (the client hears nothing of what went wrong)
+            await self._refuse(send, error)
+        finally:
+            if not self._streams:
+                self._timer.observe(perf_counter() - started_s)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _refuse(self, send: Send, error: Exception, headers: Sequence[Header] = ()) -> None:
+        if not isinstance(error, Refusal):
+            log.error(self._style.failed, extra={"operation": self._name}, exc_info=error)
+            error = internal()
+        self._meter.refused(self._style.transport, error.code)
+        if isinstance(send, HttpExchange) and send.begun:
+            return  # it is too late for another answer: the server breaks this one off
+        closing = (CLOSE,) if error.code == BODY_TOO_LARGE else ()
+        await reply_refused(send, self._style, error, (*headers, *closing))
+
+
+class OperationEndpoint(Endpoint, Generic[R]):
+    """An operation of the mailbox or of operators, by the token of an identity."""
+
     def __init__(
         self,
         operation: ApiOperation[R],
-        office: Services,
+        services: Services,
         doorkeeper: IdentityAuth,
         waits: Waits,
         meter: Meter,
@@ -63,50 +129,38 @@ class OperationEndpoint(Generic[R]):
         encode: Callable[[ApiAnswer], bytes],
         body_bytes_max: int,
     ) -> None:
+        super().__init__(operation.kind, style_of(operation.path), meter)
         self._operation = operation
         self._run = operation.run
-        self._office = office
+        self._services = services
         self._doorkeeper = doorkeeper
         self._waits = waits
-        self._meter = meter
-        self._timer = meter.timer(TRANSPORT, operation.kind)
         self._encode = encode
         self._body_bytes_max = body_bytes_max
         self._decoder = msgspec.json.Decoder(operation.request)
         self._in_body = operation.in_body
         self._in_path = "{" in operation.path
-        self._plainly = speaks_plainly(operation.path)
-        self._refuse = reply_problem if self._plainly else reply_refused
         # A GET without a query asks for the defaults; requests are frozen, so one will do for all.
         self._plain = msgspec.convert({}, operation.request) if not operation.in_body else None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_s = perf_counter()
-        try:
-            caller = await authenticate(self._doorkeeper, scope)
-            request = await self._request(scope, receive, send)
-            if self._operation.wait is not None and getattr(request, "wait_ms", None):
-                answer = await self._wait(caller, request, receive, send)
-            else:
-                answer = await self._run(self._office, caller, request)
-            await reply(send, self._operation.status, self._encode(answer))
-        except Refusal as refusal:
-            self._meter.refused(TRANSPORT, refusal.code)
-            await self._refuse(send, refusal, (CLOSE,) if refusal.code == BODY_TOO_LARGE else ())
-        except CallerGoneError:
-            return
-        except Exception:  # the last stand before the client: it hears nothing of what went wrong
-            log.exception("http.failed", extra={"operation": self._operation.kind})
-            self._meter.refused(TRANSPORT, "internal")
-            await reply_internal(send, plain=self._plainly)
-        finally:
-            self._timer.observe(perf_counter() - started_s)
-
-    async def _request(self, scope: Scope, receive: Receive, send: Send) -> R:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        credential = credential_of(scope)
+        caller = principal_of(self._doorkeeper, credential)
+        if caller is None:
+            raise await turned_away(self._doorkeeper, scope, credential)
+        body = b""
         if self._in_body:
-            body = body_at_hand(send, self._body_bytes_max)
-            if body is None:
-                body = await read_body(scope, receive, self._body_bytes_max)
+            found = body_at_hand(send, self._body_bytes_max)
+            body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
+        request = self._request(scope, body)
+        if self._operation.wait is not None and getattr(request, "wait_ms", None):
+            answer = await self._wait(caller, request, scope, receive, send)
+        else:
+            answer = await self._run(self._services, caller, request)
+        await reply(send, self._operation.status, self._encode(answer))
+
+    def _request(self, scope: Scope, body: bytes) -> R:
+        if self._in_body:
             # What has no required field may come without a body.
             request = decode(self._decoder, body if body.strip() else b"{}")
             if request.strict and body.strip():
@@ -119,103 +173,140 @@ class OperationEndpoint(Generic[R]):
             return msgspec.structs.replace(request, **scope["path_params"])
         return request
 
-    async def _wait(self, caller: Principal, request: R, receive: Receive, send: Send) -> ApiAnswer:
+    async def _wait(self, caller: Principal, request: R, scope: Scope, receive: Receive, send: Send) -> ApiAnswer:
         wait = self._operation.wait
         assert wait is not None
+        if isinstance(send, HttpExchange) and not send.body_complete:
+            # Whoever leaves is noticed only if nothing of the request is left to read.
+            await read_body(scope, receive, self._body_bytes_max)
         with self._waits.pause(caller) as pause, OnDisconnect(send, receive, pause.leave):
-            return await wait(self._office, caller, request, pause)
+            return await wait(self._services, caller, request, pause)
 
 
-@dataclass(frozen=True, slots=True)
 class TenantRequest:
     """One request of a tenant, its body read and nothing more."""
 
-    caller: Caller
-    path: Mapping[str, str]
-    query: bytes
-    body: bytes
+    __slots__ = ("body", "caller", "scope")
+
+    def __init__(self, caller: Caller, scope: Scope, body: bytes) -> None:
+        self.caller = caller
+        self.scope = scope
+        self.body = body
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The parts of the path that the route names."""
+        path_params: Mapping[str, str] = self.scope["path_params"]
+        return path_params
+
+    @property
+    def query(self) -> bytes:
+        query_string: bytes = self.scope["query_string"]
+        return query_string
+
+    def header(self, name: bytes) -> str | None:
+        value = next((value for each, value in self.scope["headers"] if each == name), None)
+        return value.decode("latin-1") if value is not None else None
+
+    @property
+    def call_context(self) -> Hop | None:
+        """What the caller says of the calls before this one, in headers; None if it says nothing."""
+        said = {_NAMES[name]: value.decode("latin-1") for name, value in self.scope["headers"] if name in _NAMES}
+        return read_call_context(None, said) if said else None
 
 
-class RefusedByExisting(Exception):
-    """A refusal that shows what stands in the way."""
-
-    def __init__(self, refusal: Refusal, existing: Any) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
-        self.existing = existing
-
-
-class TenantEndpoint:
-    """One route as an ASGI callable: `run` gives a status and what is answered as JSON."""
+class TenantEndpoint(Endpoint):
+    """A route for the token of a tenant, within its limits: an answer in JSON, or a stream of events."""
 
     def __init__(
-        self,
-        gate: TenantGate,
-        meter: Meter,
-        name: str,
-        run: Callable[[TenantRequest], Awaitable[tuple[int, Any]]],
-        *,
-        body_bytes_max: int,
+        self, route: Described, run: Run | Follow, gate: TenantGate, meter: Meter, style: Style, *, body_bytes_max: int
     ) -> None:
+        super().__init__(route.name, style, meter)
+        self._streams = route.media_type == _EVENT_STREAM
+        self._run: Any = run
         self._gate = gate
-        self._meter = meter
-        self._timer = meter.timer(TRANSPORT, name)
-        self._name = name
-        self._run = run
         self._body_bytes_max = body_bytes_max
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_s = perf_counter()
-        try:
-            caller = await self._gate.enter(scope)
-            with self._gate.limiter.connected(caller):
-                body = await read_body(scope, receive, self._body_bytes_max)
-                status, answer = await self._run(
-                    TenantRequest(caller, scope["path_params"], scope["query_string"], body)
-                )
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = await self._gate.enter(scope)
+        limiter = self._gate.limiter
+        with limiter.connected(caller), limiter.streaming(caller) if self._streams else _NO_PLACE:
+            found = body_at_hand(send, self._body_bytes_max)
+            body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
+            request = TenantRequest(caller, scope, body)
+            if not self._streams:
+                status, answer = await self._run(request)
                 await reply(send, status, _encode(answer))
-        except Refusal as refusal:
-            self._meter.refused(TRANSPORT, refusal.code)
-            await reply_problem(send, refusal, (CLOSE,) if refusal.code == BODY_TOO_LARGE else ())
-        except RefusedByExisting as refused:
-            self._meter.refused(TRANSPORT, refused.refusal.code)
-            await reply_problem(send, refused.refusal, existing=refused.existing)
-        except CallerGoneError:
-            return
-        except Exception:  # the last stand before the client: it hears nothing of what went wrong
-            log.exception("http.failed", extra={"operation": self._name})
-            self._meter.refused(TRANSPORT, "internal")
-            await reply_internal(send, plain=True)
-        finally:
-            self._timer.observe(perf_counter() - started_s)
+                return
+            started_s = perf_counter()
+            try:
+                stream, write = await self._run(request)
+            finally:
+                self._timer.observe(perf_counter() - started_s)
+            await serve_stream(stream, caller, write, tenancy=self._gate.tenancy, receive=receive, send=send)
+
+
+async def serve_stream(
+    stream: TaskStream,
+    caller: Caller,
+    write: Writer,
+    *,
+    tenancy: TenantAccess,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Whatever `write` makes of the stream. Leaving, or a token's end, ends the stream and not the task."""
+    try:
+        with (
+            stream,
+            while_connected(send, receive) as work,
+            tenancy.session(caller, lambda: work.end(unauthenticated())),
+        ):
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await write(send)
+    except Unauthenticated:
+        await send({"type": "http.response.body", "body": _REVOKED, "more_body": False})
+    except CallerGoneError:
+        return
 
 
 class MethodRouter:
-    """The routes of one path."""
+    """The routes of one path, by method. A method that the path does not have is told which there are."""
 
-    def __init__(self, calls: Mapping[str, ASGIApp]) -> None:
+    def __init__(self, calls: Mapping[str, ASGIApp], style: Style | None = None) -> None:
         self.calls = calls
+        self._style = style
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = self.calls.get(scope["method"])
         if call is None:
-            await reply_not_allowed(send, tuple(self.calls), plain=speaks_plainly(scope["path"]))
+            await reply_not_allowed(send, self._style or style_of(scope["path"]), self.calls)
         else:
             await call(scope, receive, send)
 
 
-def described_routes(described: Iterable[Described], calls: Mapping[str, ASGIApp]) -> list[BaseRoute]:
+def described_routes(
+    described: Iterable[Described], calls: Mapping[str, ASGIApp], style: Style | None = None
+) -> list[BaseRoute]:
     """The routes that the OpenAPI document describes so, each with what answers it, by name."""
     paths: dict[str, dict[str, ASGIApp]] = {}
     for each in described:
         paths.setdefault(each.path, {})[each.method] = calls[each.name]
-    return [Route(path, MethodRouter(by_method), name=path) for path, by_method in paths.items()]
+    return [Route(path, MethodRouter(by_method, style), name=path) for path, by_method in paths.items()]
 
 
-_NAMES: Final = {name.encode(): name for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)}
-
-
-def read_call_headers(scope: Scope) -> Hop | None:
-    """None if nothing is said."""
-    said = {_NAMES[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _NAMES}
-    return read_call_context(None, said) if said else None
+def tenant_routes(
+    described: Sequence[Described],
+    door: object,
+    gate: TenantGate,
+    meter: Meter,
+    *,
+    body_bytes_max: int,
+    style: Style = PROBLEM,
+) -> list[BaseRoute]:
+    """Routes for tenants, each answered by the method of `door` that has its name: a `Run`, or a `Follow`."""
+    calls: dict[str, ASGIApp] = {
+        each.name: TenantEndpoint(each, getattr(door, each.name), gate, meter, style, body_bytes_max=body_bytes_max)
+        for each in described
+    }
+    return described_routes(described, calls, style)

@@ -15,8 +15,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from covenant.doors.http.bearer_auth import TRANSPORT, bearer
-from covenant.doors.http.responses import Problem
+from covenant.doors.http.bearer_auth import bearer
+from covenant.doors.http.responses import TRANSPORT, Problem
 from covenant.doors.metrics import Meter, archive_lag
 from covenant.doors.operator_api.answers import ProtocolInfo, ProtocolVersions, encode
 from covenant.doors.waits import Waits

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.doors.http.responses import Problem, speaks_plainly
+from covenant.doors.http.responses import PROBLEM, Problem, style_of
 from covenant.doors.operator_api.answers import ErrorAnswer
 from covenant.doors.operator_api.operation import AnyApiOperation
 
@@ -157,7 +157,7 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 
 
 def _responses(path: str, status: int, answer: type[msgspec.Struct]) -> dict[str, Any]:
-    prefix = "v1." if speaks_plainly(path) else ""
+    prefix = "v1." if style_of(path) is PROBLEM else ""
     refusals = {each: {"$ref": f"#/components/responses/{prefix}{each}"} for each in _STATUSES}
     return {str(status): _json("Done", answer.__name__), **refusals}
 

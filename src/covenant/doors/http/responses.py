@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from email.utils import formatdate, parsedate_to_datetime
 from typing import Any, Final, NamedTuple
@@ -12,11 +12,16 @@ import msgspec
 from starlette.types import Scope, Send
 
 from covenant.doors.http.server.http_exchange import HttpExchange
-from covenant.doors.operator_api.answers import INTERNAL_ERROR, ErrorAnswer, encode, error_of
+from covenant.doors.http.server.http_refusals import method_not_allowed
+from covenant.doors.operator_api.answers import encode, error_of
 from covenant.exchange.access.tenant_limits import REASONS
-from covenant.model.errors import Refusal, Unauthenticated
+from covenant.model.errors import Conflict, Refusal, Unauthenticated
 
 Header = tuple[bytes, bytes]
+
+TRANSPORT: Final = "http"
+"""How this transport is called in metrics and in the audit."""
+MCP_PATH: Final = "/mcp"
 
 JSON: Final[Header] = (b"content-type", b"application/json")
 _NO_STORE: Final[Header] = (b"cache-control", b"no-store")
@@ -27,18 +32,31 @@ CLOSE: Final[Header] = (b"connection", b"close")
 _RETRY_AFTER_MS: Final = {429: 1_000, 503: 5_000}
 
 
-async def reply(send: Send, status: int, body: bytes, headers: Sequence[Header] = (), *, kind: Header = JSON) -> None:
+async def reply(
+    send: Send,
+    status: int,
+    body: bytes,
+    headers: Sequence[Header] = (),
+    *,
+    kind: Header = JSON,
+    store: Header = _NO_STORE,
+) -> None:
     if isinstance(send, HttpExchange):
-        send.answer(status, (kind, _NO_STORE, *headers), body)
+        send.answer(status, (kind, store, *headers), body)
         return
     # Another ASGI server's, or one that something stands around.
     length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [kind, _NO_STORE, length, *headers]})
+    await send({"type": "http.response.start", "status": status, "headers": [kind, store, length, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 
-async def reply_refused(send: Send, refusal: Refusal, headers: Sequence[Header] = ()) -> None:
-    await reply(send, refusal.status, encode(error_of(refusal)), (*refusal_headers(refusal), *headers))
+class Style(NamedTuple):
+    """How a protocol refuses: the body of a refusal, and under which names that is counted and logged."""
+
+    refusal_body: Callable[[Refusal], bytes]
+    transport: str = TRANSPORT
+    failed: str = "http.failed"
+    """The log event of a request that failed by a fault of ours."""
 
 
 class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -51,53 +69,51 @@ class Problem(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     existing: Any = None
 
 
-async def reply_problem(send: Send, refusal: Refusal, headers: Sequence[Header] = (), *, existing: Any = None) -> None:
-    body = _problem(refusal, existing)
-    await reply(send, refusal.status, body, (*refusal_headers(refusal), *headers))
+class AlreadyExists(Conflict):
+    """A refusal that shows what stands in the way."""
+
+    def __init__(self, refusal: Refusal, existing: Any) -> None:
+        super().__init__(refusal.code, refusal.message)
+        self.existing = existing
 
 
-def _problem(refusal: Refusal, existing: Any = None) -> bytes:
+def problem_body(refusal: Refusal) -> bytes:
     waits_ms = refusal.retry_after_ms or _RETRY_AFTER_MS.get(refusal.status)
     problem = Problem(
         error=refusal.message,
         code=refusal.code,
         reason=refusal.code if refusal.code in REASONS else None,
         retry_after_seconds=_seconds(waits_ms) if waits_ms is not None else None,
-        existing=existing,
+        existing=refusal.existing if isinstance(refusal, AlreadyExists) else None,
     )
     return msgspec.json.encode(problem)
 
 
-def refusal_form(refusal: Refusal, *, plain: bool) -> tuple[tuple[Header, ...], bytes]:
-    """The headers and the body of a refusal, for whoever refuses instead of a door."""
-    body = _problem(refusal) if plain else encode(error_of(refusal))
-    return (JSON, _NO_STORE, *refusal_headers(refusal)), body
+MAILBOX: Final = Style(lambda refusal: encode(error_of(refusal)))
+PROBLEM: Final = Style(problem_body)
 
 
-def speaks_plainly(path: str) -> bool:
-    """Whether refusals at this path are told as problems: everywhere but at the mailbox."""
-    return path.startswith(("/v1/", "/api/v1/"))
+def style_of(path: str) -> Style:
+    """How refusals at this path are told: as problems, except at the mailbox."""
+    return PROBLEM if path.startswith(("/v1/", "/api/v1/")) or path == MCP_PATH else MAILBOX
 
 
-async def reply_internal(send: Send, *, plain: bool = False) -> None:
-    problem = Problem(error=INTERNAL_ERROR.message, code=INTERNAL_ERROR.code)
-    await reply(send, 500, msgspec.json.encode(problem) if plain else encode(INTERNAL_ERROR))
+async def reply_refused(send: Send, style: Style, refusal: Refusal, headers: Sequence[Header] = ()) -> None:
+    await reply(send, refusal.status, style.refusal_body(refusal), (*refusal_headers(refusal), *headers))
 
 
-async def reply_not_found(send: Send, *, plain: bool = False) -> None:
-    await reply(send, 404, _error("unknown_route", "there is nothing at this path", plain=plain))
+async def reply_problem(send: Send, refusal: Refusal) -> None:
+    await reply_refused(send, PROBLEM, refusal)
 
 
-async def reply_not_allowed(send: Send, methods: Sequence[str], *, plain: bool = False) -> None:
+async def reply_not_allowed(send: Send, style: Style, methods: Iterable[str]) -> None:
     allowed = ", ".join(methods)
-    error = _error("method_not_allowed", f"this path takes {allowed}", plain=plain)
-    await reply(send, 405, error, [(b"allow", allowed.encode())])
+    await reply_refused(send, style, method_not_allowed(allowed), [(b"allow", allowed.encode())])
 
 
-def _error(code: str, message: str, *, plain: bool) -> bytes:
-    if plain:
-        return msgspec.json.encode(Problem(error=message, code=code))
-    return encode(ErrorAnswer(code=code, message=message))
+def refusal_form(style: Style, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
+    """The headers and the body of a refusal, for the server, which refuses instead of a door."""
+    return (JSON, _NO_STORE, *refusal_headers(refusal)), style.refusal_body(refusal)
 
 
 def refusal_headers(refusal: Refusal) -> list[Header]:

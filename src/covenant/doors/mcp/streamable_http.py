@@ -7,54 +7,49 @@ request is answered with 501 and what to install.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from time import perf_counter
 from typing import Any, Final
 
-import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.http.app import MCP
 from covenant.doors.http.bearer_auth import TenantGate
-from covenant.doors.http.responses import Problem, reply, reply_internal, reply_not_allowed, reply_problem
+from covenant.doors.http.endpoint import Endpoint, MethodRouter
+from covenant.doors.http.responses import MCP_PATH, Style, problem_body
 from covenant.doors.mcp.tool_handlers import ToolHandlers
 from covenant.doors.metrics import Meter
-from covenant.exchange.access.tenants import Caller
+from covenant.doors.waits import CancelScope
 from covenant.model.errors import Refusal, Unavailable
 
-PATH: Final = MCP
-TRANSPORT: Final = "mcp"
+PATH: Final = MCP_PATH
 CALLER: Final = "covenant.caller"
 """Where a request's scope says who is calling."""
 OPENING_S: Final = 30.0
-MISSING: Final = msgspec.json.encode(
-    Problem(
-        error="MCP needs a package that is not installed here: pip install 'covenant[mcp]', and restart the daemon",
-        code="mcp_not_installed",
-    )
-)
-
-log = logging.getLogger(__name__)
+MISSING: Final = "MCP needs a package that is not installed here: pip install 'covenant[mcp]', and restart the daemon"
+STYLE: Final = Style(problem_body, transport="mcp", failed="mcp.failed")
 
 
 def installed() -> bool:
     return find_spec("mcp") is not None
 
 
-class McpDoor:
-    """An ASGI callable. `run` it beside: what it serves lives there."""
+class NotInstalled(Refusal):
+    status = 501
+
+
+class McpDoor(Endpoint):
+    """`run` it beside: what it serves lives there."""
+
+    _streams = True
 
     def __init__(
         self, desk: ToolHandlers, gate: TenantGate, meter: Meter, *, version: str, body_bytes_max: int, present: bool
     ) -> None:
+        super().__init__("request", STYLE, meter)
         self._desk = desk
         self._gate = gate
-        self._meter = meter
-        self._timer = meter.timer(TRANSPORT, "request")
         self._version = version
         self._body_bytes_max = body_bytes_max
         self._present = present
@@ -62,7 +57,8 @@ class McpDoor:
         self._opened: asyncio.Future[Any] | None = None
 
     def routes(self) -> list[BaseRoute]:
-        return [Route(PATH, self, name=PATH)]
+        # There is nothing that we would say unasked, and no session to end: no GET, no DELETE.
+        return [Route(PATH, MethodRouter({"POST": self}, STYLE), name=PATH)]
 
     async def run(self) -> None:
         """Until canceled. Calls under way end then; the tasks they began do not."""
@@ -78,25 +74,18 @@ class McpDoor:
         finally:
             self._opened = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
-            # There is nothing that we would say unasked, and no session to end.
-            await reply_not_allowed(send, ("POST",), plain=True)
-            return
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = perf_counter()
-        try:
-            caller = await self._gate.enter(scope)
-            with self._gate.limiter.connected(caller):
-                if not self._present:
-                    await reply(send, 501, MISSING)
-                    return
+        caller = await self._gate.enter(scope)
+        with self._gate.limiter.connected(caller):
+            if not self._present:
+                raise NotInstalled("mcp_not_installed", MISSING)
+            try:
                 manager = await self._manager()
+            finally:
                 self._timer.observe(perf_counter() - started_s)
-                await self._serve(manager, caller, scope, receive, send)
-        except Refusal as refusal:
-            self._timer.observe(perf_counter() - started_s)
-            self._meter.refused(TRANSPORT, refusal.code)
-            await reply_problem(send, refusal)
+            with CancelScope() as work, self._gate.tenancy.session(caller, work.leave):
+                await manager.handle_request({**scope, CALLER: caller}, receive, send)
 
     async def _manager(self) -> Any:
         self._wanted.set()
@@ -107,53 +96,3 @@ class McpDoor:
                 return await asyncio.shield(self._opened)
         except TimeoutError:
             raise Unavailable("mcp_not_ready", "MCP is not ready yet; come back in a moment") from None
-
-    async def _serve(self, manager: Any, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = _Sending(send)
-        leaving = _Leaving()
-        try:
-            with self._gate.tenancy.session(caller, leaving.leave), leaving:
-                await manager.handle_request({**scope, CALLER: caller}, receive, sending)
-        except Exception:  # the last stand before the client: it hears nothing of what went wrong
-            log.exception("mcp.failed")
-            if not sending.started:
-                await reply_internal(send, plain=True)
-
-
-class _Sending:
-    """Knows whether an answer has begun."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.started = False
-
-    async def __call__(self, message: Any) -> None:
-        self.started = True
-        await self._send(message)
-
-
-class _Leaving:
-    """A context that a caller can be made to leave, when its token is no good any more."""
-
-    def __init__(self) -> None:
-        self._gone = False
-        self._task: asyncio.Task[Any] | None = None
-
-    def __enter__(self) -> Callable[[], None]:
-        self._task = asyncio.current_task()
-        if self._gone and self._task is not None:
-            self._task.cancel()
-        return self.leave
-
-    def leave(self) -> None:
-        if not self._gone:
-            self._gone = True
-            if self._task is not None:
-                self._task.cancel()
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, at: object) -> bool:
-        task, self._task = self._task, None
-        if self._gone and kind is not None and issubclass(kind, asyncio.CancelledError) and task is not None:
-            task.uncancel()
-            return True
-        return False

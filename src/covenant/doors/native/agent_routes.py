@@ -12,8 +12,9 @@ import msgspec
 from starlette.routing import BaseRoute
 
 from covenant.doors.http.bearer_auth import TenantGate
-from covenant.doors.http.endpoint import RefusedByExisting, TenantEndpoint, TenantRequest, described_routes
+from covenant.doors.http.endpoint import TenantRequest, tenant_routes
 from covenant.doors.http.openapi import Described
+from covenant.doors.http.responses import AlreadyExists
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.tenants import AgentShown
 from covenant.exchange.catalogue import Catalogue
@@ -43,14 +44,14 @@ class AgentDoor:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
 
-    async def list(self, asked: TenantRequest) -> tuple[int, Agents]:
+    async def list_own_agents(self, asked: TenantRequest) -> tuple[int, Agents]:
         found = await self._catalogue.list(asked.caller.tenant.name)
         return 200, Agents(len(found), tuple(AgentShown.of(agent) for agent in found))
 
-    async def show(self, asked: TenantRequest) -> tuple[int, AgentShown]:
+    async def show_own_agent(self, asked: TenantRequest) -> tuple[int, AgentShown]:
         return 200, AgentShown.of(await self._agent(asked))
 
-    async def add(self, asked: TenantRequest) -> tuple[int, AgentShown]:
+    async def add_own_agent(self, asked: TenantRequest) -> tuple[int, AgentShown]:
         definition = read_agent_definition(_definition(asked.body))
         try:
             return 201, AgentShown.of(await self._catalogue.store(asked.caller, definition))
@@ -58,9 +59,9 @@ class AgentDoor:
             existing = self._catalogue.agent(asked.caller.tenant.name, definition.id)
             if existing is None:
                 raise
-            raise RefusedByExisting(conflict, AgentShown.of(existing)) from None
+            raise AlreadyExists(conflict, AgentShown.of(existing)) from None
 
-    async def replace(self, asked: TenantRequest) -> tuple[int, AgentShown]:
+    async def replace_own_agent(self, asked: TenantRequest) -> tuple[int, AgentShown]:
         definition = _definition(asked.body)
         agent = await self._agent(asked)
         if definition.setdefault("id", agent.id) != agent.id:
@@ -70,7 +71,7 @@ class AgentDoor:
             return 200, AgentShown.of(await self._catalogue.replace(asked.caller, agent.definition))
         return 200, AgentShown.of(await self._catalogue.replace(asked.caller, read_agent_definition(definition)))
 
-    async def remove(self, asked: TenantRequest) -> tuple[int, Deleted]:
+    async def remove_own_agent(self, asked: TenantRequest) -> tuple[int, Deleted]:
         agent = await self._agent(asked)
         await self._catalogue.remove(asked.caller, agent.id)
         return 200, Deleted()
@@ -116,15 +117,4 @@ DESCRIBED: Final = (
 
 
 def agent_routes(catalogue: Catalogue, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
-    door = AgentDoor(catalogue)
-    runs = {
-        "list_own_agents": door.list,
-        "add_own_agent": door.add,
-        "show_own_agent": door.show,
-        "replace_own_agent": door.replace,
-        "remove_own_agent": door.remove,
-    }
-    return described_routes(
-        DESCRIBED,
-        {name: TenantEndpoint(gate, meter, name, run, body_bytes_max=BODY_BYTES_MAX) for name, run in runs.items()},
-    )
+    return tenant_routes(DESCRIBED, AgentDoor(catalogue), gate, meter, body_bytes_max=BODY_BYTES_MAX)

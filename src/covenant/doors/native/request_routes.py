@@ -6,24 +6,21 @@ first what has happened, then what happens, each once and under its number.
 
 from __future__ import annotations
 
-from time import perf_counter
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Send
 
-from covenant.doors.a2a.sse_stream import TOO_SLOW, run_stream
-from covenant.doors.http.bearer_auth import TRANSPORT, TenantGate
-from covenant.doors.http.endpoint import TenantEndpoint, TenantRequest, described_routes
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.endpoint import TOO_SLOW, TenantRequest, Writer, tenant_routes
 from covenant.doors.http.openapi import Described
-from covenant.doors.http.responses import reply_problem
 from covenant.doors.metrics import Meter
-from covenant.exchange.access.tenants import Caller
 from covenant.exchange.native import TenantTasks
 from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.ledger.contract.tasks import TaskRow
-from covenant.model.errors import NotFound, Refusal
+from covenant.model.errors import NotFound
 from covenant.model.task_view import TaskState
 from covenant.wire.json_input import decode_query
 from covenant.wire.native import RequestEvent, RequestEvents, RequestShown, conversation_of, request_state, show_request
@@ -76,27 +73,35 @@ class RequestDoor:
     def __init__(self, requests: TenantTasks) -> None:
         self._requests = requests
 
-    async def list(self, asked: TenantRequest) -> tuple[int, RequestList]:
+    async def list_requests(self, asked: TenantRequest) -> tuple[int, RequestList]:
         limit = decode_query(ListRequests, asked.query).limit
         found = await self._requests.list(asked.caller, limit)
         rows = tuple(_listed(asked.caller.tenant.name, row) for row in found)
         return 200, RequestList(count=len(rows), requests=rows)
 
-    async def show(self, asked: TenantRequest) -> tuple[int, OneRequest]:
+    async def show_request(self, asked: TenantRequest) -> tuple[int, OneRequest]:
         try:
             view = await self._requests.get(asked.caller, asked.path["request_id"])
         except NotFound:
-            raise not_found() from None
+            raise _not_found() from None
         return 200, OneRequest(request=show_request(view))
 
-    async def cancel(self, asked: TenantRequest) -> tuple[int, Cancelled]:
+    async def cancel_request(self, asked: TenantRequest) -> tuple[int, Cancelled]:
         request_id = asked.path["request_id"]
         if await self._requests.cancel(asked.caller, request_id):
             return 200, Cancelled(request_id=request_id, cancelled=True)
         return 404, Cancelled(request_id=request_id, cancelled=False, reason=NOT_RUNNING)
 
+    async def follow_request(self, asked: TenantRequest) -> tuple[TaskStream, Writer]:
+        after = _cursor(asked)
+        try:
+            stream = await self._requests.follow(asked.caller, asked.path["request_id"], after)
+        except NotFound:
+            raise _not_found() from None
+        return stream, partial(write_events, stream, from_start=after == 0)
 
-def not_found() -> NotFound:
+
+def _not_found() -> NotFound:
     return NotFound("unknown_request", NOT_FOUND)
 
 
@@ -117,59 +122,22 @@ def _listed(tenant: str, row: TaskRow) -> RequestShown:
     )
 
 
-class EventsEndpoint:
-    """The stream of one request, as an ASGI callable."""
-
-    def __init__(self, requests: TenantTasks, gate: TenantGate, meter: Meter) -> None:
-        self._requests = requests
-        self._gate = gate
-        self._meter = meter
-        self._timer = meter.timer(TRANSPORT, "follow_request")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            caller, limiter = await self._gate.enter(scope), self._gate.limiter
-            with limiter.connected(caller), limiter.streaming(caller):
-                await self._follow(caller, scope, receive, send)
-        except Refusal as refusal:
-            self._meter.refused(TRANSPORT, refusal.code)
-            await reply_problem(send, refusal)
-
-    async def _follow(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        started_s = perf_counter()
-        try:
-            after = _cursor(scope)
-            stream = await self._requests.follow(caller, scope["path_params"]["request_id"], after)
-        except Refusal as refusal:
-            told = not_found() if isinstance(refusal, NotFound) else refusal
-            self._meter.refused(TRANSPORT, told.code)
-            await reply_problem(send, told)
-            return
-        finally:
-            self._timer.observe(perf_counter() - started_s)
-
-        async def write(to: Send) -> None:
-            await tell(stream, to, from_start=after == 0)
-
-        await run_stream(stream, caller, write, tenancy=self._gate.tenancy, receive=receive, send=send)
-
-
-def _cursor(scope: Scope) -> int:
+def _cursor(asked: TenantRequest) -> int:
     """What a client that came back says by itself is newer than the address it was first given."""
-    header = next((value for name, value in scope["headers"] if name == b"last-event-id"), None)
-    seen = last_event_id(header.decode("latin-1")) if header is not None else None
+    header = asked.header(b"last-event-id")
+    seen = last_event_id(header) if header is not None else None
     if seen is not None:
         return seen
-    asked = decode_query(FollowRequest, scope["query_string"])
-    return asked.since if asked.since is not None else asked.since_seq or 0
+    query = decode_query(FollowRequest, asked.query)
+    return query.since if query.since is not None else query.since_seq or 0
 
 
-async def tell(stream: TaskStream, send: Send, *, from_start: bool) -> None:
-    telling = RequestEvents(stream.first.task, stream.first.created_at_ms)
+async def write_events(stream: TaskStream, send: Send, *, from_start: bool) -> None:
+    events = RequestEvents(stream.first.task, stream.first.created_at_ms)
     if from_start:
-        await send({"type": "http.response.body", "body": telling.received(), "more_body": True})
+        await send({"type": "http.response.body", "body": events.received(), "more_body": True})
     async for steps in stream:
-        body = telling.frames(steps) if steps else KEEP_ALIVE
+        body = events.frames(steps) if steps else KEEP_ALIVE
         await send({"type": "http.response.body", "body": body, "more_body": True})
     await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})
 
@@ -205,9 +173,4 @@ DESCRIBED: Final = (
 
 
 def request_routes(requests: TenantTasks, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
-    door = RequestDoor(requests)
-    runs = {"list_requests": door.list, "show_request": door.show, "cancel_request": door.cancel}
-    calls: dict[str, ASGIApp] = {
-        name: TenantEndpoint(gate, meter, name, run, body_bytes_max=BODY_BYTES_MAX) for name, run in runs.items()
-    }
-    return described_routes(DESCRIBED, {**calls, "follow_request": EventsEndpoint(requests, gate, meter)})
+    return tenant_routes(DESCRIBED, RequestDoor(requests), gate, meter, body_bytes_max=BODY_BYTES_MAX)

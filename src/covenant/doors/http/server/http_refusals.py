@@ -22,6 +22,10 @@ class BadRequest(Refusal):
     status = 400
 
 
+class MethodNotAllowed(Refusal):
+    status = 405
+
+
 class RequestTimeout(Refusal):
     status = 408
 
@@ -64,6 +68,10 @@ def repeated(header: str) -> Refusal:
 
 def unknown_coding() -> Refusal:
     return NotImplementedHere("unknown_transfer_encoding", "the only transfer encoding that is read here is chunked")
+
+
+def method_not_allowed(allowed: str) -> Refusal:
+    return MethodNotAllowed("method_not_allowed", f"this path takes {allowed}")
 
 
 def no_tunnel() -> Refusal:
