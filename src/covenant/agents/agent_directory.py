@@ -336,7 +336,7 @@ def _local(agent: CatalogueAgent) -> CallableAgent:
         role=definition.role,
         description=" ".join(filter(None, (definition.goal, definition.description))),
         skills=skills,
-        elsewhere=definition.kind == "remote",
+        elsewhere=definition.kind_rules.place == "remote",
     )
 
 

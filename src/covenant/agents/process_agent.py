@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from covenant.agents.isolated_agent import ProgramCalls
 
 
-TIMEOUT_MS: Final = 300_000
 """How long a turn of a process agent may take, unless it says otherwise."""
 LINE_BYTES_MAX: Final = 1024 * 1024
 OUTPUT_BYTES_MAX: Final = 32 * 1024 * 1024

@@ -12,8 +12,7 @@ import click
 from covenant.cli.options import CommandGroup, Invocation, daemon_command
 from covenant.cli.terminal import Failure, age, brief, console, put, table
 from covenant.daemon.environment import now_ms
-
-KINDS: Final = ("worker", "model", "process", "remote", "peer")
+from covenant.model.kinds import STORED_KINDS
 
 agents: Final = CommandGroup("agents", help="Agents: what each tenant's catalogue has.", no_args_is_help=True)
 
@@ -26,7 +25,7 @@ tenant_option: Final = click.option(
 @click.argument("agent_id", metavar="[ID]", required=False)
 @tenant_option
 @click.option("--file", metavar="FILE", help="Its definition, in JSON or TOML. The options below change what it says.")
-@click.option("--kind", type=click.Choice(KINDS), help="Who does its work. Default, without a file: worker.")
+@click.option("--kind", type=click.Choice(STORED_KINDS), help="Who does its work. Default, without a file: worker.")
 @click.option("--name", metavar="TEXT", help="Its name for people.")
 @click.option("--description", metavar="TEXT", help="What it does.")
 @click.option("--skill", "skills", multiple=True, metavar="ID", help="What its card says it can do. May be repeated.")

@@ -32,8 +32,6 @@ from covenant.model.ids import AgentId, uuid_of
 from covenant.seal.keys import derived_key, derived_secret, public_key
 
 CLIENT: Final = "client"
-TENANT_KINDS: Final = frozenset({"worker", "model"})
-"""What a tenant may store by itself. Others run programs or make calls on the daemon's machine."""
 
 _RANK: Final = {"builtin": 0, "code": 1, "file": 2, "stored": 3}
 
@@ -115,7 +113,7 @@ class Catalogue:
         agent = self.agent(tenant, agent_id)
         if agent_id not in RESERVED and agent is None:
             return None
-        if agent is None or agent.definition.kind != "worker":
+        if agent is None or not agent.definition.kind_rules.enrolled:
             raise Conflict("display_reserved", f"{display} is held by this daemon; only a worker agent can be enrolled")
         return ReservedIdentity(self.identity(tenant, agent_id).pubkey, respond_actions(self.client(tenant))[:1])
 
@@ -127,7 +125,7 @@ class Catalogue:
             raise unknown_tenant(tenant)
         if definition.id in RESERVED:
             raise Invalid("invalid_agent", f"/id: {definition.id!r} is reserved")
-        if definition.kind == "function" and source != "code":
+        if definition.kind_rules.stored_by == "code" and source != "code":
             raise _only_code()
         identity = self.identity(tenant, definition.id)
         enrolled = self._ledger.enrolled(identity)
@@ -190,11 +188,11 @@ class Catalogue:
         return AgentId(caller.name, self._operator_key) if caller.operator else self.client(caller.tenant.name)
 
     def _check(self, caller: Caller, definition: AgentDefinition) -> None:
-        kind = definition.kind
-        if kind == "function":
+        stored_by = definition.kind_rules.stored_by
+        if stored_by == "code":
             raise _only_code()
-        if not caller.operator and kind not in TENANT_KINDS:
-            raise Forbidden("kind_not_allowed", f'/kind: only the operator may add a "{kind}" agent')
+        if stored_by == "operator" and not caller.operator:
+            raise Forbidden("kind_not_allowed", f'/kind: only the operator may add a "{definition.kind}" agent')
 
     def _check_stored(self, tenant: str, agent_id: str) -> None:
         """What is kept elsewhere is changed there."""

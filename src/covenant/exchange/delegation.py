@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.tasks.builder import PROCESS_TIMEOUT_MS, check_message, check_size, text_of
+from covenant.exchange.tasks.builder import check_message, check_size, text_of
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.exchange.tasks.task_start import LocalWorkers, TaskAcceptor
 from covenant.exchange.tasks.task_stream import KEEP_ALIVE_S
@@ -119,13 +119,13 @@ class Delegations:
         agent = self._catalogue.agent(tenant, named)
         if agent is not None:
             identity = self._catalogue.identity(tenant, named)
-            if agent.definition.kind == "peer":
+            if agent.definition.kind_rules.place == "peer":
                 who, _, profile = agent.definition.peer.partition("/")
                 remote = self.peers(tenant, f"{who}/{profile or named}" if who else named)
                 if remote is None:
                     raise unknown_agent(named)
                 return Callee(identity=identity, agent=agent, remote=remote)
-            if agent.definition.kind != "remote":
+            if agent.definition.kind_rules.place == "here":
                 return Callee(identity=identity, agent=agent)
             if agent.definition.url:
                 return Callee(identity=identity, agent=agent, remote=Target(url=agent.definition.url))
@@ -178,9 +178,7 @@ class Delegations:
         digest, size = fingerprint(task)
         digest = hashlib.sha256(f"{digest}{callee.name}".encode()).hexdigest()
         check_size(size, self.limits.message_bytes_max)
-        own_ms = definition.timeout_ms if definition is not None else None
-        if own_ms is None and definition is not None and definition.kind == "process":
-            own_ms = PROCESS_TIMEOUT_MS
+        own_ms = definition.turn_timeout_ms if definition is not None else None
         left_ms = max(1, until_ms - self.ledger.now_ms()) if until_ms is not None else None
         bounds = [bound for bound in (own_ms, left_ms) if bound is not None]
         # None of this is part of the request: whoever asks again later means the same.

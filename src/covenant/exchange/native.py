@@ -16,7 +16,7 @@ import msgspec
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.tasks.builder import PROCESS_TIMEOUT_MS, check_message, read_idempotency, text_of, within_chain
+from covenant.exchange.tasks.builder import check_message, read_idempotency, text_of, within_chain
 from covenant.exchange.tasks.reader import TaskReader, parse_known_id
 from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.ledger.contract.ledger import Ledger
@@ -161,7 +161,7 @@ class NativeRuns:
             parts=() if plain else run.parts,
             parent=parent,
             context_id=context_id or task_id,
-            timeout_ms=definition.timeout_ms or (PROCESS_TIMEOUT_MS if definition.kind == "process" else None),
+            timeout_ms=definition.turn_timeout_ms,
             tenant=agent.tenant,
             origin=NATIVE,
             request_metadata=about or None,
@@ -172,7 +172,7 @@ class NativeRuns:
 def inline_agent(given: dict[str, Any]) -> AgentDefinition:
     """For one request: played by a model, and by nothing else."""
     definition = read_agent_definition({"id": "inline", **given})
-    if definition.kind != "model":
+    if not definition.kind_rules.needs_model:
         raise Invalid("invalid_agent", '/kind: an agent that comes with a request is a "model" agent')
     return definition
 

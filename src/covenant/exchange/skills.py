@@ -11,16 +11,8 @@ from typing import Final
 
 from covenant.model import agent_definition as written
 from covenant.model.agent_card import CardSkill
-from covenant.model.agent_definition import INDEX, AgentDefinition, AgentKind
+from covenant.model.agent_definition import INDEX, AgentDefinition
 from covenant.model.mcp_servers import Tool
-
-SLASH_KINDS: Final[frozenset[AgentKind]] = frozenset({"model"})
-"""Agents that carry out slash commands. Those of other kinds are programs, and would take one for plain text."""
-TOOL_KINDS: Final[frozenset[AgentKind]] = frozenset({"model"})
-"""Agents whose MCP calls are made for them, so that every registered tool is theirs unless they may not use it.
-
-A program may bring its own way to call tools; it has those that its definition names.
-"""
 
 MCP: Final = "/mcp"
 ABILITIES: Final = ("/agent", "/parallel", "/a2a", MCP, "/fetch", "/mem", "/advise", "/write")
@@ -95,7 +87,7 @@ def skills_of(
 
     None: nobody says, and a card says what the definition does.
     """
-    if abilities is not None and definition.kind in SLASH_KINDS:
+    if abilities is not None and definition.kind_rules.needs_model:
         return _model_skills(definition, tools, abilities)
     return _distinct(
         (
@@ -143,7 +135,7 @@ def usable(definition: AgentDefinition, abilities: Iterable[str]) -> tuple[str, 
 def usable_tools(definition: AgentDefinition, tools: Sequence[Tool]) -> Sequence[Tool]:
     """The registered tools that this agent can and may call."""
     allowed = definition.mcp_tool_permissions
-    if definition.kind in TOOL_KINDS:
+    if definition.kind_rules.needs_model:
         if not usable(definition, (MCP,)):
             return ()
         if allowed is None:
@@ -152,7 +144,7 @@ def usable_tools(definition: AgentDefinition, tools: Sequence[Tool]) -> Sequence
 
 
 def _capability_skills(definition: AgentDefinition) -> Iterator[CardSkill]:
-    if definition.kind not in SLASH_KINDS:
+    if not definition.kind_rules.needs_model:
         return
     for capability in definition.capabilities:
         known = CAPABILITIES.get(capability.strip())

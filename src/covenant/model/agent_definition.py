@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from covenant.model.errors import Invalid, did_you_mean
+from covenant.model.kinds import KINDS, AgentKind, KindRules
 
 AGENT_ID_LENGTH_MAX: Final = 64
 DEFINITION_BYTES_MAX: Final = 256 * 1024
@@ -20,7 +21,6 @@ INDEX: Final = "index"
 RESERVED: Final = frozenset({INDEX, "client", "anonymous", "conversations"})
 """`client@<tenant>` is who a tenant's callers appear as, `conversations@<tenant>` who keeps their conversations."""
 
-AgentKind = Literal["function", "process", "worker", "model", "remote", "peer"]
 OnLost = Literal["hold", "fail", "requeue"]
 AgentSource = Literal["stored", "file", "code", "builtin"]
 
@@ -126,6 +126,15 @@ class AgentDefinition(_Part, frozen=True, gc=False, kw_only=True):
     concurrency: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     """Tasks at once. 0: as agents of its kind do."""
 
+    @property
+    def kind_rules(self) -> KindRules:
+        return KINDS[self.kind]
+
+    @property
+    def turn_timeout_ms(self) -> int | None:
+        """How long a turn may take: as the definition says, or else as its kind does. None: no limit."""
+        return self.timeout_ms or KINDS[self.kind].timeout_ms
+
 
 class CatalogueAgent(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """An agent as a tenant's catalogue has it. `source` says where it is kept, and so where it can be changed."""
@@ -197,15 +206,14 @@ def _check_whole(made: AgentDefinition) -> None:
         raise _wrong(f"/id: {made.id!r} is reserved")
     if made.on_lost == "requeue" and not made.idempotent:
         raise _wrong('/on_lost: "requeue" needs "idempotent": true, since the work may have been done')
-    if (made.kind == "process") != bool(made.command):
-        needs = "a process agent needs a command" if made.kind == "process" else 'only a "process" agent has one'
-        raise _wrong(f"/command: {needs}")
+    for kind, rules in KINDS.items():
+        given = bool(rules.key and getattr(made, rules.key))
+        if given and kind != made.kind:
+            raise _wrong(f'/{rules.key}: only a "{kind}" agent has one')
+        if rules.key_required and kind == made.kind and not given:
+            raise _wrong(f"/{rules.key}: a {kind} agent needs a {rules.key}")
     if made.url and not made.url.startswith(("https://", "http://")):
         raise _wrong("/url: must be an http or https URL")
-    if made.url and made.kind != "remote":
-        raise _wrong('/url: only a "remote" agent has one')
-    if made.peer and made.kind != "peer":
-        raise _wrong('/peer: only a "peer" agent has one')
     if len(msgspec.json.encode(made)) > DEFINITION_BYTES_MAX:
         raise _wrong(f"an agent definition may have at most {DEFINITION_BYTES_MAX} bytes")
 

@@ -8,12 +8,13 @@ tenant has its `index`, and one employment for agents that are called by their a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 from covenant.agents.agent_loader import LoadedAgent
 from covenant.agents.peer_agent import PeerAgent, PeerRequester
-from covenant.agents.process_agent import TIMEOUT_MS, ProcessAgent
+from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import program_environment
@@ -23,11 +24,11 @@ from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_definition import INDEX, AgentDefinition
+from covenant.model.kinds import AgentKind
 from covenant.model.task import ELSEWHERE, PEERS, Target
 from covenant.model.tenants import DEFAULT
 
 INTERVAL_S: Final = 1.0
-PLAYED: Final = frozenset({"process", "remote", "model", "peer"})
 _CALLED_BY_ADDRESS: Final = AgentDefinition(id=ELSEWHERE, kind="remote")
 _OF_PEERS: Final = AgentDefinition(id=PEERS, kind="peer")
 
@@ -80,7 +81,8 @@ class AgentSync:
             if self._elsewhere is not None:
                 wanted[tenant.name, ELSEWHERE] = _CALLED_BY_ADDRESS
             for agent in self._catalogue.agents(tenant.name):
-                if agent.definition.kind in PLAYED and (agent.definition.kind != "peer" or tenant.name == DEFAULT):
+                rules = agent.definition.kind_rules
+                if rules.pooled and (tenant.name == DEFAULT or not rules.first_tenant_only):
                     wanted[tenant.name, agent.id] = agent.definition
         for key in self._programs.keys() - wanted.keys():
             self._dismiss(*key)
@@ -88,7 +90,7 @@ class AgentSync:
             body = self._body(definition)
             if body is not None and self._programs.get((tenant_name, agent_id)) != definition:
                 self._employ(tenant_name, definition, body)
-                if self._elsewhere is not None and definition.kind == "remote":
+                if self._elsewhere is not None and definition.kind_rules.place == "remote":
                     identity = self._catalogue.identity(tenant_name, agent_id)
                     self._elsewhere.withdrawals.look_after(identity, _target(definition))
                 if agent_id not in (INDEX, ELSEWHERE, PEERS):
@@ -96,15 +98,22 @@ class AgentSync:
         self._programs, self._seen = wanted, seen
 
     def _body(self, definition: AgentDefinition) -> RunnableAgent | None:
-        if definition.kind == "process":
-            return ProcessAgent(definition.command, environment=program_environment())
-        if definition.kind == "peer":
-            return PeerAgent(self.peers, _done_by(definition)) if self.peers is not None else None
-        if definition.kind == "model":
-            return self._cast.body(definition) if self._cast is not None else None
-        if self._elsewhere is None:
-            return None
-        return self._elsewhere.body(_target(definition))
+        make = self._runners.get(definition.kind)
+        return make(definition) if make is not None else None
+
+    @cached_property
+    def _runners(self) -> Mapping[AgentKind, Callable[[AgentDefinition], RunnableAgent | None]]:
+        """What runs an agent of each pooled kind; a kind is left out while this daemon cannot run it."""
+        found: dict[AgentKind, Callable[[AgentDefinition], RunnableAgent | None]] = {
+            "process": lambda definition: ProcessAgent(definition.command, environment=program_environment())
+        }
+        if (cast := self._cast) is not None:
+            found["model"] = cast.body
+        if (elsewhere := self._elsewhere) is not None:
+            found["remote"] = lambda definition: elsewhere.body(_target(definition))
+        if (peers := self.peers) is not None:
+            found["peer"] = lambda definition: PeerAgent(peers, _done_by(definition))
+        return found
 
     async def run(self) -> None:
         while True:
@@ -112,22 +121,17 @@ class AgentSync:
             await self.step()
 
     def _employ(self, tenant: str, definition: AgentDefinition, body: RunnableAgent) -> None:
-        timeout_ms = definition.timeout_ms
-        if timeout_ms is None and definition.kind == "process":
-            timeout_ms = TIMEOUT_MS
-        # They wait for others most of the time.
-        usual = self.remote_concurrency if definition.kind in ("remote", "model", "peer") else 0
-        # What a peer does is offered once; to begin anew here is to go on listening.
-        peers = definition.kind == "peer"
-        again = peers or (self._cast is not None and self._cast.repeatable(definition))
+        rules = definition.kind_rules
+        usual = self.remote_concurrency if rules.waits_for_others else 0
+        again = rules.repeatable or (self._cast is not None and self._cast.repeatable(definition))
         self._workers.register(
             self._catalogue.identity(tenant, definition.id),
             body,
             concurrency=definition.concurrency or usual,
-            timeout_ms=timeout_ms,
+            timeout_ms=definition.turn_timeout_ms,
             idempotent=definition.idempotent or again,
             on_lost="requeue" if again else definition.on_lost,
-            follows=peers,
+            follows=rules.repeatable,
         )
 
     def _dismiss(self, tenant: str, agent_id: str) -> None:

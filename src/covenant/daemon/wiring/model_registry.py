@@ -219,6 +219,5 @@ def make_cast(
 
 def _played(definition: AgentDefinition, models: Models) -> bool:
     """Whether somebody does the work of this agent, as far as we can know."""
-    if definition.kind == "model":
-        return models.default is not None
-    return definition.kind != "peer"
+    rules = definition.kind_rules
+    return models.default is not None if rules.needs_model else rules.routed

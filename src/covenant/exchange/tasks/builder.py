@@ -30,8 +30,6 @@ ORIGIN: Final = "a2a"
 KEY_LENGTH_MAX: Final = 256
 ID_LENGTH_MAX: Final = 256
 PARTS_MAX: Final = 1_000
-PROCESS_TIMEOUT_MS: Final = 5 * 60_000
-"""How long a program may take for a turn, unless its agent says otherwise. Durable, as every timeout is."""
 IDEMPOTENCY: Final = "covenant.idempotency"
 """In the request's metadata: the key, and perhaps that running the work twice does no harm."""
 
@@ -92,7 +90,7 @@ def first_task(
         parts=parts if plain is None else (),
         # A context that the client did not name is named after the task that began it.
         context_id=message.context_id or task_id,
-        timeout_ms=definition.timeout_ms or (PROCESS_TIMEOUT_MS if definition.kind == "process" else None),
+        timeout_ms=definition.turn_timeout_ms,
         idempotency=Idempotency(safety, said.key) if said is not None and said.idempotent else None,
         tenant=agent.tenant,
         origin=ORIGIN,

@@ -72,7 +72,6 @@ from covenant.peers.provider.task_reporter import ReporterContext, TaskReporter
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.wire import peers as wire
 
-WORKS_HERE: Final = frozenset({"function", "process", "worker", "model"})
 CONTEXT: Final = "context"
 TASK_BYTES_MAX: Final = 1024 * 1024
 """What any other door takes; a worker is handed it in one frame."""
@@ -144,7 +143,7 @@ class Provider:
 
     def _offered(self, agent: CatalogueAgent) -> bool:
         named = self._settings.profiles
-        if agent.definition.kind not in WORKS_HERE:
+        if not agent.definition.kind_rules.offered_to_peers:
             return False
         return agent.id in named if named else agent.id != INDEX
 

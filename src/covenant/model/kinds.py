@@ -1,0 +1,69 @@
+"""Agent kinds: one row for each kind, with every fact that other code decides by.
+
+No other module compares a kind's name. A new kind is a row here, a module in `agents` that runs it, and the line in
+the daemon's wiring that joins the two.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+AgentKind = Literal["function", "process", "worker", "model", "remote", "peer"]
+
+
+class KindRules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    stored_by: Literal["code", "operator", "tenant"]
+    """Who may declare an agent of this kind. Only the operator: it runs programs or makes calls on this machine."""
+    place: Literal["here", "remote", "peer"] = "here"
+    """Where its work is done."""
+    pooled: bool = False
+    """The daemon registers it with its worker pool as soon as it is in the catalogue."""
+    first_tenant_only: bool = False
+    """The pool runs it for the first tenant alone."""
+    timeout_ms: int | None = None
+    """How long a turn may take where the agent does not say. None: no limit."""
+    waits_for_others: bool = False
+    """It mostly waits for calls elsewhere, so more of its tasks may run at once than of one that computes."""
+    repeatable: bool = False
+    """An attempt that is begun again goes on with the same work."""
+    offered_to_peers: bool = False
+    routed: bool = True
+    """The router may choose it."""
+    enrolled: bool = False
+    """An identity may be enrolled under its name, to lease its tasks from outside."""
+    needs_model: bool = False
+    """A language model plays it: it carries out slash commands, and its MCP calls are made for it."""
+    key: str = ""
+    """The key of its definition that only this kind may have."""
+    key_required: bool = False
+
+
+KINDS: Final[dict[AgentKind, KindRules]] = {
+    "function": KindRules(stored_by="code", offered_to_peers=True),
+    "worker": KindRules(stored_by="tenant", offered_to_peers=True, enrolled=True),
+    "model": KindRules(stored_by="tenant", pooled=True, waits_for_others=True, offered_to_peers=True, needs_model=True),
+    "process": KindRules(
+        stored_by="operator",
+        pooled=True,
+        timeout_ms=5 * 60_000,
+        offered_to_peers=True,
+        key="command",
+        key_required=True,
+    ),
+    "remote": KindRules(stored_by="operator", place="remote", pooled=True, waits_for_others=True, key="url"),
+    "peer": KindRules(
+        stored_by="operator",
+        place="peer",
+        pooled=True,
+        first_tenant_only=True,
+        waits_for_others=True,
+        repeatable=True,
+        routed=False,
+        key="peer",
+    ),
+}
+
+STORED_KINDS: Final = tuple(kind for kind, rules in KINDS.items() if rules.stored_by != "code")
+"""Kinds that the catalogue can store."""
