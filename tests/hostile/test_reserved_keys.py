@@ -22,7 +22,7 @@ from covenant.exchange.native import INLINE
 from covenant.exchange.tasks.builder import IDEMPOTENCY
 from covenant.model.peers.delegation import ARTIFACT, PROOF, TERMS
 from covenant.model.sanitizer import is_reserved
-from covenant.wire.a2a.v03.parts import FILENAME, MEDIA_TYPE
+from covenant.wire.a2a.parts_v03 import FILENAME, MEDIA_TYPE
 from covenant.wire.call_headers import MEMBERS
 from tests.cli.daemons import Daemon
 from tests.hostile.client import operator_token

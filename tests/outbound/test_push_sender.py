@@ -20,7 +20,7 @@ from covenant.model.tenants import Tenant, TenantLimits
 from covenant.outbound.push_sender import BURST_MAX, STEPS_AT_ONCE, PushLimits
 from covenant.seal.keys import public_key
 from covenant.seal.webhooks import verify_webhook
-from covenant.wire.a2a import v1 as a2a_v1
+from covenant.wire.a2a.dialects import V1
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import OPERATOR, agent, task_id
 from tests.outbound.http_servers import reply
@@ -69,7 +69,9 @@ async def test_every_step_is_posted_once_and_in_order_as_a_stream_tells_it(
         await hook.got(6)
         assert not await owed(runner, ledger, lambda found: not found), "its last delivery ends a configuration"
     assert hook.generations == [1, 2, 3, 4, 5, 6]
-    assert [request.body for request in hook.taken] == [a2a_v1.encode_step(make_task(), s) for s in await steps(ledger)]
+    assert [request.body for request in hook.taken] == [
+        V1.responses.encode_step(make_task(), s) for s in await steps(ledger)
+    ]
     first = hook.taken[0]
     assert (first.method, first.target) == ("POST", "/hook")
     assert first.headers["content-type"] == "application/a2a+json"

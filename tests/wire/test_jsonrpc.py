@@ -6,7 +6,7 @@ import pytest
 
 from covenant.model.errors import Invalid
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.error_codes import Dialect, ErrorObject
+from covenant.wire.a2a.error_codes import ErrorObject, Version
 from tests.wire.a2a.a2a_samples import read
 
 
@@ -68,19 +68,21 @@ def test_absent_params_are_an_empty_object(params: bytes) -> None:
 def test_what_is_no_request_is_refused_with_the_id_where_one_can_be_read(body: bytes, code: int, echoed: Any) -> None:
     with pytest.raises(jsonrpc.UnreadableCall) as refused:
         jsonrpc.decode_call(body)
-    for dialect in Dialect:
+    for dialect in Version:
         told = read(jsonrpc.encode_refusal(refused.value.id, refused.value, dialect))
         assert (told["jsonrpc"], told["id"], told["error"]["code"]) == ("2.0", echoed, code)
         assert told["error"]["message"]
 
 
 def test_an_unknown_method_is_named() -> None:
-    told = read(jsonrpc.encode_refusal(b"1", jsonrpc.unknown_method("tasks/fly"), Dialect.V1))
+    told = read(
+        jsonrpc.encode_refusal(b"1", jsonrpc.unknown_method(jsonrpc.RpcCall(b"1", "tasks/fly", b"{}")), Version.V1)
+    )
     assert (told["id"], told["error"]["code"], told["error"]["message"]) == (1, -32601, "unknown method: tasks/fly")
 
 
 def test_a_parse_error_found_in_the_params_has_no_id_either() -> None:
-    assert read(jsonrpc.encode_refusal(b"1", Invalid("invalid_json", "bad"), Dialect.V03))["id"] is None
+    assert read(jsonrpc.encode_refusal(b"1", Invalid("invalid_json", "bad"), Version.V03))["id"] is None
 
 
 def test_an_error_without_details_has_no_data() -> None:

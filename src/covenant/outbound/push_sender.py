@@ -34,7 +34,7 @@ from covenant.outbound.fair_scheduler import FairScheduler
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.seal.webhooks import WebhookSigner
-from covenant.wire.a2a import v1 as a2a_v1
+from covenant.wire.a2a.dialects import V1
 
 MEDIA_TYPE: Final = "application/a2a+json"
 GONE: Final = 410
@@ -57,7 +57,7 @@ class WebhookClient:
 
     async def deliver(self, push: Push, task: Task, step: Step, *, attempt: int) -> PushFailure | None:
         """None when the receiver has taken it."""
-        body = a2a_v1.encode_step(task, step)
+        body = V1.responses.encode_step(task, step)
         headers = self._headers(push, step, attempt, body)
         try:
             answer = await self._fetcher.fetch("POST", push.config.url, headers=headers, content=body)

@@ -25,13 +25,21 @@ _MESSAGE_LENGTH_MAX: Final = 300
 
 def decode(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NESTING_MAX) -> T:
     try:
-        value = decoder.decode(data)
+        return parse(decoder, data, nesting_max)
     except msgspec.ValidationError as wrong:
-        raise Invalid("invalid_request", _short(str(wrong))) from None
+        raise Invalid("invalid_request", shorten(str(wrong))) from None
+
+
+def parse(decoder: msgspec.json.Decoder[T], data: bytes, nesting_max: int = NESTING_MAX) -> T:
+    """As `decode`, but where a value does not fit its type the decoder's own error is raised."""
+    try:
+        value = decoder.decode(data)
+    except msgspec.ValidationError:
+        raise
     except RecursionError:
         raise too_deep(nesting_max) from None
     except ValueError as wrong:  # malformed JSON, or bytes that are not UTF-8
-        raise Invalid("invalid_json", _short(str(wrong))) from None
+        raise Invalid("invalid_json", shorten(str(wrong))) from None
     # Every level takes two brackets: most requests are so short, or have so few, that their depth needs no look.
     if (
         len(data) > 2 * nesting_max
@@ -74,10 +82,10 @@ def decode_query(kind: type[T], query: bytes) -> T:
     try:
         return msgspec.convert(dict(fields), kind, strict=False)
     except msgspec.ValidationError as wrong:
-        raise Invalid("invalid_request", _short(str(wrong))) from None
+        raise Invalid("invalid_request", shorten(str(wrong))) from None
 
 
-def _short(message: str) -> str:
+def shorten(message: str) -> str:
     """The path stands at the end; what the caller sent may stand in the middle, and be long."""
     if len(message) <= _MESSAGE_LENGTH_MAX:
         return message

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.errors import CovenantError, Invalid
-from covenant.wire.a2a.error_codes import PARSE_ERROR, Dialect, ErrorObject, rpc_error
+from covenant.wire.a2a.error_codes import PARSE_ERROR, ErrorObject, Version, rpc_error
 
 NULL: Final = b"null"
 ID_BYTES_MAX: Final = 1024
@@ -107,8 +107,8 @@ def _echo(given: msgspec.Raw) -> bytes:
     return call_id
 
 
-def unknown_method(method: str) -> Invalid:
-    return Invalid("unknown_method", f"unknown method: {method[:100]}")
+def unknown_method(call: RpcCall) -> UnreadableCall:
+    return UnreadableCall("unknown_method", f"unknown method: {call.method[:100]}", call.id)
 
 
 def encode_result(call_id: bytes, encoded: bytes) -> bytes:
@@ -130,8 +130,8 @@ def encode_error(call_id: bytes, error: ErrorObject) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (known, _encode(error))
 
 
-def encode_refusal(call_id: bytes, refusal: BaseException, dialect: Dialect) -> bytes:
-    return encode_error(call_id, rpc_error(refusal, dialect))
+def encode_refusal(call_id: bytes, refusal: BaseException, version: Version) -> bytes:
+    return encode_error(call_id, rpc_error(refusal, version))
 
 
 _TEXT_MAX: Final = 500

@@ -39,7 +39,7 @@ from covenant.model.task_event import (
 )
 from covenant.model.task_view import TaskState, TaskView, final_message
 from covenant.model.usage import usage_in
-from covenant.wire.a2a.task_fields import agent_of, usage_of
+from covenant.wire.a2a.response_encoder import agent_of, usage_of
 from covenant.wire.json_input import TOLD_NESTING_MAX, decode, deeper_than
 
 CONVERSATION: Final = "conversation:"

@@ -41,7 +41,7 @@ from covenant.model.mcp_servers import Tool
 from covenant.model.tenants import TenantLimits
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token, token_hash
-from covenant.wire.a2a.error_codes import Dialect
+from covenant.wire.a2a.dialects import V03, V1
 from tests.doors.clients import Http, Reply
 from tests.doors.world import _listening
 
@@ -476,7 +476,7 @@ async def test_the_extended_card_is_told_in_the_callers_dialect(world: Cardworld
     assert agent is not None
     extended_card = extended_cards(world.cards)
     ask = A2ARequest(caller=caller, agent=agent)
-    clean, both = (json.loads(extended_card(ask, dialect, world.base)) for dialect in (Dialect.V1, Dialect.V03))
+    clean, both = (json.loads(extended_card(ask, dialect, world.base)) for dialect in (V1, V03))
     card = ParseDict(clean, StrangersCard())
     (await checked(world))(card)
     assert card.capabilities.extensions[0].params["concurrency"] == 3

@@ -18,8 +18,7 @@ from covenant.model.content import Content, Embedded, Json, Resource, ResourceLi
 from covenant.model.result import Ending
 from covenant.model.task_event import ArtifactUpdate, Began, Ended
 from covenant.model.task_view import TaskState
-from covenant.wire.a2a import v03 as a2a_v03
-from covenant.wire.a2a import v1 as a2a_v1
+from covenant.wire.a2a.dialects import V03, V1
 from tests.wire.a2a.a2a_samples import AT, CONTEXT, DONE, STORY, TASK, TASK_ID, contents, folded, json, read, steps
 
 PARTS = (
@@ -45,7 +44,7 @@ def parse(data: bytes, kind: type[Message]) -> Any:
 
 def test_the_official_types_read_every_frame_as_we_wrote_it() -> None:
     for step in steps(*TOLD):
-        told = a2a_v1.encode_step(RICH, step)
+        told = V1.responses.encode_step(RICH, step)
         assert json_format.MessageToDict(parse(told, v1.StreamResponse)) == read(told)
 
 
@@ -53,17 +52,17 @@ def test_the_official_types_read_every_answer_as_we_wrote_it() -> None:
     view = folded(TOLD)
     page = asking.TaskPage(tasks=(view,), total_size=1, page_size=50, next_page_token="n")
     for told, kind in (
-        (a2a_v1.encode_task(view), v1.Task),
-        (a2a_v1.encode_sent(view), v1.SendMessageResponse),
-        (a2a_v1.encode_sent(BARE), v1.SendMessageResponse),
-        (a2a_v1.encode_message(BARE), v1.StreamResponse),
-        (a2a_v1.encode_snapshot(view), v1.StreamResponse),
-        (a2a_v1.encode_page(page, asking.ListTasks(include_artifacts=True)), v1.ListTasksResponse),
-        (a2a_v1.encode_push(TASK_ID, PUSH), v1.TaskPushNotificationConfig),
-        (a2a_v1.encode_pushes(TASK_ID, [PUSH], "n"), v1.ListTaskPushNotificationConfigsResponse),
+        (V1.responses.encode_task(view), v1.Task),
+        (V1.responses.encode_sent(view), v1.SendMessageResponse),
+        (V1.responses.encode_sent(BARE), v1.SendMessageResponse),
+        (V1.responses.encode_message(BARE), v1.StreamResponse),
+        (V1.responses.encode_snapshot(view), v1.StreamResponse),
+        (V1.responses.encode_page(page, asking.ListTasks(include_artifacts=True)), v1.ListTasksResponse),
+        (V1.responses.encode_push(TASK_ID, PUSH), v1.TaskPushNotificationConfig),
+        (V1.responses.encode_pushes(TASK_ID, [PUSH], "n"), v1.ListTaskPushNotificationConfigsResponse),
     ):
         assert json_format.MessageToDict(parse(told, kind)) == read(told)
-    task = parse(a2a_v1.encode_task(view), v1.Task)
+    task = parse(V1.responses.encode_task(view), v1.Task)
     assert task.status.state == v1.TaskState.TASK_STATE_COMPLETED
     assert task.history[0].parts[1].raw == b"\xff\xfe\x00"
     assert task.status.timestamp.ToMilliseconds() == AT + len(TOLD)
@@ -71,19 +70,19 @@ def test_the_official_types_read_every_answer_as_we_wrote_it() -> None:
 
 def test_every_state_is_one_of_theirs() -> None:
     for state in TaskState:
-        told = parse(a2a_v1.encode_task(msgspec.structs.replace(folded(), state=state)), v1.Task)
+        told = parse(V1.responses.encode_task(msgspec.structs.replace(folded(), state=state)), v1.Task)
         named = f"TASK_STATE_{state.name}"
         assert v1.TaskState.Name(told.status.state) == named
         number = v1.TaskState.Value(named)
-        assert a2a_v1.decode_list_tasks(json({"status": number})).state is state
-        old = v03.Task.model_validate_json(a2a_v03.encode_task(msgspec.structs.replace(folded(), state=state)))
+        assert V1.requests.decode_list_tasks(json({"status": number})).state is state
+        old = v03.Task.model_validate_json(V03.responses.encode_task(msgspec.structs.replace(folded(), state=state)))
         assert old.status.state.value == state.value
 
 
 def test_the_official_old_types_read_every_frame_as_we_wrote_it() -> None:
     kinds = v03.SendStreamingMessageSuccessResponse
     for step in steps(*TOLD):
-        told = read(a2a_v03.encode_step(RICH, step))
+        told = read(V03.responses.encode_step(RICH, step))
         parsed = kinds.model_validate({"id": 1, "jsonrpc": "2.0", "result": told}).result
         assert parsed.kind == told["kind"]
         assert parsed.model_dump(mode="json", by_alias=True, exclude_none=True) == told
@@ -92,20 +91,20 @@ def test_the_official_old_types_read_every_frame_as_we_wrote_it() -> None:
 def test_the_official_old_types_read_every_answer_as_we_wrote_it() -> None:
     view = folded(TOLD)
     for told, kind in (
-        (a2a_v03.encode_task(view), v03.Task),
-        (a2a_v03.encode_sent(BARE), v03.Message),
-        (a2a_v03.encode_push(TASK_ID, PUSH), v03.TaskPushNotificationConfig),
+        (V03.responses.encode_task(view), v03.Task),
+        (V03.responses.encode_sent(BARE), v03.Message),
+        (V03.responses.encode_push(TASK_ID, PUSH), v03.TaskPushNotificationConfig),
     ):
         parsed = kind.model_validate_json(told)
         assert parsed.model_dump(mode="json", by_alias=True, exclude_none=True) == read(told)
-    listed = {"id": 1, "jsonrpc": "2.0", "result": read(a2a_v03.encode_pushes(TASK_ID, [PUSH, PUSH]))}
+    listed = {"id": 1, "jsonrpc": "2.0", "result": read(V03.responses.encode_pushes(TASK_ID, [PUSH, PUSH]))}
     assert len(v03.ListTaskPushNotificationConfigSuccessResponse.model_validate(listed).result) == 2
 
 
 def test_an_old_client_of_the_official_sdk_sees_the_task_that_a_new_one_sees() -> None:
     view = folded(TOLD)
-    new = parse(a2a_v1.encode_task(view), v1.Task)
-    old = conversions.to_core_task(v03.Task.model_validate_json(a2a_v03.encode_task(view)))
+    new = parse(V1.responses.encode_task(view), v1.Task)
+    old = conversions.to_core_task(v03.Task.model_validate_json(V03.responses.encode_task(view)))
     assert old.status == new.status
     assert [(each.message_id, each.role) for each in old.history] == [
         (each.message_id, each.role) for each in new.history
@@ -146,7 +145,7 @@ def test_we_read_what_a_client_of_the_official_sdk_sends(snake: bool, numbers: b
     body = json_format.MessageToJson(
         their_send(), preserving_proto_field_name=snake, use_integers_for_enums=numbers
     ).encode()
-    ask = a2a_v1.decode_send(body)
+    ask = V1.requests.decode_send(body)
     assert ask == asking.SendMessage(
         message=asking.Message(
             message_id="m",
@@ -172,8 +171,8 @@ def test_we_read_what_a_client_of_the_official_sdk_sends(snake: bool, numbers: b
 def test_we_read_what_an_old_client_of_the_official_sdk_sends() -> None:
     request = conversions.to_compat_send_message_request(their_send(), request_id=0)
     body = request.params.model_dump_json(by_alias=True, exclude_none=True).encode()
-    ask = a2a_v03.decode_send(body)
-    new = a2a_v1.decode_send(json_format.MessageToJson(their_send()).encode())
+    ask = V03.requests.decode_send(body)
+    new = V1.requests.decode_send(json_format.MessageToJson(their_send()).encode())
     # Its text parts have no place for a media type.
     assert ask.message.parts == (Text("hi"), *new.message.parts[1:])
     assert msgspec.structs.replace(ask, message=new.message) == new
@@ -193,7 +192,7 @@ def test_we_read_every_other_request_of_the_official_sdk(snake: bool) -> None:
         include_artifacts=True,
     )
     listing.status_timestamp_after.FromMilliseconds(AT + 5)
-    assert a2a_v1.decode_list_tasks(sent(listing)) == asking.ListTasks(
+    assert V1.requests.decode_list_tasks(sent(listing)) == asking.ListTasks(
         context_id=CONTEXT,
         state=TaskState.WORKING,
         page_size=7,
@@ -202,20 +201,20 @@ def test_we_read_every_other_request_of_the_official_sdk(snake: bool) -> None:
         include_artifacts=True,
         updated_after_ms=AT + 5,
     )
-    assert a2a_v1.decode_get_task(sent(v1.GetTaskRequest(id="t", history_length=3))) == asking.GetTask(
+    assert V1.requests.decode_get_task(sent(v1.GetTaskRequest(id="t", history_length=3))) == asking.GetTask(
         task_id="t", history_length=3
     )
-    assert a2a_v1.decode_cancel(sent(v1.CancelTaskRequest(id="t"))).task_id == "t"
-    assert a2a_v1.decode_subscribe(sent(v1.SubscribeToTaskRequest(id="t"))).task_id == "t"
+    assert V1.requests.decode_cancel(sent(v1.CancelTaskRequest(id="t"))).task_id == "t"
+    assert V1.requests.decode_subscribe(sent(v1.SubscribeToTaskRequest(id="t"))).task_id == "t"
     push = v1.TaskPushNotificationConfig(task_id="t", url="https://x", id="p", token="k")
-    assert a2a_v1.decode_create_push(sent(push)).config == asking.PushConfig(url="https://x", id="p", token="k")
+    assert V1.requests.decode_create_push(sent(push)).config == asking.PushConfig(url="https://x", id="p", token="k")
     get = v1.GetTaskPushNotificationConfigRequest(task_id="t", id="p")
-    assert a2a_v1.decode_get_push(sent(get)) == asking.GetPush(task_id="t", id="p")
+    assert V1.requests.decode_get_push(sent(get)) == asking.GetPush(task_id="t", id="p")
     delete = v1.DeleteTaskPushNotificationConfigRequest(task_id="t", id="p")
-    assert a2a_v1.decode_delete_push(sent(delete)) == asking.DeletePush(task_id="t", id="p")
+    assert V1.requests.decode_delete_push(sent(delete)) == asking.DeletePush(task_id="t", id="p")
     pushes = v1.ListTaskPushNotificationConfigsRequest(task_id="t", page_size=3, page_token="p")
-    assert a2a_v1.decode_list_push(sent(pushes)) == asking.ListPush(task_id="t", page_size=3, page_token="p")
-    a2a_v1.decode_nothing(sent(v1.GetExtendedAgentCardRequest(tenant="x")))
+    assert V1.requests.decode_list_push(sent(pushes)) == asking.ListPush(task_id="t", page_size=3, page_token="p")
+    V1.requests.decode_nothing(sent(v1.GetExtendedAgentCardRequest(tenant="x")))
 
 
 def spoken(told: bytes, *path: str) -> dict[str, Any]:
@@ -231,15 +230,15 @@ def spoken(told: bytes, *path: str) -> dict[str, Any]:
 @example([Json({"value": 1}, metadata={"data_part_compat": False})])
 def test_content_comes_back_as_it_went_out_in_both_dialects(parts: list[Content]) -> None:
     view = folded((Began(msgspec.structs.replace(TASK, parts=tuple(parts))),))
-    for dialect in (a2a_v1, a2a_v03):
-        ask = dialect.decode_send(json(spoken(dialect.encode_task(view), "history")))
+    for dialect in (V1, V03):
+        ask = dialect.requests.decode_send(json(spoken(dialect.responses.encode_task(view), "history")))
         assert list(ask.message.parts) == parts
 
 
 @given(st.lists(contents, min_size=1, max_size=3))
 def test_the_official_types_read_any_content(parts: list[Content]) -> None:
     view = folded((Began(msgspec.structs.replace(TASK, parts=tuple(parts))),))
-    told = a2a_v1.encode_task(view)
+    told = V1.responses.encode_task(view)
     assert json_format.MessageToDict(parse(told, v1.Task)) == read(told)
-    old = v03.Task.model_validate_json(a2a_v03.encode_task(view))
-    assert old.model_dump(mode="json", by_alias=True, exclude_unset=True) == read(a2a_v03.encode_task(view))
+    old = v03.Task.model_validate_json(V03.responses.encode_task(view))
+    assert old.model_dump(mode="json", by_alias=True, exclude_unset=True) == read(V03.responses.encode_task(view))

@@ -10,9 +10,8 @@ from covenant.model.content import Audio, Content, Embedded, Image, Json, Resour
 from covenant.model.result import Ending
 from covenant.model.task_event import ArtifactUpdate, Began, Ended, Started, StatusUpdate
 from covenant.model.task_view import TaskState
-from covenant.wire.a2a import v03 as a2a_v03
-from covenant.wire.a2a import v1 as a2a_v1
-from covenant.wire.a2a.error_codes import Dialect, InvalidParams
+from covenant.wire.a2a.dialects import BY_VERSION, V03, V1
+from covenant.wire.a2a.error_codes import InvalidParams, Version
 from tests.wire.a2a.a2a_samples import CONTEXT, DONE, FAILED, STORY, TASK, TASK_ID, USAGE, folded, json, read, steps
 
 MESSAGE = {"kind": "message", "messageId": "m", "role": "user", "parts": [{"kind": "text", "text": "hi"}]}
@@ -72,12 +71,12 @@ FRAMES = [
 
 
 def test_each_step_is_one_frame_and_the_first_two_are_a_task_and_working() -> None:
-    assert [read(a2a_v03.encode_step(TASK, step)) for step in steps()] == FRAMES
-    assert a2a_v03.encode_step(TASK, steps()[0]).startswith(b'{"kind":"task"')
+    assert [read(V03.responses.encode_step(TASK, step)) for step in steps()] == FRAMES
+    assert V03.responses.encode_step(TASK, steps()[0]).startswith(b'{"kind":"task"')
 
 
 def test_a_task_is_told_whole() -> None:
-    told = read(a2a_v03.encode_task(folded()))
+    told = read(V03.responses.encode_task(folded()))
     assert told["kind"] == "task"
     assert told["status"]["state"] == "completed"
     assert told["artifacts"] == [
@@ -85,27 +84,27 @@ def test_a_task_is_told_whole() -> None:
     ]
     assert [message["role"] for message in told["history"]] == ["user", "agent", "agent", "user", "agent"]
     assert told["metadata"].items() >= SPENT.items()
-    assert read(a2a_v03.encode_sent(folded())) == told == read(a2a_v03.encode_snapshot(folded()))
+    assert read(V03.responses.encode_sent(folded())) == told == read(V03.responses.encode_snapshot(folded()))
 
 
 def test_a_failure_has_its_error_in_metadata_and_on_the_message() -> None:
     story = (Began(TASK), Started(), Ended(Ending.FAILED, FAILED))
-    told = read(a2a_v03.encode_task(folded(story)))
+    told = read(V03.responses.encode_task(folded(story)))
     assert told["metadata"]["x-arbiter.error"] == "it broke"
     assert told["status"]["message"] == says(f"{TASK_ID}-err", "it broke")
-    frame = read(a2a_v03.encode_step(TASK, steps(*story)[-1]))
+    frame = read(V03.responses.encode_step(TASK, steps(*story)[-1]))
     assert frame["final"] is True
     assert frame["metadata"] == {**ARBITER, "x-arbiter.error": "it broke"}
 
 
 @pytest.mark.parametrize("ending", list(Ending))
 def test_every_ending_is_final(ending: Ending) -> None:
-    frame = read(a2a_v03.encode_step(TASK, steps(Began(TASK), Ended(ending, FAILED))[1]))
+    frame = read(V03.responses.encode_step(TASK, steps(Began(TASK), Ended(ending, FAILED))[1]))
     assert (frame["status"]["state"], frame["final"]) == (ending.value, True)
 
 
 def test_waiting_for_its_client_ends_an_interaction() -> None:
-    frame = read(a2a_v03.encode_step(TASK, steps(Began(TASK), StatusUpdate(state="auth-required"))[1]))
+    frame = read(V03.responses.encode_step(TASK, steps(Began(TASK), StatusUpdate(state="auth-required"))[1]))
     assert (frame["status"]["state"], frame["final"]) == ("auth-required", True)
 
 
@@ -113,18 +112,18 @@ def test_a_bare_reply_is_a_message() -> None:
     bare = folded((Began(TASK), Ended(Ending.COMPLETED, msgspec.structs.replace(DONE, reply=True))))
     told = {key: value for key, value in says(f"{TASK_ID}-r", "hello back").items() if key != "taskId"}
     told["metadata"] = {"covenant.usage": DONE.metadata}
-    assert read(a2a_v03.encode_sent(bare)) == told == read(a2a_v03.encode_message(bare))
+    assert read(V03.responses.encode_sent(bare)) == told == read(V03.responses.encode_message(bare))
 
 
 @pytest.mark.parametrize(("length", "kept"), [(None, 5), (0, 0), (2, 2), (9, 5)])
 def test_the_newest_messages_are_kept(length: int | None, kept: int) -> None:
-    whole = read(a2a_v03.encode_task(folded()))["history"]
-    assert read(a2a_v03.encode_task(folded(), length)).get("history", []) == whole[len(whole) - kept :]
+    whole = read(V03.responses.encode_task(folded()))["history"]
+    assert read(V03.responses.encode_task(folded(), length)).get("history", []) == whole[len(whole) - kept :]
 
 
 def test_a_page_of_tasks() -> None:
     page = asking.TaskPage(tasks=(folded(),), total_size=8, page_size=1, next_page_token="next")
-    told = read(a2a_v03.encode_page(page, asking.ListTasks()))
+    told = read(V03.responses.encode_page(page, asking.ListTasks()))
     assert (told["nextPageToken"], told["pageSize"], told["totalSize"]) == ("next", 1, 8)
     assert "artifacts" not in told["tasks"][0]
 
@@ -145,12 +144,12 @@ def test_push_configurations_have_a_list_of_schemes() -> None:
             "authentication": {"schemes": ["Bearer"], "credentials": "c"},
         },
     }
-    assert read(a2a_v03.encode_push(TASK_ID, config)) == told
-    assert read(a2a_v03.encode_pushes(TASK_ID, [config, config])) == [told, told]
-    assert a2a_v03.decode_create_push(json(told)) == asking.CreatePush(task_id=TASK_ID, config=config)
-    assert a2a_v03.DELETED == b"null"
+    assert read(V03.responses.encode_push(TASK_ID, config)) == told
+    assert read(V03.responses.encode_pushes(TASK_ID, [config, config])) == [told, told]
+    assert V03.requests.decode_create_push(json(told)) == asking.CreatePush(task_id=TASK_ID, config=config)
+    assert V03.responses.deleted == b"null"
     told["pushNotificationConfig"] = {"url": "https://example.com", "authentication": {"schemes": []}}
-    assert a2a_v03.decode_create_push(json(told)).config == asking.PushConfig(url="https://example.com")
+    assert V03.requests.decode_create_push(json(told)).config == asking.PushConfig(url="https://example.com")
 
 
 @pytest.mark.parametrize(
@@ -185,19 +184,19 @@ def test_push_configurations_have_a_list_of_schemes() -> None:
 )
 def test_every_kind_of_content_has_its_part(block: Content, part: dict[str, Any]) -> None:
     step = steps(Began(TASK), ArtifactUpdate("a", (block,)))[1]
-    assert read(a2a_v03.encode_step(TASK, step))["artifact"]["parts"] == [part]
+    assert read(V03.responses.encode_step(TASK, step))["artifact"]["parts"] == [part]
 
 
 def test_nothing_is_an_empty_text() -> None:
-    told = read(a2a_v03.encode_step(TASK, steps(Began(TASK), ArtifactUpdate("a"))[1]))
+    told = read(V03.responses.encode_step(TASK, steps(Began(TASK), ArtifactUpdate("a"))[1]))
     assert told["artifact"]["parts"] == [{"kind": "text", "text": ""}]
 
 
 def test_every_request_is_read() -> None:
-    assert a2a_v03.decode_send(json({"message": MESSAGE})) == asking.SendMessage(
+    assert V03.requests.decode_send(json({"message": MESSAGE})) == asking.SendMessage(
         message=asking.Message(message_id="m", parts=(Text("hi"),))
     )
-    assert a2a_v03.decode_send(
+    assert V03.requests.decode_send(
         json(
             {
                 "message": {**MESSAGE, "taskId": "t", "contextId": "c", "referenceTaskIds": ["r"], "extensions": ["e"]},
@@ -225,22 +224,22 @@ def test_every_request_is_read() -> None:
         push=asking.PushConfig(url="https://x"),
         metadata={"k": 1},
     )
-    assert a2a_v03.decode_get_task(json({"id": "t", "historyLength": 2})) == asking.GetTask(
+    assert V03.requests.decode_get_task(json({"id": "t", "historyLength": 2})) == asking.GetTask(
         task_id="t", history_length=2
     )
-    assert a2a_v03.decode_list_tasks(
+    assert V03.requests.decode_list_tasks(
         json({"status": "input-required", "lastUpdatedAfter": 5, "pageSize": 9, "contextId": "c"})
     ) == asking.ListTasks(state=TaskState.INPUT_REQUIRED, updated_after_ms=5, page_size=9, context_id="c")
-    assert a2a_v03.decode_list_tasks(json({"statusTimestampAfter": "1970-01-01T00:00:00Z"})).updated_after_ms == 0
-    assert a2a_v03.decode_cancel(json({"id": "t"})) == asking.CancelTask(task_id="t")
-    assert a2a_v03.decode_subscribe(json({"id": "t"}), 4) == asking.Subscribe(task_id="t", after=4)
-    assert a2a_v03.decode_get_push(json({"id": "t"})) == asking.GetPush(task_id="t")
-    assert a2a_v03.decode_get_push(json({"id": "t", "pushNotificationConfigId": "p"})).id == "p"
-    assert a2a_v03.decode_list_push(json({"id": "t"})).task_id == "t"
-    assert a2a_v03.decode_delete_push(json({"id": "t", "pushNotificationConfigId": "p"})) == asking.DeletePush(
+    assert V03.requests.decode_list_tasks(json({"statusTimestampAfter": "1970-01-01T00:00:00Z"})).updated_after_ms == 0
+    assert V03.requests.decode_cancel(json({"id": "t"})) == asking.CancelTask(task_id="t")
+    assert V03.requests.decode_subscribe(json({"id": "t"})) == asking.Subscribe(task_id="t")
+    assert V03.requests.decode_get_push(json({"id": "t"})) == asking.GetPush(task_id="t")
+    assert V03.requests.decode_get_push(json({"id": "t", "pushNotificationConfigId": "p"})).id == "p"
+    assert V03.requests.decode_list_push(json({"id": "t"})).task_id == "t"
+    assert V03.requests.decode_delete_push(json({"id": "t", "pushNotificationConfigId": "p"})) == asking.DeletePush(
         task_id="t", id="p"
     )
-    a2a_v03.decode_nothing(b"{}")
+    V03.requests.decode_nothing(b"{}")
 
 
 def part(**fields: Any) -> dict[str, Any]:
@@ -250,42 +249,42 @@ def part(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("decode", "params", "field"),
     [
-        (a2a_v03.decode_send, [], "params"),
-        (a2a_v03.decode_send, {}, "message"),
-        (a2a_v03.decode_send, {"message": {**MESSAGE, "messageId": None}}, "message.messageId"),
-        (a2a_v03.decode_send, {"message": {**MESSAGE, "role": None}}, "message.role"),
-        (a2a_v03.decode_send, {"message": {**MESSAGE, "role": "ROLE_USER"}}, "message.role"),
-        (a2a_v03.decode_send, {"message": {**MESSAGE, "parts": []}}, "message.parts"),
-        (a2a_v03.decode_send, part(text="no kind"), "message.parts[0].kind"),
-        (a2a_v03.decode_send, part(kind="video"), "message.parts[0].kind"),
-        (a2a_v03.decode_send, part(kind="text"), "message.parts[0].text"),
-        (a2a_v03.decode_send, part(kind="file"), "message.parts[0].file"),
-        (a2a_v03.decode_send, part(kind="file", file={}), "message.parts[0].file"),
-        (a2a_v03.decode_send, part(kind="file", file={"bytes": "aGk=", "uri": "u"}), "message.parts[0].file"),
-        (a2a_v03.decode_send, part(kind="file", file={"bytes": "plain text"}), "message.parts[0].file.bytes"),
-        (a2a_v03.decode_send, part(kind="file", file={"uri": ""}), "message.parts[0].file.uri"),
-        (a2a_v03.decode_send, part(kind="data"), "message.parts[0].data"),
-        (a2a_v03.decode_send, {"message": MESSAGE, "configuration": {"blocking": 1}}, "configuration.blocking"),
+        (V03.requests.decode_send, [], "params"),
+        (V03.requests.decode_send, {}, "message"),
+        (V03.requests.decode_send, {"message": {**MESSAGE, "messageId": None}}, "message.messageId"),
+        (V03.requests.decode_send, {"message": {**MESSAGE, "role": None}}, "message.role"),
+        (V03.requests.decode_send, {"message": {**MESSAGE, "role": "ROLE_USER"}}, "message.role"),
+        (V03.requests.decode_send, {"message": {**MESSAGE, "parts": []}}, "message.parts"),
+        (V03.requests.decode_send, part(text="no kind"), "message.parts[0].kind"),
+        (V03.requests.decode_send, part(kind="video"), "message.parts[0].kind"),
+        (V03.requests.decode_send, part(kind="text"), "message.parts[0].text"),
+        (V03.requests.decode_send, part(kind="file"), "message.parts[0].file"),
+        (V03.requests.decode_send, part(kind="file", file={}), "message.parts[0].file"),
+        (V03.requests.decode_send, part(kind="file", file={"bytes": "aGk=", "uri": "u"}), "message.parts[0].file"),
+        (V03.requests.decode_send, part(kind="file", file={"bytes": "plain text"}), "message.parts[0].file.bytes"),
+        (V03.requests.decode_send, part(kind="file", file={"uri": ""}), "message.parts[0].file.uri"),
+        (V03.requests.decode_send, part(kind="data"), "message.parts[0].data"),
+        (V03.requests.decode_send, {"message": MESSAGE, "configuration": {"blocking": 1}}, "configuration.blocking"),
         (
-            a2a_v03.decode_send,
+            V03.requests.decode_send,
             {"message": MESSAGE, "configuration": {"pushNotificationConfig": {}}},
             "configuration.pushNotificationConfig.url",
         ),
-        (a2a_v03.decode_get_task, {}, "id"),
-        (a2a_v03.decode_list_tasks, {"status": "running"}, "status"),
-        (a2a_v03.decode_list_tasks, {"pageSize": 0}, "pageSize"),
-        (a2a_v03.decode_cancel, {}, "id"),
-        (a2a_v03.decode_subscribe, {"id": 7}, "id"),
-        (a2a_v03.decode_create_push, {"pushNotificationConfig": {"url": "u"}}, "taskId"),
-        (a2a_v03.decode_create_push, {"taskId": "t"}, "pushNotificationConfig"),
+        (V03.requests.decode_get_task, {}, "id"),
+        (V03.requests.decode_list_tasks, {"status": "running"}, "status"),
+        (V03.requests.decode_list_tasks, {"pageSize": 0}, "pageSize"),
+        (V03.requests.decode_cancel, {}, "id"),
+        (V03.requests.decode_subscribe, {"id": 7}, "id"),
+        (V03.requests.decode_create_push, {"pushNotificationConfig": {"url": "u"}}, "taskId"),
+        (V03.requests.decode_create_push, {"taskId": "t"}, "pushNotificationConfig"),
         (
-            a2a_v03.decode_create_push,
+            V03.requests.decode_create_push,
             {"taskId": "t", "pushNotificationConfig": {"url": "u", "authentication": {"credentials": "c"}}},
             "pushNotificationConfig.authentication.schemes",
         ),
-        (a2a_v03.decode_get_push, {}, "id"),
-        (a2a_v03.decode_list_push, {}, "id"),
-        (a2a_v03.decode_delete_push, {"id": "t"}, "pushNotificationConfigId"),
+        (V03.requests.decode_get_push, {}, "id"),
+        (V03.requests.decode_list_push, {}, "id"),
+        (V03.requests.decode_delete_push, {"id": "t"}, "pushNotificationConfigId"),
     ],
     ids=lambda value: getattr(value, "__name__", None) or repr(value),
 )
@@ -295,11 +294,10 @@ def test_a_bad_request_is_refused_by_the_name_of_its_field(decode: Any, params: 
     assert refused.value.message.partition(": ")[0] == field
 
 
-def test_both_dialects_have_the_same_functions() -> None:
-    queries = {name for name in a2a_v1.__all__ if name.startswith("query_")}
-    assert set(a2a_v03.__all__) == set(a2a_v1.__all__) - queries
-    assert (a2a_v1.DIALECT, a2a_v03.DIALECT) == (Dialect.V1, Dialect.V03)
+def test_both_dialects_are_found_by_their_version() -> None:
+    assert BY_VERSION == {"1.0": V1, "0.3": V03}
+    assert (V1.version, V03.version) == (Version.V1, Version.V03)
 
 
 def test_a_snapshot_stands_at_its_cursor() -> None:
-    assert read(a2a_v03.encode_snapshot(folded(STORY[:1]))) == FRAMES[0]
+    assert read(V03.responses.encode_snapshot(folded(STORY[:1]))) == FRAMES[0]

@@ -10,7 +10,7 @@ from covenant.model.content import Audio, Content, Embedded, Image, Json, Resour
 from covenant.model.result import Ending, ResultStatus
 from covenant.model.task_event import ArtifactUpdate, Began, Ended, MessageUpdate, Started, StatusUpdate
 from covenant.model.task_view import TaskState
-from covenant.wire.a2a import v1 as a2a_v1
+from covenant.wire.a2a.dialects import REQUESTS_V1, V1
 from covenant.wire.a2a.error_codes import InvalidParams
 from tests.wire.a2a.a2a_samples import AT, CONTEXT, DONE, FAILED, STORY, TASK, TASK_ID, USAGE, folded, json, read, steps
 
@@ -88,11 +88,11 @@ FRAMES = [
 
 
 def test_each_step_is_one_frame() -> None:
-    assert [read(a2a_v1.encode_step(TASK, step)) for step in steps()] == FRAMES
+    assert [read(V1.responses.encode_step(TASK, step)) for step in steps()] == FRAMES
 
 
 def test_a_task_is_told_whole() -> None:
-    told = read(a2a_v1.encode_task(folded()))
+    told = read(V1.responses.encode_task(folded()))
     assert told["status"] == status(10, "COMPLETED", message=agent_says(f"{TASK_ID}-r", "hello back"))
     assert told["artifacts"] == [{"artifactId": f"{TASK_ID}-text-0", "parts": [{"text": "hello"}], "name": "response"}]
     assert [message["messageId"] for message in told["history"]] == [
@@ -107,36 +107,36 @@ def test_a_task_is_told_whole() -> None:
 
 
 def test_the_first_frame_of_a_subscription_is_the_task_as_it_stood_at_the_cursor() -> None:
-    assert read(a2a_v1.encode_snapshot(folded(STORY[:1]))) == FRAMES[0]
-    told = read(a2a_v1.encode_snapshot(folded(STORY[:6])))["task"]
+    assert read(V1.responses.encode_snapshot(folded(STORY[:1]))) == FRAMES[0]
+    told = read(V1.responses.encode_snapshot(folded(STORY[:6])))["task"]
     assert told["metadata"]["covenant.generation"] == 6
     assert told["artifacts"][0]["parts"] == [{"text": "hello"}]
 
 
 @pytest.mark.parametrize(("length", "kept"), [(None, 5), (0, 0), (1, 1), (4, 4), (5, 5), (99, 5)])
 def test_the_newest_messages_are_kept(length: int | None, kept: int) -> None:
-    whole = read(a2a_v1.encode_task(folded()))["history"]
-    told = read(a2a_v1.encode_task(folded(), length))
+    whole = read(V1.responses.encode_task(folded()))["history"]
+    told = read(V1.responses.encode_task(folded(), length))
     assert told.get("history", []) == whole[len(whole) - kept :]
     assert ("history" in told) is (kept > 0)
-    assert read(a2a_v1.encode_sent(folded(), length))["task"] == told
+    assert read(V1.responses.encode_sent(folded(), length))["task"] == told
 
 
 def test_a_partial_result_is_completed_and_says_so() -> None:
     partial = msgspec.structs.replace(DONE, status=ResultStatus.PARTIAL)
     story = (Began(TASK), Started(), Ended(Ending.COMPLETED, partial))
-    told = read(a2a_v1.encode_task(folded(story)))
+    told = read(V1.responses.encode_task(folded(story)))
     assert told["status"]["state"] == "TASK_STATE_COMPLETED"
     assert told["metadata"]["covenant.partial"] is True
-    frame = read(a2a_v1.encode_step(TASK, steps(*story)[-1]))
+    frame = read(V1.responses.encode_step(TASK, steps(*story)[-1]))
     assert frame["statusUpdate"]["metadata"]["covenant.partial"] is True
 
 
 def test_a_failure_says_why_and_a_lost_worker_is_told() -> None:
-    told = read(a2a_v1.encode_task(folded((Began(TASK), Started(), Ended(Ending.FAILED, FAILED)))))
+    told = read(V1.responses.encode_task(folded((Began(TASK), Started(), Ended(Ending.FAILED, FAILED)))))
     assert told["status"]["message"] == agent_says(f"{TASK_ID}-err", "it broke")
     lost = msgspec.structs.replace(folded(STORY[:2]), holder_lost=True)
-    assert read(a2a_v1.encode_task(lost))["metadata"]["covenant.holder_lost"] == "worker lost, awaiting repair"
+    assert read(V1.responses.encode_task(lost))["metadata"]["covenant.holder_lost"] == "worker lost, awaiting repair"
 
 
 def test_a_bare_reply_is_a_message_without_a_task() -> None:
@@ -148,16 +148,16 @@ def test_a_bare_reply_is_a_message_without_a_task() -> None:
         "parts": [{"text": "hello back"}],
         "metadata": {"covenant.usage": DONE.metadata},
     }
-    assert read(a2a_v1.encode_sent(bare)) == {"message": message} == read(a2a_v1.encode_message(bare))
+    assert read(V1.responses.encode_sent(bare)) == {"message": message} == read(V1.responses.encode_message(bare))
 
 
 def test_a_task_without_a_context_is_its_own_and_nameless_messages_get_names() -> None:
     task = msgspec.structs.replace(TASK, context_id=None, message_id=None, parts=())
     nameless = MessageUpdate(parts=(Text("x"),))
-    told = read(a2a_v1.encode_task(folded((Began(task), nameless, StatusUpdate("y")))))
+    told = read(V1.responses.encode_task(folded((Began(task), nameless, StatusUpdate("y")))))
     assert told["contextId"] == TASK_ID
     assert [message["messageId"] for message in told["history"]] == [f"{TASK_ID}-m", f"{TASK_ID}-h1"]
-    assert read(a2a_v1.encode_step(task, steps(Began(task), nameless)[1]))["statusUpdate"]["status"]["message"][
+    assert read(V1.responses.encode_step(task, steps(Began(task), nameless)[1]))["statusUpdate"]["status"]["message"][
         "messageId"
     ]
 
@@ -165,12 +165,12 @@ def test_a_task_without_a_context_is_its_own_and_nameless_messages_get_names() -
 @pytest.mark.parametrize("asked_for", [False, True])
 def test_a_page_has_all_its_fields_and_artifacts_only_where_asked_for(asked_for: bool) -> None:
     page = asking.TaskPage(tasks=(folded(), folded(STORY[:1])), total_size=2, page_size=50, next_page_token="")
-    told = read(a2a_v1.encode_page(page, asking.ListTasks(include_artifacts=asked_for, history_length=0)))
+    told = read(V1.responses.encode_page(page, asking.ListTasks(include_artifacts=asked_for, history_length=0)))
     assert (told["nextPageToken"], told["pageSize"], told["totalSize"]) == ("", 50, 2)
     assert [len(task.get("artifacts", "absent")) for task in told["tasks"]] == ([1, 0] if asked_for else [6, 6])
     assert not any("history" in task for task in told["tasks"])
     empty = asking.TaskPage(tasks=(), total_size=0, page_size=50, next_page_token="")
-    assert read(a2a_v1.encode_page(empty, asking.ListTasks())) == {
+    assert read(V1.responses.encode_page(empty, asking.ListTasks())) == {
         "tasks": [], "nextPageToken": "", "pageSize": 50, "totalSize": 0,
     }  # fmt: skip
 
@@ -189,11 +189,11 @@ def test_push_configurations_are_flat() -> None:
         "token": "t",
         "authentication": {"scheme": "Bearer", "credentials": "c"},
     }
-    assert read(a2a_v1.encode_push(TASK_ID, config)) == told
-    assert read(a2a_v1.encode_pushes(TASK_ID, [config])) == {"configs": [told]}
-    assert read(a2a_v1.encode_pushes(TASK_ID, [config], "next")) == {"configs": [told], "nextPageToken": "next"}
-    assert a2a_v1.decode_create_push(json(told)) == asking.CreatePush(task_id=TASK_ID, config=config)
-    assert a2a_v1.DELETED == b"{}"
+    assert read(V1.responses.encode_push(TASK_ID, config)) == told
+    assert read(V1.responses.encode_pushes(TASK_ID, [config])) == {"configs": [told]}
+    assert read(V1.responses.encode_pushes(TASK_ID, [config], "next")) == {"configs": [told], "nextPageToken": "next"}
+    assert V1.requests.decode_create_push(json(told)) == asking.CreatePush(task_id=TASK_ID, config=config)
+    assert V1.responses.deleted == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_push_configurations_are_flat() -> None:
 )
 def test_every_kind_of_content_has_its_part(block: Content, part: dict[str, Any]) -> None:
     step = steps(Began(TASK), ArtifactUpdate("a", (block,), metadata={"k": 1}, extensions=("urn:x",)))[1]
-    assert read(a2a_v1.encode_step(TASK, step))["artifactUpdate"]["artifact"] == {
+    assert read(V1.responses.encode_step(TASK, step))["artifactUpdate"]["artifact"] == {
         "artifactId": "a", "parts": [part], "metadata": {"k": 1}, "extensions": ["urn:x"],
     }  # fmt: skip
 
@@ -218,42 +218,44 @@ def test_every_kind_of_content_has_its_part(block: Content, part: dict[str, Any]
 def test_nothing_is_an_empty_text() -> None:
     """The protocol wants a part in everything, and somebody else's code may have made none."""
     story = (Began(TASK), ArtifactUpdate("a"), MessageUpdate())
-    assert read(a2a_v1.encode_step(TASK, steps(*story)[1]))["artifactUpdate"]["artifact"]["parts"] == [{"text": ""}]
-    task = read(a2a_v1.encode_task(folded(story)))
+    assert read(V1.responses.encode_step(TASK, steps(*story)[1]))["artifactUpdate"]["artifact"]["parts"] == [
+        {"text": ""}
+    ]
+    task = read(V1.responses.encode_task(folded(story)))
     assert [told["parts"] for told in (task["artifacts"][0], task["history"][-1])] == [[{"text": ""}]] * 2
 
 
 def test_every_request_is_read() -> None:
-    assert a2a_v1.decode_send(json({"message": MESSAGE})) == asking.SendMessage(
+    assert V1.requests.decode_send(json({"message": MESSAGE})) == asking.SendMessage(
         message=asking.Message(message_id="m", parts=(Text("hi"),))
     )
-    assert a2a_v1.decode_get_task(json({"id": "t", "historyLength": 0})) == asking.GetTask(
+    assert V1.requests.decode_get_task(json({"id": "t", "historyLength": 0})) == asking.GetTask(
         task_id="t", history_length=0
     )
-    assert a2a_v1.decode_list_tasks(b"{}") == asking.ListTasks()
-    assert a2a_v1.decode_list_tasks(
+    assert V1.requests.decode_list_tasks(b"{}") == asking.ListTasks()
+    assert V1.requests.decode_list_tasks(
         json({"contextId": "c", "status": "TASK_STATE_WORKING", "pageToken": "p", "includeArtifacts": True})
     ) == asking.ListTasks(context_id="c", state=TaskState.WORKING, page_token="p", include_artifacts=True)
-    assert a2a_v1.decode_cancel(json({"id": "t", "metadata": {"a": 1}})) == asking.CancelTask(
+    assert V1.requests.decode_cancel(json({"id": "t", "metadata": {"a": 1}})) == asking.CancelTask(
         task_id="t", metadata={"a": 1}
     )
-    assert a2a_v1.decode_subscribe(json({"id": "t"}), 7) == asking.Subscribe(task_id="t", after=7)
-    assert a2a_v1.decode_get_push(json({"taskId": "t", "id": "p"})) == asking.GetPush(task_id="t", id="p")
-    assert a2a_v1.decode_list_push(json({"taskId": "t"})) == asking.ListPush(task_id="t")
-    assert a2a_v1.decode_list_push(json({"taskId": "t", "pageSize": 1000})).page_size == asking.PAGE_SIZE_MAX
-    assert a2a_v1.decode_delete_push(json({"task_id": "t", "id": "p"})) == asking.DeletePush(task_id="t", id="p")
-    a2a_v1.decode_nothing(b"{}")
-    a2a_v1.decode_nothing(b"")
+    assert V1.requests.decode_subscribe(json({"id": "t"})) == asking.Subscribe(task_id="t")
+    assert V1.requests.decode_get_push(json({"taskId": "t", "id": "p"})) == asking.GetPush(task_id="t", id="p")
+    assert V1.requests.decode_list_push(json({"taskId": "t"})) == asking.ListPush(task_id="t")
+    assert V1.requests.decode_list_push(json({"taskId": "t", "pageSize": 1000})).page_size == asking.PAGE_SIZE_MAX
+    assert V1.requests.decode_delete_push(json({"task_id": "t", "id": "p"})) == asking.DeletePush(task_id="t", id="p")
+    V1.requests.decode_nothing(b"{}")
+    V1.requests.decode_nothing(b"")
 
 
 def test_a_path_names_the_task_before_the_body_does() -> None:
-    assert a2a_v1.decode_cancel(b"", "t").task_id == "t"
-    assert a2a_v1.decode_subscribe(json({"id": "other"}), None, "t").task_id == "t"
-    assert a2a_v1.decode_create_push(json({"url": "https://x"}), "t").task_id == "t"
+    assert V1.requests.decode_cancel(b"", "t").task_id == "t"
+    assert V1.requests.decode_subscribe(json({"id": "other"}), "t").task_id == "t"
+    assert V1.requests.decode_create_push(json({"url": "https://x"}), "t").task_id == "t"
 
 
 def test_a_query_says_what_a_body_would() -> None:
-    assert a2a_v1.query_get_task("t", b"historyLength=3&A2A-Version=1.0") == asking.GetTask(
+    assert REQUESTS_V1.query_get_task("t", b"historyLength=3&A2A-Version=1.0") == asking.GetTask(
         task_id="t", history_length=3
     )
     asked = b"contextId=c&status=TASK_STATE_WORKING&pageSize=7&pageToken=p&historyLength=0&includeArtifacts=true"
@@ -266,17 +268,19 @@ def test_a_query_says_what_a_body_would() -> None:
         "includeArtifacts": True,
     }
     after = b"&statusTimestampAfter=2025-10-28T10%3A30%3A00Z"
-    assert a2a_v1.query_list_tasks(asked) == a2a_v1.decode_list_tasks(json(body))
-    assert a2a_v1.query_list_tasks(b"context_id=c&page_size=7&status=2" + after) == asking.ListTasks(
+    assert REQUESTS_V1.query_list_tasks(asked) == V1.requests.decode_list_tasks(json(body))
+    assert REQUESTS_V1.query_list_tasks(b"context_id=c&page_size=7&status=2" + after) == asking.ListTasks(
         context_id="c", page_size=7, state=TaskState.WORKING, updated_after_ms=AT
     )
-    assert a2a_v1.query_list_tasks(b"") == a2a_v1.query_list_tasks(b"pageToken=&status=") == asking.ListTasks()
-    assert a2a_v1.query_list_push("t", b"pageSize=5") == asking.ListPush(task_id="t", page_size=5)
+    assert (
+        REQUESTS_V1.query_list_tasks(b"") == REQUESTS_V1.query_list_tasks(b"pageToken=&status=") == asking.ListTasks()
+    )
+    assert REQUESTS_V1.query_list_push("t", b"pageSize=5") == asking.ListPush(task_id="t", page_size=5)
     for wrong in (b"includeArtifacts=yes", b"pageSize=0", b"pageSize=ten", b"status=RUNNING", b"historyLength=-1"):
         with pytest.raises(InvalidParams, match=wrong.partition(b"=")[0].decode()):
-            a2a_v1.query_list_tasks(wrong)
+            REQUESTS_V1.query_list_tasks(wrong)
     with pytest.raises(InvalidParams, match="query"):
-        a2a_v1.query_list_tasks(b"&".join(b"a%d=1" % n for n in range(100)))
+        REQUESTS_V1.query_list_tasks(b"&".join(b"a%d=1" % n for n in range(100)))
 
 
 def part(**fields: Any) -> dict[str, Any]:
@@ -322,27 +326,27 @@ def part(**fields: Any) -> dict[str, Any]:
 )
 def test_a_bad_send_is_refused_by_the_name_of_its_field(params: Any, field: str) -> None:
     with pytest.raises(InvalidParams) as refused:
-        a2a_v1.decode_send(json(params))
+        V1.requests.decode_send(json(params))
     assert refused.value.message.partition(": ")[0] == field
 
 
 @pytest.mark.parametrize(
     ("decode", "params", "field"),
     [
-        (a2a_v1.decode_get_task, {}, "id"),
-        (a2a_v1.decode_get_task, {"id": "t", "historyLength": -5}, "historyLength"),
-        (a2a_v1.decode_list_tasks, {"status": "TASK_STATE_RUNNING"}, "status"),
-        (a2a_v1.decode_list_tasks, {"status": 9}, "status"),
-        (a2a_v1.decode_list_tasks, {"includeArtifacts": "true"}, "includeArtifacts"),
-        (a2a_v1.decode_cancel, {"id": ""}, "id"),
-        (a2a_v1.decode_subscribe, {"id": None}, "id"),
-        (a2a_v1.decode_create_push, {"url": "https://x"}, "taskId"),
-        (a2a_v1.decode_create_push, {"taskId": "t"}, "url"),
-        (a2a_v1.decode_create_push, {"taskId": "t", "url": "u", "authentication": {}}, "authentication.scheme"),
-        (a2a_v1.decode_get_push, {"taskId": "t"}, "id"),
-        (a2a_v1.decode_list_push, {}, "taskId"),
-        (a2a_v1.decode_delete_push, {"id": "p"}, "taskId"),
-        (a2a_v1.decode_nothing, 7, "params"),
+        (V1.requests.decode_get_task, {}, "id"),
+        (V1.requests.decode_get_task, {"id": "t", "historyLength": -5}, "historyLength"),
+        (V1.requests.decode_list_tasks, {"status": "TASK_STATE_RUNNING"}, "status"),
+        (V1.requests.decode_list_tasks, {"status": 9}, "status"),
+        (V1.requests.decode_list_tasks, {"includeArtifacts": "true"}, "includeArtifacts"),
+        (V1.requests.decode_cancel, {"id": ""}, "id"),
+        (V1.requests.decode_subscribe, {"id": None}, "id"),
+        (V1.requests.decode_create_push, {"url": "https://x"}, "taskId"),
+        (V1.requests.decode_create_push, {"taskId": "t"}, "url"),
+        (V1.requests.decode_create_push, {"taskId": "t", "url": "u", "authentication": {}}, "authentication.scheme"),
+        (V1.requests.decode_get_push, {"taskId": "t"}, "id"),
+        (V1.requests.decode_list_push, {}, "taskId"),
+        (V1.requests.decode_delete_push, {"id": "p"}, "taskId"),
+        (V1.requests.decode_nothing, 7, "params"),
     ],
     ids=lambda value: getattr(value, "__name__", None) or repr(value),
 )

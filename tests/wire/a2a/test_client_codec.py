@@ -1,7 +1,6 @@
 """Both dialects from the caller's side: what we ask is what doors and the official types read, and the other way."""
 
 from contextlib import suppress
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -19,21 +18,17 @@ from covenant.model.result import Ending
 from covenant.model.task_event import Began, Ended
 from covenant.model.task_view import RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask, TaskState
 from covenant.outbound.remote.remote_task import RemoteTaskView
-from covenant.wire.a2a import v03 as a2a_v03
-from covenant.wire.a2a import v1 as a2a_v1
-from covenant.wire.a2a.v03 import calls as calls_v03
-from covenant.wire.a2a.v1 import calls as calls_v1
+from covenant.wire.a2a.client_codec import ClientCodec
+from covenant.wire.a2a.dialects import V03, V1, Dialect
 from covenant.wire.jsonrpc import BadResponse, RpcError, decode_result, encode_request
 from tests.wire.a2a.a2a_samples import CONTEXT, DONE, STORY, TASK, TASK_ID, contents, folded, json, read, steps
 
-DIALECTS = {"1.0": (a2a_v1, calls_v1), "0.3": (a2a_v03, calls_v03)}
+DIALECTS = {"1.0": V1, "0.3": V03}
 both = pytest.mark.parametrize("dialect", DIALECTS)
 
 
-def sides(dialect: str) -> tuple[Any, Any]:
-    door, client = DIALECTS[dialect]
-    assert isinstance(door, ModuleType)
-    return door, client
+def sides(dialect: str) -> tuple[Dialect, ClientCodec]:
+    return DIALECTS[dialect], DIALECTS[dialect].client
 
 
 def asked(*parts: Content, **more: Any) -> asking.SendMessage:
@@ -46,21 +41,23 @@ def asked(*parts: Content, **more: Any) -> asking.SendMessage:
 def test_a_door_reads_what_a_client_writes(dialect: str, parts: list[Content]) -> None:
     door, client = sides(dialect)
     ask = asked(*parts, task_id="t", extensions=("urn:x",), reference_task_ids=("r",))
-    assert door.decode_send(client.encode_send(ask)) == ask
+    assert door.requests.decode_send(client.encode_send(ask)) == ask
 
 
 @both
 def test_a_door_reads_whom_a_client_names(dialect: str) -> None:
     door, client = sides(dialect)
-    assert door.decode_get_task(client.encode_named("t", None, 3)) == asking.GetTask(task_id="t", history_length=3)
-    assert door.decode_cancel(client.encode_named("t")).task_id == "t"
-    assert door.decode_subscribe(client.encode_named("t"), 7) == asking.Subscribe(task_id="t", after=7)
+    assert door.requests.decode_get_task(client.encode_task_request("t", None, 3)) == asking.GetTask(
+        task_id="t", history_length=3
+    )
+    assert door.requests.decode_cancel(client.encode_task_request("t")).task_id == "t"
+    assert door.requests.decode_subscribe(client.encode_task_request("t")) == asking.Subscribe(task_id="t")
 
 
 def test_the_official_types_read_what_a_client_writes() -> None:
-    new = json_format.Parse(calls_v1.encode_send(asked(), "acme"), v1_types.SendMessageRequest())
+    new = json_format.Parse(V1.client.encode_send(asked(), "acme"), v1_types.SendMessageRequest())
     assert (new.tenant, new.message.parts[0].text, new.configuration.return_immediately) == ("acme", "hi", True)
-    old = v03_types.MessageSendParams.model_validate_json(calls_v03.encode_send(asked()))
+    old = v03_types.MessageSendParams.model_validate_json(V03.client.encode_send(asked()))
     assert old.configuration is not None
     assert (old.message.message_id, old.configuration.blocking) == ("m", False)
 
@@ -69,7 +66,10 @@ def test_the_official_types_read_what_a_client_writes() -> None:
 def test_a_client_reads_the_task_that_a_door_tells(dialect: str) -> None:
     door, client = sides(dialect)
     view = folded()
-    for heard in (client.hear_task(door.encode_task(view)), client.hear(door.encode_sent(view))):
+    for heard in (
+        client.decode_task(door.responses.encode_task(view)),
+        client.decode_reply(door.responses.encode_sent(view)),
+    ):
         assert isinstance(heard, RemoteTask)
         assert (heard.task_id, heard.context_id, heard.state) == (TASK_ID, CONTEXT, TaskState.COMPLETED)
         assert (heard.artifacts, heard.history, heard.text) == (view.artifacts, view.history, "hello back")
@@ -80,7 +80,7 @@ def test_a_client_that_hears_every_frame_knows_the_task(dialect: str) -> None:
     door, client = sides(dialect)
     known = RemoteTaskView()
     for step in steps():
-        list(known.take(client.hear(door.encode_step(TASK, step))))
+        list(known.take(client.decode_reply(door.responses.encode_step(TASK, step))))
     view = folded()
     assert (known.state, known.artifacts, known.task_id) == (view.state, view.artifacts, TASK_ID)
     assert known.message is not None
@@ -94,9 +94,9 @@ def test_a_snapshot_at_any_break_says_nothing_twice(dialect: str, break_at: int)
     door, client = sides(dialect)
     for snapshot_at in range(break_at, len(STORY) + 1):
         known, told = RemoteTaskView(), ""
-        heard = [client.hear(door.encode_step(TASK, step)) for step in steps()[:break_at]]
-        heard.append(client.hear(door.encode_snapshot(folded(STORY[:snapshot_at]))))
-        heard += [client.hear(door.encode_step(TASK, step)) for step in steps()[snapshot_at:]]
+        heard = [client.decode_reply(door.responses.encode_step(TASK, step)) for step in steps()[:break_at]]
+        heard.append(client.decode_reply(door.responses.encode_snapshot(folded(STORY[:snapshot_at]))))
+        heard += [client.decode_reply(door.responses.encode_step(TASK, step)) for step in steps()[snapshot_at:]]
         for each in heard:
             told += "".join(news.text for news in known.take(each) if isinstance(news, RemoteArtifact))
         assert told == "hello"
@@ -107,7 +107,7 @@ def test_a_snapshot_at_any_break_says_nothing_twice(dialect: str, break_at: int)
 def test_a_bare_message_is_one(dialect: str) -> None:
     door, client = sides(dialect)
     bare = folded((Began(TASK), Ended(Ending.COMPLETED, msgspec.structs.replace(DONE, reply=True))))
-    heard = client.hear(door.encode_message(bare))
+    heard = client.decode_reply(door.responses.encode_message(bare))
     assert isinstance(heard, RemoteMessage)
     assert (heard.text, heard.task_id) == ("hello back", None)
 
@@ -116,9 +116,12 @@ def test_a_bare_message_is_one(dialect: str) -> None:
 def test_every_state_is_read_and_an_unknown_one_is_taken_for_work(dialect: str) -> None:
     door, client = sides(dialect)
     for state in TaskState:
-        assert client.hear_task(door.encode_task(msgspec.structs.replace(folded(), state=state))).state is state
+        assert (
+            client.decode_task(door.responses.encode_task(msgspec.structs.replace(folded(), state=state))).state
+            is state
+        )
     for unknown in ("TASK_STATE_UNSPECIFIED", "unknown", "pondering", None):
-        assert client.hear_task(json({"id": "t", "status": {"state": unknown}})).state is TaskState.WORKING
+        assert client.decode_task(json({"id": "t", "status": {"state": unknown}})).state is TaskState.WORKING
 
 
 @pytest.mark.parametrize(
@@ -131,12 +134,12 @@ def test_every_state_is_read_and_an_unknown_one_is_taken_for_work(dialect: str) 
     ],
 )
 def test_older_agents_that_leave_out_the_kind_are_understood(said: dict[str, Any], kind: type) -> None:
-    assert isinstance(calls_v03.hear(json(said)), kind)
+    assert isinstance(V03.client.decode_reply(json(said)), kind)
 
 
 def test_snake_case_and_numbers_of_enums_are_understood() -> None:
     update = {"task_id": "t", "context_id": "c", "status": {"state": 3}}
-    heard = calls_v1.hear(json({"status_update": update}))
+    heard = V1.client.decode_reply(json({"status_update": update}))
     assert heard == RemoteStatus(task_id="t", context_id="c", state=TaskState.COMPLETED)
 
 
@@ -145,7 +148,7 @@ def test_snake_case_and_numbers_of_enums_are_understood() -> None:
 def test_what_is_nothing_known_is_said_to_be_so(dialect: str, said: Any) -> None:
     _, client = sides(dialect)
     with pytest.raises(BadResponse):
-        client.hear(json(said))
+        client.decode_reply(json(said))
 
 
 @both
@@ -166,7 +169,7 @@ def test_what_is_nothing_known_is_said_to_be_so(dialect: str, said: Any) -> None
 def test_nothing_that_is_said_makes_a_client_fall_over(dialect: str, said: Any) -> None:
     _, client = sides(dialect)
     with suppress(Invalid, BadResponse):
-        client.hear(json(said))
+        client.decode_reply(json(said))
 
 
 def test_a_request_is_read_by_our_own_door() -> None:

@@ -13,7 +13,7 @@ from a2a.compat.v0_3 import types as v03
 from covenant.model import errors
 from covenant.wire import jsonrpc
 from covenant.wire.a2a import error_codes as a2a_errors
-from covenant.wire.a2a.error_codes import BY_CODE, Dialect, InvalidParams, error_code_of, rest_error, rpc_error
+from covenant.wire.a2a.error_codes import BY_CODE, InvalidParams, Version, error_code_of, rest_error, rpc_error
 from tests.wire.a2a.a2a_samples import read
 
 SPECIFIED = {
@@ -48,7 +48,7 @@ def test_the_slash_methods_differ_in_two_places() -> None:
 @pytest.mark.parametrize("code", SPECIFIED)
 def test_the_official_sdk_raises_its_own_error_from_ours(code: str) -> None:
     refusal = errors.Invalid(code, "message.parts: why")
-    response = read(jsonrpc.encode_refusal(b"1", refusal, Dialect.V1))
+    response = read(jsonrpc.encode_refusal(b"1", refusal, Version.V1))
     transport = JsonRpcTransport.__new__(JsonRpcTransport)
     raised = transport._create_jsonrpc_error(response["error"])
     assert type(raised) is SPECIFIED[code]
@@ -56,7 +56,7 @@ def test_the_official_sdk_raises_its_own_error_from_ours(code: str) -> None:
     status, body = rest_error(refusal)
     assert type(_parse_rest_error(read(body), "")) is SPECIFIED[code]
     assert status == BY_CODE[code].http
-    old = read(jsonrpc.encode_refusal(b"1", refusal, Dialect.V03))
+    old = read(jsonrpc.encode_refusal(b"1", refusal, Version.V03))
     assert v03.JSONRPCErrorResponse.model_validate(old).error.code == BY_CODE[code].v03
 
 
@@ -81,7 +81,7 @@ def test_every_other_refusal_goes_by_its_class(refusal: errors.Refusal, code: in
 
 
 def test_details_are_an_array_of_typed_objects() -> None:
-    told = rpc_error(InvalidParams("message.parts[0].raw", "is not base64"), Dialect.V1)
+    told = rpc_error(InvalidParams("message.parts[0].raw", "is not base64"), Version.V1)
     assert told.message == "message.parts[0].raw: is not base64"
     assert told.data == [
         {
@@ -98,7 +98,7 @@ def test_details_are_an_array_of_typed_objects() -> None:
 
 
 def test_a_reused_key_says_so() -> None:
-    told = rpc_error(errors.Conflict("idempotency_key_reused", "x"), Dialect.V1)
+    told = rpc_error(errors.Conflict("idempotency_key_reused", "x"), Version.V1)
     assert told.data is not None
     assert told.data[0]["reason"] == "IDEMPOTENCY_KEY_REUSED"
 
@@ -125,7 +125,7 @@ def test_a_rest_error_is_a_status() -> None:
 def test_no_word_of_an_internal_error_leaves(raised: Exception) -> None:
     status, body = rest_error(raised)
     assert status == 500
-    for told in (body, *(jsonrpc.encode_refusal(b"1", raised, dialect) for dialect in Dialect)):
+    for told in (body, *(jsonrpc.encode_refusal(b"1", raised, dialect) for dialect in Version)):
         assert b"secret" not in told
         assert b"Internal error" in told
 

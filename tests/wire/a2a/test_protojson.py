@@ -12,7 +12,7 @@ from covenant.model.content import Json, Text
 from covenant.model.errors import Invalid
 from covenant.model.task_view import TaskState
 from covenant.wire import timestamps as moments
-from covenant.wire.a2a import v1 as a2a_v1
+from covenant.wire.a2a.dialects import V1
 from covenant.wire.a2a.error_codes import InvalidParams
 from covenant.wire.a2a.protojson import standard_base64
 from tests.wire.a2a.a2a_samples import AT, json
@@ -62,8 +62,8 @@ SNAKE = {
 
 
 def test_both_spellings_of_every_name_are_read_alike_and_metadata_is_left_alone() -> None:
-    ask = a2a_v1.decode_send(json(FULL))
-    assert ask == a2a_v1.decode_send(json(SNAKE))
+    ask = V1.requests.decode_send(json(FULL))
+    assert ask == V1.requests.decode_send(json(SNAKE))
     assert ask.metadata == {"x_y": {"context_id": 1}}
     assert ask.message.metadata == {"message_id": "kept as it is"}
     assert ask.history_length == 2
@@ -72,14 +72,14 @@ def test_both_spellings_of_every_name_are_read_alike_and_metadata_is_left_alone(
 
 def test_an_escaped_underscore_is_one() -> None:
     body = b'{"message":{"message\\u005fid":"m","role":"ROLE_USER","parts":[{"text":"hi"}]}}'
-    assert a2a_v1.decode_send(body).message.message_id == "m"
+    assert V1.requests.decode_send(body).message.message_id == "m"
 
 
 def test_a_field_in_both_spellings_is_refused_unless_one_is_null() -> None:
     with pytest.raises(InvalidParams, match=r"message\.messageId: given twice"):
-        a2a_v1.decode_send(send(message_id="n"))
-    assert a2a_v1.decode_send(send(message_id=None)).message.message_id == "m"
-    assert a2a_v1.decode_send(send(messageId=None, message_id="n")).message.message_id == "n"
+        V1.requests.decode_send(send(message_id="n"))
+    assert V1.requests.decode_send(send(message_id=None)).message.message_id == "m"
+    assert V1.requests.decode_send(send(messageId=None, message_id="n")).message.message_id == "n"
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_a_field_in_both_spellings_is_refused_unless_one_is_null() -> None:
     ids=["unknown", "null", "default"],
 )
 def test_unknown_null_and_default_fields_are_absent_ones(extra: dict[str, Any]) -> None:
-    assert a2a_v1.decode_send(send(**extra)) == a2a_v1.decode_send(send())
+    assert V1.requests.decode_send(send(**extra)) == V1.requests.decode_send(send())
 
 
 @pytest.mark.parametrize("role", ["ROLE_USER", 1])
 def test_an_enum_is_its_name_or_its_number(role: str | int) -> None:
-    assert a2a_v1.decode_send(send(role=role)).message.role == "user"
+    assert V1.requests.decode_send(send(role=role)).message.role == "user"
 
 
 @pytest.mark.parametrize(
@@ -118,25 +118,25 @@ def test_an_enum_is_its_name_or_its_number(role: str | int) -> None:
     ],
 )
 def test_a_state_is_its_name_or_its_number(status: Any, state: TaskState | None) -> None:
-    assert a2a_v1.decode_list_tasks(json({"status": status})).state is state
+    assert V1.requests.decode_list_tasks(json({"status": status})).state is state
 
 
 @pytest.mark.parametrize("size", [7, "7", 7.0], ids=repr)
 def test_an_integer_is_a_number_or_a_string(size: Any) -> None:
-    assert a2a_v1.decode_list_tasks(json({"pageSize": size})).page_size == 7
+    assert V1.requests.decode_list_tasks(json({"pageSize": size})).page_size == 7
 
 
 @pytest.mark.parametrize("size", ["seven", "", " 7", "7.5", 7.5, True, [7], 10**30, "1" * 30, 0, -1, 101], ids=repr)
 def test_an_integer_that_is_none_or_out_of_bounds_is_refused(size: Any) -> None:
     with pytest.raises(InvalidParams, match="pageSize: "):
-        a2a_v1.decode_list_tasks(json({"pageSize": size}))
+        V1.requests.decode_list_tasks(json({"pageSize": size}))
 
 
 @pytest.mark.parametrize("name", ["pageSize", "page_size"])
 @pytest.mark.parametrize("digits", [40, 3000, 5000])
 def test_an_integer_of_any_length_is_refused_in_few_words(name: str, digits: int) -> None:
     with pytest.raises(InvalidParams) as refused:
-        a2a_v1.decode_list_tasks(b'{"%b":%b}' % (name.encode(), b"1" * digits))
+        V1.requests.decode_list_tasks(b'{"%b":%b}' % (name.encode(), b"1" * digits))
     assert len(refused.value.message) < 100
 
 
@@ -165,12 +165,14 @@ def test_what_is_not_base64_is_refused(given: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 1, "x", True, [], {}, {"a": [None]}, 1.5], ids=repr)
 def test_data_may_be_any_value_and_null_is_one(value: Any) -> None:
-    ask = a2a_v1.decode_send(send(parts=[{"data": value}]))
+    ask = V1.requests.decode_send(send(parts=[{"data": value}]))
     assert ask.message.parts == (Json(value),)
 
 
 def test_null_data_beside_text_is_absent() -> None:
-    assert a2a_v1.decode_send(send(parts=[{"text": "hi", "data": None, "raw": None}])).message.parts == (Text("hi"),)
+    assert V1.requests.decode_send(send(parts=[{"text": "hi", "data": None, "raw": None}])).message.parts == (
+        Text("hi"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_null_data_beside_text_is_absent() -> None:
     ],
 )
 def test_a_moment_is_read(text: str, ms: int) -> None:
-    assert a2a_v1.decode_list_tasks(json({"statusTimestampAfter": text})) == ListTasks(updated_after_ms=ms)
+    assert V1.requests.decode_list_tasks(json({"statusTimestampAfter": text})) == ListTasks(updated_after_ms=ms)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_a_moment_is_read(text: str, ms: int) -> None:
 )
 def test_what_is_no_moment_is_refused(text: str) -> None:
     with pytest.raises(InvalidParams, match="statusTimestampAfter: "):
-        a2a_v1.decode_list_tasks(json({"statusTimestampAfter": text}))
+        V1.requests.decode_list_tasks(json({"statusTimestampAfter": text}))
 
 
 @given(st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31), timezones=st.just(dt.UTC)))  # noqa: DTZ001
@@ -214,5 +216,5 @@ def test_what_is_nested_too_deeply_is_no_json_to_us() -> None:
         deep = {"a_b": deep}
     for metadata in (deep, [deep]):
         with pytest.raises(Invalid) as refused:
-            a2a_v1.decode_send(send(metadata={"m": metadata}))
+            V1.requests.decode_send(send(metadata={"m": metadata}))
         assert refused.value.code == "invalid_json"

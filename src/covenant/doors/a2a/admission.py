@@ -1,30 +1,31 @@
-"""What each binding over HTTP does before an operation runs: who calls, how often, at which agent, in which version."""
+"""What each binding does around an operation: who calls, how often, at which agent, in which version, how long."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.a2a.operations import A2ACall, A2AOperation, check_version
+from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices, check_version
 from covenant.doors.http.bearer_auth import TenantGate, address
 from covenant.doors.http.request_body import AnonymousPool, body_at_hand, read_body
-from covenant.doors.http.responses import JSON, Header, reply
 from covenant.doors.metrics import Meter
+from covenant.doors.waits import CancelScope, OnDisconnect
 from covenant.exchange.a2a_service import ANONYMOUS, A2ARequest
-from covenant.exchange.access.tenants import Caller
+from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import SendMessage
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.call_context import Hop
 from covenant.model.tenants import DEFAULT
-from covenant.wire.a2a.error_codes import Dialect
+from covenant.wire.a2a.dialects import Dialect
 from covenant.wire.call_headers import (
     CHAIN_HEADER,
     DEADLINE_HEADER,
@@ -35,12 +36,12 @@ from covenant.wire.call_headers import (
 )
 from covenant.wire.sse import last_event_id
 
-TRANSPORT: Final = "a2a"
-_NO_PLACE: Final = nullcontext()
-EXTENSIONS_MAX: Final = 50
+S = TypeVar("S")
 
-Decode = Callable[[Any, int | None], Any]
-"""From what was said and the cursor to the request."""
+TRANSPORT: Final = "a2a"
+EXTENSIONS_MAX: Final = 50
+GRACE_S: Final = 1.0
+"""How long an operation goes on for a caller who has left: nothing is broken off while it is made durable."""
 
 _HOP: Final = frozenset(
     name.encode() for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)
@@ -95,6 +96,42 @@ class AdmittedCaller(msgspec.Struct, frozen=True):
     agent_id: str
 
 
+class CallerScope(CancelScope):
+    """Around an operation that works for one caller.
+
+    It is ended, some time after, when the caller leaves (CallerGoneError) or may not go on (Unauthenticated). The task
+    that it has begun goes on. Without `send` it is not noticed that the caller leaves.
+    """
+
+    __slots__ = ("_session", "_watch")
+
+    def __init__(
+        self, tenants: TenantAccess, caller: Caller, send: Send | None = None, receive: Receive | None = None
+    ) -> None:
+        super().__init__()
+        self._session = tenants.session(caller, self._turned_out)
+        self._watch = OnDisconnect(send, receive, self._left) if send is not None and receive is not None else None
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._session.__enter__()
+        if self._watch is not None:
+            self._watch.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+        self._session.__exit__(None, None, None)
+        super().__exit__(kind, error, at)
+
+    def _left(self) -> None:
+        asyncio.get_running_loop().call_later(GRACE_S, self.leave)
+
+    def _turned_out(self) -> None:
+        asyncio.get_running_loop().call_later(GRACE_S, self.end, unauthenticated())
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Shared by the bindings."""
@@ -114,9 +151,8 @@ class Admission:
         credential = headers.credential
         caller = self._anonymous(scope, agent_id) if credential is None else self.tenants.recognised(credential)
         if caller is None:
-            caller = await self.tenants.enter(scope)
-        else:
-            self.tenants.limiter.admit(caller)
+            caller = await self.tenants.caller(scope)
+        self.tenants.limiter.admit(caller)
         return AdmittedCaller(scope, headers, caller, agent_id)
 
     def _anonymous(self, scope: Scope, agent_id: str) -> Caller | None:
@@ -129,26 +165,6 @@ class Admission:
         """Whether somebody without a token may call this agent."""
         return self._anonymous(scope, agent_id) is not None
 
-    def asked(
-        self, visit: AdmittedCaller, operation: A2AOperation, dialect: Dialect, said: Any, decode: Decode
-    ) -> A2ACall:
-        """The request, checked in this order: version, agent, params. `decode` is given what was said, and a cursor."""
-        headers, caller = visit.headers, visit.caller
-        check_version(headers.version(visit.scope), dialect)
-        agent = self.catalogue.agent(caller.tenant.name, visit.agent_id)
-        if agent is None:
-            raise unknown_agent(visit.agent_id)
-        cursor = last_event_id(headers.get(b"last-event-id")) if operation.streams else None
-        request = decode(said, cursor)
-        ask = A2ARequest(
-            caller=caller,
-            agent=agent,
-            extensions=headers.extensions,
-            idempotency_key=headers.get(b"idempotency-key"),
-            hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
-        )
-        return A2ACall(ask, request, dialect, self.base_url, visit.scope)
-
     async def read_body(self, visit: AdmittedCaller, receive: Receive, send: Send, bytes_max: int) -> bytes:
         """The body of the request. Of a caller without a token, it is held out of the pool until all of it is here."""
         body = body_at_hand(send, bytes_max)
@@ -159,13 +175,45 @@ class Admission:
         with self.pool.lease(address(visit.scope)) as take:
             return await self.pool.read(visit.scope, receive, bytes_max, take)
 
-    def connected(self, caller: Caller) -> AbstractContextManager[None]:
-        """While the call is answered."""
-        return self.tenants.limiter.connected(caller)
+    def call(
+        self,
+        visit: AdmittedCaller,
+        operation: A2AOperation,
+        dialect: Dialect,
+        decode: Callable[[S], Any],
+        said: S,
+    ) -> A2ACall:
+        """The request, checked in this order: version, agent, params. `decode` makes it of what was said."""
+        headers, caller = visit.headers, visit.caller
+        check_version(headers.version(visit.scope), dialect)
+        agent = self.catalogue.agent(caller.tenant.name, visit.agent_id)
+        if agent is None:
+            raise unknown_agent(visit.agent_id)
+        cursor = last_event_id(headers.get(b"last-event-id")) if operation.open_stream is not None else None
+        request = decode(said)
+        ask = A2ARequest(
+            caller=caller,
+            agent=agent,
+            extensions=headers.extensions,
+            idempotency_key=headers.get(b"idempotency-key"),
+            hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
+        )
+        return A2ACall(ask, request, dialect, cursor, self.base_url, visit.scope)
 
-    def streaming(self, caller: Caller, operation: A2AOperation) -> AbstractContextManager[None]:
-        """While the operation runs: a stream is one of the tenant's, whether it begins a task or follows one."""
-        return self.tenants.limiter.streaming(caller) if operation.streams else _NO_PLACE
+    async def run(
+        self,
+        operation: A2AOperation,
+        services: A2AServices,
+        call: A2ACall,
+        send: Send | None = None,
+        receive: Receive | None = None,
+    ) -> bytes:
+        """The answer of an operation. Only one that works takes long enough for its caller to leave."""
+        assert operation.run is not None
+        if not operation.works:
+            return await operation.run(services, call)
+        with CallerScope(self.tenants.tenancy, call.ask.caller, send, receive):
+            return await operation.run(services, call)
 
 
 def hop_of(request: SendMessage, headers: Headers) -> Hop | None:
@@ -175,12 +223,3 @@ def hop_of(request: SendMessage, headers: Headers) -> Hop | None:
         return None
     hop = read_call_context({**(outer or {}), **(inner or {})}, said)
     return hop if hop != _NO_HOP else None
-
-
-A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
-
-
-def reply_json(
-    send: Send, body: bytes, *, status: int = 200, kind: Header = JSON, headers: Sequence[Header] = ()
-) -> Awaitable[None]:
-    return reply(send, status, body, headers, kind=kind)

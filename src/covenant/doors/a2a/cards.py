@@ -13,13 +13,13 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.doors.a2a.admission import TRANSPORT, Headers, reply_json
+from covenant.doors.a2a.admission import TRANSPORT, Headers
 from covenant.doors.http.bearer_auth import TenantGate, bearer
 from covenant.doors.http.endpoint import MethodRouter
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, forwarded, peer_of
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.request_body import read_body
-from covenant.doors.http.responses import Document, reply_document, reply_problem
+from covenant.doors.http.responses import Document, reply, reply_document, reply_problem
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.a2a_service import A2ARequest
@@ -31,7 +31,8 @@ from covenant.model.errors import Conflict, Refusal
 from covenant.model.tenants import DEFAULT
 from covenant.wire import jsonrpc
 from covenant.wire.a2a.card_codec import CombinedCard, encode_card, encode_combined, wants_clean
-from covenant.wire.a2a.error_codes import Dialect
+from covenant.wire.a2a.dialects import V1, Dialect
+from covenant.wire.a2a.error_codes import Version
 
 WELL_KNOWN_PATH: Final = "/.well-known/agent-card.json"
 CARD_NAME: Final = "agent-card.json"
@@ -206,7 +207,7 @@ class CardPages:
             where = f"{self._base_url.of(scope)}{AGENTS_PATH}/{{id}}"
             told = Conflict("unsupported_operation", f"nobody is called at this URL; an agent is called at {where}")
         self._meter.refused(TRANSPORT, told.code)
-        await reply_json(send, jsonrpc.encode_refusal(call_id, told, Dialect.V1))
+        await reply(send, 200, jsonrpc.encode_refusal(call_id, told, Version.V1))
 
     def _document(
         self, card: AgentCard, modified_ms: int, *, clean: bool, public: bool, varies: tuple[str, ...]
@@ -236,6 +237,6 @@ def extended_cards(cards: Cards) -> Callable[[A2ARequest, Dialect, str], bytes]:
 
     def extended_card(ask: A2ARequest, dialect: Dialect, base_url: str) -> bytes:
         card = cards.extended_card(ask.caller, ask.agent, base_url)
-        return encode_card(card) if dialect is Dialect.V1 else encode_combined(card)
+        return encode_card(card) if dialect is V1 else encode_combined(card)
 
     return extended_card

@@ -8,9 +8,9 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import Admission
-from covenant.doors.a2a.jsonrpc_binding import Rpc
+from covenant.doors.a2a.jsonrpc_binding import JsonRpcBinding
 from covenant.doors.a2a.operations import A2AServices
-from covenant.doors.a2a.rest_binding import Rest
+from covenant.doors.a2a.rest_binding import RestBinding
 from covenant.doors.http.responses import JSON, PROBLEM, Header, refusal_form, refusal_headers, reply_not_allowed
 from covenant.model.errors import Refusal
 from covenant.wire.a2a.error_codes import rest_error
@@ -23,8 +23,8 @@ class A2ADoor:
     """`cards` answers for the card of an agent, which is a document and no operation."""
 
     def __init__(self, gate: Admission, office: A2AServices, cards: ASGIApp, *, body_bytes_max: int) -> None:
-        self._rpc = Rpc(gate, office, body_bytes_max=body_bytes_max)
-        self._rest = Rest(gate, office, body_bytes_max=body_bytes_max)
+        self._rpc = JsonRpcBinding(gate, office, body_bytes_max=body_bytes_max)
+        self._rest = RestBinding(gate, office, body_bytes_max=body_bytes_max)
         self._cards = cards
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

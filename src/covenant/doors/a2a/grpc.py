@@ -24,10 +24,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from starlette.types import Scope
 
-from covenant.doors.a2a.admission import Admission, Headers
-from covenant.doors.a2a.disconnect import run_while_connected
+from covenant.doors.a2a.admission import GRACE_S, Admission, Headers
 from covenant.doors.a2a.grpc_stream import GrpcStream, stopping
-from covenant.doors.a2a.late_timer import NOTICE_S
 from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
 from covenant.doors.http.bearer_auth import TenantGate, address, bearer
@@ -38,8 +36,8 @@ from covenant.exchange.access.tenants import Caller
 from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.model.tenants import DEFAULT
-from covenant.wire.a2a import v1 as a2a_v1
-from covenant.wire.a2a.error_codes import Dialect, details, error_code_of, message_of
+from covenant.wire.a2a.dialects import V1
+from covenant.wire.a2a.error_codes import details, error_code_of, message_of
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +113,8 @@ class GrpcCalls:
                 self._gate.meter.timer(TRANSPORT, operation.name),
             )
             # As if requests were streams: on the wire it is the same, and the message is read when we ask for it.
-            kind = grpc.stream_stream_rpc_method_handler if operation.streams else grpc.stream_unary_rpc_method_handler
+            streams = operation.open_stream is not None
+            kind = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
             found[method.name] = kind(partial(self._call, row))
         return found
 
@@ -134,14 +133,14 @@ class GrpcCalls:
         try:
             asked = await self._asked(row, context)
             caller = asked.ask.caller
-            with self._gate.connected(caller), self._gate.streaming(caller, row.operation):
-                if row.operation.streams:
-                    answer = await self._unbroken(row.operation.run(self._office, asked))
-                    await self._run(GrpcStream(answer, asked, context))
+            operation, limiter = row.operation, self._gate.tenants.limiter
+            with limiter.connected(caller):
+                if operation.open_stream is not None:
+                    with limiter.streaming(caller):
+                        stream = await self._unbroken(operation.open_stream(self._office, asked))
+                        await self._run(GrpcStream(stream, asked, context))
                     return None
-                work = run_while_connected(row.operation, self._office, asked, _never, self._gate.tenants.tenancy)
-                answer, _ = await self._unbroken(work)
-            told = row.operation.encode(a2a_v1, answer, asked.request)
+                told = await self._unbroken(self._gate.run(operation, self._office, asked))
             return row.telling.message(told).SerializeToString()
         except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
             wrong = error
@@ -186,7 +185,7 @@ class GrpcCalls:
         if not named and not (self._published and visit.caller.tenant.name == DEFAULT):
             raise NotFound("unknown_agent", "no agent is published for you; name one in the field `tenant`")
         params = row.asking.params(message)
-        return self._gate.asked(visit, row.operation, Dialect.V1, params, partial(row.operation.decode, a2a_v1))
+        return self._gate.call(visit, row.operation, V1, row.operation.decode(V1.requests), params)
 
     def _scope(self, context: Any) -> Scope:
         """The call as if it had come over HTTP: metadata are headers, and what is said twice is a list."""
@@ -211,7 +210,7 @@ class GrpcCalls:
         except asyncio.CancelledError:
             self._left.add(running)
             running.add_done_callback(self._let_go)
-            asyncio.get_running_loop().call_later(NOTICE_S, running.cancel)
+            asyncio.get_running_loop().call_later(GRACE_S, running.cancel)
             raise
 
     def _let_go(self, done: asyncio.Future[Any]) -> None:
@@ -265,12 +264,6 @@ class GrpcServer:
         self._calls.stop()
         await self._server.stop(grace_s)
         await self._calls.settled()
-
-
-async def _never() -> NoReturn:
-    """A caller that leaves ends its call without another word."""
-    await asyncio.get_running_loop().create_future()
-    raise AssertionError("nobody ends this wait")
 
 
 def peer_of(peer: str) -> tuple[str, int] | None:

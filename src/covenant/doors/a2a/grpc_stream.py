@@ -17,7 +17,7 @@ from covenant.doors.a2a.protobuf_json import ResponseWriter
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.errors import Refusal, Unauthenticated, Unavailable
-from covenant.wire.a2a import v1 as a2a_v1
+from covenant.wire.a2a.dialects import V1
 
 CURSOR: Final = "last-event-id"
 GENERATION: Final = "covenant.generation"
@@ -76,13 +76,13 @@ class GrpcStream:
     async def _write_all(self) -> None:
         stream, request = self._stream, self._asked.request
         if stream.reply is not None:
-            await self._write(stream.reply.generation, a2a_v1.encode_message(stream.reply))
+            await self._write(stream.reply.generation, V1.responses.encode_message(stream.reply))
             return
         first, history_length = stream.first, getattr(request, "history_length", None)
-        await self._write(first.generation, a2a_v1.encode_snapshot(first, history_length))
+        await self._write(first.generation, V1.responses.encode_snapshot(first, history_length))
         async for steps in stream:
             for step in steps:
-                await self._write(step.generation, a2a_v1.encode_step(first.task, step))
+                await self._write(step.generation, V1.responses.encode_step(first.task, step))
 
     async def _write(self, generation: int, told: bytes) -> None:
         event = _telling.message(told)

@@ -8,91 +8,78 @@ from __future__ import annotations
 
 import logging
 from time import perf_counter
-from typing import NoReturn
 
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, Headers, reply_json
-from covenant.doors.a2a.disconnect import run_while_connected
-from covenant.doors.a2a.operations import METHODS, OPERATIONS, A2ACall, A2AOperation, A2AServices
+from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, Headers
+from covenant.doors.a2a.operations import METHODS, OPERATIONS, A2AServices, RpcMethod
 from covenant.doors.a2a.sse_stream import write_stream
-from covenant.doors.http.responses import reply_problem
+from covenant.doors.http.responses import reply, reply_problem
 from covenant.doors.waits import CallerGoneError
 from covenant.model.errors import OverLimit, Refusal, Unauthenticated
 from covenant.wire import jsonrpc
-from covenant.wire.a2a.error_codes import Dialect
+from covenant.wire.a2a.error_codes import Version
 from covenant.wire.sse import SseFormat
 
 log = logging.getLogger(__name__)
 
 
-class Rpc:
-    def __init__(self, gate: Admission, office: A2AServices, *, body_bytes_max: int) -> None:
+class JsonRpcBinding:
+    def __init__(self, gate: Admission, services: A2AServices, *, body_bytes_max: int) -> None:
         self._gate = gate
-        self._office = office
+        self._services = services
         self._body_bytes_max = body_bytes_max
         self._timers = {operation.name: gate.meter.timer(TRANSPORT, operation.name) for operation in OPERATIONS}
 
     async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             visit = await self._gate.enter(scope, Headers(scope), agent_id)
-            with self._gate.connected(visit.caller):
-                await self._answer(visit, receive, send)
+            with self._gate.tenants.limiter.connected(visit.caller):
+                body = await self._gate.read_body(visit, receive, send, self._body_bytes_max)
+                await self._answer(visit, body, receive, send)
         except Refusal as refusal:
             self._gate.meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal)
-
-    async def _answer(self, visit: AdmittedCaller, receive: Receive, send: Send) -> None:
-        try:
-            call = jsonrpc.decode_call(await self._gate.read_body(visit, receive, send, self._body_bytes_max))
-            method = METHODS.get(call.method) or _unknown(call)
-        except jsonrpc.UnreadableCall as unreadable:
-            self._gate.meter.refused(TRANSPORT, unreadable.code)
-            await reply_json(send, jsonrpc.encode_refusal(unreadable.id, unreadable, Dialect.V1))
-            return
-        except Refusal as refusal:
-            self._gate.meter.refused(TRANSPORT, refusal.code)
-            await reply_problem(send, refusal)
-            return
         except CallerGoneError:
             return
-        operation, dialect, wire, decode = method
-        started_s = perf_counter()
+
+    async def _answer(self, visit: AdmittedCaller, body: bytes, receive: Receive, send: Send) -> None:
         try:
-            asked = self._gate.asked(visit, operation, dialect, call.params, decode)
-            with self._gate.streaming(visit.caller, operation):
-                if operation.streams:
-                    await self._stream(operation, asked, call.id, receive, send)
-                    return
-                if operation.works:
-                    told, gone = await run_while_connected(
-                        operation, self._office, asked, receive, self._gate.tenants.tenancy
-                    )
-                else:
-                    told, gone = await operation.run(self._office, asked), False
-                if not gone:
-                    await reply_json(send, jsonrpc.encode_result(call.id, operation.encode(wire, told, asked.request)))
-        except (OverLimit, Unauthenticated) as refusal:
-            self._gate.meter.refused(TRANSPORT, refusal.code)
-            await reply_problem(send, refusal)
+            call = jsonrpc.decode_call(body)
+            method = METHODS.get(call.method)
+            if method is None:
+                raise jsonrpc.unknown_method(call)
+        except jsonrpc.UnreadableCall as unreadable:
+            self._gate.meter.refused(TRANSPORT, unreadable.code)
+            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, unreadable, Version.V1))
+            return
+        name, version, started_s = method.operation.name, method.dialect.version, perf_counter()
+        try:
+            await self._run(visit, method, call, receive, send)
+        except (OverLimit, Unauthenticated, CallerGoneError):
+            # Told outside, by its status.
+            raise
         except Refusal as refusal:
             self._gate.meter.refused(TRANSPORT, refusal.code)
-            await reply_json(send, jsonrpc.encode_refusal(call.id, refusal, dialect))
+            await reply(send, 200, jsonrpc.encode_refusal(call.id, refusal, version))
         except Exception as error:  # the last stand before the client: it hears nothing of what went wrong
-            log.exception("a2a.failed", extra={"operation": operation.name})
+            log.exception("a2a.failed", extra={"operation": name})
             self._gate.meter.refused(TRANSPORT, "internal")
-            await reply_json(send, jsonrpc.encode_refusal(call.id, error, dialect))
+            await reply(send, 200, jsonrpc.encode_refusal(call.id, error, version))
         finally:
-            self._timers[operation.name].observe(perf_counter() - started_s)
+            self._timers[name].observe(perf_counter() - started_s)
 
-    async def _stream(
-        self, operation: A2AOperation, asked: A2ACall, call_id: bytes, receive: Receive, send: Send
+    async def _run(
+        self, visit: AdmittedCaller, method: RpcMethod, rpc: jsonrpc.RpcCall, receive: Receive, send: Send
     ) -> None:
-        stream = await operation.run(self._office, asked)
-        framing = SseFormat(*jsonrpc.result_frame(call_id), named=asked.dialect is Dialect.V03)
-        await write_stream(stream, asked, framing, tenancy=self._gate.tenants.tenancy, receive=receive, send=send)
-
-
-def _unknown(call: jsonrpc.RpcCall) -> NoReturn:
-    unknown = jsonrpc.unknown_method(call.method)
-    raise jsonrpc.UnreadableCall(unknown.code, unknown.message, call.id)
+        operation, dialect, decode = method
+        call = self._gate.call(visit, operation, dialect, decode, rpc.params)
+        tenancy = self._gate.tenants.tenancy
+        if operation.open_stream is None:
+            answer = await self._gate.run(operation, self._services, call, send, receive)
+            await reply(send, 200, jsonrpc.encode_result(rpc.id, answer))
+            return
+        with self._gate.tenants.limiter.streaming(visit.caller):
+            stream = await operation.open_stream(self._services, call)
+            frames = SseFormat(*jsonrpc.result_frame(rpc.id), named=dialect.named_events)
+            await write_stream(stream, call, frames, tenancy=tenancy, receive=receive, send=send)

@@ -6,23 +6,25 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.a2a.admission import A2A_JSON, TRANSPORT, Admission, AdmittedCaller, Headers, reply_json
-from covenant.doors.a2a.disconnect import run_while_connected
+from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, Headers
 from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices
 from covenant.doors.a2a.sse_stream import write_stream
-from covenant.doors.http.responses import JSON, Header, refusal_headers
+from covenant.doors.http.responses import JSON, Header, refusal_headers, reply
 from covenant.doors.waits import CallerGoneError
 from covenant.model.errors import Invalid, NotFound, Refusal
-from covenant.wire.a2a import v1 as a2a_v1
-from covenant.wire.a2a.error_codes import Dialect, rest_error
+from covenant.wire.a2a.dialects import REQUESTS_V1, V1
+from covenant.wire.a2a.error_codes import rest_error
 from covenant.wire.sse import SseFormat
 
 log = logging.getLogger(__name__)
+
+A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
+_READ: Final = REQUESTS_V1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +42,36 @@ class RestCall:
         return msgspec.json.encode({"taskId": self.task_id, "id": self.config_id})
 
 
-@dataclass(frozen=True, slots=True)
-class RestRoute:
+class RestRoute(NamedTuple):
     operation: A2AOperation
-    decode: Callable[[RestCall, int | None], Any]
-    """From the address and the cursor to the request."""
+    decode: Callable[[RestCall], Any]
+    """From the address and the body to the request."""
 
 
-def _row(name: str, decode: Callable[[RestCall, int | None], Any]) -> RestRoute:
+def _row(name: str, decode: Callable[[RestCall], Any]) -> RestRoute:
     return RestRoute(BY_NAME[name], decode)
 
 
-_SUBSCRIBE: Final = _row("SubscribeToTask", lambda at, cursor: a2a_v1.decode_subscribe(at.body, cursor, at.task_id))
+_SUBSCRIBE: Final = _row("SubscribeToTask", lambda at: _READ.decode_subscribe(at.body, at.task_id))
 _PUSHES: Final = "tasks/{}/pushNotificationConfigs"
 
 # What follows the agent's address, with the ids left out.
 ROUTES: Final[dict[str, dict[str, RestRoute]]] = {
-    "message:send": {"POST": _row("SendMessage", lambda at, _: a2a_v1.decode_send(at.body))},
-    "message:stream": {"POST": _row("SendStreamingMessage", lambda at, _: a2a_v1.decode_send(at.body))},
-    "tasks": {"GET": _row("ListTasks", lambda at, _: a2a_v1.query_list_tasks(at.query))},
-    "tasks/{}": {"GET": _row("GetTask", lambda at, _: a2a_v1.query_get_task(at.task_id, at.query))},
-    "tasks/{}:cancel": {"POST": _row("CancelTask", lambda at, _: a2a_v1.decode_cancel(at.body, at.task_id))},
+    "message:send": {"POST": _row("SendMessage", lambda at: _READ.decode_send(at.body))},
+    "message:stream": {"POST": _row("SendStreamingMessage", lambda at: _READ.decode_send(at.body))},
+    "tasks": {"GET": _row("ListTasks", lambda at: _READ.query_list_tasks(at.query))},
+    "tasks/{}": {"GET": _row("GetTask", lambda at: _READ.query_get_task(at.task_id, at.query))},
+    "tasks/{}:cancel": {"POST": _row("CancelTask", lambda at: _READ.decode_cancel(at.body, at.task_id))},
     "tasks/{}:subscribe": {"GET": _SUBSCRIBE, "POST": _SUBSCRIBE},
     _PUSHES: {
-        "GET": _row("ListTaskPushNotificationConfigs", lambda at, _: a2a_v1.query_list_push(at.task_id, at.query)),
-        "POST": _row("CreateTaskPushNotificationConfig", lambda at, _: a2a_v1.decode_create_push(at.body, at.task_id)),
+        "GET": _row("ListTaskPushNotificationConfigs", lambda at: _READ.query_list_push(at.task_id, at.query)),
+        "POST": _row("CreateTaskPushNotificationConfig", lambda at: _READ.decode_create_push(at.body, at.task_id)),
     },
     f"{_PUSHES}/{{}}": {
-        "GET": _row("GetTaskPushNotificationConfig", lambda at, _: a2a_v1.decode_get_push(at.named)),
-        "DELETE": _row("DeleteTaskPushNotificationConfig", lambda at, _: a2a_v1.decode_delete_push(at.named)),
+        "GET": _row("GetTaskPushNotificationConfig", lambda at: _READ.decode_get_push(at.named)),
+        "DELETE": _row("DeleteTaskPushNotificationConfig", lambda at: _READ.decode_delete_push(at.named)),
     },
-    "extendedAgentCard": {"GET": _row("GetExtendedAgentCard", lambda at, _: a2a_v1.decode_nothing(at.body))},
+    "extendedAgentCard": {"GET": _row("GetExtendedAgentCard", lambda at: _READ.decode_nothing(at.body))},
 }
 
 
@@ -85,7 +86,7 @@ def split_path(path: str) -> tuple[str, str, str]:
     return key, task_id, config_id
 
 
-class Rest:
+class RestBinding:
     def __init__(self, gate: Admission, office: A2AServices, *, body_bytes_max: int) -> None:
         self._gate = gate
         self._office = office
@@ -106,11 +107,11 @@ class Rest:
                 await _not_allowed(send, kind, tuple(by_method))
                 return
             name = found.operation.name
-            with self._gate.connected(visit.caller):
+            with self._gate.tenants.limiter.connected(visit.caller):
                 body = await self._body(visit, receive, send)
                 at = RestCall(task_id, config_id, scope["query_string"], body)
-                asked = self._gate.asked(visit, found.operation, Dialect.V1, at, found.decode)
-                await self._run(found.operation, asked, kind, receive, send)
+                call = self._gate.call(visit, found.operation, V1, found.decode, at)
+                await self._run(found.operation, call, kind, receive, send)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
@@ -131,19 +132,15 @@ class Rest:
                 raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
         return body if body.strip() else b"{}"
 
-    async def _run(self, operation: A2AOperation, asked: A2ACall, kind: Header, receive: Receive, send: Send) -> None:
-        with self._gate.streaming(asked.ask.caller, operation):
-            if operation.streams:
-                stream = await operation.run(self._office, asked)
-                await write_stream(
-                    stream, asked, SseFormat(), tenancy=self._gate.tenants.tenancy, receive=receive, send=send
-                )
-                return
-            answer, gone = await run_while_connected(
-                operation, self._office, asked, receive, self._gate.tenants.tenancy
-            )
-            if not gone:
-                await reply_json(send, operation.encode(a2a_v1, answer, asked.request), kind=kind)
+    async def _run(self, operation: A2AOperation, call: A2ACall, kind: Header, receive: Receive, send: Send) -> None:
+        tenants = self._gate.tenants
+        if operation.open_stream is None:
+            answer = await self._gate.run(operation, self._office, call, send, receive)
+            await reply(send, 200, answer, kind=kind)
+            return
+        with tenants.limiter.streaming(call.ask.caller):
+            stream = await operation.open_stream(self._office, call)
+            await write_stream(stream, call, SseFormat(), tenancy=tenants.tenancy, receive=receive, send=send)
 
     async def _refuse(self, send: Send, error: Exception, kind: Header, name: str) -> None:
         if not isinstance(error, Refusal):
@@ -151,10 +148,10 @@ class Rest:
         self._gate.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
         status, body = rest_error(error)
         headers = refusal_headers(error) if isinstance(error, Refusal) else ()
-        await reply_json(send, body, status=status, kind=kind, headers=headers)
+        await reply(send, status, body, headers, kind=kind)
 
 
 async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...]) -> None:
     allowed = ", ".join(methods)
     status, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"))
-    await reply_json(send, body, status=status, kind=kind, headers=[(b"allow", allowed.encode())])
+    await reply(send, status, body, [(b"allow", allowed.encode())], kind=kind)

@@ -6,7 +6,7 @@ from functools import partial
 
 from starlette.types import Receive, Send
 
-from covenant.doors.a2a.operations import WIRES, A2ACall
+from covenant.doors.a2a.operations import A2ACall
 from covenant.doors.http.endpoint import TOO_SLOW, serve_stream
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.tasks.task_stream import TaskStream
@@ -14,23 +14,23 @@ from covenant.wire.sse import KEEP_ALIVE, SseFormat
 
 
 async def write_stream(
-    stream: TaskStream, asked: A2ACall, framing: SseFormat, *, tenancy: TenantAccess, receive: Receive, send: Send
+    stream: TaskStream, call: A2ACall, sse: SseFormat, *, tenancy: TenantAccess, receive: Receive, send: Send
 ) -> None:
-    writing = partial(_frames, stream, asked, framing)
-    await serve_stream(stream, asked.ask.caller, writing, tenancy=tenancy, receive=receive, send=send)
+    write = partial(_write_frames, stream, call, sse)
+    await serve_stream(stream, call.ask.caller, write, tenancy=tenancy, receive=receive, send=send)
 
 
-async def _frames(stream: TaskStream, asked: A2ACall, framing: SseFormat, send: Send) -> None:
-    first, reply, wire = stream.first, stream.reply, WIRES[asked.dialect]
+async def _write_frames(stream: TaskStream, call: A2ACall, sse: SseFormat, send: Send) -> None:
+    first, reply, responses = stream.first, stream.reply, call.dialect.responses
     if reply is not None:
-        frame = framing.frame(reply.generation, wire.encode_message(reply))
+        frame = sse.frame(reply.generation, responses.encode_message(reply))
         await send({"type": "http.response.body", "body": frame, "more_body": False})
         return
-    history_length = getattr(asked.request, "history_length", None)
-    frame = framing.frame(first.generation, wire.encode_snapshot(first, history_length))
+    history_length = getattr(call.request, "history_length", None)
+    frame = sse.frame(first.generation, responses.encode_snapshot(first, history_length))
     await send({"type": "http.response.body", "body": frame, "more_body": True})
-    task, encode = first.task, wire.encode_step
+    task, encode = first.task, responses.encode_step
     async for steps in stream:
-        body = framing.frames([(step.generation, encode(task, step)) for step in steps]) if steps else KEEP_ALIVE
+        body = sse.frames([(step.generation, encode(task, step)) for step in steps]) if steps else KEEP_ALIVE
         await send({"type": "http.response.body", "body": body, "more_body": True})
     await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})

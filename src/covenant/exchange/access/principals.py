@@ -111,14 +111,21 @@ class IdentityAuth:
     @contextmanager
     def session(self, principal: Principal, end: Callable[[], None]) -> Iterator[None]:
         """While a connection or wait of this caller is open: `end` is called if its token is revoked."""
-        ends = self._sessions.setdefault(principal.token_sha256, set())
-        ends.add(end)
+        self.open_session(principal.token_sha256, end)
         try:
             yield
         finally:
+            self.close_session(principal.token_sha256, end)
+
+    def open_session(self, token_sha256: str, end: Callable[[], None]) -> None:
+        self._sessions.setdefault(token_sha256, set()).add(end)
+
+    def close_session(self, token_sha256: str, end: Callable[[], None]) -> None:
+        ends = self._sessions.get(token_sha256)
+        if ends is not None:
             ends.discard(end)
             if not ends:
-                self._sessions.pop(principal.token_sha256, None)
+                del self._sessions[token_sha256]
 
     def end_sessions(self, token_sha256: str) -> None:
         for end in tuple(self._sessions.get(token_sha256, ())):

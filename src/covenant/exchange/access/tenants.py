@@ -6,8 +6,8 @@ what it has running towards the caller (streams, waits): the work itself goes on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from types import TracebackType
 
 import msgspec
 
@@ -40,6 +40,23 @@ class MintedToken(msgspec.Struct, frozen=True, gc=False):
 
     tenant: Tenant
     token: str
+
+
+class TenantSession:
+    """A stream or wait of a caller, as a context. (Each blocking call has one: a generator would cost more.)"""
+
+    __slots__ = ("_access", "_caller", "_end")
+
+    def __init__(self, access: TenantAccess, caller: Caller, end: Callable[[], None]) -> None:
+        self._access = access
+        self._caller = caller
+        self._end = end
+
+    def __enter__(self) -> None:
+        self._access.open_session(self._caller, self._end)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._access.close_session(self._caller, self._end)
 
 
 class TenantAccess:
@@ -99,24 +116,26 @@ class TenantAccess:
             raise unauthenticated()
         return caller
 
-    @contextmanager
-    def session(self, caller: Caller, end: Callable[[], None]) -> Iterator[None]:
+    def session(self, caller: Caller, end: Callable[[], None]) -> TenantSession:
         """While a stream or wait of this caller is open: `end` is called when it may not go on.
 
         At once, if that happened between its authentication and here.
         """
-        ends = self._ends.setdefault(caller.tenant.name, set())
-        ends.add(end)
-        principal = Principal(self._operator, caller.operator, caller.token_sha256)
-        try:
-            with self._doorkeeper.session(principal, end):
-                if not caller.anonymous and self._caller(caller.token_sha256) is None:
-                    end()
-                yield
-        finally:
+        return TenantSession(self, caller, end)
+
+    def open_session(self, caller: Caller, end: Callable[[], None]) -> None:
+        self._ends.setdefault(caller.tenant.name, set()).add(end)
+        self._doorkeeper.open_session(caller.token_sha256, end)
+        if not caller.anonymous and self._caller(caller.token_sha256) is None:
+            end()
+
+    def close_session(self, caller: Caller, end: Callable[[], None]) -> None:
+        self._doorkeeper.close_session(caller.token_sha256, end)
+        ends = self._ends.get(caller.tenant.name)
+        if ends is not None:
             ends.discard(end)
             if not ends:
-                self._ends.pop(caller.tenant.name, None)
+                del self._ends[caller.tenant.name]
 
     def tenant(self, name: str) -> Tenant | None:
         return self._ledger.tenant(name)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from covenant.model.a2a_requests import SendMessage
@@ -20,9 +19,8 @@ from covenant.model.task_view import RemoteEvent, RemoteTask
 from covenant.outbound.call_errors import CallFailed, RemoteRefused, refused_by_rpc, refused_by_status
 from covenant.outbound.http_fetcher import Fetcher, Streamed
 from covenant.outbound.remote.remote_registry import Credentials
-from covenant.wire import jsonrpc as jsonrpc_calls
-from covenant.wire.a2a.v03 import calls as v03
-from covenant.wire.a2a.v1 import calls as v1
+from covenant.wire import jsonrpc
+from covenant.wire.a2a.dialects import BY_VERSION, V1
 from covenant.wire.sse import EventReader, EventTooLarge
 
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -32,7 +30,6 @@ ERROR_BYTES_MAX: Final = 64 * 1024
 IDLE_MS: Final = 60_000
 """A stream that has said nothing for so long is taken for broken, and resumed."""
 
-_WIRES: Final[dict[str, ModuleType]] = {"1.0": v1, "0.3": v03}
 Numbered = tuple[str | None, RemoteEvent]
 """What was heard, and the number that its stream stands at."""
 
@@ -66,47 +63,49 @@ class HttpTransport:
         self._fetcher = fetcher
         self._credentials = credentials
         self._card = card
-        self._wire: Any = _WIRES[way.version]
+        self._codec = BY_VERSION[way.version].client
         self._rest = way.binding == HTTP_JSON
 
     async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
-        request = self._request(self._wire.SEND, self._wire.encode_send(ask, self.way.tenant))
+        request = self._request(self._codec.send, self._codec.encode_send(ask, self.way.tenant))
         return self._hear(await self._ask(request, headers, within_ms))
 
     @asynccontextmanager
     async def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
-        request = self._request(self._wire.STREAM, self._wire.encode_send(ask, self.way.tenant))
+        request = self._request(self._codec.stream, self._codec.encode_send(ask, self.way.tenant))
         async with self._pour(request, headers) as frames:
             yield frames
 
     async def get(self, task_id: str) -> RemoteTask:
-        return self._hear_task(await self._ask(self._named(self._wire.GET, task_id), {}))
+        return self._hear_task(await self._ask(self._named(self._codec.get, task_id), {}))
 
     async def cancel(self, task_id: str) -> RemoteTask:
-        return self._hear_task(await self._ask(self._named(self._wire.CANCEL, task_id), {}))
+        return self._hear_task(await self._ask(self._named(self._codec.cancel, task_id), {}))
 
     @asynccontextmanager
     async def subscribe(self, task_id: str, after: str | None) -> AsyncIterator[AsyncIterator[Numbered]]:
         headers = {"last-event-id": after} if after is not None else {}
-        async with self._pour(self._named(self._wire.SUBSCRIBE, task_id), headers) as frames:
+        async with self._pour(self._named(self._codec.subscribe, task_id), headers) as frames:
             yield frames
 
     def _named(self, operation: str, task_id: str) -> _Request:
         if not self._rest:
-            return self._request(operation, self._wire.encode_named(task_id, self.way.tenant))
+            return self._request(operation, self._codec.encode_task_request(task_id, self.way.tenant))
         task = f"tasks/{quote(task_id, safe='')}"
         match operation:
-            case v1.GET:
+            case V1.client.get:
                 return _Request("GET", self._place(task))
-            case v1.CANCEL:
+            case V1.client.cancel:
                 return _Request("POST", self._place(f"{task}:cancel"), b"{}")
             case _:
                 return _Request("GET", self._place(f"{task}:subscribe"))
 
     def _request(self, operation: str, params: bytes) -> _Request:
         if not self._rest:
-            return _Request("POST", self.way.url, jsonrpc_calls.encode_request(1, operation, params))
-        return _Request("POST", self._place("message:send" if operation == v1.SEND else "message:stream"), params)
+            return _Request("POST", self.way.url, jsonrpc.encode_request(1, operation, params))
+        return _Request(
+            "POST", self._place("message:send" if operation == V1.client.send else "message:stream"), params
+        )
 
     def _place(self, path: str) -> str:
         scheme, host, before, query, _ = urlsplit(self.way.url)
@@ -114,7 +113,7 @@ class HttpTransport:
         return urlunsplit((scheme, host, f"{before.rstrip('/')}/{tenant}{path}", query, ""))
 
     def _headers(self, more: Mapping[str, str], accept: str) -> dict[str, str]:
-        version = {"a2a-version": self._wire.VERSION} if self._wire.VERSION is not None else {}
+        version = {"a2a-version": self._codec.version} if self._codec.version is not None else {}
         own = self._credentials.headers(self.way.url, self._card)
         return {"content-type": "application/json", "accept": accept, **version, **more, **own}
 
@@ -166,13 +165,13 @@ class HttpTransport:
     def _rpc_result(self, status: int, headers: Mapping[str, str], body: bytes) -> bytes:
         fine = 200 <= status < 300
         try:
-            result = jsonrpc_calls.decode_result(body)
-        except jsonrpc_calls.RpcError as error:
+            result = jsonrpc.decode_result(body)
+        except jsonrpc.RpcError as error:
             # A status that says whose turn it is says more than the code beside it.
             if status in (401, 403, 429, 503):
                 raise self._told(refused_by_status(status, headers, body)) from error
             raise refused_by_rpc(error) from error
-        except jsonrpc_calls.BadResponse as error:
+        except jsonrpc.BadResponse as error:
             if fine:
                 raise _unreadable(str(error), status) from error
             raise self._told(refused_by_status(status, headers, body)) from error
@@ -193,17 +192,15 @@ class HttpTransport:
 
     def _hear(self, data: bytes) -> RemoteEvent:
         try:
-            heard: RemoteEvent = self._wire.hear(data)
-        except (Invalid, jsonrpc_calls.BadResponse) as error:
+            return self._codec.decode_reply(data)
+        except (Invalid, jsonrpc.BadResponse) as error:
             raise _unreadable(str(error)) from error
-        return heard
 
     def _hear_task(self, data: bytes) -> RemoteTask:
         try:
-            heard: RemoteTask = self._wire.hear_task(data)
-        except (Invalid, jsonrpc_calls.BadResponse) as error:
+            return self._codec.decode_task(data)
+        except (Invalid, jsonrpc.BadResponse) as error:
             raise _unreadable(str(error)) from error
-        return heard
 
 
 def _unreadable(why: str, status: int | None = None) -> RemoteRefused:

@@ -30,7 +30,7 @@ from covenant.outbound.address_guard import AddressGuard, CheckedTarget
 from covenant.outbound.call_errors import AddressRefused, CallFailed, RefusalCode, RemoteRefused
 from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, STREAM_BYTES_MAX, Numbered
 from covenant.outbound.remote.remote_registry import Credentials
-from covenant.wire.a2a.v1 import calls
+from covenant.wire.a2a.dialects import V1
 from covenant.wire.jsonrpc import BadResponse, one_line
 
 SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
@@ -38,6 +38,7 @@ CALL_S: Final = 30.0
 CONNECT_S: Final = 5.0
 KEEPALIVE_MS: Final = 60_000
 GENERATION: Final = "covenant.generation"
+_CODEC: Final = V1.client
 
 _SCHEMES: Final = {"": "http", "grpc": "http", "http": "http", "grpcs": "https", "https": "https"}
 _REFUSED: Final[dict[str, RefusalCode]] = {
@@ -74,25 +75,25 @@ class GrpcTransport:
         self._secrets = credentials.headers(self._place, card)
 
     async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
-        params = calls.encode_send(ask, self.way.tenant)
-        return _heard(await self._ask(calls.SEND, params, headers, within_ms / 1000))
+        params = _CODEC.encode_send(ask, self.way.tenant)
+        return _heard(await self._ask(_CODEC.send, params, headers, within_ms / 1000))
 
     @asynccontextmanager
     async def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
         async with self._channel() as channel:
-            yield self._frames(channel, calls.STREAM, calls.encode_send(ask, self.way.tenant), headers)
+            yield self._frames(channel, _CODEC.stream, _CODEC.encode_send(ask, self.way.tenant), headers)
 
     async def get(self, task_id: str) -> RemoteTask:
-        return _heard_task(await self._ask(calls.GET, calls.encode_named(task_id, self.way.tenant), {}))
+        return _heard_task(await self._ask(_CODEC.get, _CODEC.encode_task_request(task_id, self.way.tenant), {}))
 
     async def cancel(self, task_id: str) -> RemoteTask:
-        return _heard_task(await self._ask(calls.CANCEL, calls.encode_named(task_id, self.way.tenant), {}))
+        return _heard_task(await self._ask(_CODEC.cancel, _CODEC.encode_task_request(task_id, self.way.tenant), {}))
 
     @asynccontextmanager
     async def subscribe(self, task_id: str, after: str | None) -> AsyncIterator[AsyncIterator[Numbered]]:
         headers = {"last-event-id": after} if after is not None else {}
         async with self._channel() as channel:
-            yield self._frames(channel, calls.SUBSCRIBE, calls.encode_named(task_id, self.way.tenant), headers)
+            yield self._frames(channel, _CODEC.subscribe, _CODEC.encode_task_request(task_id, self.way.tenant), headers)
 
     async def _ask(self, method: str, params: bytes, headers: Mapping[str, str], within_s: float = CALL_S) -> bytes:
         asked, told = _METHODS[method]
@@ -123,7 +124,7 @@ class GrpcTransport:
             raise _trouble(error) from error
 
     def _metadata(self, headers: Mapping[str, str]) -> list[tuple[str, str]]:
-        return [("a2a-version", calls.VERSION), *headers.items(), *self._secrets.items()]
+        return [("a2a-version", "1.0"), *headers.items(), *self._secrets.items()]
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[Any]:
@@ -190,14 +191,14 @@ def _json(message: Message) -> bytes:
 
 def _heard(data: bytes) -> RemoteEvent:
     try:
-        return calls.hear(data)
+        return _CODEC.decode_reply(data)
     except (Invalid, BadResponse) as error:
         raise RemoteRefused("bad_answer", f"the answer cannot be read: {error}") from error
 
 
 def _heard_task(data: bytes) -> RemoteTask:
     try:
-        return calls.hear_task(data)
+        return _CODEC.decode_task(data)
     except (Invalid, BadResponse) as error:
         raise RemoteRefused("bad_answer", f"the answer cannot be read: {error}") from error
 

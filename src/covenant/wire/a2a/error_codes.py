@@ -34,7 +34,9 @@ _TYPE: Final = "type.googleapis.com/google.rpc."
 _names_field = re.compile(r"([A-Za-z][\w.\[\]-]*): (.+)", re.DOTALL).fullmatch
 
 
-class Dialect(enum.StrEnum):
+class Version(enum.StrEnum):
+    """The versions of A2A that are spoken here."""
+
     V1 = "1.0"
     V03 = "0.3"
 
@@ -48,8 +50,8 @@ class ErrorCode(msgspec.Struct, frozen=True, gc=False):
     grpc: str
     reason: str
 
-    def code(self, dialect: Dialect) -> int:
-        return self.v1 if dialect is Dialect.V1 else self.v03
+    def code(self, version: Version) -> int:
+        return self.v1 if version is Version.V1 else self.v03
 
 
 def _fault(code: int, http: int, grpc: str, reason: str, *, v03: int | None = None) -> ErrorCode:
@@ -136,9 +138,9 @@ def error_code_of(error: BaseException) -> ErrorCode:
     return next((BY_CLASS[kind] for kind in type(error).__mro__ if kind in BY_CLASS), INTERNAL)
 
 
-def rpc_error(error: BaseException, dialect: Dialect) -> ErrorObject:
+def rpc_error(error: BaseException, version: Version) -> ErrorObject:
     fault = error_code_of(error)
-    return ErrorObject(fault.code(dialect), message_of(error), details(error))
+    return ErrorObject(fault.code(version), message_of(error), details(error))
 
 
 def message_of(error: BaseException) -> str:

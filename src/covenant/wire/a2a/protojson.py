@@ -15,9 +15,8 @@ from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from covenant.model.errors import Invalid
 from covenant.wire.a2a.error_codes import InvalidParams
-from covenant.wire.json_input import TOLD_NESTING_MAX, decode
+from covenant.wire.json_input import TOLD_NESTING_MAX, parse, shorten
 
 T = TypeVar("T", bound=msgspec.Struct)
 E = TypeVar("E")
@@ -51,22 +50,16 @@ class ParamsReader:
         data = bytes(params) or b"{}"
         try:
             if self._spellings and _may_be_snake(data):
-                spelled = in_camel_case(decode(_any, data, TOLD_NESTING_MAX), self._kind, "")
+                spelled = in_camel_case(parse(_any, data, TOLD_NESTING_MAX), self._kind, "")
                 return msgspec.convert(spelled, self._kind)
-            return decode(self._decoder, data, TOLD_NESTING_MAX)
-        except InvalidParams:
-            raise
-        except Invalid as wrong:
-            if wrong.code == "invalid_json":
-                raise
-            raise invalid_field(wrong.message) from None
+            return parse(self._decoder, data, TOLD_NESTING_MAX)
         except msgspec.ValidationError as wrong:
-            raise invalid_field(str(wrong)) from None
+            raise invalid_field(wrong) from None
 
 
-def invalid_field(message: str) -> InvalidParams:
+def invalid_field(wrong: msgspec.ValidationError) -> InvalidParams:
     """What the decoder says, with the place in front and no dollar sign."""
-    match = _WRONG.fullmatch(message)
+    match = _WRONG.fullmatch(shorten(str(wrong)))
     assert match is not None
     where = (match["where"] or "").removeprefix("$").removeprefix(".")
     return InvalidParams(where if where[:1] not in ("", "[") else f"params{where}", match["what"])

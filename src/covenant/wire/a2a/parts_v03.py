@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from covenant.model.a2a_requests import Message
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task_event import MessageUpdate
@@ -21,36 +22,41 @@ from covenant.wire.a2a.protojson import standard_base64
 MEDIA_TYPE: Final = "covenant.media_type"
 FILENAME: Final = "covenant.filename"
 WRAPPED: Final = "data_part_compat"
+ROLES: Final[dict[str | int, str | None]] = {"user": "user", "agent": "agent"}
 
 
-class File(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+class FileV03(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     bytes: str | None = None
     uri: str | None = None
     name: str | None = None
     mime_type: str | None = None
 
 
-class Part(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class PartV03(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     kind: str | None = None
     text: str | None = None
-    file: File | None = None
+    file: FileV03 | None = None
     data: Any = msgspec.UNSET
     metadata: dict[str, Any] | None = None
 
 
-class Message(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):
+class MessageV03(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):
     kind: str | None = None
     message_id: str | None = None
     context_id: str | None = None
     task_id: str | None = None
     role: str | None = None
-    parts: list[Part] | None = None
+    parts: list[PartV03] | None = None
     metadata: dict[str, Any] | None = None
     extensions: tuple[str, ...] | None = None
     reference_task_ids: tuple[str, ...] | None = None
 
+    def contents(self, where: str) -> tuple[Content, ...]:
+        """`where` is the place of the parts, for a refusal."""
+        return tuple([content_of(part, f"{where}[{at}]") for at, part in enumerate(self.parts or ())])
 
-def content_of(part: Part, where: str) -> Content:
+
+def content_of(part: PartV03, where: str) -> Content:
     match part.kind:
         case "text":
             if part.text is None:
@@ -71,7 +77,7 @@ def content_of(part: Part, where: str) -> Content:
             raise InvalidParams(f"{where}.kind", f"{other[:40]!r} is not one of text, file, data")
 
 
-def _file(file: File, metadata: dict[str, Any] | None, where: str) -> Content:
+def _file(file: FileV03, metadata: dict[str, Any] | None, where: str) -> Content:
     if (file.bytes is None) == (file.uri is None):
         raise InvalidParams(where, "must have either bytes or uri")
     media_type, name = file.mime_type or None, file_name_of(file.name) if file.name else None
@@ -83,7 +89,7 @@ def _file(file: File, metadata: dict[str, Any] | None, where: str) -> Content:
     return ResourceLink(file.uri, name or "", media_type, metadata=metadata)
 
 
-def _data(part: Part, where: str) -> Json:
+def _data(part: PartV03, where: str) -> Json:
     value, metadata = part.data, part.metadata
     if value is msgspec.UNSET or value is None:
         raise InvalidParams(where, "is required")
@@ -107,26 +113,26 @@ def _taken(metadata: dict[str, Any] | None) -> tuple[str | None, str | None, dic
     return media_type, file_name_of(filename) if filename else filename, left or None
 
 
-def part_of(block: Content) -> Part:
+def part_of(block: Content) -> PartV03:
     if isinstance(block, Text):
         if block.metadata is None and block.mimeType is None and block.filename is None:
-            return Part("text", block.text)
-        return Part("text", block.text, metadata=_with(block.metadata, block.mimeType, block.filename))
+            return PartV03("text", block.text)
+        return PartV03("text", block.text, metadata=_with(block.metadata, block.mimeType, block.filename))
     match block:
         case Json(value, media_type, filename, metadata):
             noted = _with(metadata, media_type, filename)
             if isinstance(value, dict):
-                return Part("data", data=value, metadata=noted)
-            return Part("data", data={"value": value}, metadata={**(noted or {}), WRAPPED: True})
+                return PartV03("data", data=value, metadata=noted)
+            return PartV03("data", data={"value": value}, metadata={**(noted or {}), WRAPPED: True})
         case ResourceLink(uri=uri, name=name, mimeType=media_type, metadata=metadata):
-            return Part("file", file=File(uri=uri, name=name or None, mime_type=media_type), metadata=metadata)
+            return PartV03("file", file=FileV03(uri=uri, name=name or None, mime_type=media_type), metadata=metadata)
         case Resource(resource, filename, metadata):
             if resource.blob is None:
-                return Part("text", resource.text or "", metadata=_with(metadata, resource.mimeType, filename))
-            file = File(bytes=resource.blob, name=filename, mime_type=resource.mimeType)
-            return Part("file", file=file, metadata=metadata)
+                return PartV03("text", resource.text or "", metadata=_with(metadata, resource.mimeType, filename))
+            file = FileV03(bytes=resource.blob, name=filename, mime_type=resource.mimeType)
+            return PartV03("file", file=file, metadata=metadata)
         case Image(data, media_type) | Audio(data, media_type):
-            return Part("file", file=File(bytes=data, mime_type=media_type))
+            return PartV03("file", file=FileV03(bytes=data, mime_type=media_type))
 
 
 def _with(metadata: dict[str, Any] | None, media_type: str | None, filename: str | None) -> dict[str, Any] | None:
@@ -140,14 +146,14 @@ def _with(metadata: dict[str, Any] | None, media_type: str | None, filename: str
     return noted
 
 
-def parts_of(content: Iterable[Content]) -> list[Part]:
+def parts_of(content: Iterable[Content]) -> list[PartV03]:
     """At least one, as the protocol asks: nothing is an empty text."""
-    return [part_of(block) for block in content] or [Part("text", "")]
+    return [part_of(block) for block in content] or [PartV03("text", "")]
 
 
-def message_of(said: MessageUpdate, task_id: str | None, context_id: str, unnamed: str) -> Message:
+def message_of(said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str) -> MessageV03:
     """`unnamed` is the id of a message that came without one."""
-    return Message(
+    return MessageV03(
         kind="message",
         message_id=said.message_id or unnamed,
         context_id=context_id,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from covenant.model.a2a_requests import Message
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task_event import MessageUpdate
@@ -24,7 +25,7 @@ ROLES: Final[dict[str | int, str | None]] = {
 _ROLE_NAMES: Final = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
 
 
-class Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+class PartV1(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """One of the first four is there. Null is a value of `data`, so that its absence is said otherwise."""
 
     text: str | None = None
@@ -36,23 +37,27 @@ class Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=
     media_type: str | None = None
 
 
-class Message(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):
+class MessageV1(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, kw_only=True):
     message_id: str | None = None
     context_id: str | None = None
     task_id: str | None = None
     role: str | int | None = None
-    parts: list[Part] | None = None
+    parts: list[PartV1] | None = None
     metadata: dict[str, Any] | None = None
     extensions: tuple[str, ...] | None = None
     reference_task_ids: tuple[str, ...] | None = None
 
+    def contents(self, where: str) -> tuple[Content, ...]:
+        """`where` is the place of the parts, for a refusal."""
+        return contents_of(self.parts or (), where)
 
-def contents_of(parts: Iterable[Part], where: str) -> tuple[Content, ...]:
+
+def contents_of(parts: Iterable[PartV1], where: str) -> tuple[Content, ...]:
     """`where` is their place, for a refusal."""
     return tuple([_plain(part) or content_of(part, f"{where}[{at}]") for at, part in enumerate(parts)])
 
 
-def _plain(part: Part) -> Text | None:
+def _plain(part: PartV1) -> Text | None:
     """What most parts are: text, and nothing beside it."""
     text, data = part.text, part.data
     if text is None or part.raw is not None or part.url is not None or not (data is msgspec.UNSET or data is None):
@@ -60,7 +65,7 @@ def _plain(part: Part) -> Text | None:
     return Text(text, part.media_type or None, file_name_of(part.filename) if part.filename else None, part.metadata)
 
 
-def content_of(part: Part, where: str) -> Content:
+def content_of(part: PartV1, where: str) -> Content:
     """`where` is the part's place, for a refusal."""
     plain = _plain(part)
     if plain is not None:
@@ -86,33 +91,33 @@ def _holds(data: Any) -> bool:
     return data is not msgspec.UNSET and data is not None
 
 
-def part_of(block: Content) -> Part:
+def part_of(block: Content) -> PartV1:
     if isinstance(block, Text):
         if block.metadata is None and block.mimeType is None and block.filename is None:
-            return Part(block.text)
-        return Part(block.text, metadata=block.metadata, filename=block.filename, media_type=block.mimeType)
+            return PartV1(block.text)
+        return PartV1(block.text, metadata=block.metadata, filename=block.filename, media_type=block.mimeType)
     match block:
         case Json(value, media_type, filename, metadata):
-            return Part(data=value, metadata=metadata, filename=filename, media_type=media_type)
+            return PartV1(data=value, metadata=metadata, filename=filename, media_type=media_type)
         case ResourceLink(uri=uri, name=name, mimeType=media_type, metadata=metadata):
-            return Part(url=uri, metadata=metadata, filename=name or None, media_type=media_type)
+            return PartV1(url=uri, metadata=metadata, filename=name or None, media_type=media_type)
         case Resource(resource, filename, metadata):
             if resource.blob is None:
-                return Part(resource.text or "", metadata=metadata, filename=filename, media_type=resource.mimeType)
-            return Part(raw=resource.blob, metadata=metadata, filename=filename, media_type=resource.mimeType)
+                return PartV1(resource.text or "", metadata=metadata, filename=filename, media_type=resource.mimeType)
+            return PartV1(raw=resource.blob, metadata=metadata, filename=filename, media_type=resource.mimeType)
         case Image(data, media_type) | Audio(data, media_type):
-            return Part(raw=data, media_type=media_type)
+            return PartV1(raw=data, media_type=media_type)
 
 
-def parts_of(content: Iterable[Content]) -> list[Part]:
+def parts_of(content: Iterable[Content]) -> list[PartV1]:
     """At least one, as the protocol asks: nothing is an empty text."""
-    return [part_of(block) for block in content] or [Part("")]
+    return [part_of(block) for block in content] or [PartV1("")]
 
 
-def message_of(said: MessageUpdate, task_id: str | None, context_id: str, message_id: str) -> Message:
-    """A message may have come without an id: `message_id` is what it is told with."""
-    return Message(
-        message_id=message_id,
+def message_of(said: MessageUpdate | Message, task_id: str | None, context_id: str | None, unnamed: str) -> MessageV1:
+    """`unnamed` is the id of a message that came without one."""
+    return MessageV1(
+        message_id=said.message_id or unnamed,
         context_id=context_id,
         task_id=task_id,
         role=_ROLE_NAMES.get(said.role, "ROLE_AGENT"),

@@ -1,0 +1,381 @@
+"""Params of the A2A methods, read into the model (`model.a2a_requests`), in either dialect.
+
+A2A 1.0 is read by the rules of ProtoJSON. In 0.3, null is absent and unknown fields are ignored. What does not fit is
+an `InvalidParams` that names the field. Params of the REST binding's reads stand in a query string, in the names that
+bodies use; `task_id` is the id in an address, which goes before the one in the params.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from covenant.model import a2a_requests
+from covenant.model.a2a_requests import PAGE_SIZE, PAGE_SIZE_MAX
+from covenant.model.task_view import TaskState
+from covenant.wire import timestamps
+from covenant.wire.a2a import parts_v03, parts_v1
+from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.wire.a2a.parts_v03 import MessageV03
+from covenant.wire.a2a.parts_v1 import MessageV1
+from covenant.wire.a2a.protojson import Number, ParamsReader, enum_value, int_value, required
+from covenant.wire.json_input import QUERY_FIELDS_MAX
+
+Params = bytes | msgspec.Raw
+
+_NUMBERED: Final = (
+    TaskState.SUBMITTED,
+    TaskState.WORKING,
+    TaskState.COMPLETED,
+    TaskState.FAILED,
+    TaskState.CANCELED,
+    TaskState.INPUT_REQUIRED,
+    TaskState.REJECTED,
+    TaskState.AUTH_REQUIRED,
+)
+STATE_NAMES_V1: Final = {state: f"TASK_STATE_{state.name}" for state in TaskState}
+STATES_V1: Final[dict[str | int, TaskState | None]] = {
+    **{STATE_NAMES_V1[state]: state for state in _NUMBERED},
+    **dict(enumerate(_NUMBERED, start=1)),
+    "TASK_STATE_UNSPECIFIED": None,
+    0: None,
+}
+STATES_V03: Final[dict[str | int, TaskState | None]] = {state.value: state for state in TaskState}
+_MS_MAX: Final = 2**53
+_BOOLEANS: Final = {"true": True, "false": False}
+_encode = msgspec.json.Encoder().encode
+
+
+class _Params(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """No field needs to be there: what is missing is named when it is needed. `tenant` of 1.0 is not read: the address
+    already names the agent."""
+
+
+class _Push(_Params, frozen=True):
+    id: str | None = None
+    url: str | None = None
+    token: str | None = None
+
+
+class _AuthenticationV1(_Params, frozen=True):
+    scheme: str | None = None
+    credentials: str | None = None
+
+
+class _PushV1(_Push, frozen=True):
+    task_id: str | None = None
+    authentication: _AuthenticationV1 | None = None
+
+
+class _AuthenticationV03(_Params, frozen=True):
+    schemes: list[str] | None = None
+    credentials: str | None = None
+
+
+class _PushV03(_Push, frozen=True):
+    authentication: _AuthenticationV03 | None = None
+
+
+class _SetPushV03(_Params, frozen=True):
+    task_id: str | None = None
+    push_notification_config: _PushV03 | None = None
+
+
+class _Configuration(_Params, frozen=True):
+    accepted_output_modes: tuple[str, ...] | None = None
+    history_length: Number | None = None
+
+
+class _ConfigurationV1(_Configuration, frozen=True):
+    task_push_notification_config: _PushV1 | None = None
+    return_immediately: bool | None = None
+
+
+class _ConfigurationV03(_Configuration, frozen=True):
+    push_notification_config: _PushV03 | None = None
+    blocking: bool | None = None
+
+
+class _SendV1(_Params, frozen=True):
+    message: MessageV1 | None = None
+    configuration: _ConfigurationV1 | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class _SendV03(_Params, frozen=True):
+    message: MessageV03 | None = None
+    configuration: _ConfigurationV03 | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class _Task(_Params, frozen=True):
+    id: str | None = None
+    history_length: Number | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class _List(_Params, frozen=True):
+    context_id: str | None = None
+    page_size: Number | None = None
+    page_token: str | None = None
+    history_length: Number | None = None
+    status_timestamp_after: str | None = None
+    include_artifacts: bool | None = None
+
+
+class _ListV1(_List, frozen=True):
+    status: str | int | None = None
+
+
+class _ListV03(_List, frozen=True):
+    status: str | None = None
+    last_updated_after: Number | None = None
+
+
+class _PushOfV1(_Params, frozen=True):
+    task_id: str | None = None
+    id: str | None = None
+    page_size: Number | None = None
+    page_token: str | None = None
+
+
+class _PushOfV03(_Params, frozen=True):
+    id: str | None = None
+    push_notification_config_id: str | None = None
+
+
+class RequestDecoder(ABC):
+    """What both dialects read alike."""
+
+    def __init__(
+        self,
+        send: type[_SendV1 | _SendV03],
+        listing: type[_ListV1 | _ListV03],
+        *,
+        roles: dict[str | int, str | None],
+        states: dict[str | int, TaskState | None],
+        snake: bool,
+    ) -> None:
+        self._send = ParamsReader(send, snake=snake).read
+        self._list = ParamsReader(listing, snake=snake).read
+        self._task = ParamsReader(_Task, snake=snake).read
+        self._nothing = ParamsReader(_Params, snake=snake).read
+        self._roles = roles
+        self._states = states
+
+    def decode_send(self, params: Params) -> a2a_requests.SendMessage:
+        """Of a message that is sent, whether its answer is streamed or not."""
+        given: _SendV1 | _SendV03 = self._send(params)
+        if given.message is None:
+            raise InvalidParams("message", "is required")
+        message = self._message(given.message)
+        configuration = given.configuration
+        if configuration is None:
+            return a2a_requests.SendMessage(message=message, metadata=given.metadata)
+        blocking, push = self._configured(configuration)
+        return a2a_requests.SendMessage(
+            message=message,
+            blocking=blocking,
+            history_length=int_value(configuration.history_length, "configuration.historyLength"),
+            output_modes=configuration.accepted_output_modes or (),
+            push=push,
+            metadata=given.metadata,
+        )
+
+    def _message(self, given: MessageV1 | MessageV03) -> a2a_requests.Message:
+        role = enum_value(given.role, self._roles, "message.role")
+        if role is None:
+            raise InvalidParams("message.role", "is required")
+        if not given.parts:
+            raise InvalidParams("message.parts", "must have at least one part")
+        return a2a_requests.Message(
+            message_id=required(given.message_id, "message.messageId"),
+            parts=given.contents("message.parts"),
+            role=role,
+            task_id=given.task_id or None,
+            context_id=given.context_id or None,
+            metadata=given.metadata,
+            extensions=given.extensions or (),
+            reference_task_ids=given.reference_task_ids or (),
+        )
+
+    def decode_get_task(self, params: Params, task_id: str | None = None) -> a2a_requests.GetTask:
+        given: _Task = self._task(params)
+        length = int_value(given.history_length, "historyLength")
+        return a2a_requests.GetTask(task_id=task_id or required(given.id, "id"), history_length=length)
+
+    def decode_cancel(self, params: Params, task_id: str | None = None) -> a2a_requests.CancelTask:
+        given: _Task = self._task(params)
+        return a2a_requests.CancelTask(task_id=task_id or required(given.id, "id"), metadata=given.metadata)
+
+    def decode_subscribe(self, params: Params, task_id: str | None = None) -> a2a_requests.Subscribe:
+        given: _Task = self._task(params)
+        return a2a_requests.Subscribe(task_id=task_id or required(given.id, "id"))
+
+    def decode_list_tasks(self, params: Params) -> a2a_requests.ListTasks:
+        given: _ListV1 | _ListV03 = self._list(params)
+        size = int_value(given.page_size, "pageSize", low=1, high=PAGE_SIZE_MAX)
+        return a2a_requests.ListTasks(
+            context_id=given.context_id or None,
+            state=enum_value(given.status, self._states, "status"),
+            updated_after_ms=_updated_after(given),
+            page_size=PAGE_SIZE if size is None else size,
+            page_token=given.page_token or "",
+            history_length=int_value(given.history_length, "historyLength"),
+            include_artifacts=bool(given.include_artifacts),
+        )
+
+    def decode_nothing(self, params: Params) -> None:
+        """The extended card: it needs nothing, but its params must be an object."""
+        self._nothing(params)
+
+    @abstractmethod
+    def _configured(self, given: Any) -> tuple[bool, a2a_requests.PushConfig | None]:
+        """Whether to wait for the end, and where to push."""
+
+    @abstractmethod
+    def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush: ...
+
+    @abstractmethod
+    def decode_get_push(self, params: Params) -> a2a_requests.GetPush: ...
+
+    @abstractmethod
+    def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush: ...
+
+    @abstractmethod
+    def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush: ...
+
+
+def _updated_after(given: _ListV1 | _ListV03) -> int | None:
+    """0.3 has no such method, but its clients miss it; `lastUpdatedAfter` is in milliseconds."""
+    if given.status_timestamp_after is not None:
+        return timestamps.parse_ms(given.status_timestamp_after, "statusTimestampAfter")
+    if isinstance(given, _ListV03):
+        return int_value(given.last_updated_after, "lastUpdatedAfter", high=_MS_MAX)
+    return None
+
+
+def _push_config(
+    given: _Push, where: str, authentication: a2a_requests.PushAuthentication | None
+) -> a2a_requests.PushConfig:
+    return a2a_requests.PushConfig(
+        url=required(given.url, f"{where}url"),
+        id=given.id or None,
+        token=given.token or None,
+        authentication=authentication,
+    )
+
+
+class RequestDecoderV1(RequestDecoder):
+    def __init__(self) -> None:
+        super().__init__(_SendV1, _ListV1, roles=parts_v1.ROLES, states=STATES_V1, snake=True)
+        self._push = ParamsReader(_PushV1).read
+        self._push_of = ParamsReader(_PushOfV1).read
+
+    def _configured(self, given: _ConfigurationV1) -> tuple[bool, a2a_requests.PushConfig | None]:
+        push = given.task_push_notification_config
+        config = self._config(push, "configuration.taskPushNotificationConfig.") if push is not None else None
+        return not given.return_immediately, config
+
+    def _config(self, given: _PushV1, where: str) -> a2a_requests.PushConfig:
+        authentication = None
+        if given.authentication is not None:
+            authentication = a2a_requests.PushAuthentication(
+                scheme=required(given.authentication.scheme, f"{where}authentication.scheme"),
+                credentials=given.authentication.credentials or None,
+            )
+        return _push_config(given, where, authentication)
+
+    def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush:
+        given: _PushV1 = self._push(params)
+        return a2a_requests.CreatePush(
+            task_id=task_id or required(given.task_id, "taskId"), config=self._config(given, "")
+        )
+
+    def decode_get_push(self, params: Params) -> a2a_requests.GetPush:
+        given: _PushOfV1 = self._push_of(params)
+        return a2a_requests.GetPush(task_id=required(given.task_id, "taskId"), id=required(given.id, "id"))
+
+    def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
+        given: _PushOfV1 = self._push_of(params)
+        # A client that does not care sends zero: unlike that of a listing of tasks, this field has no presence.
+        return a2a_requests.ListPush(
+            task_id=task_id or required(given.task_id, "taskId"),
+            page_size=min(int_value(given.page_size, "pageSize") or PAGE_SIZE, PAGE_SIZE_MAX),
+            page_token=given.page_token or "",
+        )
+
+    def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush:
+        given: _PushOfV1 = self._push_of(params)
+        return a2a_requests.DeletePush(task_id=required(given.task_id, "taskId"), id=required(given.id, "id"))
+
+    def query_get_task(self, task_id: str, query: bytes) -> a2a_requests.GetTask:
+        return self.decode_get_task(_query_params(query), task_id)
+
+    def query_list_tasks(self, query: bytes) -> a2a_requests.ListTasks:
+        return self.decode_list_tasks(_query_params(query))
+
+    def query_list_push(self, task_id: str, query: bytes) -> a2a_requests.ListPush:
+        return self.decode_list_push(_query_params(query), task_id)
+
+
+class RequestDecoderV03(RequestDecoder):
+    def __init__(self) -> None:
+        super().__init__(_SendV03, _ListV03, roles=parts_v03.ROLES, states=STATES_V03, snake=False)
+        self._set_push = ParamsReader(_SetPushV03, snake=False).read
+        self._push_of = ParamsReader(_PushOfV03, snake=False).read
+
+    def _configured(self, given: _ConfigurationV03) -> tuple[bool, a2a_requests.PushConfig | None]:
+        push = given.push_notification_config
+        config = self._config(push, "configuration.pushNotificationConfig.") if push is not None else None
+        return given.blocking is not False, config
+
+    def _config(self, given: _PushV03, where: str) -> a2a_requests.PushConfig:
+        """The first scheme is the one that we use. No scheme and no credentials are no authentication."""
+        said, authentication = given.authentication, None
+        if said is not None and (said.schemes or said.credentials):
+            scheme = required(next(iter(said.schemes or ()), None), f"{where}authentication.schemes")
+            authentication = a2a_requests.PushAuthentication(scheme=scheme, credentials=said.credentials or None)
+        return _push_config(given, where, authentication)
+
+    def decode_create_push(self, params: Params, task_id: str | None = None) -> a2a_requests.CreatePush:
+        given: _SetPushV03 = self._set_push(params)
+        task_id = task_id or required(given.task_id, "taskId")
+        if given.push_notification_config is None:
+            raise InvalidParams("pushNotificationConfig", "is required")
+        config = self._config(given.push_notification_config, "pushNotificationConfig.")
+        return a2a_requests.CreatePush(task_id=task_id, config=config)
+
+    def decode_get_push(self, params: Params) -> a2a_requests.GetPush:
+        given: _PushOfV03 = self._push_of(params)
+        return a2a_requests.GetPush(task_id=required(given.id, "id"), id=given.push_notification_config_id or None)
+
+    def decode_list_push(self, params: Params, task_id: str | None = None) -> a2a_requests.ListPush:
+        given: _PushOfV03 = self._push_of(params)
+        return a2a_requests.ListPush(task_id=task_id or required(given.id, "id"), page_size=PAGE_SIZE_MAX)
+
+    def decode_delete_push(self, params: Params) -> a2a_requests.DeletePush:
+        given: _PushOfV03 = self._push_of(params)
+        config_id = required(given.push_notification_config_id, "pushNotificationConfigId")
+        return a2a_requests.DeletePush(task_id=required(given.id, "id"), id=config_id)
+
+
+def _query_params(query: bytes) -> bytes:
+    """The JSON object that says the same as a query; of a field given twice, the last one counts."""
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
+    except ValueError:
+        raise InvalidParams("query", f"may have at most {QUERY_FIELDS_MAX} fields") from None
+    return _encode({name: _query_value(name, text) for name, text in pairs if text})
+
+
+def _query_value(name: str, text: str) -> Any:
+    if name in ("includeArtifacts", "include_artifacts"):
+        if text not in _BOOLEANS:
+            raise InvalidParams("includeArtifacts", "must be true or false")
+        return _BOOLEANS[text]
+    # An enum may be its number, and here everything is text.
+    return int(text) if name == "status" and text.isascii() and text.isdigit() and len(text) < 10 else text

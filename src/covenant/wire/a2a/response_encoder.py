@@ -1,0 +1,415 @@
+"""Answers of the A2A methods in JSON, in either dialect: tasks, messages, pages, push configurations, stream frames.
+
+A2A 1.0 is written as ProtoJSON: camelCase, defaults left out, times with three decimals. In 0.3 everything has its
+`kind`, states are in lower case, and `final` marks where a stream ends. Task metadata has keys of our own, beginning
+with `covenant.`; 0.3 has besides those that its clients may know (`x-arbiter.`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.a2a_requests import ListTasks, PushConfig, TaskPage
+from covenant.model.content import Content
+from covenant.model.result import Result, ResultStatus
+from covenant.model.task import Task
+from covenant.model.task_event import (
+    ArtifactUpdate,
+    Began,
+    Continued,
+    Ended,
+    MessageUpdate,
+    Started,
+    StatusUpdate,
+    Step,
+)
+from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, fold, status_message
+from covenant.model.usage import usage_in
+from covenant.wire.a2a import parts_v03, parts_v1
+from covenant.wire.a2a.parts_v03 import MessageV03, PartV03
+from covenant.wire.a2a.parts_v1 import MessageV1, PartV1
+from covenant.wire.a2a.request_decoder import STATE_NAMES_V1
+from covenant.wire.timestamps import format_ms
+
+USAGE: Final = "covenant.usage"
+"""In metadata: what the work took."""
+AWAITING_REPAIR: Final = "worker lost, awaiting repair"
+_FOREIGN_NOTES: Final = ("agent_id", "input_tokens", "output_tokens", "stop_reason", "error")
+
+_encode = msgspec.json.Encoder().encode
+WireMessage = MessageV1 | MessageV03
+Kind = str | msgspec.UnsetType
+Flag = bool | msgspec.UnsetType
+_Parts = Sequence[PartV1 | PartV03]
+
+
+def agent_of(task: Task) -> str:
+    return task.recipient.display.partition("@")[0]
+
+
+def usage_of(result: Result | None) -> dict[str, Any] | None:
+    if result is None or result.metadata is msgspec.UNSET:
+        return None
+    return result.metadata or None
+
+
+class _Written(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """Fields are declared in the order in which they are written."""
+
+
+class _Status(_Written, frozen=True):
+    state: str
+    message: WireMessage | None = None
+    timestamp: str | None = None
+
+
+class _Artifact(_Written, frozen=True):
+    artifact_id: str
+    parts: _Parts
+    name: str | None = None
+    description: str | None = None
+    metadata: dict[str, Any] | None = None
+    extensions: tuple[str, ...] = ()
+
+
+class _NotesV1(msgspec.Struct, frozen=True, gc=False, rename="covenant.{}".format, omit_defaults=True, kw_only=True):
+    """Metadata beyond the protocol."""
+
+    generation: int | None = None
+    agent: str | None = None
+    created_at: str | None = None
+    partial: bool = False
+    holder_lost: str | None = None
+    usage: dict[str, Any] | None = None
+
+
+def _note_name(name: str) -> str:
+    return f"x-arbiter.{name}" if name in _FOREIGN_NOTES else f"covenant.{name}"
+
+
+class _NotesV03(msgspec.Struct, frozen=True, gc=False, rename=_note_name, omit_defaults=True, kw_only=True):
+    generation: int | None = None
+    created_at: str | None = None
+    partial: bool = False
+    holder_lost: str | None = None
+    agent_id: str
+    input_tokens: Any = None
+    output_tokens: Any = None
+    stop_reason: Any = None
+    error: str | None = None
+    usage: dict[str, Any] | None = None
+
+
+class _Task(_Written, frozen=True):
+    kind: Kind
+    id: str
+    context_id: str
+    status: _Status
+    artifacts: list[_Artifact] | msgspec.UnsetType
+    history: list[WireMessage] | msgspec.UnsetType
+    metadata: Any
+
+
+class _StatusUpdate(_Written, frozen=True):
+    kind: Kind
+    task_id: str
+    context_id: str
+    status: _Status
+    final: Flag
+    metadata: Any = None
+
+
+class _ArtifactUpdate(_Written, frozen=True):
+    kind: Kind
+    task_id: str
+    context_id: str
+    artifact: _Artifact
+    append: Flag
+    last_chunk: Flag
+
+
+class _ReplyV1(_Written, frozen=True):
+    """SendMessageResponse and StreamResponse: one of these."""
+
+    task: _Task | None = None
+    message: WireMessage | None = None
+    status_update: _StatusUpdate | None = None
+    artifact_update: _ArtifactUpdate | None = None
+
+
+class _Page(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """All four are always there."""
+
+    tasks: list[_Task]
+    next_page_token: str
+    page_size: int
+    total_size: int
+
+
+class _PushV1(_Written, frozen=True):
+    id: str | None
+    task_id: str
+    url: str
+    token: str | None = None
+    authentication: Any = None
+
+
+class _PushesV1(_Written, frozen=True):
+    configs: list[_PushV1]
+    next_page_token: str = ""
+
+
+class _AuthenticationV03(_Written, frozen=True):
+    schemes: list[str]
+    credentials: str | None = None
+
+
+class _ConfigV03(_Written, frozen=True):
+    id: str | None
+    url: str
+    token: str | None = None
+    authentication: _AuthenticationV03 | None = None
+
+
+class _PushV03(_Written, frozen=True):
+    task_id: str
+    push_notification_config: _ConfigV03
+
+
+class _StatusChange(msgspec.Struct, frozen=True, gc=False):
+    """The state that a step brought, and the message, metadata or result that came with it."""
+
+    state: TaskState
+    message: MessageUpdate | None = None
+    metadata: dict[str, Any] | None = None
+    result: Result | None = None
+
+
+_WORKING: Final = _StatusChange(TaskState.WORKING)
+_StatusStep = Started | StatusUpdate | MessageUpdate | Continued | Ended
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ResponseEncoder:
+    """Writes one dialect: its fields say how it differs from the other."""
+
+    states: Mapping[TaskState, str]
+    parts_of: Callable[[Iterable[Content]], _Parts]
+    message_of: Callable[[MessageUpdate, str | None, str, str], WireMessage]
+    task_notes: Callable[[TaskView], Any]
+    """The metadata of a task."""
+    change_notes: Callable[[Task, _StatusChange], Any]
+    """The metadata of a change of status."""
+    push: Callable[[str, PushConfig], Any]
+    pushes: Callable[[list[Any], str], Any]
+    """A page of push configurations, and the token of the next."""
+    deleted: bytes
+    """The answer where a push configuration was deleted."""
+    kinds: bool
+    """Whether everything says its `kind` and all its flags, instead of standing in a field of that name."""
+
+    def encode_task(self, view: TaskView, history_length: int | None = None) -> bytes:
+        return _encode(self._task(view, history_length))
+
+    def encode_sent(self, view: TaskView, history_length: int | None = None) -> bytes:
+        """The task, or the bare message that its agent answered with."""
+        if view.result is not None and view.result.reply is True:
+            return self.encode_message(view)
+        return self.encode_snapshot(view, history_length)
+
+    def encode_snapshot(self, view: TaskView, history_length: int | None = None) -> bytes:
+        """The first frame of a stream: the task where the client's cursor stands."""
+        task = self._task(view, history_length)
+        return _encode(task if self.kinds else _ReplyV1(task))
+
+    def encode_message(self, view: TaskView) -> bytes:
+        """The only frame of a stream whose agent answers with a bare message."""
+        assert view.result is not None
+        usage = usage_of(view.result)
+        metadata = {USAGE: usage} if usage else None
+        said = MessageUpdate(parts=view.result.content, message_id=f"{view.task.id}-r", metadata=metadata)
+        message = self.message_of(said, None, _context_of(view.task), "")
+        return _encode(message if self.kinds else _ReplyV1(message=message))
+
+    def encode_page(self, page: TaskPage, asked: ListTasks) -> bytes:
+        length, artifacts = asked.history_length, asked.include_artifacts
+        tasks = [self._task(view, length, listed=True, artifacts=artifacts) for view in page.tasks]
+        return _encode(_Page(tasks, page.next_page_token, page.page_size, page.total_size))
+
+    def encode_step(self, task: Task, step: Step) -> bytes:
+        """One step is one frame, live or replayed."""
+        what = step.what
+        if isinstance(what, ArtifactUpdate):
+            news = self._artifact_update(task, what)
+            return _encode(news if self.kinds else _ReplyV1(artifact_update=news))
+        if isinstance(what, Began):
+            view = fold((step,))
+            assert view is not None
+            return self.encode_snapshot(view)
+        change = self._status_update(task, step, what)
+        return _encode(change if self.kinds else _ReplyV1(status_update=change))
+
+    def encode_push(self, task_id: str, config: PushConfig) -> bytes:
+        return _encode(self.push(task_id, config))
+
+    def encode_pushes(self, task_id: str, configs: Sequence[PushConfig], next_page_token: str = "") -> bytes:
+        return _encode(self.pushes([self.push(task_id, config) for config in configs], next_page_token))
+
+    def _task(self, view: TaskView, length: int | None, *, listed: bool = False, artifacts: bool = True) -> _Task:
+        task = view.task
+        task_id, context_id = task.id, _context_of(task)
+        shown: list[_Artifact] | msgspec.UnsetType = msgspec.UNSET
+        # A listing that is asked for artifacts says so even of none; elsewhere none is left out.
+        if artifacts and (listed or view.artifacts):
+            shown = [self._artifact(each) for each in view.artifacts]
+        first = 0 if length is None else max(0, len(view.history) - length)
+        kept = view.history[first:] if first else view.history
+        history = [
+            self.message_of(each, task_id, context_id, f"{task_id}-h{at}") for at, each in enumerate(kept, start=first)
+        ]
+        message = None
+        if view.message is not None:
+            # The message that ended a task is also the last of its history: written once, and told in both places.
+            if kept and kept[-1] is view.message and view.message.message_id is not None:
+                message = history[-1]
+            else:
+                message = self.message_of(view.message, task_id, context_id, f"{task_id}-s{view.generation}")
+        return _Task(
+            "task" if self.kinds else msgspec.UNSET,
+            task_id,
+            context_id,
+            _Status(self.states[view.state], message, format_ms(view.updated_at_ms)),
+            shown,
+            history or msgspec.UNSET,
+            self.task_notes(view),
+        )
+
+    def _artifact(self, made: Artifact | ArtifactUpdate) -> _Artifact:
+        parts = self.parts_of(made.parts)
+        return _Artifact(made.artifact_id, parts, made.name, made.description, made.metadata, made.extensions)
+
+    def _artifact_update(self, task: Task, update: ArtifactUpdate) -> _ArtifactUpdate:
+        kind, unset = ("artifact-update", False) if self.kinds else (msgspec.UNSET, msgspec.UNSET)
+        append, last_chunk = update.append or unset, update.last_chunk or unset
+        return _ArtifactUpdate(kind, task.id, _context_of(task), self._artifact(update), append, last_chunk)
+
+    def _status_update(self, task: Task, step: Step, what: _StatusStep) -> _StatusUpdate:
+        change, context_id = _status_change(task, step.generation, what), _context_of(task)
+        message = None
+        if change.message is not None:
+            message = self.message_of(change.message, task.id, context_id, f"{task.id}-s{step.generation}")
+        status = _Status(self.states[change.state], message, format_ms(step.ts_ms))
+        kind: Kind = msgspec.UNSET
+        final: Flag = msgspec.UNSET
+        if self.kinds:
+            # In this dialect a stream is one interaction: it also ends where the agent waits for its client.
+            kind, final = "status-update", change.state.terminal or change.state.waits
+        return _StatusUpdate(kind, task.id, context_id, status, final, self.change_notes(task, change))
+
+
+def _context_of(task: Task) -> str:
+    """A task that no client put into a context is a context of its own."""
+    return task.context_id or task.id
+
+
+def _status_change(task: Task, generation: int, what: _StatusStep) -> _StatusChange:
+    match what:
+        case Started() | Continued():
+            return _WORKING
+        case StatusUpdate(state=state, metadata=metadata) as update:
+            return _StatusChange(TaskState(state), status_message(task.id, update, generation), metadata)
+        case MessageUpdate() as message:
+            return _StatusChange(TaskState.WORKING, message)
+        case Ended(ending, result):
+            return _StatusChange(TaskState(ending.value), final_message(result, ending), result=result)
+
+
+def _is_partial(result: Result | None) -> bool:
+    return result is not None and result.status is ResultStatus.PARTIAL
+
+
+def _task_notes_v1(view: TaskView) -> _NotesV1:
+    return _NotesV1(
+        generation=view.generation,
+        agent=agent_of(view.task),
+        created_at=format_ms(view.created_at_ms),
+        partial=view.partial,
+        holder_lost=AWAITING_REPAIR if view.holder_lost else None,
+        usage=usage_of(view.result),
+    )
+
+
+def _change_notes_v1(_: Task, change: _StatusChange) -> Any:
+    partial, usage = _is_partial(change.result), usage_of(change.result)
+    return _NotesV1(partial=partial, usage=usage) if partial or usage else change.metadata
+
+
+def _push_v1(task_id: str, config: PushConfig) -> _PushV1:
+    return _PushV1(config.id, task_id, config.url, config.token, config.authentication)
+
+
+RESPONSES_V1: Final = ResponseEncoder(
+    states=STATE_NAMES_V1,
+    parts_of=parts_v1.parts_of,
+    message_of=parts_v1.message_of,
+    task_notes=_task_notes_v1,
+    change_notes=_change_notes_v1,
+    push=_push_v1,
+    pushes=_PushesV1,
+    deleted=b"{}",
+    kinds=False,
+)
+
+
+def _notes_v03(task: Task, result: Result | None, **more: Any) -> _NotesV03:
+    usage = usage_of(result) or {}
+    tokens = usage_in(usage)
+    error = result.error_message if result is not None else None
+    return _NotesV03(
+        partial=_is_partial(result),
+        agent_id=agent_of(task),
+        input_tokens=tokens.get("input_tokens"),
+        output_tokens=tokens.get("output_tokens"),
+        stop_reason=usage.get("stop_reason"),
+        error=error if isinstance(error, str) else None,
+        usage=usage or None,
+        **more,
+    )
+
+
+def _task_notes_v03(view: TaskView) -> _NotesV03:
+    return _notes_v03(
+        view.task,
+        view.result,
+        generation=view.generation,
+        created_at=format_ms(view.created_at_ms),
+        holder_lost=AWAITING_REPAIR if view.holder_lost else None,
+    )
+
+
+def _change_notes_v03(task: Task, change: _StatusChange) -> Any:
+    return change.metadata if change.result is None else _notes_v03(task, change.result)
+
+
+def _push_v03(task_id: str, config: PushConfig) -> _PushV03:
+    given = config.authentication
+    authentication = _AuthenticationV03([given.scheme], given.credentials) if given is not None else None
+    return _PushV03(task_id, _ConfigV03(config.id, config.url, config.token, authentication))
+
+
+RESPONSES_V03: Final = ResponseEncoder(
+    states={state: state.value for state in TaskState},
+    parts_of=parts_v03.parts_of,
+    message_of=parts_v03.message_of,
+    task_notes=_task_notes_v03,
+    change_notes=_change_notes_v03,
+    push=_push_v03,
+    # This dialect has no pages here.
+    pushes=lambda pushes, _: pushes,
+    deleted=b"null",
+    kinds=True,
+)
