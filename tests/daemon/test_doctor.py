@@ -463,6 +463,42 @@ def test_an_archive_that_lacks_a_part_is_made_again(home: Path, spoil: Callable[
         assert daemon.stop() == 0
 
 
+def _replace_by(make: Callable[[Path], None], name: str) -> Callable[[Path], None]:
+    def spoil(home: Path) -> None:
+        path = segment(home) if name == "segment" else home / name
+        path.unlink(missing_ok=True)
+        make(path)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(_replace_by(os.mkfifo, "archive.db"), id="archive, a pipe"),
+        pytest.param(_replace_by(os.mkfifo, "segment"), id="segment, a pipe"),
+        pytest.param(_replace_by(lambda path: path.symlink_to("nowhere"), "archive.db"), id="archive, a dangling link"),
+        pytest.param(_replace_by(lambda path: path.symlink_to(path), "archive.db"), id="archive, a loop"),
+        pytest.param(_replace_by(Path.mkdir, "archive.db-wal"), id="write-ahead log, a folder"),
+        pytest.param(_replace_by(Path.mkdir, "segment"), id="segment, a folder"),
+    ],
+)
+def test_what_is_no_file_is_named_and_not_waited_for(home: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(home)
+    ran = doctor(home)
+    assert ran.code == 1
+    assert "is not a file" in ran.out
+
+
+def test_a_key_of_another_home_is_found_before_a_start_finds_it(short_path: Path) -> None:
+    daemon = Daemon(short_path / "home")
+    assert daemon.stop() == 0
+    key = daemon.home / "identity" / "local.key"
+    key.write_text("ab" * 32 + "\n")
+    ran = doctor(daemon.home)
+    assert (ran.code, "is not the key this home was made with" in ran.out) == (1, True), ran
+
+
 def test_an_archive_that_was_made_and_never_written_is_no_fault(home: Path) -> None:
     for path in home.glob("archive.db*"):
         path.unlink()

@@ -68,6 +68,9 @@ class _Journal(NamedTuple):
 def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Checkup:
     """For whoever has the home locked."""
     folder, findings = home / JOURNAL_NAME, list[CheckFinding]()
+    odd = tuple(_odd_files(home, folder))
+    if odd:
+        return Checkup(odd)
     before = LedgerState(limits)
     try:
         newest = snapshot.newest(folder)
@@ -111,6 +114,15 @@ def check_ledger(home: Path, variables: Mapping[str, str], limits: Limits) -> Ch
     return Checkup((*findings, *odds), rebuild=bool(odds or archive.rejects))
 
 
+def _odd_files(home: Path, folder: Path) -> Iterator[CheckFinding]:
+    """What stands where a file of the ledger belongs and is none. To open a pipe would wait for ever."""
+    archive = (home / f"{ARCHIVE_NAME}{suffix}" for suffix in ("", "-wal", "-shm"))
+    for path in (*archive, *(folder.glob("*.jsonl") if folder.is_dir() else ())):
+        if not path.is_file() and (path.exists() or path.is_symlink()):
+            way_out = f"move it away, or put the file back from a backup: {path}"
+            yield CheckFinding(f"{path} is not a file", well=False, way_out=way_out)
+
+
 def _read_journal(folder: Path, before: LedgerState, snapshot_seq: int, archived_seq: int, limits: Limits) -> _Journal:
     after = LedgerState(limits)
     newest = snapshot.newest(folder)
@@ -152,6 +164,11 @@ def _check_keys(home: Path, variables: Mapping[str, str], state: LedgerState) ->
     if key is None:
         return
     ours = operator_agent(OPERATOR_DISPLAY, key).pubkey
+    for identity in state.identities_by_token.values():
+        if identity.operator and identity.revoked_at_ms is None and identity.agent.pubkey != ours:
+            what = f"{KEY_NAME} is not the key this home was made with ({identity.agent.pubkey})"
+            yield CheckFinding(what, well=False, way_out="put the journal and identity/ back from one backup")
+            return
     forged = [
         grant
         for grant in state.grants_by_signature.values()

@@ -47,7 +47,8 @@ TRANSPORT: Final = "grpc"
 SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
 
 _PING_MS: Final = 60_000
-_IDLE_MS: Final = 15 * 60_000
+_IDLE_MS: Final = 60_000
+"""A connection without a call is closed after this. Connections are bounded in number, not for each address."""
 _HANDSHAKE_MS: Final = 10_000
 _STREAMS_MAX: Final = 1_000
 """Calls under way on one connection."""
