@@ -65,7 +65,7 @@ async def main(home: Path, what: str, count: int, live: int) -> Built:
         counts = await ledger.counts()
     finally:
         await ledger.close()
-    return Built(last_seq=counts.last_seq, seconds=time.perf_counter() - begun, cpu_s=cpu_s)
+    return Built(last_seq=counts.commits, seconds=time.perf_counter() - begun, cpu_s=cpu_s)
 
 
 async def _history(ledger: Ledger, mailbox: Mailbox, count: int) -> None:

@@ -31,8 +31,9 @@ def page() -> str:
         arrows.setdefault((before.value if before else "[*]", after.value), []).append(event)
     lines = ["```mermaid", "stateDiagram-v2"]
     lines += [f"    {before} --> {after}: {', '.join(events)}" for (before, after), events in arrows.items()]
-    lines += [f"    {State.DRAINED.value} --> [*]", "```", "", "| state | meaning |", "|---|---|"]
-    lines += [f"| `{state.value}` | {meaning} |" for state, meaning in MEANINGS.items()]
+    lines += [f"    {State.DRAINED.value} --> [*]", "```", ""]
+    lines += ["| state | in answers and metrics | meaning |", "|---|---|---|"]
+    lines += [f"| `{state.value}` | `{state.wire_name}` | {meaning} |" for state, meaning in MEANINGS.items()]
     lines += ["", "| before | event | after |", "|---|---|---|"]
     lines += [
         f"| {f'`{before.value}`' if before else 'unknown'} | `{event}` | `{after.value}` |"

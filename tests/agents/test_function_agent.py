@@ -25,9 +25,9 @@ async def test_an_echo_costs_two_records(stage: Stage) -> None:
         return turn.text
 
     stage.cast(echo)
-    before = (await stage.ledger.counts()).last_seq
+    before = (await stage.ledger.counts()).commits
     view = await stage.ask("hello")
-    assert (await stage.ledger.counts()).last_seq - before == 2
+    assert (await stage.ledger.counts()).commits - before == 2
     assert (view.state, told(view)) == (TaskState.COMPLETED, "hello")
 
 

@@ -110,7 +110,7 @@ async def live_reads(driver: LedgerDriver) -> list[object]:
         *[await ledger.recent_tasks(viewer, 3) for viewer in (None, BOB.pubkey, ALICE.pubkey)],
         *[await ledger.recent_results(viewer, 3) for viewer in (None, BOB.pubkey, ALICE.pubkey)],
         *[await ledger.entry(task_id(number)) for number in range(1, 22)],
-        msgspec.structs.replace(await ledger.counts(), archive_failure=None, archived_seq=0),
+        msgspec.structs.replace(await ledger.counts(), history_failure=None, behind=0, gauges={}),
     ]
 
 
@@ -130,7 +130,7 @@ async def test_what_is_live_is_told_while_the_archive_cannot_be_written(
     with fault_points.armed(FullDisk("archive.apply", number=number)):
         await populated(driver)
         await driver.queue()
-        assert (await driver.ledger.counts()).archive_failure is not None
+        assert (await driver.ledger.counts()).history_failure is not None
         during = await live_reads(driver)
         shown = [without_past(await driver.ledger.show(task_id(n), None, 100)) for n in range(1, 31)]
         assert len(await driver.ledger.steps(task_id(30), 0, 10)) == 1, "it has not moved since it was archived"
@@ -274,9 +274,9 @@ async def test_an_audit_that_was_tampered_with_does_not_verify(
 
 
 async def test_callers_at_the_same_moment_share_syncs(driver: LedgerDriver) -> None:
-    before = (await driver.ledger.counts()).syncs
+    before = (await driver.ledger.counts()).gauges["syncs"]
     await asyncio.gather(*(driver.send(make_task(number)) for number in range(200)))
-    assert (await driver.ledger.counts()).syncs - before <= 20
+    assert (await driver.ledger.counts()).gauges["syncs"] - before <= 20
 
 
 async def test_a_crash_at_any_moment_under_load_keeps_what_was_acknowledged_by_then(

@@ -19,11 +19,10 @@ COUNTS = Counts(
     cached=5,
     oldest_lease_age_ms=1500,
     holders_lost=1,
-    last_seq=10,
-    durable_seq=9,
-    archived_seq=7,
-    syncs=6,
+    commits=10,
     failure=None,
+    behind=2,
+    gauges={"durable_seq": 9, "archived_seq": 7, "syncs": 6},
 )
 CALLS_MAX = 1_000
 """Calls of functions, ours and the interpreter's, that the loop makes for one text: each takes about a tenth of a

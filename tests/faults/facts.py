@@ -157,7 +157,7 @@ async def check_all(driver: LedgerDriver, told: Told, tasks: dict[TaskId, Any]) 
         live = {
             which: lease
             for which, lease in zip(fact.tasks, fact.said["leases"], strict=True)
-            if (entry := await driver.ledger.entry(which)) and entry.lease and entry.state == "in_flight"
+            if (entry := await driver.ledger.entry(which)) and entry.lease and entry.state == "leased"
             if entry.lease.lease_id == lease
         }
         assert {leased.task.id: leased.lease.lease_id for leased in again} == live, "a repeated receive differs"

@@ -298,8 +298,7 @@ class CapabilitySuite(Suite):
         driver.clock.advance(10)
         await driver.note("new")
         found = await driver.ledger.audit_before(driver.clock())
-        assert found is not None
-        count, through, anchor_hash = found
+        ((count, through, anchor_hash, _),) = found
         assert (count, through) == (3, 3)
         purged = await driver.ledger.commit(
             PurgeAudit(by=OPERATOR, before_ms=driver.clock(), through=through, anchor_hash=anchor_hash, count=count)

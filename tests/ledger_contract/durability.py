@@ -329,13 +329,13 @@ class DurabilitySuite(RestartSuite):
         await driver.finish(await driver.taken(same_work(6, "k", recipient=CAROL)), ok(task_id(6)))
         before = await driver.ledger.counts()
         after = await (await restart(driver)).ledger.counts()
-        for name in ("queued", "leased", "parked", "following", "settled", "cached", "last_seq", "durable_seq"):
+        for name in ("queued", "leased", "parked", "following", "settled", "cached", "commits"):
             assert getattr(after, name) == getattr(before, name), name
 
     async def test_an_empty_ledger_opens_empty(self, driver: LedgerDriver, restart: Restart) -> None:
         for _ in range(3):
             driver = await restart(driver)
-        assert (await driver.ledger.counts()).last_seq == 0
+        assert (await driver.ledger.counts()).commits == 0
         assert await driver.queue() == ()
 
 

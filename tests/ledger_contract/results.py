@@ -179,7 +179,7 @@ class ResultSuite(Suite):
             await driver.cancel(task_id(1), by=CAROL)
         assert await driver.ledger.show(task_id(1), CAROL.pubkey, 10) is None
 
-    @pytest.mark.parametrize("state", ["queued", "in_flight", "parked", "following"])
+    @pytest.mark.parametrize("state", ["queued", "leased", "parked", "following"])
     async def test_canceling_settles_at_once_in_every_state(self, driver: LedgerDriver, state: str) -> None:
         number = 1
         if state == "following":

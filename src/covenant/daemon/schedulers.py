@@ -139,16 +139,16 @@ class ArchiveReport:
 
     async def step(self) -> None:
         counts = await self._ledger.counts()
-        if counts.archive_rejected != self._rejected:
-            self._rejected = counts.archive_rejected
+        if counts.rejected != self._rejected:
+            self._rejected = counts.rejected
             self._log.warning("archive.records_set_aside", count=self._rejected, look="covenant doctor")
-        if counts.archive_failure == self._failure:
+        if counts.history_failure == self._failure:
             return
-        self._failure = counts.archive_failure
+        self._failure = counts.history_failure
         if self._failure is not None:
-            self._log.warning("archive.failing", reason=self._failure, archived_seq=counts.archived_seq)
+            self._log.warning("archive.failing", reason=self._failure, archived_seq=counts.gauges["archived_seq"])
         else:
-            self._log.info("archive.recovered", archived_seq=counts.archived_seq)
+            self._log.info("archive.recovered", archived_seq=counts.gauges["archived_seq"])
 
     async def run(self) -> None:
         """At once: what an earlier run has set aside is told at the start."""

@@ -160,23 +160,23 @@ def _ledger_lines(counts: Counts) -> Iterator[str]:
         ),
         ("covenant_parcels", "Messages that wait for a peer.", counts.parcels),
         ("covenant_pushes_dead", "Push configurations that were given up.", counts.pushes_dead),
-        ("covenant_archive_lag_records", "Durable records not archived yet.", archive_lag(counts)),
+        ("covenant_archive_lag_records", "Durable records not archived yet.", counts.behind),
         (
             "covenant_clock_paused",
             "1 while nothing is expired, timed out or retried, since the wall clock was set.",
             float(counts.clock_paused_ms > 0),
         ),
-        ("covenant_archive_failed", "1 while the archive cannot be written.", float(bool(counts.archive_failure))),
-        ("covenant_archive_set_aside_records", "Records the archive could not take.", counts.archive_rejected),
+        ("covenant_archive_failed", "1 while the archive cannot be written.", float(bool(counts.history_failure))),
+        ("covenant_archive_set_aside_records", "Records the archive could not take.", counts.rejected),
         ("covenant_writer_failed", "1 once the writer has failed.", float(counts.failure is not None)),
     )
     for name, text, value in gauges:
         yield from _one(name, "gauge", text, value)
-    yield from _one("covenant_commits_total", "counter", "Records appended to the journal.", counts.last_seq)
+    yield from _one("covenant_commits_total", "counter", "Records appended to the journal.", counts.commits)
     yield from _one(
         "covenant_clock_steps_total", "counter", "Steps of the wall clock that were seen.", counts.clock_steps
     )
-    yield from _one("covenant_syncs_total", "counter", "Syncs of the journal since the start.", counts.syncs)
+    yield from _one("covenant_syncs_total", "counter", "Syncs of the journal since the start.", counts.gauges["syncs"])
 
 
 def _head(name: str, kind: str, text: str) -> str:
@@ -200,7 +200,3 @@ def _histogram(name: str, labels: Mapping[str, str], timed: Timed) -> Iterator[s
         yield f'{name}_bucket{{{said},le="{bound}"}} {float(count)!r}\n'
     yield f"{name}_count{{{said}}} {float(count)!r}\n"
     yield f"{name}_sum{{{said}}} {timed.sum_s!r}\n"
-
-
-def archive_lag(counts: Counts) -> int:
-    return max(0, counts.durable_seq - counts.archived_seq)

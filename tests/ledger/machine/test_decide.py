@@ -199,7 +199,7 @@ def snapshot(pure: Pure) -> Any:
         dict(state.entries),
         list(state.queue),
         list(state.results),
-        list(state.in_flight),
+        list(state.leased),
         dict(state.leaders),
         {key: list(group) for key, group in state.groups.items()},
         dict(state.cache.items()),

@@ -164,9 +164,9 @@ class Recording:
         assert key in self._groups, f"reads the cache at {key}"
         return self._state.cached(key)
 
-    def cache_overflow(self, now_ms: int, ages: Ages) -> int:
+    def cache_overflow(self, now_ms: int, count: int, ages: Ages) -> Sequence[CacheKey]:
         self._need(("due",))
-        return self._state.cache_overflow(now_ms, ages)
+        return self._state.cache_overflow(now_ms, count, ages)
 
     def leader(self, key: CacheKey) -> TaskId | None:
         assert key in self._groups, f"reads the leader of {key}"

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from covenant.doors.http.bearer_auth import bearer
 from covenant.doors.http.responses import TRANSPORT, Problem
-from covenant.doors.metrics import Meter, archive_lag
+from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.answers import ProtocolInfo, ProtocolVersions, encode
 from covenant.doors.waits import Waits
 from covenant.ledger.contract.ledger import Counts, Ledger
@@ -57,7 +57,7 @@ class Health:
         reasons = []
         if counts.failure is not None:
             reasons.append(f"the writer has failed: {counts.failure}")
-        if (lag := archive_lag(counts)) > ARCHIVE_LAG_MAX:
+        if (lag := counts.behind) > ARCHIVE_LAG_MAX:
             reasons.append(f"the archive is {lag} records behind")
         if reasons:
             return _unready([*reasons, *_of_archive(counts)])
@@ -115,10 +115,10 @@ def _unready(reasons: list[str]) -> Response:
 def _of_archive(counts: Counts) -> list[str]:
     """What is wrong with history while work goes on."""
     reasons = []
-    if counts.archive_failure is not None:
-        reasons.append(f"the archive cannot be written: {counts.archive_failure}")
-    if counts.archive_rejected:
-        reasons.append(f"the archive has set aside {counts.archive_rejected} record(s); see `covenant doctor`")
+    if counts.history_failure is not None:
+        reasons.append(f"the archive cannot be written: {counts.history_failure}")
+    if counts.rejected:
+        reasons.append(f"the archive has set aside {counts.rejected} record(s); see `covenant doctor`")
     return reasons
 
 

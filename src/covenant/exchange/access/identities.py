@@ -8,7 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.access.principals import IdentityAuth, Principal, require_operator
-from covenant.ledger.contract.ledger import AuditRecord, Ledger
+from covenant.ledger.contract.identities import AuditRecord
+from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.identity_commands import (
     Enroll,
     MakeGrant,
@@ -258,19 +259,19 @@ class IdentityAdmin:
     async def audit_purge(self, principal: Principal, before_ms: int) -> int:
         """Leaves a marker row that says how many rows are gone and where the chain is anchored now."""
         await require_operator(self._ledger, principal, "purging the audit")
-        found = await self._ledger.audit_before(before_ms)
-        if found is None:
-            return 0
-        count, through, anchor_hash = found
-        return await self._ledger.commit(
-            PurgeAudit(
-                by=principal.agent,
-                before_ms=before_ms,
-                through=through,
-                anchor_hash=anchor_hash,
-                count=count,
+        purged = 0
+        for mark in await self._ledger.audit_before(before_ms):
+            purged += await self._ledger.commit(
+                PurgeAudit(
+                    by=principal.agent,
+                    before_ms=before_ms,
+                    through=mark.through,
+                    anchor_hash=mark.anchor_hash,
+                    count=mark.rows,
+                    chain=mark.chain,
+                )
             )
-        )
+        return purged
 
 
 def operator_agent(display: str, key: bytes) -> AgentId:

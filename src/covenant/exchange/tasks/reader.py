@@ -67,7 +67,7 @@ class TaskReader:
 
     async def _live(self, view: TaskView) -> TaskView:
         entry = await self._ledger.entry(view.task.id)
-        lost = entry is not None and entry.holder_lost(self._ledger.node, self._ledger.boot)
+        lost = entry is not None and entry.holder_lost(self._ledger.alive)
         return msgspec.structs.replace(view, holder_lost=True) if lost else view
 
     def keep(self, view: TaskView) -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 import msgspec
 
+from covenant.ledger.contract import Commits
+from covenant.ledger.machine.entry import Entry
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
+from covenant.model.push import Push
 from covenant.model.result import Result
 from covenant.model.task import Task
 from covenant.model.task_event import Step
@@ -205,3 +208,69 @@ class Waiter(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None: ...
+
+
+class PushLedger(Commits, Protocol):
+    def on_push(self, callback: Callable[[TaskId], None]) -> None:
+        """Called when something happened to a task with push configurations, or to one of them, and that is durable.
+
+        For one listener.
+        """
+
+    def pushes(self, task_id: TaskId) -> Sequence[Push]:
+        """A task's push configurations, the oldest first."""
+
+    async def outbox(self) -> Sequence[Push]:
+        """All push configurations: those whose last delivery is still to come."""
+
+
+class TaskLedger(Commits, Protocol):
+    def task_waiter(self, recipient: PublicKey | None) -> Waiter:
+        """A place among those who wait for tasks of the recipient (or of anyone)."""
+
+    def result_waiter(self, sender: PublicKey | None) -> Waiter:
+        """A place among those who wait for results of the sender's tasks (or of anyone's)."""
+
+    async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
+        """Wait until the task is settled."""
+
+    async def orphaned(self, timeout_ms: int) -> bool:
+        """Wait until a task may have ended that others were delegated by; `CancelOrphans` ends those."""
+
+    async def entry(self, task_id: TaskId) -> Entry | None:
+        """A live task, as it is on disk."""
+
+    def may_know(self, task_id: TaskId) -> bool:
+        """Whether there may be such a task, live or finished. A no is certain. Costs a look-up in memory."""
+
+    async def parties(self, task_id: TaskId) -> Parties | None:
+        """Whose a task is, live or finished. Costs the same however large the task is."""
+
+    def watch(self, task_id: TaskId) -> Watch:
+        """See each step of a task, known or not yet, from now on. For the past, read `steps` after this."""
+
+    async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
+        """What happened to a task after a generation, oldest first; nothing, if the task is outside the scope."""
+
+    async def listing(self, query: ListQuery) -> Listing: ...
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
+        """A tenant's tasks, whoever they are for, the newest first; `simple`: only those of the simple door."""
+
+    def on_lost(
+        self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
+    ) -> None:
+        """Called when a task was settled or requeued, by whomever, and that is durable: a holder in this process stops.
+
+        `used`: asked what such a task has used so far when somebody else ends it, for the result's metadata.
+        For one listener.
+        """
+
+    async def queue(self, query: QueueQuery) -> Queue: ...
+    async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
+        """Queued tasks, the newest first; takes nothing."""
+
+    async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
+        """Undrained results, the newest first; takes nothing."""
+
+    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None: ...
+    async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode: ...

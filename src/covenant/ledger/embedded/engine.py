@@ -14,57 +14,33 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-import msgspec
-
 from covenant.ledger.clock import Clock
-from covenant.ledger.contract.ledger import AuditRecord, Counts
-from covenant.ledger.contract.tasks import (
-    ANY,
-    Listing,
-    ListQuery,
-    Parties,
-    Queue,
-    QueueQuery,
-    TaskDetail,
-    TaskRow,
-    TaskScope,
-    TreeNode,
-)
-from covenant.ledger.embedded import reads
-from covenant.ledger.embedded.archive.history import History
+from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.embedded.journal.record import encode_events
 from covenant.ledger.embedded.journal.recovery import TornTail
 from covenant.ledger.embedded.queues import BodyNeeded, ReadBodies
-from covenant.ledger.embedded.reads import MemoryReads, asked_by, named_tasks
+from covenant.ledger.embedded.reads import CATCH_UP_S, Reads
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.embedded.storage import Storage
-from covenant.ledger.embedded.watchers import KeyedWakeups, QueueWaiter, QueueWaiters, TaskWatch, TaskWatchers
+from covenant.ledger.embedded.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
 from covenant.ledger.machine.commands import (
     Accept,
     Advance,
     Command,
+    Drain,
     GiveBack,
     Report,
+    TaskCommand,
     Withdraw,
 )
 from covenant.ledger.machine.decide import Decision, decide
 from covenant.ledger.machine.decisions.context import CommandRefused
-from covenant.ledger.machine.decisions.leases import body_unreadable
-from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
-from covenant.model.audit_chain import AuditHead, AuditReport
 from covenant.model.errors import OverLimit, Unavailable, storage_failed
-from covenant.model.grant import Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.peers.instance import InstanceId
-from covenant.model.push import Push
-from covenant.model.result import Result
-from covenant.model.task import Task
-from covenant.model.task_event import Step
-from covenant.model.tenants import Tenant
 
 A = TypeVar("A")
 
@@ -72,14 +48,11 @@ A = TypeVar("A")
 # ten seconds of work, and bound what a start must still archive.
 LAG_SLOWS_REPORTS: Final = 100_000
 LAG_REFUSES_TASKS: Final = 1_000_000
-CATCH_UP_S: Final = 10.0
-LIVE_S: Final = 2.0
-"""How long a question about what is live waits for the archive, before memory answers it."""
 
 log = logging.getLogger(__name__)
 
 
-class EmbeddedLedger(MemoryReads):
+class EmbeddedLedger(Reads):
     """Made by `homes.open_ledger` or `homes.memory_ledger`; used on the loop it was made on."""
 
     def __init__(
@@ -99,19 +72,20 @@ class EmbeddedLedger(MemoryReads):
         self.boot = boot
         self.clock = clock
         self.now_ms = clock.now_ms
-        self._state = state
-        self._storage = storage
-        self._journal = storage.journal
-        self._archive = storage.archive
-        self._history: History = storage.history
+        super().__init__(state, storage)
         self._new_id = new_id
         self._bell = KeyedWakeups()
         self._task_waiters = QueueWaiters(lambda recipient: bool(self._state.queue.first(recipient, 1)))
         self._result_waiters = QueueWaiters(lambda sender: bool(self._state.results.first(sender, 1)))
         self._watching = TaskWatchers(lambda task_id: task_id in self._state.pushes_by_task)
-        self._reloading: asyncio.Task[None] | None = None
+        self.task_waiter = self._task_waiters.waiter
+        self.result_waiter = self._result_waiters.waiter
+        self.watch = self._watching.watch
+        self.on_push = self._watching.on_push
+        self.on_peer = self._watching.on_peer
+        self.on_registers = self._watching.on_registers
         self._compacting = asyncio.Lock()
-        state.watch_holders(node, boot)
+        state.watch_holders(self.alive)
         self._evict(self._archive.archived_seq)
         storage.follow(self._evict)
         self._archive_on_durable = self._journal.on_durable
@@ -188,17 +162,6 @@ class EmbeddedLedger(MemoryReads):
             finally:
                 state.bodies_read = ReadBodies()
 
-    async def _read_task(self, task_id: TaskId) -> Task:
-        """A task whose body is on disk."""
-        await self._archive.caught_up(self._state.large.unloaded_seq, CATCH_UP_S)
-        try:
-            task = await self._history.task(task_id)
-        except msgspec.MsgspecError as error:
-            raise body_unreadable(f"task {task_id} ({error})") from error
-        if task is None:
-            raise body_unreadable(f"task {task_id}, which the archive does not have,")
-        return task
-
     def _record(self, events: list[AnyEvent], now_ms: int) -> None:
         encoded, events = encode_events(events)
         seq = self._journal.append(encoded, now_ms)
@@ -244,7 +207,7 @@ class EmbeddedLedger(MemoryReads):
         """The tasks this command names that only the archive may still know."""
         entries, seen = self._state.entries, self._storage.seen
         return [
-            task_id for task_id in named_tasks(command, self._state) if task_id not in entries and seen.maybe(task_id)
+            task_id for task_id in _named_tasks(command, self._state) if task_id not in entries and seen.maybe(task_id)
         ]
 
     async def _recall(self, command: Command[Any]) -> dict[TaskId, Archived]:
@@ -258,7 +221,7 @@ class EmbeddedLedger(MemoryReads):
     async def _lookup(self, command: Command[Any], task_id: TaskId) -> Archived | None:
         if isinstance(command, (Withdraw, GiveBack)):
             return await self._history.lookup_whole(task_id)
-        viewer, recipient = asked_by(command)
+        viewer, recipient = _asked_by(command)
         return await self._history.lookup(task_id, viewer, recipient)
 
     def _evict(self, archived_seq: int) -> None:
@@ -268,34 +231,14 @@ class EmbeddedLedger(MemoryReads):
             seen.add(task_id)
         self._state.unload(archived_seq)
 
-    async def durable(self) -> None:
-        """Reads begin here: nothing that is not on disk is visible after it."""
-        if self._journal.failure is None:
-            await self._journal.wait()
-        if self._journal.failure is not None:
-            if self._reloading is None:
-                self._reloading = asyncio.create_task(self._reload())
-            await asyncio.shield(self._reloading)
-
     async def _reload(self) -> None:
         """The disk failed, and memory is ahead of it: go back to what is known to be there."""
         state = await asyncio.to_thread(self._storage.state_at, self._journal.durable_seq, self._state.limits)
         state.evict(self._archive.archived_seq)
-        state.watch_holders(self.node, self.boot)
+        state.watch_holders(self.alive)
         state.used_here = self._state.used_here
-        self._state = state
+        self._use(state)
         self._watching.forget()
-
-    async def _archived(self) -> None:
-        """For reads of history: durable, and in the archive."""
-        await self.durable()
-        await self._archive.caught_up(self._journal.durable_seq, CATCH_UP_S)
-
-    def task_waiter(self, recipient: PublicKey | None) -> QueueWaiter:
-        return self._task_waiters.waiter(recipient)
-
-    def result_waiter(self, sender: PublicKey | None) -> QueueWaiter:
-        return self._result_waiters.waiter(sender)
 
     async def finished(self, task_id: TaskId, timeout_ms: int) -> bool:
         entry = self._state.entries.get(task_id)
@@ -306,144 +249,11 @@ class EmbeddedLedger(MemoryReads):
     async def orphaned(self, timeout_ms: int) -> bool:
         return bool(self._state.orphaned) or await self._bell.wait(("orphans",), timeout_ms)
 
-    async def entry(self, task_id: TaskId) -> Entry | None:
-        await self.durable()
-        entry = self._state.entries.get(task_id)
-        if entry is None or not entry.body_on_disk:
-            return entry
-        task = await self._read_task(task_id)
-        entry = self._state.entries.get(task_id)
-        return None if entry is None else entry.with_body(task)
-
-    def may_know(self, task_id: TaskId) -> bool:
-        return task_id in self._state.entries or self._storage.seen.maybe(task_id)
-
-    async def parties(self, task_id: TaskId) -> Parties | None:
-        await self.durable()
-        entry = self._state.entries.get(task_id)
-        if entry is not None:
-            task = entry.task
-            return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
-        return await self._history.parties(task_id) if self._storage.seen.maybe(task_id) else None
-
-    def watch(self, task_id: TaskId) -> TaskWatch:
-        return self._watching.watch(task_id)
-
     def on_lost(
         self, callback: Callable[[TaskId], None], used: Callable[[TaskId], dict[str, Any] | None] | None = None
     ) -> None:
         self._watching.on_lost(callback)
         self._state.used_here = used
-
-    def on_push(self, callback: Callable[[TaskId], None]) -> None:
-        self._watching.on_push(callback)
-
-    async def outbox(self) -> Sequence[Push]:
-        await self.durable()
-        return tuple(self._state.all_pushes())
-
-    def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
-        self._watching.on_peer(callback)
-
-    async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
-        await self.durable()
-        reachable = await self._archive.reachable(self._journal.durable_seq, CATCH_UP_S)
-        found = await self._history.steps(task_id, after, limit, scope)
-        if not reachable:
-            self._check_steps(task_id, found[-1].generation if found else after, whole=len(found) < limit)
-        return found
-
-    def _check_steps(self, task_id: TaskId, through: int, *, whole: bool) -> None:
-        """While the archive cannot be written, the steps that it has are enough for tasks that have not moved since."""
-        entry = self._state.entries.get(task_id)
-        if whole and entry is not None and through < entry.generation:
-            why = f": {self._archive.failure}" if self._archive.failure else ""
-            raise Unavailable("archive_lagging", f"the newest steps are not in the archive yet{why}; ask again")
-
-    async def listing(self, query: ListQuery) -> Listing:
-        await self._archived()
-        return await self._history.listing(query)
-
-    async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
-        await self._archived()
-        return await self._history.of_tenant(tenant, limit, simple=simple)
-
-    # What is live is told from memory when the archive cannot be read or written.
-
-    async def _live(self) -> bool:
-        """Whether the archive can tell of what is live, too."""
-        await self.durable()
-        return await self._archive.reachable(self._journal.durable_seq, LIVE_S)
-
-    async def queue(self, query: QueueQuery) -> Queue:
-        if await self._live():
-            with suppress(Unavailable):
-                return await self._history.queue(query, self.now_ms())
-        return reads.queue(self._state, query, self.now_ms(), self.node, self.boot)
-
-    async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
-        if await self._live():
-            with suppress(Unavailable):
-                return await self._history.recent_tasks(viewer, limit)
-        return reads.recent_tasks(self._state, viewer, limit)
-
-    async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
-        if await self._live():
-            with suppress(Unavailable):
-                return await self._history.recent_results(viewer, limit)
-        return reads.recent_results(self._state, viewer, limit)
-
-    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None:
-        reachable, shown = await self._live(), None
-        try:
-            shown = await self._history.show(task_id, viewer, updates_max)
-        except Unavailable:
-            if task_id not in self._state.entries:
-                raise
-            reachable = False
-        entry = self._state.entries.get(task_id)
-        if reachable or entry is None:
-            return shown
-        return reads.show(entry, viewer, shown, self.node, self.boot)
-
-    async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
-        await self._archived()
-        return await self._history.tree(root, viewer)
-
-    async def tenants(self) -> Sequence[Tenant]:
-        await self.durable()
-        return tuple(self._state.tenants.values())
-
-    async def identities(self) -> Sequence[Identity]:
-        await self.durable()
-        return tuple(self._state.identities_by_token.values())
-
-    async def grants(self) -> Sequence[Grant]:
-        await self.durable()
-        return tuple(self._state.grants_by_signature.values())
-
-    async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
-        await self._archived()
-        return await self._history.audit_recent(issuer, limit, since_ms)
-
-    async def audit_before(self, before_ms: int) -> tuple[int, int, str] | None:
-        await self._archived()
-        return await self._history.audit_before(before_ms)
-
-    async def audit_verify(self) -> AuditReport:
-        return await self._history.audit_verify(await self._audit_head())
-
-    async def audit_verify_new(self) -> AuditReport:
-        return await self._history.audit_verify_new(await self._audit_head())
-
-    async def _audit_head(self) -> AuditHead:
-        """The newest audit row that is durable, once the archive has it too."""
-        while True:
-            await self.durable()
-            head, seq = self._state.audit_head, self._journal.last_seq
-            if seq == self._journal.durable_seq or self._journal.failure is not None:
-                await self._archive.caught_up(min(seq, self._journal.durable_seq), CATCH_UP_S)
-                return head
 
     async def compact(self) -> int:
         async with self._compacting:
@@ -457,23 +267,21 @@ class EmbeddedLedger(MemoryReads):
 
     async def counts(self) -> Counts:
         await self.durable()
-        state, journal = self._state, self._journal
+        state, journal, archived_seq = self._state, self._journal, self._archive.archived_seq
         return Counts(
             queued=len(state.queue),
-            leased=len(state.in_flight),
+            leased=len(state.leased),
             parked=state.parked,
             following=state.following,
             settled=len(state.results),
             cached=len(state.cache),
             oldest_lease_age_ms=state.oldest_lease_age_ms(self.now_ms(), self.clock.ages),
             holders_lost=state.holders_lost(),
-            last_seq=journal.last_seq,
-            durable_seq=journal.durable_seq,
-            archived_seq=self._archive.archived_seq,
-            syncs=journal.batches,
+            commits=journal.last_seq,
             failure=journal.failure,
-            archive_failure=self._archive.failure,
-            archive_rejected=self._archive.rejected,
+            behind=max(0, self._archive_lag()),
+            history_failure=self._archive.failure,
+            rejected=self._archive.rejected,
             pushes=state.push_count(),
             pushes_dead=len(state.pushes_dead),
             delegations=state.delegation_count(),
@@ -481,6 +289,7 @@ class EmbeddedLedger(MemoryReads):
             parcels=state.parcel_total(),
             clock_steps=self.clock.steps_total,
             clock_paused_ms=self.clock.paused_ms_left,
+            gauges={"durable_seq": journal.durable_seq, "archived_seq": archived_seq, "syncs": journal.batches},
         )
 
     async def close(self) -> None:
@@ -489,3 +298,31 @@ class EmbeddedLedger(MemoryReads):
 
 def _begins_work(command: Command[Any]) -> bool:
     return isinstance(command, Accept) or (isinstance(command, ReceiveFromPeer) and command.accept is not None)
+
+
+def _named_tasks(command: Command[Any], state: LedgerState) -> Sequence[TaskId]:
+    """The tasks that a command names, by id or by the request that was given them."""
+    if isinstance(command, TaskCommand):
+        return (command.task_id,)
+    if isinstance(command, Accept):
+        # An id that was made just now is nobody's yet.
+        return () if command.minted else (command.task.id,)
+    if isinstance(command, ReceiveFromPeer):
+        return () if command.accept is None else (command.accept.task.id,)
+    if isinstance(command, Drain):
+        if command.request_id is not None:
+            again = state.remembered("drain", command.by.pubkey, command.request_id)
+            if again is not None:
+                return again.task_ids
+        return (command.task_id,) if command.task_id is not None else ()
+    if isinstance(command, Withdraw):
+        drained = state.remembered("drain", command.by.pubkey, command.request_id)
+        return drained.task_ids if drained is not None else ()
+    return command.results if isinstance(command, GiveBack) else ()
+
+
+def _asked_by(command: Command[Any]) -> tuple[PublicKey | None, PublicKey | None]:
+    """Who must have part in the tasks that a command names, and whose they must be; None: whoever, whosever."""
+    if isinstance(command, TaskCommand):
+        return command.viewer, command.recipient
+    return (command.sender if isinstance(command, Drain) else None), None

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from covenant.ledger.machine import effects
 from covenant.ledger.machine.events import (
     DelegationDropped,
     DelegationPut,
@@ -73,9 +74,7 @@ class PeerIndex:
                 self.put_parcel(parcel)
             case ParcelMoved(move):
                 waiting = self._parcels[move.delegation.peer][move.delegation]
-                waiting[move.seq] = replace(
-                    waiting[move.seq], attempts=move.attempts, next_ms=move.next_ms, failure=move.failure
-                )
+                waiting[move.seq] = effects.moved_parcel(waiting[move.seq], move)
             case ParcelsDropped(key, through):
                 self._delivered(key, through, ts_ms)
             case PeerPut(peer):
@@ -89,7 +88,7 @@ class PeerIndex:
             case TokenRevoked():
                 self.put_revoked(event, ts_ms)
             case _:
-                raise AssertionError(f"no correspondence takes {event}")
+                raise AssertionError(f"no peer takes {event}")
 
     # Peers
 
@@ -261,7 +260,7 @@ class PeerIndex:
         sender = envelope.sender
         peer = self.peers_by_id.get(sender)
         if peer is not None:
-            self.put_peer(replace(peer, heard_at_ms=ts_ms))
+            self.put_peer(effects.heard(peer, ts_ms))
         if envelope.typ == POLL:
             # It says nothing, and comes all day: what is worth looking at must not be pushed out by it.
             return

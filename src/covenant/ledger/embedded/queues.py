@@ -1,4 +1,4 @@
-"""Queues: first in, first out, with removal from anywhere at constant cost."""
+"""What the state keeps beside its entries: queues, the sizes of accounts, cached results and large bodies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import CacheDropped
 from covenant.ledger.machine.view import Account, Cached, Limits
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import PublicKey, TaskId
@@ -20,10 +21,11 @@ Lane = OrderedDict[TaskId, None]
 
 
 class FifoQueues:
-    """One lane for each owner, and one for all of them together."""
+    """First in, first out, with removal from anywhere at constant cost: a lane for each owner, and one for all."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: OrderedDict[str, Lane] = OrderedDict()
+        """The owner that was served last is last."""
         self._all: Lane = OrderedDict()
 
     def __len__(self) -> int:
@@ -48,13 +50,25 @@ class FifoQueues:
         del self._all[task_id]
         lane = self._lanes[owner]
         del lane[task_id]
-        if not lane:
+        if lane:
+            self._lanes.move_to_end(owner)
+        else:
             del self._lanes[owner]
 
     def first(self, owner: str | None, count: int) -> list[TaskId]:
         """The oldest tasks, up to `count`."""
         lane = self._all if owner is None else self._lanes.get(owner)
         return list(islice(lane, count)) if lane else []
+
+    def in_turn(self, count: int) -> list[TaskId]:
+        """The oldest task of each owner, then the second of each, and so on: nobody's many tasks hide another's few."""
+        found: list[TaskId] = []
+        lanes = [iter(lane) for lane in islice(self._lanes.values(), count)]
+        while lanes and len(found) < count:
+            of_round = [(task_id, lane) for lane in lanes if (task_id := next(lane, None)) is not None]
+            found += [task_id for task_id, _ in of_round]
+            lanes = [lane for _, lane in of_round]
+        return found[:count]
 
     def count(self, owner: str) -> int:
         return len(self._lanes.get(owner, ()))
@@ -136,20 +150,23 @@ class ResultCache:
         self._size += size - (before[1] if before is not None else 0)
         self._cached[key] = (cached, size)
 
-    def drop_oldest(self, count: int) -> None:
-        for _ in range(min(count, len(self._cached))):
-            _, (_, size) = self._cached.popitem(last=False)
+    def drop(self, dropped: CacheDropped) -> None:
+        # Events of earlier versions count the oldest instead of naming them.
+        for key in dropped.keys or tuple(islice(self._cached, dropped.count)):
+            _, size = self._cached.pop(key, (None, 0))
             self._size -= size
 
-    def overflow(self, limits: Limits, now_ms: int, ages: Ages) -> int:
-        """How many of the oldest are over the limits."""
-        over, size = max(0, len(self._cached) - limits.cache_entries_max), self._size
-        for index, (cached, its_size) in enumerate(self._cached.values()):
+    def overflow(self, limits: Limits, now_ms: int, count: int, ages: Ages) -> list[CacheKey]:
+        """The oldest that are over the limits, up to `count`."""
+        over, size = len(self._cached) - limits.cache_entries_max, self._size
+        found: list[CacheKey] = []
+        for key, (cached, its_size) in islice(self._cached.items(), count):
             young = ages.age_ms(cached.cached_at_ms, now_ms) <= limits.cache_age_ms_max
-            if index >= over and young and size <= limits.cache_bytes_max:
-                return index
+            if len(found) >= over and young and size <= limits.cache_bytes_max:
+                break
+            found.append(key)
             size -= its_size
-        return len(self._cached)
+        return found
 
 
 WAITING_BYTES_MAX: Final = 32 << 20

@@ -1,50 +1,251 @@
-"""Look-ups that memory answers at once: who is known, what a peer is owed, which webhooks are told.
+"""What the ledger is asked: look-ups in memory, history from the archive, and the live tasks from both.
 
-They wait for nothing, so they may see a record that is not on disk yet. What rests on one is a command of its own, and
-that is durable only together with what it was decided on.
+Each read first waits until everything decided so far is durable. What is live is told from memory when the archive
+cannot be read or written: the same answers in the same order, at a cost that grows with the live work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from heapq import nsmallest
 from itertools import chain, islice
-from typing import Any
+from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract.tasks import LeaseRecord, Queue, QueueEntry, QueueQuery, TaskDetail
+from covenant.ledger.contract.identities import AuditMark, AuditRecord
+from covenant.ledger.contract.tasks import (
+    ANY,
+    LeaseRecord,
+    Listing,
+    ListQuery,
+    Parties,
+    Queue,
+    QueueEntry,
+    QueueQuery,
+    TaskDetail,
+    TaskRow,
+    TaskScope,
+    TreeNode,
+)
+from covenant.ledger.embedded.archive.history import History
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.machine.commands import Accept, Command, Drain, GiveBack, TaskCommand, Withdraw
-from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.peer_commands import ReceiveFromPeer
+from covenant.ledger.embedded.storage import Storage
+from covenant.ledger.machine.decisions.leases import body_unreadable
+from covenant.ledger.machine.entry import Alive, Entry
 from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.grant import Identity
-from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.audit_chain import AuditHead, AuditReport
+from covenant.model.errors import Unavailable
+from covenant.model.grant import Grant, Identity
+from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationRole, LoggedMessage, OutboxMessage
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push
 from covenant.model.result import Result
 from covenant.model.task import Task
+from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant
 
+CATCH_UP_S: Final = 10.0
+LIVE_S: Final = 2.0
+"""How long a question about what is live waits for the archive, before memory answers it."""
 
-class MemoryReads:
-    _state: LedgerState
 
-    def pushes(self, task_id: TaskId) -> Sequence[Push]:
-        return self._state.pushes(task_id)
+class Reads:
+    """The reading half of the engine."""
 
-    def peer(self, peer_id: InstanceId) -> Peer | None:
-        return self._state.peer(peer_id)
+    node: str
+    boot: str
+    now_ms: Callable[[], int]
 
-    def peer_named(self, name: str) -> Peer | None:
-        return self._state.peer_named(name)
+    def __init__(self, state: LedgerState, storage: Storage) -> None:
+        self._storage = storage
+        self._journal = storage.journal
+        self._archive = storage.archive
+        self._history: History = storage.history
+        self._reloading: asyncio.Task[None] | None = None
+        self._use(state)
+
+    def alive(self, node: str | None, boot: str) -> bool:
+        return boot == self.boot or node != self.node
+
+    async def durable(self) -> None:
+        """Reads begin here: nothing that is not on disk is visible after it."""
+        if self._journal.failure is None:
+            await self._journal.wait()
+        if self._journal.failure is not None:
+            if self._reloading is None:
+                self._reloading = asyncio.create_task(self._reload())
+            await asyncio.shield(self._reloading)
+
+    async def _reload(self) -> None:
+        raise NotImplementedError
+
+    async def _archived(self) -> None:
+        """For reads of history: durable, and in the archive."""
+        await self.durable()
+        await self._archive.caught_up(self._journal.durable_seq, CATCH_UP_S)
+
+    async def _read_task(self, task_id: TaskId) -> Task:
+        """A task whose body is on disk."""
+        await self._archive.caught_up(self._state.large.unloaded_seq, CATCH_UP_S)
+        try:
+            task = await self._history.task(task_id)
+        except msgspec.MsgspecError as error:
+            raise body_unreadable(f"task {task_id} ({error})") from error
+        if task is None:
+            raise body_unreadable(f"task {task_id}, which the archive does not have,")
+        return task
+
+    async def entry(self, task_id: TaskId) -> Entry | None:
+        await self.durable()
+        entry = self._state.entries.get(task_id)
+        if entry is None or not entry.body_on_disk:
+            return entry
+        task = await self._read_task(task_id)
+        entry = self._state.entries.get(task_id)
+        return None if entry is None else entry.with_body(task)
+
+    def may_know(self, task_id: TaskId) -> bool:
+        return task_id in self._state.entries or self._storage.seen.maybe(task_id)
+
+    async def parties(self, task_id: TaskId) -> Parties | None:
+        await self.durable()
+        entry = self._state.entries.get(task_id)
+        if entry is not None:
+            task = entry.task
+            return Parties(sender=task.sender, recipient=task.recipient, tenant=task.tenant)
+        return await self._history.parties(task_id) if self._storage.seen.maybe(task_id) else None
+
+    async def outbox(self) -> Sequence[Push]:
+        await self.durable()
+        return tuple(self._state.all_pushes())
+
+    async def steps(self, task_id: TaskId, after: int, limit: int, scope: TaskScope = ANY) -> Sequence[Step]:
+        await self.durable()
+        reachable = await self._archive.reachable(self._journal.durable_seq, CATCH_UP_S)
+        found = await self._history.steps(task_id, after, limit, scope)
+        if not reachable:
+            self._check_steps(task_id, found[-1].generation if found else after, whole=len(found) < limit)
+        return found
+
+    def _check_steps(self, task_id: TaskId, through: int, *, whole: bool) -> None:
+        """While the archive cannot be written, the steps that it has are enough for tasks that have not moved since."""
+        entry = self._state.entries.get(task_id)
+        if whole and entry is not None and through < entry.generation:
+            why = f": {self._archive.failure}" if self._archive.failure else ""
+            raise Unavailable("archive_lagging", f"the newest steps are not in the archive yet{why}; ask again")
+
+    async def listing(self, query: ListQuery) -> Listing:
+        await self._archived()
+        return await self._history.listing(query)
+
+    async def of_tenant(self, tenant: str, limit: int, *, simple: bool = False) -> Sequence[TaskRow]:
+        await self._archived()
+        return await self._history.of_tenant(tenant, limit, simple=simple)
+
+    async def _live(self) -> bool:
+        """Whether the archive can tell of what is live, too."""
+        await self.durable()
+        return await self._archive.reachable(self._journal.durable_seq, LIVE_S)
+
+    async def queue(self, query: QueueQuery) -> Queue:
+        if await self._live():
+            with suppress(Unavailable):
+                return await self._history.queue(query, self.now_ms())
+        return live_queue(self._state, query, self.now_ms(), self.alive)
+
+    async def recent_tasks(self, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
+        if await self._live():
+            with suppress(Unavailable):
+                return await self._history.recent_tasks(viewer, limit)
+        return live_tasks(self._state, viewer, limit)
+
+    async def recent_results(self, viewer: PublicKey | None, limit: int) -> Sequence[Result]:
+        if await self._live():
+            with suppress(Unavailable):
+                return await self._history.recent_results(viewer, limit)
+        return live_results(self._state, viewer, limit)
+
+    async def show(self, task_id: TaskId, viewer: PublicKey | None, updates_max: int) -> TaskDetail | None:
+        reachable, shown = await self._live(), None
+        try:
+            shown = await self._history.show(task_id, viewer, updates_max)
+        except Unavailable:
+            if task_id not in self._state.entries:
+                raise
+            reachable = False
+        entry = self._state.entries.get(task_id)
+        if reachable or entry is None:
+            return shown
+        return live_detail(entry, viewer, shown, self.alive)
+
+    async def tree(self, root: TaskId, viewer: PublicKey | None) -> TreeNode:
+        await self._archived()
+        return await self._history.tree(root, viewer)
+
+    async def tenants(self) -> Sequence[Tenant]:
+        await self.durable()
+        return tuple(self._state.tenants.values())
+
+    async def identities(self) -> Sequence[Identity]:
+        await self.durable()
+        return tuple(self._state.identities_by_token.values())
+
+    async def grants(self) -> Sequence[Grant]:
+        await self.durable()
+        return tuple(self._state.grants_by_signature.values())
+
+    async def audit_recent(self, issuer: PublicKey | None, limit: int, since_ms: int | None) -> Sequence[AuditRecord]:
+        await self._archived()
+        return await self._history.audit_recent(issuer, limit, since_ms)
+
+    async def audit_before(self, before_ms: int) -> Sequence[AuditMark]:
+        await self._archived()
+        found = await self._history.audit_before(before_ms)
+        return () if found is None else (AuditMark(*found),)
+
+    async def audit_verify(self) -> AuditReport:
+        return await self._history.audit_verify(await self._audit_head())
+
+    async def audit_verify_new(self) -> AuditReport:
+        return await self._history.audit_verify_new(await self._audit_head())
+
+    async def _audit_head(self) -> AuditHead:
+        """The newest audit row that is durable, once the archive has it too."""
+        while True:
+            await self.durable()
+            head, seq = self._state.audit_head, self._journal.last_seq
+            if seq == self._journal.durable_seq or self._journal.failure is not None:
+                await self._archive.caught_up(min(seq, self._journal.durable_seq), CATCH_UP_S)
+                return head
+
+    # Registers and peers are answered from memory at once. A look-up may see a record that is not on disk yet: what
+    # rests on it is a command of its own, and durable only together with what it was decided on.
+
+    def _use(self, state: LedgerState) -> None:
+        self._state = state
+        self.identity = state.identity
+        self.enrolled = state.enrolled
+        self.tenant = state.tenant
+        self.tenant_of = state.tenant_of
+        self.agent = state.agent
+        self.peer = state.peer
+        self.peer_named = state.peer_named
+        self.token_revoked = state.token_revoked
+
+    def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
+        return tuple(self._state.stored_agents.get(tenant, {}).values())
 
     def peers(self) -> Sequence[Peer]:
         return tuple(self._state.peers_by_id.values())
+
+    def pushes(self, task_id: TaskId) -> Sequence[Push]:
+        return self._state.pushes(task_id)
 
     def delegation(self, key: DelegationKey) -> Delegation | None:
         return self._state.delegation(key)
@@ -67,80 +268,31 @@ class MemoryReads:
     def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
         return self._state.envelope_taken(sender, jti)
 
-    def token_revoked(self, token_id: str) -> bool:
-        return self._state.token_revoked(token_id)
-
     def message_log(self) -> Sequence[LoggedMessage]:
         return tuple(reversed(self._state.messages))
 
-    def identity(self, token_sha256: str) -> Identity | None:
-        return self._state.identities_by_token.get(token_sha256)
 
-    def enrolled(self, agent: AgentId) -> AgentId | None:
-        return self._state.enrolled(agent)
-
-    def tenant(self, name: str) -> Tenant | None:
-        return self._state.tenants.get(name)
-
-    def tenant_of(self, token_sha256: str) -> Tenant | None:
-        return self._state.tenants_by_token.get(token_sha256)
-
-    def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
-        return self._state.agent(tenant, agent_id)
-
-    def agents(self, tenant: str) -> Sequence[CatalogueAgent]:
-        return tuple(self._state.stored_agents.get(tenant, {}).values())
-
-
-def named_tasks(command: Command[Any], state: LedgerState) -> Sequence[TaskId]:
-    """The tasks that a command names, by id or by the request that was given them."""
-    if isinstance(command, TaskCommand):
-        return (command.task_id,)
-    if isinstance(command, Accept):
-        # An id that was made just now is nobody's yet.
-        return () if command.minted else (command.task.id,)
-    if isinstance(command, ReceiveFromPeer):
-        return () if command.accept is None else (command.accept.task.id,)
-    if isinstance(command, Drain):
-        if command.request_id is not None:
-            again = state.remembered("drain", command.by.pubkey, command.request_id)
-            if again is not None:
-                return again.task_ids
-        return (command.task_id,) if command.task_id is not None else ()
-    if isinstance(command, Withdraw):
-        drained = state.remembered("drain", command.by.pubkey, command.request_id)
-        return drained.task_ids if drained is not None else ()
-    return command.results if isinstance(command, GiveBack) else ()
-
-
-def asked_by(command: Command[Any]) -> tuple[PublicKey | None, PublicKey | None]:
-    """Who must have part in the tasks that a command names, and whose they must be; None: whoever, whosever."""
-    if isinstance(command, TaskCommand):
-        return command.viewer, command.recipient
-    return (command.sender if isinstance(command, Drain) else None), None
-
-
-def queue(state: LedgerState, query: QueueQuery, now_ms: int, node: str, boot: str) -> Queue:
+def live_queue(state: LedgerState, query: QueueQuery, now_ms: int, alive: Alive) -> Queue:
     """Lost holders first, then the longest held leases, then what is queued, then what waits for something else."""
 
     def rank(entry: Entry) -> tuple[bool, int]:
-        return not entry.holder_lost(node, boot), -entry.lease.age_ms(now_ms) if entry.lease is not None else 0
+        return not entry.holder_lost(alive), -entry.lease.age_ms(now_ms) if entry.lease is not None else 0
 
     leased = (entry for entry in state.leases() if _passes(entry, query, now_ms))
     queued = (entry for entry in _entries(state, state.queue) if _passes(entry, query, now_ms))
     waiting = (entry for entry in _waiting(state) if _passes(entry, query, now_ms))
     chosen = islice(chain(nsmallest(query.limit, leased, rank), queued, waiting), query.limit)
-    results = recent_results(state, query.viewer, query.limit, newest_first=False)
-    return Queue(tuple(_line(entry, node, boot) for entry in chosen), tuple(results))
+    results = live_results(state, query.viewer, query.limit, newest_first=False)
+    return Queue(tuple(_line(entry, alive) for entry in chosen), tuple(results))
 
 
-def recent_tasks(state: LedgerState, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
+def live_tasks(state: LedgerState, viewer: PublicKey | None, limit: int) -> Sequence[Task]:
     """Queued tasks, the newest first."""
     found = (entry.task for entry in _entries(state, reversed(state.queue)) if _has_part(entry, viewer))
     return tuple(islice(found, limit))
 
 
-def recent_results(
+def live_results(
     state: LedgerState, viewer: PublicKey | None, limit: int, *, newest_first: bool = True
 ) -> Sequence[Result]:
     """Undrained results. Results are the sender's alone."""
@@ -153,9 +305,7 @@ def recent_results(
     return tuple(islice(found, limit))
 
 
-def show(
-    entry: Entry, viewer: PublicKey | None, archived: TaskDetail | None, node: str, boot: str
-) -> TaskDetail | None:
+def live_detail(entry: Entry, viewer: PublicKey | None, archived: TaskDetail | None, alive: Alive) -> TaskDetail | None:
     """One task that is in memory. Its leases and updates are told as far as the archive has them."""
     if not _has_part(entry, viewer):
         return None
@@ -165,8 +315,8 @@ def show(
         leases = (*leases, live)
     return TaskDetail(
         task=entry.task,
-        state=entry.state.value,
-        a2a_state=in_words_of_a2a(entry),
+        state=entry.state.wire_name,
+        a2a_state=entry.a2a_state,
         attempt=entry.attempt,
         turn=entry.turn,
         generation=entry.generation,
@@ -176,17 +326,8 @@ def show(
         updates=archived.updates if archived is not None else (),
         result=entry.result,
         cause=entry.cause,
-        holder_lost=entry.holder_lost(node, boot),
+        holder_lost=entry.holder_lost(alive),
     )
-
-
-def in_words_of_a2a(entry: Entry) -> str:
-    """The state as an A2A client is told it."""
-    if entry.ending is not None:
-        return entry.ending
-    if entry.state is PARKED:
-        return entry.interruption or ""
-    return "working" if entry.attempt > 0 or entry.turn > 1 else "submitted"
 
 
 def _entries(state: LedgerState, task_ids: Iterable[TaskId]) -> Iterator[Entry]:
@@ -207,7 +348,7 @@ def _has_part(entry: Entry, viewer: PublicKey | None) -> bool:
 
 
 def _passes(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
-    if query.state_filter is not None and entry.state.value != query.state_filter:
+    if query.state_filter is not None and entry.state.wire_name != query.state_filter:
         return False
     age_ms, within_ms = query.min_lease_age_ms, query.deadline_within_ms
     held = entry.lease if entry.state is LEASED else None
@@ -218,8 +359,8 @@ def _passes(entry: Entry, query: QueueQuery, now_ms: int) -> bool:
     return _has_part(entry, query.viewer)
 
 
-def _line(entry: Entry, node: str, boot: str) -> QueueEntry:
-    line = QueueEntry(state=entry.state.value, task=entry.task, attempt=entry.attempt)
+def _line(entry: Entry, alive: Alive) -> QueueEntry:
+    line = QueueEntry(state=entry.state.wire_name, task=entry.task, attempt=entry.attempt)
     lease = entry.lease
     if entry.state is not LEASED or lease is None:
         return line
@@ -229,7 +370,7 @@ def _line(entry: Entry, node: str, boot: str) -> QueueEntry:
         leased_to=lease.leased_to,
         leased_at_ms=lease.leased_at_ms,
         renewed_at_ms=lease.renewed_at_ms or None,
-        holder_lost=entry.holder_lost(node, boot),
+        holder_lost=entry.holder_lost(alive),
     )
 
 

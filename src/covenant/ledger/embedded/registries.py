@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from covenant.ledger.machine import effects
 from covenant.ledger.machine.events import (
     AgentPut,
     AgentRemoved,
@@ -59,18 +60,7 @@ class PushIndex:
             case PushPut(push):
                 self.put_push(push)
             case PushMoved(move):
-                push = self.pushes_by_task[move.task_id][move.id]
-                self.put_push(
-                    replace(
-                        push,
-                        moved_at_ms=ts_ms,
-                        delivered=max(push.delivered, move.delivered),
-                        attempts=move.attempts,
-                        next_ms=move.next_ms,
-                        failure=move.failure,
-                        dead_at_ms=ts_ms if move.dead else None,
-                    )
-                )
+                self.put_push(effects.moved_push(self.pushes_by_task[move.task_id][move.id], move, ts_ms))
             case PushDropped(task_id, push_id):
                 of_task = self.pushes_by_task[task_id]
                 self._count(of_task.pop(push_id), -1)
@@ -78,7 +68,7 @@ class PushIndex:
                     del self.pushes_by_task[task_id]
                 self.pushes_dead.pop((task_id, push_id), None)
             case _:
-                raise AssertionError(f"no outbox takes {event}")
+                raise AssertionError(f"no push takes {event}")
 
     def put_push(self, push: Push) -> None:
         """As an event says, or a snapshot."""
@@ -95,9 +85,8 @@ class PushIndex:
             heapq.heappush(self._idle, (self._idle_at_ms(push, push.moved_at_ms), push.task_id, push.id))
 
     def end_pushes(self, task_id: TaskId, generation: int) -> None:
-        """The task has ended: there will be no later generation."""
         for push in tuple(self.pushes_by_task[task_id].values()):
-            self.put_push(replace(push, ended=generation))
+            self.put_push(effects.ended_push(push, generation))
 
     def pushes(self, task_id: TaskId) -> Sequence[Push]:
         return tuple(self.pushes_by_task.get(task_id, {}).values())
@@ -194,7 +183,7 @@ class Registries:
             case AuditPurged(through, anchor_hash):
                 self.audit_anchor = AuditHead(through, anchor_hash)
             case _:
-                raise AssertionError(f"no register takes {event}")
+                raise AssertionError(f"no registry takes {event}")
 
     def put_identity(self, identity: Identity) -> None:
         self.identities_by_token[identity.token_sha256] = identity
@@ -254,6 +243,9 @@ class Registries:
 
     def tenant(self, name: str) -> Tenant | None:
         return self.tenants.get(name)
+
+    def tenant_of(self, token_sha256: str) -> Tenant | None:
+        return self.tenants_by_token.get(token_sha256)
 
     def tenant_count(self) -> int:
         return len(self.tenants)

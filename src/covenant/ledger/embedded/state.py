@@ -17,31 +17,28 @@ import msgspec
 from covenant.ledger.embedded.peer_index import PeerIndex
 from covenant.ledger.embedded.queues import Accounts, FifoQueues, LargeBodies, ReadBodies, ResultCache
 from covenant.ledger.embedded.registries import PushIndex, Registries
-from covenant.ledger.machine.entry import Entry, evolve
+from covenant.ledger.machine import effects
+from covenant.ledger.machine.effects import RequestKey, Sharing
+from covenant.ledger.machine.entry import Alive, Entry, evolve
 from covenant.ledger.machine.events import (
     AnyEvent,
     CacheDropped,
     LeaseInterrupted,
-    LeaseReleased,
     LeaseRenewed,
     MessageKept,
     PeerEvent,
     PushEvent,
     RequestWithdrawn,
     ResultDrained,
-    ResultReturned,
     TaskContinued,
     TaskEvent,
     TaskLeased,
-    TaskPromoted,
-    TaskSent,
-    TaskSettled,
     TurnEnded,
 )
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered
 from covenant.model.clock_steps import STEADY, Ages
-from covenant.model.ids import LeaseId, PublicKey, TaskId
+from covenant.model.ids import PublicKey, TaskId
 from covenant.model.result import weigh_result
 from covenant.model.task import DELEGATION, CacheKey, Task, weigh
 from covenant.model.task_event import weigh_message
@@ -60,18 +57,17 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         self.entries: dict[TaskId, Entry] = {}
         self.queue = FifoQueues()
         self.results = FifoQueues()
-        self.in_flight: OrderedDict[TaskId, None] = OrderedDict()
+        self.leased: OrderedDict[TaskId, None] = OrderedDict()
         """The longest untouched first: leasing and renewing move a task to the end."""
-        self._holders: tuple[str, str] | None = None
-        """Which node and boot leases are compared with, once that is known."""
+        self._alive: Alive | None = None
+        """Whether a holder may still be there, once that is known."""
         self._lost_leases: set[TaskId] = set()
         self.parked = 0
         self.following = 0
         self.cache = ResultCache()
         self.leaders: dict[CacheKey, TaskId] = {}
         self.groups: dict[CacheKey, dict[TaskId, None]] = {}
-        self.requests: OrderedDict[tuple[str, PublicKey, str], Remembered] = OrderedDict()
-        """By verb, caller and request id."""
+        self.requests: OrderedDict[RequestKey, Remembered] = OrderedDict()
         self.children: dict[TaskId, dict[TaskId, None]] = {}
         """The delegated tasks that have not ended, by their parent."""
         self.orphaned: dict[TaskId, None] = {}
@@ -103,7 +99,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 if old is None or new.state is not old.state:
                     self._move(event, old, new, ts_ms, seq)
                 elif isinstance(event, LeaseRenewed):  # nothing else makes a lease young
-                    self.in_flight.move_to_end(event.task_id)
+                    self.leased.move_to_end(event.task_id)
                     self._judge_holder(new)
                 elif isinstance(event, LeaseInterrupted):
                     self._judge_holder(new)
@@ -117,7 +113,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 for verb in ("take", "drain"):
                     self._keep_request((verb, event.by, event.request_id), Remembered(()))
             elif isinstance(event, CacheDropped):
-                self.cache.drop_oldest(event.count)
+                self.cache.drop(event)
             else:
                 self.register(event)
 
@@ -133,9 +129,8 @@ class LedgerState(Registries, PushIndex, PeerIndex):
                 self.accounts.end(old)
             elif isinstance(event, (TaskContinued, TurnEnded)):
                 self.accounts.resize(old, new)
-        first = isinstance(event, ResultReturned) or (isinstance(event, LeaseReleased) and event.undelivered)
-        self._enter(new.state, new, seq, first=first)
-        if task_id in self.pushes_by_task and isinstance(event, TaskSettled):
+        self._enter(new.state, new, seq, first=type(event) in effects.MAY_GO_FIRST and effects.goes_first(event))
+        if task_id in self.pushes_by_task and effects.ends_pushes(event):
             self.end_pushes(task_id, new.generation)
         if task.idempotency is not None:
             self._share(event, new, ts_ms)
@@ -147,7 +142,8 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         if finished and task_id in self.children:
             self.orphaned.update(self.children.pop(task_id))
         if isinstance(event, (TaskLeased, ResultDrained)) and event.request_id is not None:
-            self._remember(event, new)
+            key, remembered = effects.request_given(event, new)
+            self._keep_request(key, effects.given_besides(self.requests.get(key), remembered))
 
     def _begin(self, entry: Entry, seq: int) -> None:
         self.accounts.begin(entry)
@@ -167,7 +163,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         if state is QUEUED:
             self.queue.leave(task.recipient.pubkey, task.id)
         elif state is LEASED:
-            del self.in_flight[task.id]
+            del self.leased[task.id]
             self._lost_leases.discard(task.id)
         elif state is SETTLED:
             self.results.leave(task.sender.pubkey, task.id)
@@ -184,7 +180,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         if state is QUEUED:
             self.queue.enter(task.recipient.pubkey, task.id, first=first)
         elif state is LEASED:
-            self.in_flight[task.id] = None
+            self.leased[task.id] = None
             self._judge_holder(entry)
             times_out_at_ms = entry.times_out_at_ms(entry.updated_at_ms, self._due_ages)
             if times_out_at_ms is not None:
@@ -223,22 +219,22 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         key = entry.cache_key
         if key is None:
             return
-        task_id = entry.task.id
-        if isinstance(event, TaskSent):
-            # A replayed task is sent and settled in one record: it must not take over from a leader that is at work.
+        task_id, sharing = entry.task.id, effects.sharing(event)
+        if sharing is Sharing.LEADS:
             self.leaders.setdefault(key, task_id)
-        elif isinstance(event, TaskPromoted):
+        elif sharing is Sharing.TAKES_OVER:
             self._unfollow(key, task_id)
             self.leaders[key] = task_id
-        elif entry.state is FOLLOWING:
+        elif sharing is Sharing.FOLLOWS:
             self.groups.setdefault(key, {})[task_id] = None
-        elif isinstance(event, TaskSettled):
+        elif sharing is Sharing.ENDS:
             if self.leaders.get(key) == task_id:
                 del self.leaders[key]
             else:
                 self._unfollow(key, task_id)
-            if event.cached:
-                self.cache.put(key, Cached(source_task_id=task_id, result=event.result, cached_at_ms=ts_ms))
+            found = effects.cacheable(event, ts_ms)
+            if found is not None:
+                self.cache.put(key, found)
 
     def _unfollow(self, key: CacheKey, task_id: TaskId) -> None:
         group = self.groups.get(key)
@@ -247,18 +243,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
             if not group:
                 del self.groups[key]
 
-    def _remember(self, event: TaskLeased | ResultDrained, entry: Entry) -> None:
-        lease_ids: tuple[LeaseId, ...] = ()
-        assert event.request_id is not None
-        if isinstance(event, TaskLeased):
-            key = ("take", event.by or event.lease.leased_to.pubkey, event.request_id)
-            lease_ids = (event.lease.lease_id,)
-        else:
-            key = ("drain", event.by or entry.task.sender.pubkey, event.request_id)
-        known = self.requests.get(key, Remembered(()))
-        self._keep_request(key, Remembered((*known.task_ids, event.task_id), (*known.lease_ids, *lease_ids)))
-
-    def _keep_request(self, key: tuple[str, PublicKey, str], remembered: Remembered) -> None:
+    def _keep_request(self, key: RequestKey, remembered: Remembered) -> None:
         self.requests[key] = remembered
         if len(self.requests) > self.limits.requests_remembered_max:
             self.requests.popitem(last=False)
@@ -293,7 +278,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
 
     def ordered(self) -> Iterator[Entry]:
         """All live entries, in an order from which `restore` makes the same lanes again."""
-        for task_ids in (self.queue, self.in_flight, self.results):
+        for task_ids in (self.queue, self.leased, self.results):
             for task_id in task_ids:
                 yield self.entries[task_id]
         for group in self.groups.values():
@@ -328,7 +313,8 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         return self.accounts.undrained(sender)
 
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
-        return [self.entries[task_id] for task_id in self.queue.first(recipient, count)]
+        found = self.queue.in_turn(count) if recipient is None else self.queue.first(recipient, count)
+        return [self.entries[task_id] for task_id in found]
 
     def queued_count(self, recipient: PublicKey) -> int:
         return self.queue.count(recipient)
@@ -340,7 +326,7 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         return self.results.count(sender)
 
     def leases(self) -> Iterator[Entry]:
-        return (self.entries[task_id] for task_id in self.in_flight)
+        return (self.entries[task_id] for task_id in self.leased)
 
     def due(self, now_ms: int, count: int, ages: Ages) -> Sequence[Entry]:
         """At most one task of a cache key at a time: settling one may change what the others are."""
@@ -405,8 +391,8 @@ class LedgerState(Registries, PushIndex, PeerIndex):
     def cached(self, key: CacheKey) -> Cached | None:
         return self.cache.get(key)
 
-    def cache_overflow(self, now_ms: int, ages: Ages) -> int:
-        return self.cache.overflow(self.limits, now_ms, ages)
+    def cache_overflow(self, now_ms: int, count: int, ages: Ages) -> Sequence[CacheKey]:
+        return self.cache.overflow(self.limits, now_ms, count, ages)
 
     def leader(self, key: CacheKey) -> TaskId | None:
         return self.leaders.get(key)
@@ -421,19 +407,14 @@ class LedgerState(Registries, PushIndex, PeerIndex):
         entry = next(self.leases(), None)
         return entry.lease.age_ms(now_ms, ages) if entry is not None and entry.lease is not None else 0
 
-    def watch_holders(self, node: str, boot: str) -> None:
-        """From now on count the leases whose holder cannot come back, as seen from this run of this node."""
-        self._holders = (node, boot)
+    def watch_holders(self, alive: Alive) -> None:
+        """From now on count the leases whose holder cannot come back."""
+        self._alive = alive
         for entry in self.leases():
             self._judge_holder(entry)
 
     def _judge_holder(self, entry: Entry) -> None:
-        holders, lease = self._holders, entry.lease
-        if holders is None or lease is None:
-            return
-        if not entry.interrupted and lease.boot in (None, holders[1]):  # most are ours, and of this run
-            self._lost_leases.discard(entry.task.id)
-        elif entry.holder_lost(*holders):
+        if self._alive is not None and entry.holder_lost(self._alive):
             self._lost_leases.add(entry.task.id)
         else:
             self._lost_leases.discard(entry.task.id)

@@ -18,8 +18,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.events import (
+    AgentPut,
+    AgentRemoved,
     AnyEvent,
+    IdentityEnrolled,
+    IdentityRevoked,
     MessageKept,
     PeerEvent,
     PushDropped,
@@ -34,6 +39,7 @@ from covenant.ledger.machine.events import (
     TaskSent,
     TaskSettled,
     TaskUpdated,
+    TenantPut,
     TurnEnded,
     peer_of,
 )
@@ -308,10 +314,11 @@ class TaskWatchers:
         self.loop: Final = asyncio.get_running_loop()
         self._has_push = has_push
         self._watches: dict[str, list[TaskWatch]] = {}
-        self._waiting: deque[tuple[int, str, list[Step] | _Signal]] = deque()
+        self._waiting: deque[tuple[int, str, list[Step] | _Signal | RegisterChange]] = deque()
         self._lost: Callable[[TaskId], None] | None = None
         self._push: Callable[[TaskId], None] | None = None
         self._peer: list[Callable[[InstanceId], None]] = []
+        self._registers: list[Callable[[RegisterChange], None]] = []
 
     def watch(self, task_id: TaskId) -> TaskWatch:
         watch = TaskWatch(self, task_id)
@@ -334,6 +341,9 @@ class TaskWatchers:
     def on_peer(self, callback: Callable[[InstanceId], None]) -> None:
         self._peer.append(callback)
 
+    def on_registers(self, callback: Callable[[RegisterChange], None]) -> None:
+        self._registers.append(callback)
+
     def note(self, events: Sequence[AnyEvent], ts_ms: int, seq: int) -> None:
         """A record was decided. What it says of a task is given to whoever watches it at once."""
         watches, waiting = self._watches, self._waiting
@@ -345,6 +355,8 @@ class TaskWatchers:
                     waiting.append((seq, event.task_id, _Signal.PUSH))
                 elif self._peer and isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
                     waiting.append((seq, peer, _Signal.PEER))
+                elif self._registers and (change := _register_change(event)) is not None:
+                    waiting.append((seq, "", change))
                 continue
             kind, task_id = type(event), event.task_id
             if kind in _LEASE_ENDS and self._lost is not None:
@@ -371,6 +383,9 @@ class TaskWatchers:
             elif news is _Signal.PEER:
                 for tell in self._peer:
                     tell(InstanceId(whose))
+            elif isinstance(news, RegisterChange):
+                for listen in self._registers:
+                    listen(news)
             else:
                 listener = self._lost if news is _Signal.LOST else self._push
                 assert listener is not None
@@ -387,4 +402,20 @@ class TaskWatchers:
         self._waiting.clear()
 
     def __bool__(self) -> bool:
-        return bool(self._watches) or self._lost is not None or self._push is not None or bool(self._peer)
+        return bool(self._watches or self._lost or self._push or self._peer or self._registers)
+
+
+def _register_change(event: AnyEvent) -> RegisterChange | None:
+    match event:
+        case IdentityEnrolled(identity):
+            return RegisterChange(Register.IDENTITIES, identity.token_sha256)
+        case IdentityRevoked(token_sha256):
+            return RegisterChange(Register.IDENTITIES, token_sha256)
+        case TenantPut(tenant):
+            return RegisterChange(Register.TENANTS, tenant.name)
+        case AgentPut(agent):
+            return RegisterChange(Register.AGENTS, agent.tenant)
+        case AgentRemoved(tenant_name):
+            return RegisterChange(Register.AGENTS, tenant_name)
+        case _:
+            return None

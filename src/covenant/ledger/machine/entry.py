@@ -40,6 +40,10 @@ SAID_MAX: Final = 16
 replace = msgspec.structs.replace
 
 
+Alive = Callable[[str | None, str], bool]
+"""Whether a run (`boot`) of a node may still be there."""
+
+
 class EndedTurn(msgspec.Struct, frozen=True, gc=False):
     lease_id: LeaseId
     holder: PublicKey
@@ -125,14 +129,21 @@ class Entry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             return None
         return timeout_ms + (ages.moment_ms(self.turn_started_ms, now_ms) if ages.steps else self.turn_started_ms)
 
-    def holder_lost(self, node: str, boot: str) -> bool:
-        """The lease belongs to an earlier run of this node, so nobody holds it any more."""
+    @property
+    def a2a_state(self) -> str:
+        """The state as an A2A client is told it."""
+        if self.ending is not None:
+            return self.ending
+        if self.state is State.PARKED:
+            return self.interruption or ""
+        return "working" if self.attempt > 0 or self.turn > 1 else "submitted"
+
+    def holder_lost(self, alive: Alive) -> bool:
+        """The lease belongs to a run of a node that has ended, so nobody holds it any more."""
         lease = self.lease
-        return (
-            self.state is State.LEASED
-            and lease is not None
-            and (self.interrupted or (lease.boot is not None and lease.node == node and lease.boot != boot))
-        )
+        if self.state is not State.LEASED or lease is None:
+            return False
+        return self.interrupted or (lease.boot is not None and not alive(lease.node, lease.boot))
 
 
 def evolve(entry: Entry | None, event: TaskEvent, ts_ms: int) -> Entry:

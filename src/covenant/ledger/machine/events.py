@@ -20,7 +20,7 @@ from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push, PushMove
 from covenant.model.repair import Posture
 from covenant.model.result import Cause, Ending, Result
-from covenant.model.task import Lease, Task
+from covenant.model.task import CacheKey, Lease, Task
 from covenant.model.task_event import Interruption, MessageUpdate, Update
 from covenant.model.tenants import Tenant
 
@@ -256,9 +256,10 @@ class RequestWithdrawn(LedgerEvent, frozen=True, gc=False, tag="request_withdraw
 
 
 class CacheDropped(LedgerEvent, frozen=True, gc=False, tag="cache_dropped"):
-    """Results that are too old, or too many, to be replayed: the `count` oldest."""
+    """Results that are too old, or too many, to be replayed: those under `keys`, or else the `count` oldest."""
 
-    count: int
+    count: int = 0
+    keys: tuple[CacheKey, ...] = ()
 
 
 class IdentityEnrolled(LedgerEvent, frozen=True, gc=False, tag="identity_enrolled"):

@@ -80,13 +80,14 @@ class PurgeGrants(Command[int], frozen=True, gc=False, kw_only=True):
 
 
 class PurgeAudit(Command[int], frozen=True, gc=False, kw_only=True):
-    """Drop audit rows up to `through`, whose chain hash is `anchor_hash`; a marker row says so."""
+    """Drop audit rows of a chain up to `through`, whose chain hash is `anchor_hash`; a marker row says so."""
 
     by: AgentId
     before_ms: int
     through: int
     anchor_hash: str
     count: int
+    chain: str = ""
 
     def keys(self) -> tuple[Key, ...]:
         return (*_access_keys(self.access), AUDIT)

@@ -13,19 +13,38 @@ from typing import Final
 class State(enum.StrEnum):
     QUEUED = "queued"
     """Waiting for a holder."""
-    LEASED = "in_flight"
+    LEASED = "leased"
     """One holder works on it."""
     PARKED = "parked"
     """Waiting, without a lease, for its next message."""
     FOLLOWING = "following"
     """The same work is under way for an earlier task; its result will be this one's too."""
-    SETTLED = "result_pending"
+    SETTLED = "settled"
     """Ended, once; the sender has not taken the result."""
-    DRAINED = "resolved"
+    DRAINED = "drained"
     """Ended, and the sender has the result."""
+
+    @property
+    def wire_name(self) -> str:
+        return _WIRE_NAMES[self]
+
+    @classmethod
+    def _missing_(cls, value: object) -> State | None:
+        """Snapshots that were written before states had words of their own have the wire names."""
+        return next((state for state, name in _WIRE_NAMES.items() if name == value), None)
 
 
 QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = State
+
+# What the mailbox's answers, the metrics and the rows of the archive call a state.
+_WIRE_NAMES: Final[dict[State, str]] = {
+    QUEUED: "queued",
+    LEASED: "in_flight",
+    PARKED: "parked",
+    FOLLOWING: "following",
+    SETTLED: "result_pending",
+    DRAINED: "resolved",
+}
 
 # (state before, event) -> state after. None is a task the ledger has never seen, or has left to the archive.
 TRANSITIONS: Final[dict[tuple[State | None, str], State]] = {

@@ -118,7 +118,7 @@ class View(Protocol):
     def archived(self, task_id: TaskId) -> Archived | None: ...
 
     def queued(self, recipient: PublicKey | None, count: int) -> Sequence[Entry]:
-        """The oldest queued tasks of a recipient, or of all."""
+        """The oldest queued tasks of a recipient; of all recipients in turn, if none is named."""
 
     def queued_count(self, recipient: PublicKey) -> int: ...
     def account(self, name: str) -> Account:
@@ -147,8 +147,8 @@ class View(Protocol):
         """Undrained results that are older than the limit of retention."""
 
     def cached(self, key: CacheKey) -> Cached | None: ...
-    def cache_overflow(self, now_ms: int, ages: Ages) -> int:
-        """How many of the oldest cached results are over the limits of age, number and size."""
+    def cache_overflow(self, now_ms: int, count: int, ages: Ages) -> Sequence[CacheKey]:
+        """The oldest cached results that are over the limits of age, number and size, up to `count`."""
 
     def leader(self, key: CacheKey) -> TaskId | None: ...
     def followers(self, key: CacheKey) -> Sequence[TaskId]: ...

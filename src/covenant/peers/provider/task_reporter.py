@@ -165,7 +165,7 @@ class TaskReporter:
         if delegation is None or delegation.ended or delegation.delegation_id is None:
             return
         entry = await means.ledger.entry(delegation.task_id)
-        held = entry is not None and entry.holder_lost(means.ledger.node, means.ledger.boot)
+        held = entry is not None and entry.holder_lost(means.ledger.alive)
         made = StatusReport(
             offer_id=delegation.offer_id,
             delegation_id=delegation.delegation_id,

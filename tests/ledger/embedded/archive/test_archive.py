@@ -394,9 +394,9 @@ def test_every_move_of_the_machine_leads_to_the_same_state(before: State | None,
     remembered = State.DRAINED if before is None and kind == "result_returned" else before
     if remembered is not None:
         tasks = rows_of(sent(1), 1, Known({}, {}, {})).tasks
-        tasks[task_id(1)].ledger_state = remembered.value
+        tasks[task_id(1)].ledger_state = remembered.wire_name
     moved = rows_of(MOVES[kind], 2, Known(tasks, {}, {})).tasks[task_id(1)]
-    assert moved.ledger_state == TRANSITIONS[before, kind].value
+    assert moved.ledger_state == TRANSITIONS[before, kind].wire_name
 
 
 def test_every_event_of_a_task_is_a_move() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from covenant.ledger.contract.ledger import AuditRecord
+from covenant.ledger.contract.identities import AuditRecord
 from covenant.ledger.contract.tasks import (
     ANY,
     Listing,

@@ -25,7 +25,6 @@ from covenant.ledger.embedded.archive.apply_batch import apply_within
 from covenant.ledger.embedded.archive.batch_rows import PLACES_IN_RECORD
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.embedded.journal.record import encode_line, seq_of
-from covenant.ledger.embedded.reads import in_words_of_a2a
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskSent
@@ -151,8 +150,8 @@ def _columns(entry: Entry) -> Mapping[str, Any]:
     return {
         "task_id": entry.task.id,
         "updated_at": entry.updated_at_ms,
-        "ledger_state": entry.state.value,
-        "state": in_words_of_a2a(entry),
+        "ledger_state": entry.state.wire_name,
+        "state": entry.a2a_state,
         "generation": entry.generation,
         "turn": entry.turn,
         "attempt": entry.attempt,

@@ -87,10 +87,17 @@ def encode_events(events: Sequence[AnyEvent]) -> tuple[bytes, list[AnyEvent]]:
     Raises `WrongType` with the field's name if the journal's decoder would refuse them, or read something else.
     """
     try:
+        encoded = encode(events)
+        decoded = decode_events(encoded)
+        # A level takes two brackets, and a line break can only come from what was encoded elsewhere (`msgspec.Raw`).
+        if decoded == events and encoded.count(b"{") + encoded.count(b"[") <= NESTING_MAX and b"\n" not in encoded:
+            return encoded, decoded
+    except Exception:  # noqa: BLE001, S110  objects of all kinds are encoded here: `read_back` says what is wrong
+        pass
+    try:
         encoded, decoded = read_back(events, decode_events, NESTING_MAX)
     except WrongType as wrong:
         raise WrongType(_field_name(wrong.field, events), wrong.what) from None
-    # Only what was encoded elsewhere (`msgspec.Raw`) can have a line break between its values.
     return (encode(decoded) if b"\n" in encoded else encoded), decoded
 
 

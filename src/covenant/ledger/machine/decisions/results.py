@@ -323,11 +323,11 @@ def sweep(decide: DecisionContext, command: Sweep) -> Swept:
     forgotten = view.forgettable(now_ms, command.count, ages)
     for entry in forgotten:
         decide.add(ResultDrained(entry.task.id, forgotten=True))
-    uncached = view.cache_overflow(now_ms, ages)
+    uncached = view.cache_overflow(now_ms, command.count, ages)
     if uncached:
-        decide.add(CacheDropped(uncached))
+        decide.add(CacheDropped(keys=tuple(uncached)))
     idle = view.pushes_idle(now_ms, command.count, ages)
     for push in idle:
         decide.add(PushDropped(push.task_id, push.id))
-    more = bool(due) or max(len(forgotten), len(idle)) >= command.count
-    return Swept(tuple(expired), tuple(timed_out), len(forgotten), uncached, more, len(idle))
+    more = bool(due) or max(len(forgotten), len(idle), len(uncached)) >= command.count
+    return Swept(tuple(expired), tuple(timed_out), len(forgotten), len(uncached), more, len(idle))

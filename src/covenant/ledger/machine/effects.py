@@ -1,0 +1,116 @@
+"""What follows from an event beside the entry of its task, the same for every engine. Pure: it says, and does nothing.
+
+A settled task ends its push configurations. A cache key has a leader at work and those who follow it. A request id
+stands for what it was given. A peer that was heard is known to be there.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from msgspec.structs import replace
+
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.events import (
+    LeaseReleased,
+    ResultDrained,
+    ResultReturned,
+    TaskEvent,
+    TaskFollowed,
+    TaskLeased,
+    TaskPromoted,
+    TaskSent,
+    TaskSettled,
+)
+from covenant.ledger.machine.view import Cached, Remembered
+from covenant.model.ids import PublicKey
+from covenant.model.peers.delegation import OutboxMessage, OutboxMove
+from covenant.model.peers.peer_record import Peer
+from covenant.model.push import Push, PushMove
+
+RequestKey = tuple[str, PublicKey, str]
+"""Verb (take or drain), caller and request id."""
+
+_NOTHING: Final = Remembered(())
+
+
+class Sharing(enum.Enum):
+    """What an event means for the work that its task's cache key names."""
+
+    LEADS = enum.auto()
+    """Unless somebody does: a replayed task is sent and settled in one record."""
+    FOLLOWS = enum.auto()
+    TAKES_OVER = enum.auto()
+    ENDS = enum.auto()
+
+
+_SHARING: Final[dict[type[TaskEvent], Sharing]] = {
+    TaskSent: Sharing.LEADS,
+    TaskFollowed: Sharing.FOLLOWS,
+    TaskPromoted: Sharing.TAKES_OVER,
+    TaskSettled: Sharing.ENDS,
+}
+
+
+def sharing(event: TaskEvent) -> Sharing | None:
+    return _SHARING.get(type(event))
+
+
+MAY_GO_FIRST: Final = frozenset({ResultReturned, LeaseReleased})
+
+
+def goes_first(event: TaskEvent) -> bool:
+    """It goes to the head of its queue: nobody was told of the lease, or of the drain, that it comes back from."""
+    return isinstance(event, ResultReturned) or (isinstance(event, LeaseReleased) and event.undelivered)
+
+
+def ends_pushes(event: TaskEvent) -> bool:
+    return isinstance(event, TaskSettled)
+
+
+def ended_push(push: Push, generation: int) -> Push:
+    """The configuration of a task that has ended: there will be no later generation."""
+    return replace(push, ended=generation)
+
+
+def moved_push(push: Push, move: PushMove, ts_ms: int) -> Push:
+    return replace(
+        push,
+        moved_at_ms=ts_ms,
+        delivered=max(push.delivered, move.delivered),
+        attempts=move.attempts,
+        next_ms=move.next_ms,
+        failure=move.failure,
+        dead_at_ms=ts_ms if move.dead else None,
+    )
+
+
+def moved_parcel(parcel: OutboxMessage, move: OutboxMove) -> OutboxMessage:
+    return replace(parcel, attempts=move.attempts, next_ms=move.next_ms, failure=move.failure)
+
+
+def cacheable(event: TaskEvent, ts_ms: int) -> Cached | None:
+    """The result that answers the same work from here on."""
+    if not isinstance(event, TaskSettled) or not event.cached:
+        return None
+    return Cached(source_task_id=event.task_id, result=event.result, cached_at_ms=ts_ms)
+
+
+def request_given(event: TaskLeased | ResultDrained, entry: Entry) -> tuple[RequestKey, Remembered]:
+    """What a request id was given by an event that has one."""
+    assert event.request_id is not None
+    if isinstance(event, TaskLeased):
+        caller = event.by or event.lease.leased_to.pubkey
+        return ("take", caller, event.request_id), Remembered((event.task_id,), (event.lease.lease_id,))
+    return ("drain", event.by or entry.task.sender.pubkey, event.request_id), Remembered((event.task_id,))
+
+
+def given_besides(known: Remembered | None, more: Remembered) -> Remembered:
+    known = known or _NOTHING
+    return Remembered((*known.task_ids, *more.task_ids), (*known.lease_ids, *more.lease_ids))
+
+
+def heard(peer: Peer, ts_ms: int) -> Peer:
+    """A peer whose envelope was taken."""
+    return replace(peer, heard_at_ms=ts_ms)

@@ -1,0 +1,69 @@
+"""The queues and the cache of results in memory."""
+
+import msgspec
+
+from covenant.ledger.embedded.queues import FifoQueues, ResultCache
+from covenant.ledger.machine.events import CacheDropped
+from covenant.ledger.machine.states import State
+from covenant.ledger.machine.view import Cached, Limits
+from covenant.model.clock_steps import STEADY
+from covenant.model.ids import TaskId
+from covenant.model.task import CacheKey
+from tests.ledger_contract.samples import ok, task_id
+
+
+def queues_of(*owners: str) -> FifoQueues:
+    """The first task is of the first owner, and so on."""
+    queues = FifoQueues()
+    for number, owner in enumerate(owners, 1):
+        queues.enter(owner, task_id(number))
+    return queues
+
+
+def ids(*numbers: int) -> list[TaskId]:
+    return [task_id(number) for number in numbers]
+
+
+def test_owners_are_served_in_turn_however_many_tasks_one_has() -> None:
+    queues = queues_of("a", "a", "a", "b", "c", "c")
+    assert queues.in_turn(10) == ids(1, 4, 5, 2, 6, 3)
+    assert queues.in_turn(2) == ids(1, 4)
+    queues.leave("a", task_id(1))
+    assert queues.in_turn(3) == ids(4, 5, 2)
+    assert queues.first(None, 3) == ids(2, 3, 4)
+
+
+def test_the_beginning_of_a_long_turn_is_the_short_one() -> None:
+    queues = queues_of("a", "b", "a", "c", "b", "a", "d")
+    whole = queues.in_turn(100)
+    assert [queues.in_turn(count) for count in range(8)] == [whole[:count] for count in range(8)]
+
+
+def cache_of(count: int) -> tuple[ResultCache, list[CacheKey]]:
+    cache = ResultCache()
+    keys = [CacheKey("s", "r", "k", str(number)) for number in range(count)]
+    for number, key in enumerate(keys):
+        cache.put(key, Cached(source_task_id=task_id(number), result=ok(task_id(number)), cached_at_ms=number))
+    return cache, keys
+
+
+def test_what_is_over_the_limits_is_named_and_dropped_by_its_keys() -> None:
+    cache, keys = cache_of(5)
+    limits = Limits(cache_entries_max=2)
+    assert cache.overflow(limits, 0, 2, STEADY) == keys[:2]
+    assert cache.overflow(limits, 0, 100, STEADY) == keys[:3]
+    cache.drop(CacheDropped(keys=(keys[1], CacheKey("gone", "r", "k", "1"))))
+    assert [key for key, _ in cache.items()] == [keys[0], *keys[2:]]
+    assert cache.overflow(Limits(cache_age_ms_max=0), 3, 100, STEADY) == [keys[0], keys[2]]
+
+
+def test_a_record_of_earlier_versions_counts_the_oldest() -> None:
+    cache, keys = cache_of(3)
+    cache.drop(msgspec.json.decode(b'{"type":"cache_dropped","count":2}', type=CacheDropped))
+    assert [key for key, _ in cache.items()] == keys[2:]
+
+
+def test_a_snapshot_of_earlier_versions_has_the_wire_names_of_states() -> None:
+    for state in State:
+        assert msgspec.json.decode(msgspec.json.encode(state.wire_name), type=State) is state
+        assert msgspec.json.decode(msgspec.json.encode(state), type=State) is state
