@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 PACKAGE: Final = Path(__file__).parents[1] / "src" / "covenant"
-FIELD_WORDS: Final = frozenset({"tracing", "routing", "settings", "wiring", "logging"})
+FIELD_WORDS: Final = frozenset({"binding", "listing", "logging", "paging", "routing", "settings", "tracing", "wiring"})
 """Words of this field that end in -ing."""
 METAPHORS: Final = frozenset(
     """abroad acquaintance acquaintances bell cast definition correspondence courier crew desk doorkeeper estate

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from covenant.model.content import Json as Json
     from covenant.model.content import Text as Text
     from covenant.model.ids import AgentId as AgentId
-    from covenant.model.repair import ForceError as ForceError
-    from covenant.model.repair import Requeue as Requeue
     from covenant.model.result import Result as Result
+    from covenant.model.retry_policy import ForceError as ForceError
+    from covenant.model.retry_policy import Requeue as Requeue
     from covenant.model.task import Idempotency as Idempotency
     from covenant.model.task import Task as Task
     from covenant.outbound.call_errors import RemoteError as RemoteError
@@ -45,7 +45,7 @@ _HOMES = {
     "Call": "covenant.agents.runtime.agent_calls",
     "CallLimit": "covenant.agents.runtime.agent_calls",
     "Client": "covenant.client",
-    "ForceError": "covenant.model.repair",
+    "ForceError": "covenant.model.retry_policy",
     "Hop": "covenant.model.call_context",
     "Idempotency": "covenant.model.task",
     "Json": "covenant.model.content",
@@ -54,7 +54,7 @@ _HOMES = {
     "RemoteError": "covenant.outbound.call_errors",
     "Reply": "covenant.outbound.remote.remote_task",
     "NotEnough": "covenant.agents.runtime.agent_calls",
-    "Requeue": "covenant.model.repair",
+    "Requeue": "covenant.model.retry_policy",
     "Result": "covenant.model.result",
     "Skill": "covenant.model.agent_definition",
     "SyncTurn": "covenant.agents.api",

@@ -35,8 +35,8 @@ from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.ledger.machine.commands import Accept, Accepted, Drain, LeasedTask, Repair, Settle, Settled, Take
 from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
-from covenant.model.repair import RepairCommand, RepairOutcome
 from covenant.model.result import Result
+from covenant.model.retry_policy import RepairCommand, RepairOutcome
 from covenant.model.task import Task
 from covenant.wire.validation import checked, encode
 

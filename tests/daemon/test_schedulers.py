@@ -20,7 +20,7 @@ from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.model.clock_steps import STEP_MS
 from covenant.model.errors import CovenantError, Unavailable
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.repair import RetryPolicy
+from covenant.model.retry_policy import RetryPolicy
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.seal.keys import new_private_key, new_token, public_key
 from tests.ledger_contract.driver import LedgerDriver

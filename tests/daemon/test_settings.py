@@ -16,7 +16,7 @@ from covenant.exchange.mailbox import MailboxLimits
 from covenant.exchange.simple import SimpleLimits
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import SettingsError
-from covenant.model.repair import RetryPolicy
+from covenant.model.retry_policy import RetryPolicy
 
 
 def value(settings: Settings, name: str) -> object:

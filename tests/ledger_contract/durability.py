@@ -11,7 +11,7 @@ from covenant.ledger.contract.tasks import Parties, QueueEntry
 from covenant.ledger.machine.identity_commands import Enroll, RevokeGrant, RevokeIdentity
 from covenant.ledger.machine.states import State
 from covenant.model.grant import REQUEUE_ACTION, Scope, send_actions
-from covenant.model.repair import RetryPolicy
+from covenant.model.retry_policy import RetryPolicy
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
 from tests.ledger_contract.engine import DurableEngine
 from tests.ledger_contract.grants import give, sending

@@ -10,7 +10,7 @@ from covenant.ledger.machine.commands import Access
 from covenant.ledger.machine.states import State
 from covenant.model.grant import REQUEUE_ACTION, Scope
 from covenant.model.ids import LeaseId, TaskId
-from covenant.model.repair import Posture, RetryPolicy, SkipReason
+from covenant.model.retry_policy import Posture, RetryPolicy, SkipReason
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.grants import give
 from tests.ledger_contract.samples import BOB, CAROL, OPERATOR, make_grant, make_task, ok, same_work, task_id, unsafe

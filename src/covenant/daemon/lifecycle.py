@@ -36,7 +36,7 @@ from covenant.daemon.wiring.node import Node, open_node
 from covenant.doors.http.app import TracedDoor
 from covenant.doors.http.server.http_server import HttpServer
 from covenant.exchange.delegation import OrphanCanceller
-from covenant.model.repair import RetryPolicy
+from covenant.model.retry_policy import RetryPolicy
 
 # The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
 # sync's median 6 ms, this 0.7 ms.

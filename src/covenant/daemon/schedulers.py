@@ -19,7 +19,7 @@ from covenant.ledger.machine.commands import Sweep, Swept
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import AgentId
-from covenant.model.repair import RetryPolicy, RetryReport
+from covenant.model.retry_policy import RetryPolicy, RetryReport
 
 SWEEPS_AT_ONCE_MAX: Final = 100
 

@@ -23,7 +23,7 @@ from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.machine.commands import Accept, Repair
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import TaskId
-from covenant.model.repair import Posture, Requeue
+from covenant.model.retry_policy import Posture, Requeue
 from covenant.model.task import DELEGATION, Task, fingerprint
 from covenant.model.task_view import TaskState, TaskView
 from covenant.seal.keys import new_private_key

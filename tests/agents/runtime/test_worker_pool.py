@@ -14,7 +14,7 @@ from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.machine.commands import Accept, Repair, Sweep
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
-from covenant.model.repair import ForceError, Posture, Requeue
+from covenant.model.retry_policy import ForceError, Posture, Requeue
 from covenant.model.task import fingerprint
 from covenant.model.task_view import TaskState
 from tests.agents.stage import (

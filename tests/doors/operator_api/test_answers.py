@@ -75,8 +75,8 @@ from covenant.model.audit_chain import AuditReport
 from covenant.model.content import Json, Text
 from covenant.model.errors import OverLimit
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.repair import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
 from covenant.model.result import Ending, Result, ResultStatus, error_result
+from covenant.model.retry_policy import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
 from covenant.model.task import DuplicateSafety, Idempotency, Task
 from covenant.model.tenants import TenantLimits
 from tests.doors.operator_api.peer_golden import GOLDEN as PEER_GOLDEN

@@ -10,7 +10,7 @@ from covenant.ledger.machine import commands as c
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.ledger.machine.identity_commands import MakeGrant, WriteAuditRow
 from covenant.model.grant import send_actions
-from covenant.model.repair import RetryPolicy
+from covenant.model.retry_policy import RetryPolicy
 from covenant.model.task import fingerprint
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.grants import sending

@@ -28,7 +28,7 @@ from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMes
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push, PushMove
-from covenant.model.repair import ForceError, Posture, Requeue, RetryPolicy
+from covenant.model.retry_policy import ForceError, Posture, Requeue, RetryPolicy
 from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint
 from covenant.model.task_event import MessageUpdate, StatusUpdate
 from covenant.model.tenants import Tenant, TenantLimits

@@ -13,7 +13,7 @@ from covenant.ledger.machine.states import LEASED, QUEUED, State
 from covenant.model.errors import Refusal
 from covenant.model.grant import REQUEUE_ACTION, Scope
 from covenant.model.ids import LeaseId
-from covenant.model.repair import RetryPolicy, SkipReason
+from covenant.model.retry_policy import RetryPolicy, SkipReason
 from covenant.model.task import Lease
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.fake_clock import START_MS

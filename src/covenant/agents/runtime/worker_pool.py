@@ -28,7 +28,7 @@ from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starte
 from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
-from covenant.model.repair import ForceError, Posture, RepairCommand, Requeue
+from covenant.model.retry_policy import ForceError, Posture, RepairCommand, Requeue
 from covenant.model.tracing import OFF, Tracer
 
 CONCURRENCY: Final = 64

@@ -12,8 +12,8 @@ from covenant.doors.operator_api.operation import AnyApiOperation, ApiOperation,
 from covenant.doors.operator_api.paging import PAGE_BYTES_MAX, fit, size_of
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, QueueQuery, TreeNode, UpdateRecord
-from covenant.model.repair import RepairOutcome, RetryReport
 from covenant.model.result import Result
+from covenant.model.retry_policy import RepairOutcome, RetryReport
 from covenant.model.task import Task
 from covenant.wire.mailbox import (
     EmptyRequest,

@@ -18,8 +18,8 @@ from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMes
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push, PushMove
-from covenant.model.repair import Posture
 from covenant.model.result import Cause, Ending, Result
+from covenant.model.retry_policy import Posture
 from covenant.model.task import CacheKey, Lease, Task
 from covenant.model.task_event import Interruption, MessageUpdate, Update
 from covenant.model.tenants import Tenant

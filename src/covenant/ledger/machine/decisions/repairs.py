@@ -21,7 +21,8 @@ from covenant.ledger.machine.view import Archived
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import Conflict
 from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.repair import (
+from covenant.model.result import Cause, Ending, error_result
+from covenant.model.retry_policy import (
     ForceError,
     Posture,
     RepairOutcome,
@@ -32,7 +33,6 @@ from covenant.model.repair import (
     Skipped,
     SkipReason,
 )
-from covenant.model.result import Cause, Ending, error_result
 from covenant.model.task import DuplicateSafety, Lease
 
 AUTO_REQUEUE_REASON = "stale lease of idempotent work requeued by the retry gate"
