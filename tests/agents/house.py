@@ -159,12 +159,16 @@ async def a_house(
     await tenancy.open()
     caller = tenancy.recognise(token)
     assert caller is not None
-    catalogue, workers = Catalogue(ledger, key), WorkerPool(ledger, stop_s=0.2)
+    catalogue = Catalogue(ledger, key)
     resolver = SystemResolver()
     fetcher = Fetcher(AddressGuard(("127.0.0.0/8",), resolver=resolver), FetchLimits())
     elsewhere = Elsewhere(home, fetcher, ledger, depth_max=3)
     limits = limits or DelegationLimits(cooldown_ms=0)
-    workers.delegations = Delegations(ledger, catalogue, workers, limits, registered=elsewhere.registered)
+    workers = WorkerPool(
+        ledger,
+        stop_s=0.2,
+        delegations=lambda pool: Delegations(ledger, catalogue, pool, limits, registered=elsewhere.registered),
+    )
     workers.register(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
     abroad = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic)
     known = dict(models or {})

@@ -205,7 +205,16 @@ async def estate(
             await ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name=DEFAULT, created_at_ms=clock())))
         keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save)
         keyring.rotate(clock())
-        catalogue, workers = Catalogue(ledger, keys.private_key), WorkerPool(ledger, stop_s=0.2)
+        catalogue = Catalogue(ledger, keys.private_key)
+        calls = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
+
+        def delegations(pool: WorkerPool) -> Delegations:
+            def peer(tenant: str, name: str) -> Target | None:
+                return requesting.callee(tenant, name)
+
+            return Delegations(ledger, catalogue, pool, calls, peers=peer)
+
+        workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations)
         lines = PeerLines(AddressGuard((), resolver=nobody))
         stack.push_async_callback(lines.close)
         providing = Provider(
@@ -229,8 +238,6 @@ async def estate(
         courier = OutboxSender(
             ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5
         )
-        calls = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
-        workers.delegations = Delegations(ledger, catalogue, workers, calls, peers=requesting.callee)
         for agent in agents:
             definition, body = load_agent(agent)
             catalogue.add_resident(DEFAULT, definition, "code")

@@ -182,7 +182,7 @@ class AgentStacks:
         """May be called from any thread. By the job at the bottom of the stack, or by the file of one of its calls."""
         named = None
         while frame is not None:
-            if frame.f_code is Job._work.__code__:  # noqa: SLF001  (the one place that runs a body)
+            if frame.f_code is Job.run.__code__:
                 return str(frame.f_locals["self"].holder.display)
             names = self._names.get(frame.f_code.co_filename)
             if names is not None and named is None:

@@ -7,7 +7,7 @@ what its decorator wraps (`functools.wraps`), or the `__call__` of an object is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -67,9 +67,13 @@ class FunctionAgent:
         self._function: Any = agent.function
         self._plain = not _is_async(agent.function)
 
-    async def run(self, job: Job) -> None:
-        has_past = job.leased.turn > 1 or job.task.origin == NATIVE
-        await self.perform(job, TurnOutput(job), await earlier(job) if has_past else ())
+    def run(self, job: Job) -> Coroutine[Any, Any, None]:
+        if job.leased.turn > 1 or job.task.origin == NATIVE:
+            return self._go_on(job)
+        return self.perform(job, TurnOutput(job), ())
+
+    async def _go_on(self, job: Job) -> None:
+        await self.perform(job, TurnOutput(job), await earlier(job))
 
     async def perform(self, job: FunctionJob, speech: FunctionOutput, history: tuple[MessageUpdate, ...]) -> None:
         if self._plain:

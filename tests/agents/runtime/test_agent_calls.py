@@ -78,17 +78,17 @@ class House(Stage):
 async def a_house(ledger: EmbeddedLedger, **limits: Any) -> AsyncIterator[House]:
     operator = operator_agent("operator@test", KEY)
     await TenantAccess(ledger, operator, IdentityAuth(ledger, operator)).open()
-    workers = WorkerPool(ledger, stop_s=0.2)
-    house = House(ledger, workers)
-    house.catalogue = Catalogue(ledger, KEY)
+    catalogue = Catalogue(ledger, KEY)
     known = {"near": "https://near.example/a2a", "far": "https://far.example/a2a"}
-    workers.delegations = Delegations(
-        ledger,
-        house.catalogue,
-        workers,
-        DelegationLimits(**limits),
-        registered=lambda _, name: known.get(name),
-    )
+
+    def delegations(pool: WorkerPool) -> Delegations:
+        return Delegations(
+            ledger, catalogue, pool, DelegationLimits(**limits), registered=lambda _, name: known.get(name)
+        )
+
+    workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations)
+    house = House(ledger, workers)
+    house.catalogue = catalogue
     running, orphans = asyncio.create_task(workers.run()), asyncio.create_task(OrphanCanceller(ledger).run())
     house.running = running
     await asyncio.sleep(0)

@@ -167,8 +167,13 @@ async def stage(
     catalogue, tenancy, meter = Catalogue(ledger, key), TenantAccess(ledger, operator, doorkeeper), Meter()
     await tenancy.open()
     tokens = {name: (await tenancy.add(principal, name)).token for name in scenery.tenants}
-    workers = WorkerPool(ledger, limits=scenery.jobs, concurrency=scenery.concurrency, tracer=scenery.tracer)
-    workers.delegations = Delegations(ledger, catalogue, workers, tracer=scenery.tracer)
+    workers = WorkerPool(
+        ledger,
+        limits=scenery.jobs,
+        concurrency=scenery.concurrency,
+        delegations=lambda pool: Delegations(ledger, catalogue, pool, tracer=scenery.tracer),
+        tracer=scenery.tracer,
+    )
     for tenant, agent in product((DEFAULT, *tokens), agents):
         definition = AgentDefinition(
             id=agent.name,

@@ -13,7 +13,6 @@ import pytest
 from covenant.agents.agent_directory import AgentDirectory
 from covenant.agents.api import Agent
 from covenant.agents.router import NO_MODEL, IndexAgent
-from covenant.exchange.delegation import Delegations
 from covenant.exchange.native import INLINE, inline_of
 from covenant.model.task import NATIVE, SIMPLE
 from tests.doors.simple.stage import BOUND_S, TOKEN, Frame, Patient, Stage, echo, frames_of, stage
@@ -28,7 +27,6 @@ class NoModel:
 
 
 def with_index(s: Stage) -> None:
-    s.workers.delegations = Delegations(s.ledger, s.catalogue, s.workers)
     roster = AgentDirectory(s.catalogue, lambda definition: definition.kind != "model")
     s.workers.register(s.catalogue.identity("default", "index"), IndexAgent(NoModel(), roster))
 

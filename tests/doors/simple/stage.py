@@ -29,6 +29,7 @@ from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import Delegations
 from covenant.ledger.clock import Uuids
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
@@ -150,7 +151,8 @@ async def stage(
     operator = operator_agent("operator@test", KEY)
     principal = await admit_operator(ledger, operator, TOKEN, lambda _: None)
     doorkeeper = IdentityAuth(ledger, operator)
-    catalogue, tenancy, workers = Catalogue(ledger, KEY), TenantAccess(ledger, operator, doorkeeper), WorkerPool(ledger)
+    catalogue, tenancy = Catalogue(ledger, KEY), TenantAccess(ledger, operator, doorkeeper)
+    workers = WorkerPool(ledger, delegations=lambda pool: Delegations(ledger, catalogue, pool))
     await tenancy.open()
     conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits())
     built = Built(ledger, catalogue, conversations, TenantGate(tenancy, TenantLimiter(clock)), Meter())

@@ -118,7 +118,7 @@ class AgentCalls:
 
     async def one(self, call: Call) -> Answer:
         (asked,) = await self._prepare((call,))
-        async with self._job.place.lent():
+        async with self._job.slot.lent():
             return await self._perform(asked)
 
     async def all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
@@ -126,7 +126,7 @@ class AgentCalls:
         if not calls:
             return ()
         asked = await self._prepare(calls)
-        async with self._job.place.lent():
+        async with self._job.slot.lent():
             answers = await self._gather(asked, None)
         return tuple(answers[place] for place in range(len(calls)))
 
@@ -135,7 +135,7 @@ class AgentCalls:
         if not 1 <= checked("count", wanted, int) <= len(calls):
             raise Invalid("invalid_quorum", f"a quorum of {wanted} needs as many calls, and there are {len(calls)}")
         asked = await self._prepare(calls)
-        async with self._job.place.lent():
+        async with self._job.slot.lent():
             answers = tuple((await self._gather(asked, wanted)).values())
         done = tuple(answer for answer in answers if answer.ok)[:wanted]
         if len(done) < wanted:
@@ -149,7 +149,7 @@ class AgentCalls:
         base = call_id(job.task.id, str(job.leased.turn), "answer", child_id, digest_of(parts))
         self._said[base] += 1
         message_id = call_id(base, str(self._said[base]))
-        async with job.place.lent():
+        async with job.slot.lent():
             return self._answered(await self._delegations.answer(child_id, job.task, parts, message_id))
 
     # Before a call

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -33,7 +33,7 @@ from covenant.model.sanitizer import named_safely
 from covenant.model.task import NATIVE
 from covenant.model.task_event import MessageUpdate, StatusUpdate, Update
 from covenant.model.task_view import TaskView, first_message
-from covenant.model.tracing import OFF, Span, Tracer
+from covenant.model.tracing import Span, Tracer
 
 FAILED: Final = "the agent failed"
 TIMED_OUT: Final = "Task timed out"
@@ -55,102 +55,69 @@ class JobLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class RunnableAgent(Protocol):
-    """What an agent is made of: it does one turn at a time, any number of them at once."""
+    """What does an agent's work: one turn a call, any number of turns at once."""
 
     async def run(self, job: Job) -> None:
-        """Say what there is to say, and end the job; to return without a word is to have completed it."""
+        """Say what there is to say, and end the job. To return without a word is to have completed it."""
+
+
+class JobServices(NamedTuple):
+    """What the jobs of a worker pool share. `done` is called once for each job, when it has ended."""
+
+    ledger: Ledger
+    loop: asyncio.AbstractEventLoop
+    limits: JobLimits
+    done: Callable[[Job], None]
+    delegations: Delegations | None
+    tracer: Tracer
 
 
 class Job:
-    """`full`: the body should wait for `room`. `over`: nothing more is written. `stopping`: why it is being stopped."""
-
-    __slots__ = (
-        "_bytes",
-        "_calls",
-        "_delegations",
-        "_done",
-        "_ending",
-        "_flusher",
-        "_ledger",
-        "_limits",
-        "_loop",
-        "_mute",
-        "_next_flush",
-        "_parked",
-        "_pending",
-        "_pending_bytes",
-        "_result",
-        "_room",
-        "_spending",
-        "_timer",
-        "_updates",
-        "deadline",
-        "finishing",
-        "full",
-        "holder",
-        "leased",
-        "notes",
-        "over",
-        "place",
-        "runner",
-        "span",
-        "stopping",
-        "task",
-        "threads",
-        "tracer",
-        "unfinished",
-    )
+    full = False
+    """The agent should wait for `room`."""
+    over = False
+    """Nothing more is written."""
+    finishing = False
+    stopping: str | None = None
+    """Why it is being stopped."""
+    runner: asyncio.Task[None] | None = None
+    deadline: asyncio.TimerHandle | None = None
+    span: Span | None = None
+    unfinished: Callable[[], object] | None = None
+    """Closes what is being said."""
+    _spending: Spending | None = None
+    _calls: AgentCalls | None = None
+    _mute = False
+    _pending_bytes = 0
+    _updates = 0
+    _bytes = 0
+    _timer: asyncio.Handle | None = None
+    _flusher: asyncio.Task[None] | None = None
+    _next_flush = 0.0
+    _room: asyncio.Future[None] | None = None
+    _result: Result | None = None
+    _ending: Ending | None = None
+    _parked: StatusUpdate | None = None
 
     def __init__(
-        self,
-        leased: LeasedTask,
-        holder: AgentId,
-        *,
-        ledger: Ledger,
-        loop: asyncio.AbstractEventLoop,
-        limits: JobLimits,
-        done: Callable[[Job], None],
-        threads: AgentThreads,
-        delegations: Delegations | None = None,
-        tracer: Tracer = OFF,
-        place: TurnSlot,
+        self, leased: LeasedTask, holder: AgentId, services: JobServices, threads: AgentThreads, slot: TurnSlot
     ) -> None:
-        self.tracer = tracer
-        self.place = place
-        self.span: Span | None = None
-        if tracer.on:
-            self.span, leased = begin_attempt(tracer, leased)
+        if services.tracer.on:
+            self.span, leased = begin_attempt(services.tracer, leased)
         self.leased = leased
         self.task = leased.task
         self.holder = holder
         self.threads: Final = threads
-        self.full = self.over = self.finishing = False
-        self.stopping: str | None = None
-        self.runner: asyncio.Task[None] | None = None
-        self.deadline: asyncio.TimerHandle | None = None
-        self.notes: dict[str, Any] = {}  # what goes into the result's metadata
-        self.unfinished: Callable[[], object] | None = None  # closes what is being said
-        self._spending: Spending | None = None
-        self._ledger = ledger
-        self._limits = limits
-        self._done = done
-        self._delegations = delegations
-        self._calls: AgentCalls | None = None
-        self._loop = loop
-        self._mute = False
+        self.slot = slot
+        self.notes: dict[str, Any] = {}
+        """What goes into the result's metadata."""
+        self._services = services
+        self._ledger = services.ledger
+        self._loop = services.loop
         self._pending: list[Update] = []
-        self._pending_bytes = 0
-        self._updates = self._bytes = 0
-        self._timer: asyncio.Handle | None = None
-        self._flusher: asyncio.Task[None] | None = None
-        self._next_flush = 0.0
-        self._room: asyncio.Future[None] | None = None
-        self._result: Result | None = None
-        self._ending: Ending | None = None
-        self._parked: StatusUpdate | None = None
 
-    def say(self, update: Update, size: int | None = None) -> None:
-        """Never waits. `size` is about how many bytes it has, where the caller knows."""
+    def say(self, update: Update, size: int | None = None, *, last: bool = False) -> None:
+        """Never waits. `size` is about how many bytes it has, where the caller knows. `last`: the job ends with it."""
         if self._mute:
             if self.over:
                 raise TurnStopped
@@ -160,14 +127,15 @@ class Job:
             size = len(_encode(update))
         self._updates += 1
         self._bytes += size
-        if self._updates > self._limits.updates_max or self._bytes > self._limits.bytes_max:
+        limits = self._services.limits
+        if self._updates > limits.updates_max or self._bytes > limits.bytes_max:
             self._flooded()
         pending = self._pending
         pending.append(update)
         self._pending_bytes += size
         if len(pending) >= BUFFERED_MAX or self._pending_bytes >= BUFFERED_BYTES_MAX:
             self.full = True
-        if self._timer is None and self._flusher is None:
+        if self._timer is None and self._flusher is None and not last:
             self._schedule()
 
     async def room(self) -> None:
@@ -178,6 +146,10 @@ class Job:
             if self._room is None:
                 self._room = self._loop.create_future()
             await self._room
+
+    @property
+    def tracer(self) -> Tracer:
+        return self._services.tracer
 
     @property
     def spending(self) -> Spending:
@@ -196,9 +168,10 @@ class Job:
     def calls(self) -> AgentCalls:
         """What it asks of other agents."""
         if self._calls is None:
-            if self._delegations is None:
+            delegations = self._services.delegations
+            if delegations is None:
                 raise Unavailable("no_delegation", "nobody can be called from here")
-            self._calls = AgentCalls(self, self._delegations)
+            self._calls = AgentCalls(self, delegations)
         return self._calls
 
     @property
@@ -278,10 +251,22 @@ class Job:
         """What this turn is about."""
         return self.leased.messages or (first_message(self.task),)
 
-    async def run(self, body: RunnableAgent) -> None:
+    async def run(self, agent: RunnableAgent) -> None:
         """Everything from the first word to the last record. Raises nothing."""
         try:
-            await self._work(body)
+            try:
+                if self.leased.turn > 1:
+                    await recall_usage(self)
+                await agent.run(self)
+            except asyncio.CancelledError:
+                if self.stopping is None and not self.ended:
+                    # Nobody asked it to stop: it waited for something of its own that was canceled.
+                    log.warning("agent.failed", exc_info=True, extra=self.fields())
+                    self.fail(FAILED)
+            except (Exception, SystemExit):
+                if self.stopping is None:
+                    log.warning("agent.failed", exc_info=True, extra=self.fields())
+                self.fail(FAILED)
             if not self.over:
                 await self._finish()
         except asyncio.CancelledError:
@@ -292,22 +277,7 @@ class Job:
             log.exception("agent.unwritten", extra=self.fields())
         finally:
             self._close()
-            self._done(self)
-
-    async def _work(self, body: RunnableAgent) -> None:
-        try:
-            if self.leased.turn > 1:
-                await recall_usage(self)
-            await body.run(self)
-        except asyncio.CancelledError:
-            if self.stopping is None and not self.ended:
-                # Nobody asked it to stop: it waited for something of its own that was canceled.
-                log.warning("agent.failed", exc_info=True, extra=self.fields())
-                self.fail(FAILED)
-        except BaseException:  # agents raise what they like, `KeyboardInterrupt` too: it fails the task, and no more
-            if self.stopping is None:
-                log.warning("agent.failed", exc_info=True, extra=self.fields())
-            self.fail(FAILED)
+            self._services.done(self)
 
     async def _finish(self) -> None:
         """The last record: what is buffered, and how it ended."""
@@ -347,14 +317,18 @@ class Job:
         return msgspec.structs.replace(parked, metadata={**(parked.metadata or {}), **self.notes})
 
     def _advance(
-        self, updates: tuple[Update, ...], result: Result | None, ending: Ending | None
+        self, updates: tuple[Update, ...], result: Result | None = None, ending: Ending | None = None
     ) -> Awaitable[Advanced]:
         if result is not None and self.notes:
             result = msgspec.structs.replace(result, metadata=self.notes)
-        task_id, lease_id = self.task.id, self.leased.lease.lease_id
         return self._ledger.commit(
             Advance(
-                task_id=task_id, holder=self.holder, lease_id=lease_id, updates=updates, result=result, ending=ending
+                task_id=self.task.id,
+                holder=self.holder,
+                lease_id=self.leased.lease.lease_id,
+                updates=updates,
+                result=result,
+                ending=ending,
             )
         )
 
@@ -405,15 +379,9 @@ class Job:
         pending, self._pending = tuple(self._pending), []
         try:
             if pending:
-                await self._advance(pending, None, None)
-            if release:
-                await self._ledger.commit(
-                    Release(task_id=task_id, holder=self.holder, lease_id=lease_id, reason=reason)
-                )
-            else:
-                await self._ledger.commit(
-                    Interrupt(task_id=task_id, holder=self.holder, lease_id=lease_id, reason=reason)
-                )
+                await self._advance(pending)
+            command = Release if release else Interrupt
+            await self._ledger.commit(command(task_id=task_id, holder=self.holder, lease_id=lease_id, reason=reason))
         except Refusal as refusal:
             self._refused(refusal)
 
@@ -435,7 +403,7 @@ class Job:
         self._next_flush = self._loop.time() + PAUSE_S
         self._make_room()
         try:
-            await self._advance(updates, None, None)
+            await self._advance(updates)
         except Refusal as refusal:
             self._refused(refusal)
         except Exception:
@@ -466,7 +434,7 @@ class Job:
         self.lose(refusal.code)
 
     def _flooded(self) -> None:
-        limits = self._limits
+        limits = self._services.limits
         much = f"{limits.updates_max} updates" if self._updates > limits.updates_max else f"{limits.bytes_max} bytes"
         message = f"the agent said more than {much} in one turn"
         log.warning("agent.flooded", extra=self.fields(limit=much))

@@ -66,7 +66,7 @@ class TurnOutput:
         elif text:
             size = len(text.encode()) + OVERHEAD
             self._said.append(text)
-            self._job.say(ArtifactUpdate(self._text_id, (Text(text),), RESPONSE, last_chunk=True), size)
+            self._job.say(ArtifactUpdate(self._text_id, (Text(text),), RESPONSE, last_chunk=True), size, last=True)
             self._text_id = ""
 
     def give(self, content: Content) -> None:

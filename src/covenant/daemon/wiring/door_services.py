@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,6 +38,7 @@ from covenant.exchange.access.principals import Principal
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversations import Conversations
+from covenant.exchange.delegation import Delegations
 from covenant.exchange.native import NativeRuns, TenantTasks
 from covenant.exchange.simple import SimpleExchange, SimpleLimits
 from covenant.exchange.task_lookup import TaskLookup
@@ -79,13 +80,16 @@ def tenant_routes(settings: A2aSettings, built: Built, tools: Sequence[Tool]) ->
     ]
 
 
-def make_crew(settings: Settings, ledger: Ledger, tracer: Tracer = OFF) -> WorkerPool:
+def make_workers(
+    settings: Settings, ledger: Ledger, delegations: Callable[[WorkerPool], Delegations], tracer: Tracer = OFF
+) -> WorkerPool:
     a2a = settings.a2a
     return WorkerPool(
         ledger,
         limits=JobLimits(updates_max=a2a.turn_updates_max, bytes_max=a2a.turn_bytes_max),
         concurrency=a2a.agent_concurrency,
         tenant_concurrency=settings.tenants.concurrency,
+        delegations=delegations,
         tracer=tracer,
     )
 

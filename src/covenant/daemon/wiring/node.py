@@ -40,12 +40,12 @@ from covenant.daemon.wiring.door_services import DESCRIBED as TENANT_DESCRIBED
 from covenant.daemon.wiring.door_services import (
     Built,
     make_conversations,
-    make_crew,
     make_door,
     make_gate,
     make_mcp,
     make_office,
     make_tools,
+    make_workers,
     open_grpc,
     tenant_routes,
 )
@@ -74,6 +74,7 @@ from covenant.exchange.access.tenant_limits import TenantLimiter
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.delegation import Delegations
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.engine import EmbeddedLedger
@@ -347,9 +348,12 @@ def _workers(
     tracer: Tracer,
     log: Log,
 ) -> _Working:
-    workers = make_crew(settings, ledger, tracer)
     elsewhere = Elsewhere(settings.home, fetcher, ledger, depth_max=settings.delegation.depth_max, log=log)
-    workers.delegations = make_delegations(settings, ledger, catalogue, workers, elsewhere, tracer=tracer)
+
+    def delegations(workers: WorkerPool) -> Delegations:
+        return make_delegations(settings, ledger, catalogue, workers, elsewhere, tracer=tracer)
+
+    workers = make_workers(settings, ledger, delegations, tracer)
     tools = make_tools(servers, cards)
     usable = tools if servers else None
     cast, reach = make_cast(settings, catalogue, cards, elsewhere, fetcher=fetcher, tools=usable, log=log)
