@@ -19,7 +19,7 @@ PACKAGE: Final = Path(__file__).parents[1] / "src" / "covenant"
 FIELD_WORDS: Final = frozenset({"binding", "listing", "logging", "paging", "routing", "settings", "tracing", "wiring"})
 """Words of this field that end in -ing."""
 METAPHORS: Final = frozenset(
-    """abroad acquaintance acquaintances bell cast definition correspondence courier crew desk doorkeeper estate
+    """abroad acquaintance acquaintances bell cast constitution correspondence courier crew desk doorkeeper estate
     flights hands heads house lanes line means moments office oversight parcel reception roster speech staff wares
     ways whereabouts window""".split()
 )

@@ -166,6 +166,33 @@ def test_over_grpc_the_token_comes_before_the_message(grpc_daemon: tuple[Daemon,
         hold.set()
 
 
+def test_over_grpc_silent_callers_do_not_shut_out_their_address(start_daemon: StartDaemon, short_path: Path) -> None:
+    agents = short_path / "agents.py"
+    agents.write_text(AGENT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    settings = {"COVENANT_A2A_PUBLISH": "echo", "COVENANT_A2A_PUBLISH_ANONYMOUS": "anywhere"}
+    start_daemon(str(agents), "--grpc-enabled", "1", "--grpc-port", str(port), env=settings)
+    hold = threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        hold.wait(20)
+        yield b""
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        wait = channel.stream_unary(SEND, request_serializer=lambda data: data, response_deserializer=bytes)
+        waiting = [wait.future(silent(), timeout=15) for _ in range(2)]
+        send = channel.unary_unary(SEND, request_serializer=lambda data: data, response_deserializer=bytes)
+        message = a2a_pb2.SendMessageRequest()
+        message.message.message_id, message.message.role = "m", a2a_pb2.ROLE_USER
+        message.message.parts.add(text="hello")
+        answer = send(message.SerializeToString(), timeout=15, metadata=(("a2a-version", "1.0"),))
+        assert b"hello" in answer
+        hold.set()
+        assert {future.code().name for future in waiting} == {"INVALID_ARGUMENT"}
+
+
 def test_over_grpc_large_messages_of_strangers_are_not_held(grpc_daemon: tuple[Daemon, int]) -> None:
     daemon, port = grpc_daemon
     before = resident_bytes(daemon.process.pid)

@@ -50,6 +50,8 @@ _PING_MS: Final = 60_000
 _IDLE_MS: Final = 60_000
 """A connection without a call is closed after this. Connections are bounded in number, not for each address."""
 _HANDSHAKE_MS: Final = 10_000
+_ANONYMOUS_MESSAGE_S: Final = 2.0
+"""For the message of a caller without a token, which takes room for the longest one. Less than others wait for it."""
 _STREAMS_MAX: Final = 1_000
 """Calls under way on one connection."""
 _OPTIONS: Final = (
@@ -170,7 +172,9 @@ class GrpcCalls:
             await self._gate.enter(scope, headers, "")
         with self._pool.lease(address(scope)) as take:
             await self._pool.take_when_free(take, min(self.message_bytes_max, self._pool.share))
-            return await self._read(row, scope, headers, await self._pool.within(context.read()))
+            # A client sends its message with the call. Who does not soon makes room for the next.
+            message = await self._pool.within(context.read(), _ANONYMOUS_MESSAGE_S)
+            return await self._read(row, scope, headers, message)
 
     async def _read(self, row: _Row, scope: Scope, headers: Headers, request: Any) -> A2ACall:
         try:

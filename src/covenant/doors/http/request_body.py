@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
@@ -155,13 +156,13 @@ class AnonymousPool:
         finally:
             self._waiting.discard(woken)
 
-    async def within(self, reading: Awaitable[T]) -> T:
+    async def within(self, reading: Awaitable[T], s_max: float = math.inf) -> T:
         """What is read of somebody, in the time that there is for a message."""
         try:
-            async with asyncio.timeout(self._body_s):
+            async with asyncio.timeout(min(self._body_s, s_max)):
                 return await reading
         except TimeoutError:
-            message = f"a message must arrive within {self._body_s:g} s; send it faster, or in smaller ones"
+            message = f"a message must arrive within {min(self._body_s, s_max):g} s; send it faster, or in smaller ones"
             raise Invalid("too_slow", message) from None
 
     async def read(self, scope: Scope, receive: Receive, bytes_max: int, take: Take) -> bytes:
