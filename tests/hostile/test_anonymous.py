@@ -19,6 +19,16 @@ AGENTS: Final = """
 from covenant import Agent, Turn
 
 table = Agent("table")
+PROXY_HEADERS = (
+    "X-Forwarded-For",
+    "X-Forwarded-Port",
+    "X-Forwarded-Server",
+    "Via",
+    "X-Real-IP",
+    "X-Client-IP",
+    "True-Client-IP",
+    "CF-Connecting-IP",
+)
 
 
 @table
@@ -70,7 +80,7 @@ def test_a_request_that_a_proxy_passed_on_needs_a_token(start_daemon: StartDaemo
         ({"Host": "localhost"}, 200),
         ({"Host": "agents.example"}, 401),
         ({"Host": "agents.example:443"}, 401),
-        ({"X-Forwarded-For": "203.0.113.9"}, 401),
+        *(({name: "203.0.113.9"}, 401) for name in PROXY_HEADERS),
         ({"Forwarded": "for=203.0.113.9"}, 401),
         ({"Host": "evil.example"}, 403),
     ):

@@ -107,9 +107,8 @@ def as_host(address: str) -> str:
 
 
 _HOST = re.compile(r"(?:[A-Za-z0-9._\-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?").fullmatch
-_FORWARDED: Final = frozenset(
-    (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
-)
+_FORWARDED: Final = (b"x-forwarded-", b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-")
+"""How headers of proxies begin: whoever sends one stands behind it, wherever the proxy is."""
 
 
 class BaseUrl:
@@ -157,7 +156,8 @@ def peer_of(scope: Scope) -> str | None:
 def forwarded(scope: Scope) -> bool:
     """Whether a proxy says that it stands between us and the caller, or passes on a `Host` that is not this machine."""
     return any(
-        name in _FORWARDED or (name == b"host" and not _names_this_machine(value)) for name, value in scope["headers"]
+        name.startswith(_FORWARDED) or (name == b"host" and not _names_this_machine(value))
+        for name, value in scope["headers"]
     )
 
 
