@@ -19,6 +19,15 @@ AGENTS: Final = """
 from covenant import Agent, Turn
 
 table = Agent("table")
+
+
+@table
+async def book(turn: Turn):
+    if turn.text == "ask":
+        yield turn.need_input("For how many?")
+    else:
+        yield f"{turn.text} in {turn.context_id}"
+"""
 PROXY_HEADERS = (
     "X-Forwarded-For",
     "X-Forwarded-Port",
@@ -29,15 +38,6 @@ PROXY_HEADERS = (
     "True-Client-IP",
     "CF-Connecting-IP",
 )
-
-
-@table
-async def book(turn: Turn):
-    if turn.text == "ask":
-        yield turn.need_input("For how many?")
-    else:
-        yield f"{turn.text} in {turn.context_id}"
-"""
 OPEN: Final = {
     "COVENANT_A2A_PUBLISH": "table",
     "COVENANT_A2A_PUBLISH_ANONYMOUS": "loopback",
