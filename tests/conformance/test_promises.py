@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SUITES = ROOT / "src" / "covenant" / "testing"
+SUITES = ROOT / "tests" / "ledger_contract"
 CODES = re.compile(r"^[1-5]\d\d ((?:[a-z_]+, )*[a-z_]+)")
 
 PAGE = tomllib.loads(Path(__file__).with_name("promises.toml").read_text(encoding="utf-8"))
@@ -88,4 +88,4 @@ def test_a_test_that_is_not_there_is_found_out(tmp_path: Path, test: str) -> Non
     assert found(tmp_path, test) is None
     assert found(tmp_path, "tests/test_here.py::test_it") == here
     inherited = found(tmp_path, "tests/test_here.py::TestIt::test_a_lease_never_ends_by_itself")
-    assert inherited == SUITES / "leasing.py"
+    assert inherited == SUITES / "leases.py"
