@@ -23,12 +23,13 @@ from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.peers.delegation import ARTIFACT, CANCELLED, CANCELLING, COMPLETED, LOST, PROOF, TIMEOUT, Delegation
 from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
 from covenant.model.peers.peer_record import Peer
+from covenant.model.rate_limits import Backoff
 from covenant.model.sanitizer import unreserved_parts, without_reserved
 from covenant.model.task import Target, Task
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate
 from covenant.wire.redaction import SecretFinding
 
-PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+BETWEEN_OFFERS: Final = Backoff(0.5, 15.0)
 """Between attempts to ask a peer that cannot be reached, and has to be asked before anything can be offered."""
 LAST_WORD_S: Final = 10.0
 """How long a provider that was told to stop for its own fault has to say its last word."""
@@ -105,8 +106,8 @@ class PeerAgent:
             except (Unavailable, OverLimit) as later:
                 if not tries:
                     job.say(StatusUpdate(f"the peer cannot be asked now, and is asked again: {later.message}"))
-                await asyncio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
                 tries += 1
+                await asyncio.sleep(BETWEEN_OFFERS.pause(tries))
 
     def _peer(self, target: Target) -> Peer:
         if target.peer:

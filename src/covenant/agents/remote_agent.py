@@ -18,6 +18,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
+from covenant.agents.runtime.agent_calls import REMOTE_FAILURE, RemoteFailure
 from covenant.agents.runtime.agent_spans import trace_call
 from covenant.agents.runtime.job import DAEMON_STOPS, Job
 from covenant.agents.runtime.turn_limits import USAGE
@@ -29,6 +32,7 @@ from covenant.model.call_context import Hop
 from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import AgentId, TaskId
+from covenant.model.rate_limits import Backoff
 from covenant.model.result import Ending
 from covenant.model.sanitizer import unreserved_parts, unreserved_update
 from covenant.model.task import DELEGATION, DuplicateSafety, Target, Task
@@ -43,15 +47,13 @@ from covenant.model.task_view import (
     fold,
 )
 from covenant.model.usage import read_usage, usage_beyond
-from covenant.outbound.call_errors import PASSING, CallFailed, RemoteError
+from covenant.outbound.call_errors import CallFailed, NoCard, RemoteError, RemoteRefused, RemoteTimedOut
 from covenant.outbound.remote.remote_client import Remote, RemoteStream
 from covenant.outbound.remote.remote_task import RemoteTaskView, Reply, reply_of
 
-POLLS_S: Final = (0.25, 0.5, 1.0, 2.0, 3.0)
+BETWEEN_POLLS: Final = Backoff(0.25, 3.0)
 FAILURES_MAX: Final = 20
 BEAT_S: Final = 60.0
-NOT_ASKED: Final = "the remote agent could not be asked: "
-"""What the sender is told where it was not the remote agent that failed."""
 
 log = logging.getLogger(__name__)
 
@@ -79,10 +81,8 @@ class RemoteAgent:
         beating = asyncio.ensure_future(renew_lease(job))
         try:
             await self._talk(job, target)
-        except Refusal as refusal:
-            _tell(job, refusal.message, refusal.code)
-        except (RemoteError, CallFailed) as failure:
-            _tell(job, failure.message, failure.code)
+        except (Refusal, RemoteError, CallFailed) as failure:
+            _fail(job, failure)
         finally:
             beating.cancel()
 
@@ -176,13 +176,12 @@ async def _follow(job: Job, remote: Remote, note: _Note) -> Reply:
             failures = 0
         except (RemoteError, CallFailed) as failure:
             failures += 1
-            passing = failure.transient if isinstance(failure, CallFailed) else failure.code in PASSING
-            if not passing or failures >= FAILURES_MAX:
+            if not failure.transient or failures >= FAILURES_MAX:
                 raise
         if known.stopped:
             return reply_of(known, remote)
-        await asyncio.sleep(POLLS_S[min(looks, len(POLLS_S) - 1)])
         looks += 1
+        await asyncio.sleep(BETWEEN_POLLS.pause(looks))
 
 
 async def renew_lease(job: Job) -> None:
@@ -220,9 +219,18 @@ def _conclude(job: Job, reply: Reply) -> None:
             job.fail(reply.text or "the remote agent failed", *content)
 
 
-def _tell(job: Job, message: str, code: str) -> None:
+def _fail(job: Job, failure: Refusal | RemoteError | CallFailed) -> None:
+    code, message = failure.code, failure.message
     log.info("remote.failed", extra=job.fields(code=code, reason=message))
-    job.fail(f"{NOT_ASKED}{message}" if code != "timed_out" else message)
+    if isinstance(failure, RemoteTimedOut):
+        job.fail(message)
+        return
+    told = RemoteFailure(code=code, message=message)
+    if isinstance(failure, RemoteRefused):
+        said = failure.said or message
+        told = RemoteFailure(code=code, message=said, rpc_code=failure.rpc_code, status=failure.status)
+    job.notes[REMOTE_FAILURE] = msgspec.to_builtins(told)
+    job.fail(f"the remote agent could not be asked: {message}")
 
 
 def _words(job: Job) -> str:
@@ -245,7 +253,8 @@ WATCHED_MAX: Final = 10_000
 FOUND_MAX: Final = 100
 """Of each sort, at a start."""
 RECENTLY_MS: Final = 3_600_000
-PAUSES_S: Final = (1.0, 3.0, 9.0, 27.0, 81.0)
+BETWEEN_CANCELS: Final = Backoff(1.0, 81.0, 3)
+CANCELS_MAX: Final = 6
 WATCH_S: Final = 600.0
 CANCEL_S: Final = 10.0
 
@@ -308,7 +317,7 @@ class RemoteCancels:
             await self._cancel(tenant, target, remote_task_id)
 
     async def _cancel(self, tenant: str, target: Target, remote_task_id: str) -> None:
-        for pause_s in (*PAUSES_S, None):
+        for tries in range(1, CANCELS_MAX + 1):
             try:
                 async with asyncio.timeout(CANCEL_S):
                     remote = await self._open(tenant, target)
@@ -319,13 +328,13 @@ class RemoteCancels:
                 log.info("remote.withdrawn", extra={"remote_task": remote_task_id})
                 return
             except (RemoteError, CallFailed, TimeoutError) as failure:
-                code = getattr(failure, "code", "timed_out")
-                passing = isinstance(failure, TimeoutError | CallFailed) or code in PASSING or code == "no_card"
-                if not passing or pause_s is None:
+                transient = not isinstance(failure, RemoteError) or failure.transient or isinstance(failure, NoCard)
+                if not transient or tries == CANCELS_MAX:
                     # It has ended, most likely. If it has not, it ends with its deadline.
+                    code = "timed_out" if isinstance(failure, TimeoutError) else failure.code
                     log.info("remote.not_withdrawn", extra={"remote_task": remote_task_id, "code": code})
                     return
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(BETWEEN_CANCELS.pause(tries))
 
     async def _find(self, identity: AgentId, target: Target | None) -> None:
         ledger, me, tenant = self._ledger, identity.pubkey, tenant_of(identity)

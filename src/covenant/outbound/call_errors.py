@@ -78,12 +78,11 @@ RefusalCode = Literal[
     "refused",
 ]
 
-PASSING: Final = frozenset({"over_limit", "unavailable"})
-"""Refusals that may be different in a while."""
-
 
 class RemoteError(CovenantError):
     code: str = "remote_error"
+    transient = False
+    """Whether it may be different in a while."""
 
     def __init__(self, message: str, *, task_id: str | None = None) -> None:
         super().__init__(message)
@@ -110,9 +109,13 @@ class RemoteRefused(RemoteError):
         status: int | None = None,
         rpc_code: int | None = None,
         retry_after_s: float | None = None,
+        said: str = "",
     ) -> None:
+        """`said`: the remote's own words."""
         super().__init__(message, task_id=task_id)
+        self.said = said
         self.code = code
+        self.transient = code in ("over_limit", "unavailable")
         self.status = status
         self.rpc_code = rpc_code
         self.retry_after_s = retry_after_s
@@ -159,7 +162,7 @@ _BY_STATUS: Final[dict[int, RefusalCode]] = {
 def refused_by_rpc(error: RpcError) -> RemoteRefused:
     code = _BY_RPC.get(error.code) or _BY_REASON.get(error.reason or "", "refused")
     said = f"the remote refused: {error.message}" if error.message else "the remote refused"
-    return RemoteRefused(code, f"{said} (JSON-RPC {error.code})", rpc_code=error.code)
+    return RemoteRefused(code, f"{said} (JSON-RPC {error.code})", rpc_code=error.code, said=error.message)
 
 
 def refused_by_status(status: int, headers: Mapping[str, str], body: bytes) -> RemoteRefused:
@@ -171,6 +174,7 @@ def refused_by_status(status: int, headers: Mapping[str, str], body: bytes) -> R
         code or ("unavailable" if status >= 500 else "refused"),
         f"the remote refused: {said} (HTTP {status})" if said else f"the remote answered HTTP {status}",
         status=status,
+        said=said,
         retry_after_s=min(retry_after(headers) or 0.0, RETRY_AFTER_S_MAX) or None,
     )
 

@@ -10,7 +10,6 @@ each answer of another agent one `<task>-sub-<n>`. An agent elsewhere is sent th
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -33,7 +32,6 @@ from covenant.agents.model.tool_specs import (
     tool,
 )
 from covenant.agents.model.web_fetch import WebPages
-from covenant.agents.remote_agent import NOT_ASKED
 from covenant.agents.runtime import turn_output as saying
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit
 from covenant.agents.runtime.job import Job
@@ -59,9 +57,6 @@ Short = Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
 Words = Annotated[str, msgspec.Meta(min_length=1, max_length=200_000)]
 Url = Annotated[str, msgspec.Meta(min_length=1, max_length=8_192)]
 FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
-
-_RPC = re.compile(r"(.*) \(JSON-RPC (-?\d+)\)", re.DOTALL).fullmatch
-_HTTP = re.compile(r"(?:the remote refused: )?(.*?) ?\(?HTTP (\d+)\)?", re.DOTALL).fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +219,7 @@ class Toolbox:
             self._asking[name] = answer
             return f"{name} asks: {answer.text}\n(call it again, and it will take your message for the answer)"
         if not answer.ok:
-            raise ToolFailed(answer.text or f"{name} failed")
+            raise ToolFailed(_why_not(answer) or f"{name} failed")
         names = [artifact.name for artifact in made_by(answer) if artifact.name]
         return f"{answer.text}\n(it also made: {', '.join(map(plain, names))})" if names else answer.text
 
@@ -255,10 +250,7 @@ class Toolbox:
     @tool("/a2a", "Send a message to a remote agent, and get its answer. It sees this text and nothing else.")
     async def a2a_call(self, name: Short, message: Words) -> str:
         self._remote(name)
-        try:
-            return await self._asked(name, message)
-        except ToolFailed as failed:
-            raise ToolFailed(_abroad(str(failed))) from None
+        return await self._asked(name, message)
 
     def _remote(self, name: str) -> RemoteCardEntry:
         kept = self._means.roster.known(self._tenant).get(name)
@@ -361,16 +353,13 @@ def _read(spec: ToolSpec, given: Mapping[str, Any]) -> msgspec.Struct:
         raise ToolFailed(f"usage: {wrong}") from None
 
 
-def _abroad(said: str) -> str:
-    """Why an agent elsewhere could not be asked, in the words of `/a2a`; what it said itself stays as it is."""
-    if not said.startswith(NOT_ASKED):
-        return said
-    why = said.removeprefix(NOT_ASKED)
-    if (refused := _RPC(why)) is not None:
-        return f"JSON-RPC error {refused[2]}: {refused[1]}"
-    if (refused := _HTTP(why)) is not None:
-        return f"HTTP {refused[2]}: {refused[1]}"
-    return f"transport: {why}"
+def _why_not(answer: Answer) -> str:
+    failure = answer.remote_failure
+    if failure is None:
+        return answer.text
+    if failure.rpc_code is not None:
+        return f"JSON-RPC error {failure.rpc_code}: {failure.message}"
+    return f"HTTP {failure.status}: {failure.message}" if failure.status else f"transport: {failure.message}"
 
 
 def _headline(note: MemoryNote) -> str:

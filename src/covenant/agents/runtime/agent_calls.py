@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 INVOCATION_LIMIT: Final = "INVOCATION_LIMIT"
 UNIQUE_AGENT_LIMIT: Final = "UNIQUE_AGENT_LIMIT"
 COOLDOWN: Final = "COOLDOWN"
+REMOTE_FAILURE: Final = "remote_failure"
+"""In a result's metadata: a `RemoteFailure`."""
 
 
 class CallLimit(OverLimit):
@@ -41,6 +43,16 @@ class CallLimit(OverLimit):
     def __init__(self, reason: str, message: str, *, retry_after_ms: int | None = None) -> None:
         super().__init__(reason.lower(), f"{reason}: {message}", retry_after_ms=retry_after_ms)
         self.reason = reason
+
+
+class RemoteFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why an agent elsewhere was not asked, or did not take the message."""
+
+    code: str
+    message: str
+    """What the remote said, where it said something."""
+    rpc_code: int | None = None
+    status: int | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +66,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     task_id: TaskId
     usage: dict[str, float]
     """What it took, with all that it delegated in turn."""
+    remote_failure: RemoteFailure | None = None
+    """Set if the callee is elsewhere and could not be asked."""
 
     @property
     def ok(self) -> bool:
@@ -289,6 +303,7 @@ class AgentCalls:
             state=view.state,
             task_id=view.task.id,
             usage=usage,
+            remote_failure=_remote_failure(view.result),
         )
 
     def _charge(self, task_id: TaskId, usage: dict[str, float]) -> None:
@@ -301,6 +316,11 @@ class AgentCalls:
 def usage_of(result: Result | None) -> dict[str, float]:
     """What a task used, and what it had delegated."""
     return usage_in(result.metadata) if result is not None else {}
+
+
+def _remote_failure(result: Result | None) -> RemoteFailure | None:
+    told = (result.metadata or {}).get(REMOTE_FAILURE) if result is not None else None
+    return msgspec.convert(told, RemoteFailure) if told is not None else None
 
 
 def _elsewhere(task: Task) -> str | None:

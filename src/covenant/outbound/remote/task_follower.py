@@ -23,7 +23,7 @@ from covenant.model.a2a_requests import SendMessage
 from covenant.model.errors import CovenantError
 from covenant.model.rate_limits import Backoff
 from covenant.model.task_view import RemoteArtifact, RemoteEvent, RemoteStatus, RemoteTask
-from covenant.outbound.call_errors import PASSING, CallFailed, OutcomeUnknown, RemoteRefused
+from covenant.outbound.call_errors import CallFailed, OutcomeUnknown, RemoteRefused
 from covenant.outbound.remote.a2a_transport import A2ATransport, Numbered
 from covenant.outbound.remote.remote_task import RemoteTaskView
 
@@ -172,7 +172,7 @@ class TaskFollower:
                     self._streaming = False
                     continue
                 safe = refusal.code == "over_limit" or self._errand.repeatable
-                if refusal.code not in PASSING or not safe or tries == RESENDS_MAX:
+                if not refusal.transient or not safe or tries == RESENDS_MAX:
                     raise
                 self._retry_after_s, trouble = refusal.retry_after_s, refusal
             again = trouble.transient and self._errand.repeatable if isinstance(trouble, CallFailed) else True
@@ -243,7 +243,7 @@ class TaskFollower:
         except RemoteRefused as refusal:
             self._not_answered(refusal)
             # Finished meanwhile, or no such thing as a second look: a poll will tell.
-            self._streaming = self._streaming and refusal.code in PASSING
+            self._streaming = self._streaming and refusal.transient
         except CallFailed as failure:
             self._not_answered(failure)
         finally:
@@ -287,10 +287,10 @@ class TaskFollower:
                 status=trouble.status,
                 rpc_code=trouble.rpc_code,
             ) from trouble
-        going = trouble.code in PASSING or (self._streaming and trouble.code not in ("unauthenticated", "forbidden"))
+        going = trouble.transient or (self._streaming and trouble.code not in ("unauthenticated", "forbidden"))
         if not going or self._failures >= FAILURES_MAX:
             raise trouble
-        if trouble.code in PASSING:
+        if trouble.transient:
             self._errand.troubled(trouble.message)
 
     async def _wait_for_poll(self) -> None:
