@@ -104,7 +104,7 @@ class Mailbox:
 
     @checks_arguments
     async def recv_task(self, *, timeout_s: float | None = None, request_id: str | None = None) -> Task:
-        """Lease the oldest task of all, to its recipient; waits for one."""
+        """Lease the next task to its recipient, recipients in turn; waits for one."""
         return (await self._lease(None, timeout_s, request_id)).task
 
     @checks_arguments

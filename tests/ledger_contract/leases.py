@@ -1,4 +1,8 @@
-"""Rules 2, 11 and 12: one live lease for a task, receives that can be repeated, and nobody who starves another."""
+"""Leases: one live lease for a task, receives that can be repeated, and whose task is next.
+
+A recipient receives its own tasks in the order in which they were accepted, whatever waits for others. Whoever receives
+for everyone takes the oldest task of each recipient in turn.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,12 @@ import pytest
 
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
+from covenant.model.ids import TaskId
 from covenant.model.result import Result
 from covenant.model.retry_policy import RetryPolicy
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
 from tests.ledger_contract.engine import Engine
-from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, agent, make_task, ok, task_id
+from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, OPERATOR, agent, make_task, ok, task_id
 from tests.ledger_contract.suite import Suite
 from tests.ledger_contract.waiters import WaiterQueue
 
@@ -337,13 +342,44 @@ class LeaseSuite(Suite):
         await driver.finish(leased, ok(leased.task.id))
         assert len(await driver.drain()) == 1
 
-    @pytest.mark.parametrize("recipients", [3])
-    async def test_each_recipient_receives_its_own_in_turn_whatever_waits_for_others(
-        self, driver: LedgerDriver, recipients: int
+    async def test_each_recipient_receives_its_own_in_order_whatever_waits_for_others(
+        self, driver: LedgerDriver
     ) -> None:
-        who = [agent(f"worker-{number}@here") for number in range(recipients)]
-        for number in range(30):
-            await driver.send(make_task(number, recipient=who[number % recipients]))
-        for round_ in range(30 // recipients):
-            for index, recipient in enumerate(who):
-                assert (await driver.take_one(recipient)).task.id == task_id(round_ * recipients + index)
+        """One of them has most of the queue, before and after everybody else's, and never receives."""
+        busy, *others = [agent(f"worker-{number}@here") for number in range(4)]
+        recipients = [busy] * 50 + [others[number % 3] for number in range(30)] + [busy] * 50
+        tasks = [make_task(number, recipient=recipient) for number, recipient in enumerate(recipients)]
+        await driver.send_all(tasks)
+        for recipient in others:
+            own = [task.id for task in tasks if task.recipient == recipient]
+            received = [leased.task.id for leased in await driver.take(recipient, 3)]
+            while leased := await driver.take(recipient):
+                received.append(leased[0].task.id)
+            assert received == own
+        assert len(await driver.queued_ids(busy)) == 100
+
+    @pytest.mark.parametrize("at_once", [1, 4])
+    async def test_a_receive_for_everyone_serves_recipients_in_turn_and_each_in_order(
+        self, driver: LedgerDriver, at_once: int
+    ) -> None:
+        """Bob has ten tasks before Carol's two and Dave's one, and more of his come while everybody's are received."""
+        recipients = [BOB] * 10 + [CAROL] * 2 + [DAVE]
+        await driver.send_all([make_task(number, recipient=who) for number, who in enumerate(recipients)])
+        received: list[TaskId] = []
+        for later in range(20, 30):
+            await driver.send(make_task(later))
+            received += [leased.task.id for leased in await driver.take(OPERATOR, at_once, everyone=True)]
+        while leased := await driver.take(OPERATOR, at_once, everyone=True):
+            received += [each.task.id for each in leased]
+        assert set(received[:3]) == {task_id(0), task_id(10), task_id(12)}
+        assert set(received[3:5]) == {task_id(1), task_id(11)}
+        assert received[5:] == [task_id(number) for number in (*range(2, 10), *range(20, 30))]
+
+    async def test_a_drain_for_everyone_takes_the_oldest_result_whoever_sent_the_task(
+        self, driver: LedgerDriver
+    ) -> None:
+        for number in range(8):
+            leased = await driver.taken(make_task(number, sender=CAROL if number == 5 else ALICE))
+            await driver.finish(leased, ok(task_id(number)))
+        drained = [result.task_id for _ in range(8) for result in await driver.drain(DAVE, everyone=True)]
+        assert drained == [task_id(number) for number in range(8)]

@@ -32,7 +32,7 @@ from covenant.model.retry_policy import RetryPolicy
 from covenant.model.task import Task
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
 from tests.ledger_contract.driver import LedgerDriver, check_generations
-from tests.ledger_contract.log_engine import LogEngine
+from tests.ledger_contract.embedded_engine import EmbeddedEngine
 from tests.ledger_contract.samples import idempotent, make_task, task_id
 from tests.ledger_contract.updates import fold
 from tests.properties.model import Model, No, Piece
@@ -47,7 +47,7 @@ DUE = st.sampled_from(["none", "none", "deadline", "timeout"])
 DUES = st.tuples(KEYS, DUE)
 
 
-class InProcess(LogEngine):
+class InProcess(EmbeddedEngine):
     """Merges segments in a thread instead of a process: the same function, without the wait for an interpreter."""
 
     async def open(self, limits: Limits | None = None) -> Ledger:

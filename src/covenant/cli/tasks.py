@@ -171,7 +171,7 @@ def send(call: Invocation, *, text: str, wait: bool, timeout_ms: int, **given: A
 @daemon_command(a2a, "next", "a2a_task_opt", "task", "lease", "tasks")
 @click.option("--wait-ms", type=click.IntRange(min=0), help="Wait this long for a task.")
 @click.option("--max", "count", type=click.IntRange(min=1), help="Lease up to this many.")
-@click.option("--all", "everyone", is_flag=True, help="The oldest of all recipients (operator only).")
+@click.option("--all", "everyone", is_flag=True, help="Of all recipients, in turn (operator only).")
 @click.option("--request-id", help="Repeat with the same one if the answer was lost: it gives the same leases again.")
 def next_task(call: Invocation, **given: Any) -> None:
     """Lease the next task that is queued for the caller.

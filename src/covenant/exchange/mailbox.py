@@ -185,7 +185,7 @@ class MailboxExchange:
         count: int = 1,
         request_id: str | None = None,
     ) -> Leased:
-        """Lease the next tasks: one's own, or (the operator) the oldest of all."""
+        """Lease the next tasks: one's own, or (the operator) those of all recipients in turn."""
         self._check_page(count, self._ledger.limits.batch_max, "max")
         check_request_id(request_id)
         if not self.leasing:

@@ -130,7 +130,7 @@ def _recipient(given: WireAgent, enrolled: Enrolled) -> AgentId:
 
 
 class ReceiveRequest(Request, frozen=True, kw_only=True):
-    """Take the next tasks. `scope=all` is the operator's: everybody's, oldest first."""
+    """Take the next tasks. `scope=all` is the operator's: of all recipients, in turn."""
 
     count: Whole | None = msgspec.field(name="max", default=None)
     wait_ms: Whole | None = None

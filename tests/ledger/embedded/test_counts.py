@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.ledger_contract.driver import LedgerDriver
-from tests.ledger_contract.log_engine import LogEngine
+from tests.ledger_contract.embedded_engine import EmbeddedEngine
 from tests.ledger_contract.samples import make_task, ok, task_id
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[LogEngine]:
-    engine = LogEngine(tmp_path)
+async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(tmp_path)
     yield engine
     await engine.close()
 
@@ -24,7 +24,7 @@ async def lost(driver: LedgerDriver) -> int:
     return total
 
 
-async def test_lost_holders_are_counted_as_they_come_and_go(engine: LogEngine) -> None:
+async def test_lost_holders_are_counted_as_they_come_and_go(engine: EmbeddedEngine) -> None:
     driver = LedgerDriver(await engine.open(), engine.clock)
     held = [await driver.taken_here(make_task(number)) for number in range(1, 7)]
     assert await lost(driver) == 0

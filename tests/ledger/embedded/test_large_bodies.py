@@ -21,7 +21,7 @@ from covenant.model.content import Json
 from covenant.model.errors import Refusal
 from covenant.model.task import Task, cache_key, short_kind, weigh
 from tests.ledger_contract.driver import LedgerDriver, refused
-from tests.ledger_contract.log_engine import ARCHIVE, LogEngine
+from tests.ledger_contract.embedded_engine import ARCHIVE, EmbeddedEngine
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, idempotent, make_task, ok, task_id
 
 LARGE = 70_000
@@ -40,14 +40,14 @@ def in_memory(ledger: object) -> int:
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[LogEngine]:
-    engine = LogEngine(tmp_path, segment_bytes=300_000)
+async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(tmp_path, segment_bytes=300_000)
     yield engine
     await engine.close()
 
 
 @pytest.fixture
-async def driver(engine: LogEngine) -> LedgerDriver:
+async def driver(engine: EmbeddedEngine) -> LedgerDriver:
     return LedgerDriver(await engine.open(), engine.clock)
 
 
@@ -67,7 +67,7 @@ async def test_a_large_body_leaves_memory_when_the_archive_has_it_and_is_leased_
 @pytest.mark.parametrize("compacts", [False, True])
 @pytest.mark.parametrize("crashes", [False, True])
 async def test_a_restart_reads_no_large_body_into_memory_and_leases_are_given_theirs(
-    engine: LogEngine, driver: LedgerDriver, *, crashes: bool, compacts: bool
+    engine: EmbeddedEngine, driver: LedgerDriver, *, crashes: bool, compacts: bool
 ) -> None:
     wanted = [large(number, recipient=BOB if number % 2 else CAROL) for number in range(1, 9)]
     await driver.send_all(wanted[:5])
@@ -90,7 +90,7 @@ async def test_a_restart_reads_no_large_body_into_memory_and_leases_are_given_th
 
 
 async def test_bodies_that_wait_for_the_archive_are_bounded_in_memory(
-    engine: LogEngine, driver: LedgerDriver, monkeypatch: pytest.MonkeyPatch
+    engine: EmbeddedEngine, driver: LedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queues, "WAITING_BYTES_MAX", 3 * LARGE)
     with closing(sqlite3.connect(engine.home / ARCHIVE, isolation_level=None)) as db:
@@ -102,7 +102,7 @@ async def test_bodies_that_wait_for_the_archive_are_bounded_in_memory(
 
 
 async def test_a_body_that_cannot_be_read_is_not_leased_and_holds_up_nobody(
-    engine: LogEngine, driver: LedgerDriver
+    engine: EmbeddedEngine, driver: LedgerDriver
 ) -> None:
     await driver.send_all([large(1), make_task(2)])
     await archived(driver)
@@ -119,7 +119,7 @@ async def test_a_body_that_cannot_be_read_is_not_leased_and_holds_up_nobody(
 
 
 async def test_many_unreadable_bodies_cost_a_receive_few_reads(
-    engine: LogEngine, driver: LedgerDriver, caplog: pytest.LogCaptureFixture
+    engine: EmbeddedEngine, driver: LedgerDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
     await driver.send_all([large(number) for number in range(1, 21)])
     await driver.send(make_task(21))
@@ -145,7 +145,7 @@ async def test_a_receive_repeated_under_its_request_id_is_given_the_same_body(dr
     assert await driver.take(request_id="r1") == first
 
 
-async def test_same_work_with_a_large_text_is_still_the_same_work(engine: LogEngine, driver: LedgerDriver) -> None:
+async def test_same_work_with_a_large_text_is_still_the_same_work(engine: EmbeddedEngine, driver: LedgerDriver) -> None:
     def work(number: int) -> Task:
         return make_task(number, intent_text="x" * LARGE, idempotency=idempotent())
 
@@ -162,7 +162,7 @@ async def test_same_work_with_a_large_text_is_still_the_same_work(engine: LogEng
 
 
 async def test_a_snapshot_that_was_written_before_entries_had_sizes_opens(
-    engine: LogEngine, driver: LedgerDriver
+    engine: EmbeddedEngine, driver: LedgerDriver
 ) -> None:
     text = "x" * LARGE
     await driver.send_all([large(1), make_task(2, intent_text=text, idempotency=idempotent())])
@@ -211,7 +211,7 @@ def test_a_key_is_small_however_large_its_task_is() -> None:
     assert first.task_kind != second.task_kind
 
 
-async def test_an_entry_is_read_with_its_body_or_not_at_all(engine: LogEngine, driver: LedgerDriver) -> None:
+async def test_an_entry_is_read_with_its_body_or_not_at_all(engine: EmbeddedEngine, driver: LedgerDriver) -> None:
     await driver.send(large(1))
     await archived(driver)
     with closing(sqlite3.connect(engine.home / ARCHIVE, isolation_level=None)) as db:

@@ -18,12 +18,12 @@ from covenant.model.peers.delegation import DelegationRole
 from covenant.model.peers.instance import InstanceId
 from tests.ledger.machine.peer_commands import add, heard, held, id_of, offered, offering, peer_commands
 from tests.ledger.machine.pure import Pure
-from tests.ledger_contract.log_engine import LogEngine
+from tests.ledger_contract.embedded_engine import EmbeddedEngine
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[LogEngine]:
-    engine = LogEngine(tmp_path, segment_bytes=4_096)
+async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(tmp_path, segment_bytes=4_096)
     yield engine
     await engine.close()
 
@@ -52,7 +52,7 @@ def known(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-async def test_what_is_known_of_peers_is_the_same_after_a_crash_and_after_a_stop(engine: LogEngine) -> None:
+async def test_what_is_known_of_peers_is_the_same_after_a_crash_and_after_a_stop(engine: EmbeddedEngine) -> None:
     ledger = await engine.open()
     await everything_happens(ledger)
     before = known(ledger)
@@ -63,7 +63,7 @@ async def test_what_is_known_of_peers_is_the_same_after_a_crash_and_after_a_stop
     assert known(ledger) == before
 
 
-async def test_what_is_known_of_peers_is_the_same_after_the_journal_was_compacted(engine: LogEngine) -> None:
+async def test_what_is_known_of_peers_is_the_same_after_the_journal_was_compacted(engine: EmbeddedEngine) -> None:
     ledger = await engine.open()
     await everything_happens(ledger)
     before = known(ledger)
@@ -73,7 +73,7 @@ async def test_what_is_known_of_peers_is_the_same_after_the_journal_was_compacte
     assert known(ledger) == before
 
 
-async def test_listeners_hear_whose_affairs_have_changed(engine: LogEngine) -> None:
+async def test_listeners_hear_whose_affairs_have_changed(engine: EmbeddedEngine) -> None:
     ledger = await engine.open()
     told: list[list[InstanceId]] = [[], []]
     for listener in told:

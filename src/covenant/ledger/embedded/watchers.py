@@ -139,7 +139,7 @@ class QueueWaiter:
     def served(self) -> None:
         """What this waiter was woken for was taken, so nobody else need look for it.
 
-        A waiter for any identity takes the oldest of all, which may be another one's: what it was woken for is looked
+        A waiter for any identity takes whichever is next, which may be another one's: what it was woken for is looked
         at once more when it leaves.
         """
         if self.identity is not None:

@@ -129,7 +129,7 @@ class Leased(msgspec.Struct, frozen=True, gc=False):
 
 
 class Take(Command[Leased], frozen=True, gc=False, kw_only=True):
-    """Lease up to `count` of the oldest queued tasks, of one recipient or of all.
+    """Lease up to `count` queued tasks: the oldest of one recipient, or of all recipients in turn.
 
     Without a `holder`, each is leased to its recipient.
     """

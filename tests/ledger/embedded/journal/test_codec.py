@@ -10,7 +10,7 @@ from covenant.model.content import Json, Text
 from covenant.model.errors import WrongType
 from covenant.model.task_event import StatusUpdate
 from tests.ledger_contract.driver import LedgerDriver
-from tests.ledger_contract.log_engine import LogEngine
+from tests.ledger_contract.embedded_engine import EmbeddedEngine
 from tests.ledger_contract.samples import BOB, make_task, ok, task_id
 
 
@@ -28,7 +28,7 @@ from tests.ledger_contract.samples import BOB, make_task, ok, task_id
 async def test_a_value_that_would_not_be_read_back_refuses_its_command_alone(
     tmp_path: Path, update: Any, field: str
 ) -> None:
-    engine = LogEngine(tmp_path)
+    engine = EmbeddedEngine(tmp_path)
     driver = LedgerDriver(await engine.open(), engine.clock)
     leased = await driver.taken(make_task(1))
     before = await driver.entry(task_id(1))
@@ -45,7 +45,7 @@ async def test_a_value_that_would_not_be_read_back_refuses_its_command_alone(
 
 
 async def test_what_a_caller_does_to_its_values_afterwards_reaches_nobody(tmp_path: Path) -> None:
-    engine = LogEngine(tmp_path)
+    engine = EmbeddedEngine(tmp_path)
     driver = LedgerDriver(await engine.open(), engine.clock)
     value: dict[str, Any] = {"a": 1}
     await driver.send(make_task(1, parts=(Json(value),)))

@@ -20,26 +20,26 @@ from covenant.ledger.embedded.open import open_ledger
 from covenant.model.errors import Damaged, HomeLocked, HomeUnusable, Unavailable
 from covenant.model.ids import LeaseId, TaskId
 from tests.ledger_contract.driver import LedgerDriver, refused
-from tests.ledger_contract.log_engine import LogEngine, copy_home
+from tests.ledger_contract.embedded_engine import EmbeddedEngine, copy_home
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[LogEngine]:
-    engine = LogEngine(tmp_path)
+async def engine(tmp_path: Path) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(tmp_path)
     yield engine
     await engine.close()
 
 
 @pytest.fixture
-async def driver(engine: LogEngine) -> LedgerDriver:
+async def driver(engine: EmbeddedEngine) -> LedgerDriver:
     return LedgerDriver(await engine.open(), engine.clock)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.parametrize("point", ["journal.write", "journal.sync", "journal.acknowledge"])
 async def test_a_write_that_fails_is_never_acknowledged_and_reads_go_on(
-    engine: LogEngine, driver: LedgerDriver, point: str, number: int
+    engine: EmbeddedEngine, driver: LedgerDriver, point: str, number: int
 ) -> None:
     leased = await driver.taken(make_task(1))
     await driver.send(make_task(2))
@@ -123,7 +123,7 @@ def without_past(shown: TaskDetail | None) -> TaskDetail | None:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 async def test_what_is_live_is_told_while_the_archive_cannot_be_written(
-    engine: LogEngine, driver: LedgerDriver, number: int
+    engine: EmbeddedEngine, driver: LedgerDriver, number: int
 ) -> None:
     await driver.send(make_task(30, recipient=DAVE))
     await driver.queue()
@@ -142,7 +142,9 @@ async def test_what_is_live_is_told_while_the_archive_cannot_be_written(
     assert sum(each is not None for each in shown) == 10
 
 
-async def test_what_is_live_is_told_when_the_archive_cannot_be_read(engine: LogEngine, driver: LedgerDriver) -> None:
+async def test_what_is_live_is_told_when_the_archive_cannot_be_read(
+    engine: EmbeddedEngine, driver: LedgerDriver
+) -> None:
     await populated(driver)
     before = await live_reads(driver)
     shown = without_past(await driver.ledger.show(task_id(1), None, 100))
@@ -158,7 +160,9 @@ async def test_what_is_live_is_told_when_the_archive_cannot_be_read(engine: LogE
     assert task_id(40) in await driver.queued_ids()
 
 
-async def test_a_full_disk_stops_writing_and_what_is_live_can_be_read(engine: LogEngine, driver: LedgerDriver) -> None:
+async def test_a_full_disk_stops_writing_and_what_is_live_can_be_read(
+    engine: EmbeddedEngine, driver: LedgerDriver
+) -> None:
     await populated(driver)
     before = await live_reads(driver)
     with fault_points.armed(FullDisk("journal.write", "archive.apply")):
@@ -173,7 +177,7 @@ async def test_a_full_disk_stops_writing_and_what_is_live_can_be_read(engine: Lo
     "point", ["opening.copy_tail", "opening.sync_tail", "opening.rename_tail", "opening.keep_torn"]
 )
 async def test_a_start_on_a_full_disk_names_the_file_the_room_and_the_way_out(
-    engine: LogEngine, driver: LedgerDriver, point: str
+    engine: EmbeddedEngine, driver: LedgerDriver, point: str
 ) -> None:
     await driver.send(make_task(1))
     await driver.ledger.close()
@@ -192,7 +196,7 @@ async def test_a_start_on_a_full_disk_names_the_file_the_room_and_the_way_out(
 
 
 async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
-    engine: LogEngine, driver: LedgerDriver, monkeypatch: pytest.MonkeyPatch
+    engine: EmbeddedEngine, driver: LedgerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot is ahead of the archive, as a full disk leaves it: the archive must have caught up first."""
     monkeypatch.setattr(homes, "PATIENCE_S", 0.5)
@@ -226,14 +230,16 @@ async def test_a_refusal_whose_audit_row_cannot_be_written_is_not_told_as_that_r
         await driver.settle(ok(task_id(404)))
 
 
-async def test_a_home_is_open_once_at_a_time(engine: LogEngine, driver: LedgerDriver) -> None:
+async def test_a_home_is_open_once_at_a_time(engine: EmbeddedEngine, driver: LedgerDriver) -> None:
     with pytest.raises(HomeLocked, match="already open"):
         await open_ledger(engine.home, clock=engine.clock)
     await driver.ledger.close()
     await (await open_ledger(engine.home, clock=engine.clock)).close()
 
 
-async def test_a_torn_tail_is_cut_and_a_changed_record_refuses_to_open(engine: LogEngine, driver: LedgerDriver) -> None:
+async def test_a_torn_tail_is_cut_and_a_changed_record_refuses_to_open(
+    engine: EmbeddedEngine, driver: LedgerDriver
+) -> None:
     for number in range(5):
         await driver.send(make_task(number))
     await driver.ledger.close()
@@ -258,7 +264,7 @@ TAMPERING = {
 
 @pytest.mark.parametrize("how", TAMPERING)
 async def test_an_audit_that_was_tampered_with_does_not_verify(
-    engine: LogEngine, driver: LedgerDriver, how: str
+    engine: EmbeddedEngine, driver: LedgerDriver, how: str
 ) -> None:
     for number in range(5):
         await driver.note(f"row {number}")
@@ -280,7 +286,7 @@ async def test_callers_at_the_same_moment_share_syncs(driver: LedgerDriver) -> N
 
 
 async def test_a_crash_at_any_moment_under_load_keeps_what_was_acknowledged_by_then(
-    engine: LogEngine, driver: LedgerDriver, tmp_path: Path
+    engine: EmbeddedEngine, driver: LedgerDriver, tmp_path: Path
 ) -> None:
     """Files are copied while they are written to: each copy is what a kill at that moment would have left."""
     acknowledged: set[TaskId] = set()

@@ -1,4 +1,4 @@
-"""The log engine under test, on files and in memory.
+"""The embedded engine under test, on files and in memory.
 
 A crash needs no help from the engine: the files are copied as they are at that moment, whatever is half written, and
 the copy is opened. What the abandoned ledger does afterwards happens to files that nobody looks at any more.
@@ -25,7 +25,7 @@ NODE: Final = "here"
 ARCHIVE: Final = "archive.db"
 
 
-class LogEngine:
+class EmbeddedEngine:
     """Homes in a folder, one after the other. Segments are small, so that tests see several."""
 
     def __init__(
@@ -100,7 +100,7 @@ def copy_home(home: Path, target: Path) -> None:
     )
 
 
-class MemoryEngine:
+class EmbeddedInMemory:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self._open: list[Ledger] = []
