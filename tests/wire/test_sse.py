@@ -2,8 +2,8 @@
 
 import pytest
 
+from covenant.model.errors import InvalidParams
 from covenant.wire import jsonrpc, sse
-from covenant.wire.a2a.error_codes import InvalidParams
 
 
 def test_a_frame_has_its_generation_and_its_payload() -> None:

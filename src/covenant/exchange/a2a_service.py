@@ -50,7 +50,7 @@ from covenant.model.a2a_requests import (
 )
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_hop
-from covenant.model.errors import Conflict, Invalid, Refusal, Unauthenticated
+from covenant.model.errors import Conflict, Invalid, InvalidParams, Refusal, Unauthenticated
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.task import Task, fingerprint
 from covenant.model.task_event import Began, Ended, Started, Step
@@ -195,7 +195,7 @@ class A2AExchange:
             # Whoever has no token is one with all others who have none: it has the ids that it was told, and no list.
             raise Unauthenticated("token_needed", "listing tasks needs a token; without one, ask for a task by its id")
         if not 1 <= asked.page_size <= PAGE_SIZE_MAX:
-            raise Invalid("invalid_params", f"pageSize: 1 to {PAGE_SIZE_MAX}")
+            raise InvalidParams("pageSize", f"1 to {PAGE_SIZE_MAX}")
         listing = await self._ledger.listing(
             ListQuery(
                 recipient=self._identity(ask).pubkey,
@@ -311,7 +311,7 @@ class A2AExchange:
         check_size(len(_encode(update)), self.limits.message_bytes_max)
         view = await self._views.get(task_id, me.pubkey, self._viewer(ask))
         if message.context_id not in (None, view.task.context_id):
-            raise Invalid("invalid_params", f"message.contextId: task {task_id} is in another context")
+            raise InvalidParams("message.contextId", f"task {task_id} is in another context")
         if sent.push is not None and not view.state.terminal:
             # Before the message, so that its step is told too; once, since many clients say it with every message.
             await self._ledger.commit(PutPush(task_id=task_id, recipient=me.pubkey, config=sent.push, once=True))

@@ -20,7 +20,7 @@ from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import DropPush, PutPush, RetryPush
 from covenant.ledger.machine.decisions.push import unknown_push
 from covenant.model.a2a_requests import CreatePush, DeletePush, GetPush, ListPush, PushConfig, PushPage
-from covenant.model.errors import Invalid
+from covenant.model.errors import InvalidParams
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.push import Push
 
@@ -62,8 +62,8 @@ def _fits(value: str, length_max: int) -> bool:
     return len(value) <= length_max and _VALUE.fullmatch(value) is not None
 
 
-def _wrong(field: str, description: str) -> Invalid:
-    return Invalid("invalid_params", f"pushNotificationConfig.{field}: {description}")
+def _wrong(field: str, description: str) -> InvalidParams:
+    return InvalidParams(f"pushNotificationConfig.{field}", description)
 
 
 class PushConfigs:

@@ -3,7 +3,8 @@
     CovenantError
     ├── Refusal                 the caller can do something about it; carries a machine code and a status
     │   ├── Invalid        400  the request itself is wrong
-    │   │   └── WrongType       a value of another type than its field; also a `TypeError`
+    │   │   ├── WrongType       a value of another type than its field; also a `TypeError`
+    │   │   └── InvalidParams   a field of an A2A request, which it names
     │   ├── Unauthenticated 401 no token, or one that is not (any longer) known
     │   ├── Forbidden      403  known, but without the capability, or claiming to be somebody else
     │   ├── NotFound       404  unknown, or not yours: the two are the same answer on purpose
@@ -54,6 +55,15 @@ class WrongType(Invalid, TypeError):
         super().__init__("invalid_value", f"{field}: {what}")
         self.field = field
         self.what = what
+
+
+class InvalidParams(Invalid):
+    """A field of an A2A request that is not as it must be. `field` is its place, in the spelling of the wire."""
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__("invalid_params", f"{field}: {description}")
+        self.field = field
+        self.description = description
 
 
 class Unauthenticated(Refusal):

@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from covenant.model.errors import CovenantError
-from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.model.errors import CovenantError, InvalidParams
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 _DIGITS_MAX: Final = 18

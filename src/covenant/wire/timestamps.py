@@ -6,7 +6,7 @@ import functools
 import re
 from typing import Final
 
-from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.model.errors import InvalidParams
 
 _DAY_MS: Final = 86_400_000
 _MONTH_DAYS: Final = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)

@@ -8,7 +8,7 @@ from a2a.types import a2a_pb2 as pb
 from google.protobuf import json_format
 
 from covenant.doors.a2a.protobuf_json import RequestReader, ResponseWriter
-from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.model.errors import InvalidParams
 
 VALUES = [None, True, False, 0, 3, -7, 2.5, 2**53, 1e300, "", "text", [], {}, [1, [None, {"a": []}]], {"b": {"c": 1}}]
 

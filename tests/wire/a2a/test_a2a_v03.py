@@ -7,11 +7,12 @@ import pytest
 
 from covenant.model import a2a_requests as asking
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.errors import InvalidParams
 from covenant.model.result import Ending
 from covenant.model.task_event import ArtifactUpdate, Began, Ended, Started, StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.wire.a2a.dialects import BY_VERSION, V03, V1
-from covenant.wire.a2a.error_codes import InvalidParams, Version
+from covenant.wire.a2a.error_codes import Version
 from tests.wire.a2a.a2a_samples import CONTEXT, DONE, FAILED, STORY, TASK, TASK_ID, USAGE, folded, json, read, steps
 
 MESSAGE = {"kind": "message", "messageId": "m", "role": "user", "parts": [{"kind": "text", "text": "hi"}]}

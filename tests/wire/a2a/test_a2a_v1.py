@@ -7,11 +7,11 @@ import pytest
 
 from covenant.model import a2a_requests as asking
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.errors import InvalidParams
 from covenant.model.result import Ending, ResultStatus
 from covenant.model.task_event import ArtifactUpdate, Began, Ended, MessageUpdate, Started, StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.wire.a2a.dialects import REQUESTS_V1, V1
-from covenant.wire.a2a.error_codes import InvalidParams
 from tests.wire.a2a.a2a_samples import AT, CONTEXT, DONE, FAILED, STORY, TASK, TASK_ID, USAGE, folded, json, read, steps
 
 MESSAGE = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]}

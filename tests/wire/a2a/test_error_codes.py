@@ -11,9 +11,10 @@ from a2a.client.transports.rest import _parse_rest_error
 from a2a.compat.v0_3 import types as v03
 
 from covenant.model import errors
+from covenant.model.errors import InvalidParams
 from covenant.wire import jsonrpc
 from covenant.wire.a2a import error_codes as a2a_errors
-from covenant.wire.a2a.error_codes import BY_CODE, InvalidParams, Version, error_code_of, rest_error, rpc_error
+from covenant.wire.a2a.error_codes import BY_CODE, Version, error_code_of, rest_error, rpc_error
 from tests.wire.a2a.a2a_samples import read
 
 SPECIFIED = {

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from covenant.model.a2a_requests import ListTasks
 from covenant.model.content import Json, Text
-from covenant.model.errors import Invalid
+from covenant.model.errors import Invalid, InvalidParams
 from covenant.model.task_view import TaskState
 from covenant.wire import timestamps as moments
 from covenant.wire.a2a.dialects import V1
-from covenant.wire.a2a.error_codes import InvalidParams
 from covenant.wire.a2a.protojson import standard_base64
 from tests.wire.a2a.a2a_samples import AT, json
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.struct_pb2 import Struct, Value
 
-from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.model.errors import InvalidParams
 
 M = TypeVar("M", bound=Message)
 

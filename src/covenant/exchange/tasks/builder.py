@@ -19,7 +19,7 @@ from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.call_context import Hop
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text, is_plain
-from covenant.model.errors import Invalid, TooLarge
+from covenant.model.errors import Invalid, InvalidParams, TooLarge
 from covenant.model.ids import AgentId, TaskId, uuid_of
 from covenant.model.sanitizer import unreserved_parts, without_reserved
 from covenant.model.task import DuplicateSafety, Idempotency, Task
@@ -159,9 +159,9 @@ def text_of(parts: Iterable[Content]) -> str:
 def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[str]) -> None:
     """What the client says, against what the agent takes."""
     if message.role != "user":
-        raise Invalid("invalid_params", "message.role: a client speaks as the user")
+        raise InvalidParams("message.role", "a client speaks as the user")
     if not message.parts or len(message.parts) > PARTS_MAX:
-        raise Invalid("invalid_params", f"message.parts: 1 to {PARTS_MAX} parts")
+        raise InvalidParams("message.parts", f"1 to {PARTS_MAX} parts")
     _check_id("contextId", message.context_id)
     _check_id("messageId", message.message_id)
     definition = agent.definition
@@ -178,7 +178,7 @@ def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[
 
 def _check_id(name: str, given: str | None) -> None:
     if given is not None and not 0 < len(given) <= ID_LENGTH_MAX:
-        raise Invalid("invalid_params", f"message.{name}: 1 to {ID_LENGTH_MAX} characters")
+        raise InvalidParams(f"message.{name}", f"1 to {ID_LENGTH_MAX} characters")
 
 
 def media_type_of(part: Content) -> str:

@@ -8,7 +8,6 @@ methods differ in two places: a refused version is -32007, refused push notifica
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from covenant.model.errors import (
     Conflict,
     Forbidden,
     Invalid,
+    InvalidParams,
     NotFound,
     OverLimit,
     Refusal,
@@ -30,8 +30,6 @@ DOMAIN: Final = "a2a-protocol.org"
 PARSE_ERROR: Final = -32700
 
 _TYPE: Final = "type.googleapis.com/google.rpc."
-# Every refusal of params begins so, whoever worded it.
-_names_field = re.compile(r"([A-Za-z][\w.\[\]-]*): (.+)", re.DOTALL).fullmatch
 
 
 class Version(enum.StrEnum):
@@ -114,13 +112,6 @@ BY_CLASS: Final[dict[type[Refusal], ErrorCode]] = {
 }
 
 
-class InvalidParams(Invalid):
-    """A request that names something badly: `field` is where, in the spelling of the wire."""
-
-    def __init__(self, field: str, description: str) -> None:
-        super().__init__("invalid_params", f"{field}: {description}")
-
-
 class ErrorObject(msgspec.Struct, frozen=True, omit_defaults=True):
     """The error object of a JSON-RPC response."""
 
@@ -158,8 +149,8 @@ def _details(error: BaseException) -> Iterator[dict[str, Any]]:
         info["metadata"] = {"code": error.code}
     yield info
     if isinstance(error, Refusal):
-        if error.code == "invalid_params" and (said := _names_field(error.message)):
-            violation = {"field": said[1], "description": said[2]}
+        if isinstance(error, InvalidParams):
+            violation = {"field": error.field, "description": error.description}
             yield {"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]}
         if error.retry_after_ms is not None:
             yield {"@type": f"{_TYPE}RetryInfo", "retryDelay": f"{error.retry_after_ms / 1000:.3f}s"}

@@ -9,9 +9,9 @@ import msgspec
 
 from covenant.model.a2a_requests import Message
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
+from covenant.model.errors import InvalidParams
 from covenant.model.sanitizer import file_name_of
 from covenant.model.task_event import MessageUpdate
-from covenant.wire.a2a.error_codes import InvalidParams
 from covenant.wire.a2a.protojson import standard_base64
 
 ROLES: Final[dict[str | int, str | None]] = {

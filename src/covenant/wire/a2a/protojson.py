@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from covenant.wire.a2a.error_codes import InvalidParams
+from covenant.model.errors import InvalidParams
 from covenant.wire.json_input import TOLD_NESTING_MAX, parse, shorten
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -15,10 +15,10 @@ import msgspec
 
 from covenant.model import a2a_requests
 from covenant.model.a2a_requests import PAGE_SIZE, PAGE_SIZE_MAX
+from covenant.model.errors import InvalidParams
 from covenant.model.task_view import TaskState
 from covenant.wire import timestamps
 from covenant.wire.a2a import parts_v03, parts_v1
-from covenant.wire.a2a.error_codes import InvalidParams
 from covenant.wire.a2a.parts_v03 import MessageV03
 from covenant.wire.a2a.parts_v1 import MessageV1
 from covenant.wire.a2a.protojson import Number, ParamsReader, enum_value, int_value, required

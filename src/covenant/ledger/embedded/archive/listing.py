@@ -15,7 +15,7 @@ import msgspec
 
 from covenant.ledger.contract.tasks import Listing, ListQuery
 from covenant.ledger.embedded.archive.sql import statement
-from covenant.model.errors import Invalid
+from covenant.model.errors import InvalidParams
 from covenant.model.result import Cause, Ending, Result
 from covenant.model.task import Task
 from covenant.model.task_event import (
@@ -136,5 +136,5 @@ def _place(token: str) -> tuple[int, int]:
         return _END, _END
     found = _token(token)
     if found is None:
-        raise Invalid("invalid_params", "pageToken: give the nextPageToken of the page before, or none")
+        raise InvalidParams("pageToken", "give the nextPageToken of the page before, or none")
     return int(found[1], 16), min(int(found[2], 16), _END)
