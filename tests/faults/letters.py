@@ -138,24 +138,24 @@ class Letter(NamedTuple):
     open: bool = False
 
 
-def picture(ledger: Ledger) -> dict[str, Any]:
+async def picture(ledger: Ledger) -> dict[str, Any]:
     """All that can be asked about peers."""
     return {
         "peers": tuple(ledger.peers()),
-        "delegations": tuple(ledger.delegations()),
-        "live": [{each.key for each in ledger.delegations_live(role)} for role in DelegationRole],
-        "parcels": [tuple(ledger.parcels(id_of(number))) for number in PEERS],
-        "addressees": sorted(ledger.addressees()),
-        "envelopes": [ledger.envelope_taken(each.sender, each.jti) for _, each in TAKEN],
+        "delegations": tuple(await ledger.delegations()),
+        "live": [{each.key for each in await ledger.delegations_live(role)} for role in DelegationRole],
+        "parcels": [tuple(await ledger.parcels(id_of(number))) for number in PEERS],
+        "addressees": sorted(await ledger.addressees()),
+        "envelopes": [await ledger.envelope_taken(each.sender, each.jti) for _, each in TAKEN],
         "revoked": ledger.token_revoked("t1"),
-        "log": tuple(ledger.message_log()),
+        "log": tuple(await ledger.message_log()),
     }
 
 
 async def check_letters(ledger: Ledger, told: Told) -> dict[str, Any]:
     """What is known of peers is what follows from all that was answered, with or without what was not."""
     tried = letters(told)
-    found = picture(ledger)
+    found = await picture(ledger)
     wanted = await asyncio.to_thread(_possible, tried)
     assert found in wanted, f"of {len(tried)} letters: {_difference(found, wanted[0])}"
     acknowledged = {letter.number for letter in tried if not letter.open and letter.code is None}
@@ -204,7 +204,7 @@ def _undisturbed(done: tuple[Letter, ...]) -> dict[str, Any] | None:
                     code = refusal.code
                 if not letter.open and code != letter.code:
                     return None
-            return picture(ledger)
+            return await picture(ledger)
         finally:
             await ledger.close()
 

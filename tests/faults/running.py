@@ -101,7 +101,7 @@ def judge(ran: Ran) -> None:
                 if again:
                     await driver.check_audit()
                     assert await driver.drain(count=100) == ()
-                    assert picture(ledger) == peers
+                    assert await picture(ledger) == peers
                 else:
                     peers = await check_letters(ledger, told)
                     await check_all(driver, told, TASKS)

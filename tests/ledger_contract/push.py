@@ -37,12 +37,12 @@ async def drop(driver: LedgerDriver, which: TaskId, push_id: str) -> bool:
 async def move(driver: LedgerDriver, push: Push, **changes: object) -> Push | None:
     """Tell how far it has come; what the ledger then knows of it."""
     await driver.ledger.commit(MovePushes(moves=(replace(move_of(push), **changes),)))
-    return next((known for known in driver.ledger.pushes(push.task_id) if known.id == push.id), None)
+    return next((known for known in await driver.ledger.pushes(push.task_id) if known.id == push.id), None)
 
 
 async def sent_with(driver: LedgerDriver, task: Task, config: PushConfig = HOOK) -> Push:
     await driver.ledger.commit(Accept(task=task, digest=fingerprint(task)[0], push=config))
-    (push,) = driver.ledger.pushes(task.id)
+    (push,) = await driver.ledger.pushes(task.id)
     return push
 
 
@@ -53,7 +53,7 @@ class PushSuite(Suite):
         assert push.id
         assert (push.delivered, push.ended, push.attempts) == (2, None, 0)
         assert push.config == replace(HOOK, id=push.id)
-        assert driver.ledger.pushes(task_id(1)) == (push,)
+        assert await driver.ledger.pushes(task_id(1)) == (push,)
         assert await driver.ledger.outbox() == (push,)
         assert (await driver.ledger.counts()).pushes == 1
 
@@ -68,7 +68,7 @@ class PushSuite(Suite):
     async def test_one_of_a_task_that_nobody_drains_ends_with_it_too(self, driver: LedgerDriver) -> None:
         push = await sent_with(driver, make_task(1, origin="a2a"))
         await driver.finish(await driver.take_one(), ok(task_id(1)))
-        (ended,) = driver.ledger.pushes(task_id(1))
+        (ended,) = await driver.ledger.pushes(task_id(1))
         assert ended.ended == 3
         assert await move(driver, push, delivered=3) is None
 
@@ -81,7 +81,7 @@ class PushSuite(Suite):
         leased = await driver.taken(same_work(1))
         await sent_with(driver, same_work(2))
         await driver.finish(leased, ok(task_id(1)))
-        (push,) = driver.ledger.pushes(task_id(2))
+        (push,) = await driver.ledger.pushes(task_id(2))
         assert push.ended == 2
 
     async def test_a_known_id_replaces_and_keeps_the_cursor(self, driver: LedgerDriver) -> None:
@@ -92,7 +92,7 @@ class PushSuite(Suite):
         assert (second.key, second.delivered, second.attempts) == (first.key, 2, 0)
         assert (second.dead_at_ms, second.failure) == (None, None)
         assert second.revision > first.revision
-        assert driver.ledger.pushes(task_id(1)) == (second,)
+        assert await driver.ledger.pushes(task_id(1)) == (second,)
 
     async def test_the_same_again_under_its_id_changes_nothing(self, driver: LedgerDriver) -> None:
         await driver.send(make_task())
@@ -105,14 +105,14 @@ class PushSuite(Suite):
         assert await put(driver, task_id(1), once=True) == first
         assert (await put(driver, task_id(1))).id != first.id
         assert (await put(driver, task_id(1), replace(HOOK, token=None), once=True)).id != first.id
-        assert len(driver.ledger.pushes(task_id(1))) == 3
+        assert len(await driver.ledger.pushes(task_id(1))) == 3
 
     async def test_deleting_is_as_good_as_deleting_twice(self, driver: LedgerDriver) -> None:
         await driver.send(make_task())
         push = await put(driver, task_id(1))
         assert await drop(driver, task_id(1), push.id)
         assert not await drop(driver, task_id(1), push.id)
-        assert driver.ledger.pushes(task_id(1)) == ()
+        assert await driver.ledger.pushes(task_id(1)) == ()
         assert (await driver.ledger.counts()).pushes == 0
 
     async def test_a_task_at_anothers_door_is_not_found(self, driver: LedgerDriver) -> None:
@@ -153,7 +153,7 @@ class PushSuite(Suite):
         push = await put(driver, task_id(1))
         await driver.finish(leased, ok(task_id(1)))
         await driver.drain()
-        (ended,) = driver.ledger.pushes(task_id(1))
+        (ended,) = await driver.ledger.pushes(task_id(1))
         assert ended.ended == 3
         assert await move(driver, push, delivered=2) is not None
         assert await move(driver, push, delivered=3) is None
@@ -215,7 +215,7 @@ class PushSuite(Suite):
         await driver.drain()
         push = await put(driver, task_id(1))
         assert push.done
-        assert driver.ledger.pushes(task_id(1)) == (push,)
+        assert await driver.ledger.pushes(task_id(1)) == (push,)
         assert (await driver.sweep()).pushes == 0
         driver.clock.advance(LINGER_MS)
         assert (await driver.sweep()).pushes == 1

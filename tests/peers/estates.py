@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Final, cast
 from uuid import uuid4
@@ -29,7 +30,7 @@ from covenant.ledger.machine.peer_commands import AddPeer
 from covenant.ledger.machine.view import Limits
 from covenant.model.content import Content
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import PROOF, Delegation, DelegationRole, DelegationState
+from covenant.model.peers.delegation import PROOF, Delegation, DelegationRole, DelegationState, OutboxMessage
 from covenant.model.peers.instance import InstanceId, Prekey, Trust
 from covenant.model.peers.peer_record import Peer
 from covenant.model.task import NATIVE, PEERS, Target, Task, fingerprint
@@ -140,30 +141,55 @@ class Estate:
                         return view
                     await watch.next(BOUND_S)
 
-    def delegation(self, task_id: TaskId) -> Delegation:
-        found = self.ledger.delegation_of(task_id)
+    async def delegation(self, task_id: TaskId) -> Delegation:
+        found = await self.ledger.delegation_of(task_id)
         assert found is not None
         return found
 
-    def works(self) -> list[Delegation]:
+    async def works(self) -> list[Delegation]:
         """What it does or did for others, the latest first."""
-        return [each for each in self.ledger.delegations() if each.role is DelegationRole.PROVIDER]
+        return [each for each in await self.ledger.delegations() if each.role is DelegationRole.PROVIDER]
 
     async def stands(self, task_id: TaskId, *states: DelegationState) -> Delegation:
-        await self.until(lambda: (found := self.ledger.delegation_of(task_id)) is not None and found.state in states)
-        return self.delegation(task_id)
+        await self.until_delegation(task_id, lambda found: found.state in states)
+        return await self.delegation(task_id)
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        """Until something that peers have to do with has become so."""
+        """Until something that peers have to do with has become so. `holds` may have to be awaited."""
         bell = asyncio.Event()
         self.bells.append(bell)
         try:
             async with asyncio.timeout(BOUND_S):
-                while not holds():
+                while not (await found if isawaitable(found := holds()) else found):
                     bell.clear()
                     await bell.wait()
         finally:
             self.bells.remove(bell)
+
+    async def until_parcels(self, peer: InstanceId, holds: Callable[[Sequence[OutboxMessage]], Any]) -> None:
+        async def look() -> Any:
+            return holds(await self.ledger.parcels(peer))
+
+        await self.until(look)
+
+    async def until_works(self, holds: Callable[[list[Delegation]], Any]) -> None:
+        async def look() -> Any:
+            return holds(await self.works())
+
+        await self.until(look)
+
+    async def until_addressees(self, holds: Callable[[Sequence[InstanceId]], Any]) -> None:
+        async def look() -> Any:
+            return holds(await self.ledger.addressees())
+
+        await self.until(look)
+
+    async def until_delegation(self, task_id: TaskId, holds: Callable[[Delegation], Any]) -> None:
+        async def look() -> Any:
+            found = await self.ledger.delegation_of(task_id)
+            return found is not None and holds(found)
+
+        await self.until(look)
 
     def ring(self, _: InstanceId) -> None:
         for bell in self.bells:

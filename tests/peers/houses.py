@@ -4,9 +4,10 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -27,7 +28,7 @@ from covenant.ledger.machine.peer_commands import AddPeer, PeerMessage, Received
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationRole, DelegationState
+from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationRole, DelegationState, OutboxMessage
 from covenant.model.peers.delegation_messages import (
     DelegationAccept,
     DelegationCancel,
@@ -273,19 +274,38 @@ class House:
             bell.set()
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        """Until something that peers have to do with has become so."""
+        """Until something that peers have to do with has become so. `holds` may have to be awaited."""
         bell = asyncio.Event()
         self.bells.append(bell)
         try:
             async with asyncio.timeout(BOUND_S):
-                while not holds():
+                while not (await found if isawaitable(found := holds()) else found):
                     bell.clear()
                     await bell.wait()
         finally:
             self.bells.remove(bell)
 
+    async def until_parcels(self, peer: InstanceId, holds: Callable[[Sequence[OutboxMessage]], Any]) -> None:
+        async def look() -> Any:
+            return holds(await self.ledger.parcels(peer))
+
+        await self.until(look)
+
+    async def until_addressees(self, holds: Callable[[Sequence[InstanceId]], Any]) -> None:
+        async def look() -> Any:
+            return holds(await self.ledger.addressees())
+
+        await self.until(look)
+
+    async def until_delegation(self, task_id: TaskId, holds: Callable[[Delegation], Any]) -> None:
+        async def look() -> Any:
+            found = await self.ledger.delegation_of(task_id)
+            return found is not None and holds(found)
+
+        await self.until(look)
+
     async def delivered(self) -> None:
-        await self.until(lambda: not self.ledger.addressees())
+        await self.until_addressees(lambda waiting: not waiting)
 
     async def audit(self, kind: str = "envelope_refused") -> list[dict[str, Any]]:
         rows = [json.loads(record.row)["kind"] for record in await self.ledger.audit_recent(None, 1_000, None)]
@@ -308,9 +328,11 @@ async def house(
     keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save, change=keys.change)
     keyring.rotate(clock())
     lines = PeerLines(AddressGuard((), resolver=nobody))
-    acquaintances = PeerDirectory(
-        ledger, keyring, lines, settings, us=OPERATOR, offering=lambda _: offering, now_ms=clock
-    )
+
+    async def offered(_: Peer) -> OfferedProfiles:
+        return offering
+
+    acquaintances = PeerDirectory(ledger, keyring, lines, settings, us=OPERATOR, offering=offered, now_ms=clock)
     providing, requesting = Listener(ledger, DelegationRole.PROVIDER), Listener(ledger, DelegationRole.REQUESTER)
     reception = Inbox(ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock)
     courier = OutboxSender(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)

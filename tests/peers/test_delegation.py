@@ -39,11 +39,11 @@ async def test_a_task_is_done_by_a_peer_and_its_result_is_proven(tmp_path: Path)
         task_id = await rita.delegate(paul, "hello")
         view = await rita.ended(task_id)
         assert (view.state, said(view)) == (TaskState.COMPLETED, "HELLO")
-        delegation = rita.delegation(task_id)
+        delegation = await rita.delegation(task_id)
         assert delegation.state is COMPLETED
         assert delegation.proof is not None
         assert delegation.broken == ()
-        (work,) = paul.works()
+        (work,) = await paul.works()
         assert (work.state, work.task_id, work.peer) == (COMPLETED, delegation.delegation_id, rita.id)
 
 
@@ -105,8 +105,8 @@ async def test_how_the_work_goes_is_told_while_it_goes_on(tmp_path: Path) -> Non
     async with pair(tmp_path, worker(slow)) as (rita, paul):
         task_id = await rita.delegate(paul)
         await rita.stands(task_id, RUNNING)
-        await rita.until(lambda: rita.delegation(task_id).message == "half way")
-        await rita.until(lambda: rita.delegation(task_id).usage.total == 7)
+        await rita.until_delegation(task_id, lambda found: found.message == "half way")
+        await rita.until_delegation(task_id, lambda found: found.usage.total == 7)
         tree = await read_tree(rita.ledger, task_id, None)
         assert (tree.remote, tree.provider, tree.status, tree.usage) == (True, paul.id, "running", {"tokens": 7})
         go_on.set()
@@ -128,7 +128,7 @@ async def test_what_fails_there_fails_here_for_the_same_reason(tmp_path: Path) -
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
         assert "not my trade" in said(view)
-        assert rita.delegation(task_id).state is FAILED
+        assert (await rita.delegation(task_id)).state is FAILED
 
 
 async def test_work_that_asks_back_is_ended_and_says_what_it_wanted_to_know(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ async def test_work_that_asks_back_is_ended_and_says_what_it_wanted_to_know(tmp_
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
         assert "which colour?" in said(view)
-        assert rita.delegation(task_id).code == "input_required"
-        (work,) = paul.works()
+        assert (await rita.delegation(task_id)).code == "input_required"
+        (work,) = await paul.works()
         assert (await paul.ended(work.task_id)).state is TaskState.CANCELED
 
 
@@ -168,8 +168,11 @@ async def test_work_that_fails_with_the_words_of_a_timeout_has_failed(tmp_path: 
         task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
-        assert (rita.delegation(task_id).state, rita.delegation(task_id).code) == (FAILED, "agent_failed")
-        (work,) = paul.works()
+        assert ((await rita.delegation(task_id)).state, (await rita.delegation(task_id)).code) == (
+            FAILED,
+            "agent_failed",
+        )
+        (work,) = await paul.works()
         assert work.state is FAILED
 
 
@@ -184,10 +187,10 @@ async def test_work_that_an_operator_cancels_is_canceled_whatever_the_reason(tmp
     async with pair(tmp_path, worker(endless)) as (rita, paul):
         task_id = await rita.delegate(paul)
         await rita.stands(task_id, RUNNING)
-        (work,) = paul.works()
+        (work,) = await paul.works()
         await paul.ledger.commit(Cancel(task_id=work.task_id, by=OPERATOR, reason=words))
         await rita.stands(task_id, CANCELLED)
-        assert rita.delegation(task_id).code is None
+        assert (await rita.delegation(task_id)).code is None
 
 
 async def _sweep(at: Estate, later_ms: int) -> None:
@@ -215,10 +218,10 @@ async def test_an_offer_that_is_not_taken_fails_the_task_and_says_why(
     async with pair(tmp_path, worker(shout), theirs=changed(**settings)) as (rita, paul):
         task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
-        delegation = rita.delegation(task_id)
+        delegation = await rita.delegation(task_id)
         assert (view.state, delegation.state, delegation.code) == (TaskState.FAILED, REJECTED, code)
         assert said(view).startswith(code)
-        assert [work.state for work in paul.works()] == [REJECTED]
+        assert [work.state for work in await paul.works()] == [REJECTED]
 
 
 async def test_a_peer_that_is_not_verified_there_is_not_worked_for(tmp_path: Path) -> None:
@@ -227,14 +230,14 @@ async def test_a_peer_that_is_not_verified_there_is_not_worked_for(tmp_path: Pat
         await paul.knows(rita, trust=Trust.PEER)
         view = await rita.ended(await rita.delegate(paul))
         assert view.state is TaskState.FAILED
-        assert all(work.state is REJECTED for work in paul.works())
+        assert all(work.state is REJECTED for work in await paul.works())
 
 
 async def test_a_denied_peer_is_not_worked_for(tmp_path: Path) -> None:
     async with pair(tmp_path, worker(shout), theirs=changed(deny=("rita",))) as (rita, paul):
         view = await rita.ended(await rita.delegate(paul))
         assert view.state is TaskState.FAILED
-        assert all(work.state is REJECTED for work in paul.works())
+        assert all(work.state is REJECTED for work in await paul.works())
 
 
 async def test_a_profile_that_a_peer_does_not_have_is_known_before_anything_is_sent(tmp_path: Path) -> None:
@@ -242,7 +245,7 @@ async def test_a_profile_that_a_peer_does_not_have_is_known_before_anything_is_s
         view = await rita.ended(await rita.delegate(paul, profile="painter"))
         assert view.state is TaskState.FAILED
         assert "no_profile" in said(view)
-        assert paul.works() == []
+        assert await paul.works() == []
 
 
 async def test_only_named_profiles_are_offered_where_the_settings_name_some(tmp_path: Path) -> None:
@@ -287,7 +290,7 @@ async def test_a_peer_delegates_on_and_the_tree_shows_it(tmp_path: Path) -> None
             carl.id,
             "completed",
         )
-        (work,) = carl.works()
+        (work,) = await carl.works()
         assert work.offer is None
         assert work.depth_remaining == 1
 
@@ -301,7 +304,7 @@ async def test_work_never_comes_back_to_an_instance_that_it_is_done_for(tmp_path
         await bert.knows(anna)
         view = await anna.ended(await anna.ask("start"))
         assert "depth_exceeded" in said(view)
-        assert [work.state for work in anna.works()] == [REJECTED]
+        assert [work.state for work in await anna.works()] == [REJECTED]
 
 
 async def test_an_agent_is_called_by_its_profile_alone_wherever_it_is(tmp_path: Path) -> None:
@@ -328,8 +331,8 @@ async def test_a_chain_of_instances_ends_where_the_first_one_said(tmp_path: Path
             await other.knows(one)
         view = await anna.ended(await anna.ask("start"))
         assert said(view) == "agent_failed: the agent failed"
-        assert [work.depth_remaining for work in (*bert.works(), *carl.works())] == [1, 0]
-        assert dora.works() == []
+        assert [work.depth_remaining for work in (*await bert.works(), *await carl.works())] == [1, 0]
+        assert await dora.works() == []
 
 
 async def test_cancelling_the_first_task_ends_all_that_was_delegated_for_it(tmp_path: Path) -> None:
@@ -347,10 +350,10 @@ async def test_cancelling_the_first_task_ends_all_that_was_delegated_for_it(tmp_
             await other.knows(one)
         orphans = [asyncio.create_task(_orphans(each)) for each in (anna, bert)]
         task_id = await anna.ask("start")
-        await carl.until(lambda: any(work.state is RUNNING for work in carl.works()))
+        await carl.until_works(lambda works: any(work.state is RUNNING for work in works))
         await anna.cancel(task_id)
-        await carl.until(lambda: all(work.state is CANCELLED for work in carl.works()))
-        await bert.until(lambda: all(work.state is CANCELLED for work in bert.works()))
+        await carl.until_works(lambda works: all(work.state is CANCELLED for work in works))
+        await bert.until_works(lambda works: all(work.state is CANCELLED for work in works))
         for each in orphans:
             each.cancel()
 
@@ -374,7 +377,7 @@ async def test_work_is_stopped_at_the_budget_that_was_agreed(tmp_path: Path) -> 
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
         assert "budget_exceeded" in said(view)
-        delegation = rita.delegation(task_id)
+        delegation = await rita.delegation(task_id)
         assert (delegation.state, delegation.code, delegation.budget) == (FAILED, "budget_exceeded", 100)
 
 
@@ -401,8 +404,8 @@ async def test_what_is_delegated_on_has_no_more_than_what_is_left_of_the_budget(
             await other.knows(one)
         task_id = await anna.delegate(bert, profile="middle", budget=100)
         assert said(await anna.ended(task_id)) == "ON"
-        assert [work.budget for work in carl.works()] == [40]
-        assert anna.delegation(task_id).usage.total == 60
+        assert [work.budget for work in await carl.works()] == [40]
+        assert (await anna.delegation(task_id)).usage.total == 60
 
 
 async def test_a_worker_outside_does_what_a_peer_delegates_and_is_held_to_its_budget(tmp_path: Path) -> None:
@@ -435,8 +438,8 @@ async def test_what_an_agent_does_not_take_is_not_begun(tmp_path: Path) -> None:
     async with pair(tmp_path, agent) as (rita, paul):
         task_id = await rita.delegate(paul)
         assert "takes application/json" in said(await rita.ended(task_id))
-        assert rita.delegation(task_id).code == "invalid"
-        assert [work.state for work in paul.works()] == [REJECTED]
+        assert (await rita.delegation(task_id)).code == "invalid"
+        assert [work.state for work in await paul.works()] == [REJECTED]
 
 
 @pytest.mark.parametrize("limits", [TenantLimits(live_tasks=1), TenantLimits(queued_bytes=5)])
@@ -456,7 +459,7 @@ async def test_what_a_peer_offers_above_the_limits_of_the_tenant_is_not_begun(
         second = await rita.delegate(paul, "again")
         view = await rita.ended(second)
         assert view.state is not TaskState.COMPLETED
-        assert (rita.delegation(second).state, rita.delegation(second).code) == (REJECTED, "busy")
+        assert ((await rita.delegation(second)).state, (await rita.delegation(second)).code) == (REJECTED, "busy")
         go_on.set()
         assert (await rita.ended(first)).state is TaskState.COMPLETED
 
@@ -465,8 +468,8 @@ async def test_what_is_too_large_for_any_agent_is_not_begun(tmp_path: Path) -> N
     async with pair(tmp_path, worker(shout)) as (rita, paul):
         task_id = await rita.delegate(paul, parts=(Text("look"), Json({"much": "no " * 500_000})))
         view = await rita.ended(task_id)
-        assert (view.state, rita.delegation(task_id).code) == (TaskState.FAILED, "invalid")
-        assert [work.state for work in paul.works()] == [REJECTED]
+        assert (view.state, (await rita.delegation(task_id)).code) == (TaskState.FAILED, "invalid")
+        assert [work.state for work in await paul.works()] == [REJECTED]
 
 
 @pytest.mark.parametrize("named", ["bert/last", "bert", ""])
@@ -483,4 +486,4 @@ async def test_an_agent_of_the_catalogue_can_be_one_that_a_peer_plays(tmp_path: 
         await AgentSync(anna.ledger, anna.catalogue, anna.workers, Log(), peers=anna.requesting).step()
         assert said(await anna.ended(await anna.ask(agent_id, "x"))) == "X"
         assert said(await anna.ended(await anna.ask("start", "y"))) == "Y>"
-        assert len(bert.works()) == 2
+        assert len(await bert.works()) == 2

@@ -122,7 +122,7 @@ async def test_a_requester_that_stops_goes_on_where_it_was(tmp_path: Path, state
     async with two.paul(), two.rita() as rita:
         view = await rita.ended(task_id)
         assert (view.state, said(view)) == (TaskState.COMPLETED, "HELLO")
-        assert rita.delegation(task_id).broken == ()
+        assert (await rita.delegation(task_id)).broken == ()
 
 
 async def test_a_result_that_comes_while_the_requester_is_away_waits_for_it(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ async def test_a_result_that_comes_while_the_requester_is_away_waits_for_it(tmp_
             task_id = await rita.delegate(paul, "hello")
             await rita.stands(task_id, RUNNING)
         gated.open.set()
-        await paul.until(lambda: all(work.state is COMPLETED for work in paul.works()))
+        await paul.until_works(lambda works: all(work.state is COMPLETED for work in works))
         async with two.rita() as rita:
             assert said(await rita.ended(task_id)) == "HELLO"
             assert (await rita.evidence(task_id))["offer"] is not None
@@ -155,8 +155,8 @@ async def test_a_result_that_is_heard_while_nobody_works_on_the_task_is_told_aft
         async with two.rita() as rita:
             assert said(await rita.ended(task_id)) == "HELLO"
             assert (await rita.evidence(task_id))["offer"] is not None
-            await rita.until(lambda: rita.delegation(task_id).result is None)
-            assert rita.delegation(task_id).offer is None
+            await rita.until_delegation(task_id, lambda found: found.result is None)
+            assert (await rita.delegation(task_id)).offer is None
 
 
 async def test_a_provider_that_stops_while_it_works_does_it_once_more_and_tells_one_result(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_a_provider_that_stops_while_it_works_does_it_once_more_and_tells_
         async with two.paul() as paul:
             assert said(await rita.ended(task_id)) == "HELLO"
             assert gated.begun == 2
-            assert len(paul.works()) == 1
+            assert len(await paul.works()) == 1
 
 
 async def test_a_result_that_could_not_be_delivered_is_delivered_after_a_restart(tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ async def test_a_result_that_could_not_be_delivered_is_delivered_after_a_restart
         async with two.paul(delivers=False) as paul:
             task_id = await rita.delegate(paul, "hello")
             gated.open.set()
-            await paul.until(lambda: any(work.state is COMPLETED for work in paul.works()))
-        assert rita.delegation(task_id).state is OFFERED
+            await paul.until_works(lambda works: any(work.state is COMPLETED for work in works))
+        assert (await rita.delegation(task_id)).state is OFFERED
         async with two.paul():
             assert said(await rita.ended(task_id)) == "HELLO"
 
@@ -196,9 +196,9 @@ async def test_a_cancel_reaches_work_under_way(tmp_path: Path) -> None:
         task_id = await rita.delegate(paul)
         await rita.stands(task_id, RUNNING)
         await rita.cancel(task_id)
-        await paul.until(lambda: paul.works()[0].state is CANCELLED)
+        await paul.until_works(lambda works: works[0].state is CANCELLED)
         await rita.stands(task_id, CANCELLED)
-        assert (await paul.ended(paul.works()[0].task_id)).state is TaskState.CANCELED
+        assert (await paul.ended((await paul.works())[0].task_id)).state is TaskState.CANCELED
 
 
 async def test_a_cancel_reaches_work_that_nobody_has_begun(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ async def test_a_cancel_that_nobody_was_there_to_pass_on_is_passed_on_later(tmp_
         async with two.rita(works=False) as rita:
             await rita.cancel(task_id)
             await rita.stands(task_id, CANCELLED)
-            await paul.until(lambda: paul.works()[0].state is CANCELLED)
+            await paul.until_works(lambda works: works[0].state is CANCELLED)
 
 
 async def test_a_cancel_that_the_provider_heard_just_before_it_died_is_carried_out(tmp_path: Path) -> None:
@@ -246,10 +246,10 @@ async def test_a_cancel_that_the_provider_heard_just_before_it_died_is_carried_o
             await rita.stands(task_id, RUNNING)
         async with two.paul(listens=False, delivers=False, works=False) as paul:
             await paul.providing.stop()
-            (work,) = paul.works()
+            (work,) = await paul.works()
             await paul.ledger.commit(SendToPeer(key=work.key, happenings=("cancel",)))
         async with two.paul() as paul:
-            await paul.until(lambda: paul.works()[0].state is CANCELLED)
+            await paul.until_works(lambda works: works[0].state is CANCELLED)
             await rita.stands(task_id, CANCELLED)
 
 
@@ -283,7 +283,7 @@ async def test_no_provider_is_given_up_because_the_clock_was_set(tmp_path: Path,
         assert await rita.requesting.sweep() == 0
         two.clock.ahead_ms += PAUSE_MS
         assert await rita.requesting.sweep() == 0
-        assert rita.delegation(task_id).state is RUNNING
+        assert (await rita.delegation(task_id)).state is RUNNING
 
 
 async def test_a_lost_offer_that_is_made_again_is_never_begun_twice(tmp_path: Path) -> None:
@@ -293,14 +293,14 @@ async def test_a_lost_offer_that_is_made_again_is_never_begun_twice(tmp_path: Pa
     async with two.rita(settings=changed(silence_ms=1)) as rita:
         async with two.paul(delivers=False) as paul:
             task_id = await rita.delegate(paul, "hello")
-            await paul.until(lambda: any(work.state is RUNNING for work in paul.works()))
+            await paul.until_works(lambda works: any(work.state is RUNNING for work in works))
         await rita.stands(task_id, LOST)
         again = await rita.requesting.offer_again(OPERATOR, task_id)
         assert again.state is OFFERED
         gated.open.set()
         async with two.paul() as paul:
             assert said(await rita.ended(task_id)) == "HELLO"
-            assert len(paul.works()) == 1
+            assert len(await paul.works()) == 1
 
 
 async def test_a_lost_delegation_that_is_given_up_fails_as_provider_lost(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ async def test_a_lost_delegation_that_is_given_up_fails_as_provider_lost(tmp_pat
         await rita.requesting.force_error(OPERATOR, task_id, "its machine burned down")
         view = await rita.ended(task_id)
         assert said(view) == "provider_lost: its machine burned down"
-        assert rita.delegation(task_id).state is FAILED
+        assert (await rita.delegation(task_id)).state is FAILED
 
 
 async def test_a_lost_delegation_is_given_up_by_itself_where_the_settings_say_so(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ async def test_a_lost_delegation_is_given_up_by_itself_where_the_settings_say_so
         async with two.paul(listens=False, delivers=False) as paul:
             task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
-        assert rita.delegation(task_id).code == "provider_lost"
+        assert (await rita.delegation(task_id)).code == "provider_lost"
         assert view.state is TaskState.FAILED
 
 
@@ -339,7 +339,7 @@ async def test_a_lost_delegation_can_be_cancelled_and_its_provider_hears_of_it_w
         await rita.stands(task_id, CANCELLING)
         async with two.paul() as paul:
             await rita.stands(task_id, CANCELLED)
-            assert paul.works()[0].state is CANCELLED
+            assert (await paul.works())[0].state is CANCELLED
 
 
 async def test_a_provider_that_rejected_a_lost_offer_rejects_it_again(tmp_path: Path) -> None:
@@ -349,14 +349,14 @@ async def test_a_provider_that_rejected_a_lost_offer_rejects_it_again(tmp_path: 
     async with two.rita(settings=changed(silence_ms=1)) as rita:
         async with two.paul(delivers=False, settings=full) as paul:
             task_id = await rita.delegate(paul)
-            await paul.until(lambda: any(work.state is REJECTED for work in paul.works()))
+            await paul.until_works(lambda works: any(work.state is REJECTED for work in works))
             await rita.stands(task_id, LOST)
             await rita.requesting.offer_again(OPERATOR, task_id)
-            await paul.until(lambda: paul.works()[0].heard == 2)
-            await paul.until(lambda: len(paul.ledger.parcels(rita.id)) == 2)
+            await paul.until_works(lambda works: works[0].heard == 2)
+            await paul.until_parcels(rita.id, lambda parcels: len(parcels) == 2)
         async with two.paul(settings=full):
             assert said(await rita.ended(task_id)).startswith("busy")
-            assert rita.delegation(task_id).state is REJECTED
+            assert (await rita.delegation(task_id)).state is REJECTED
 
 
 async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: 
         await rita.ended(first)
         offer = msgspec.convert((await rita.evidence(first))["offer"], DelegationOffer)
         await rita.ended(await rita.delegate(paul, "two"))
-        await paul.until(lambda: len(paul.works()) == 1)
+        await paul.until_works(lambda works: len(works) == 1)
         peer = paul.ledger.peer(rita.id)
         assert peer is not None
         envelope = ReceivedEnvelope(
@@ -377,7 +377,7 @@ async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: 
         )
         heard = await paul.providing.hear(IncomingMessage(peer, envelope, offer))
         assert heard.known
-        again = paul.ledger.delegation(DelegationKey(DelegationRole.PROVIDER, rita.id, first))
+        again = await paul.ledger.delegation(DelegationKey(DelegationRole.PROVIDER, rita.id, first))
         assert again is not None
         assert (again.state, again.code, gated.begun) == (REJECTED, "expired", 2)
 
@@ -399,8 +399,8 @@ async def test_what_is_not_lost_is_neither_offered_again_nor_given_up(tmp_path: 
 
 async def claiming(paul: Estate, claim: Callable[[Delegation], tuple[tuple[str, ...], Any, DelegationChanges]]) -> None:
     """It says something else than what happened: by hand, as its agents do nothing."""
-    await paul.until(lambda: bool(paul.works()))
-    (work,) = paul.works()
+    await paul.until_works(bool)
+    (work,) = await paul.works()
     happenings, message, changes = claim(work)
     await paul.ledger.commit(SendToPeer(key=work.key, happenings=happenings, changes=changes, said=(saying(message),)))
 
@@ -421,9 +421,9 @@ async def test_a_provider_that_says_it_used_more_than_agreed_is_stopped(tmp_path
         await claiming(paul, overspent)
         view = await rita.ended(task_id)
         assert said(view) == "budget_exceeded: 101 tokens were used, and 100 were agreed"
-        delegation = rita.delegation(task_id)
+        delegation = await rita.delegation(task_id)
         assert (delegation.state, delegation.overspent, delegation.code) == (CANCELLED, True, "budget_exceeded")
-        assert paul.works()[0].state is CANCELLED
+        assert (await paul.works())[0].state is CANCELLED
 
 
 async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: Path) -> None:
@@ -440,7 +440,7 @@ async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: 
         task_id = await rita.delegate(paul, budget=100)
         await claiming(paul, greedy)
         assert said(await rita.ended(task_id)).startswith("terms_exceeded")
-        delegation = rita.delegation(task_id)
+        delegation = await rita.delegation(task_id)
         assert (delegation.state, delegation.code, delegation.budget) == (CANCELLED, "terms_exceeded", 100)
 
 
@@ -489,6 +489,6 @@ async def test_a_result_that_is_not_proven_or_cost_too_much_is_not_believed(
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
         assert said(view).startswith(code)
-        delegation = rita.delegation(task_id)
+        delegation = await rita.delegation(task_id)
         assert (delegation.state, delegation.code) == (COMPLETED, code)
         assert bool(delegation.broken) is (code == "proof_broken")

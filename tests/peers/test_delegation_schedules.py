@@ -103,32 +103,31 @@ class Town:
     async def offer(self) -> None:
         task_id = await self.rita.delegate(self.paul, f"job {len(self.tasks)}")
         self.tasks.append(task_id)
-        await self.rita.until(lambda: self.rita.ledger.delegation_of(task_id) is not None)
+        await self.rita.until_delegation(task_id, lambda _: True)
 
     async def finish(self) -> None:
         """Some work at paul's comes to its end."""
-        live = self.paul.ledger.delegations_live(DelegationRole.PROVIDER)
+        live = await self.paul.ledger.delegations_live(DelegationRole.PROVIDER)
         if live:
             work = self.chance.choice(list(live))
             assert work.offer is not None
             self.gates[work.offer.task].set()
-            await self.paul.until(lambda: self.paul.delegation(work.task_id).ended)
+            await self.paul.until_delegation(work.task_id, lambda found: found.ended)
 
     async def cancel(self) -> None:
-        live = self.rita.ledger.delegations_live(DelegationRole.REQUESTER)
+        live = await self.rita.ledger.delegations_live(DelegationRole.REQUESTER)
         if live:
             task_id = self.chance.choice(list(live)).task_id
             await self.rita.cancel(task_id)
-            await self.rita.until(
-                lambda: self.rita.delegation(task_id).state in (DelegationState.CANCELLING, *ENDED),
-            )
+            states = (DelegationState.CANCELLING, *ENDED)
+            await self.rita.until_delegation(task_id, lambda found: found.state in states)
 
     async def be_silent(self) -> None:
         """For long enough to be lost; then perhaps it is offered again, or given up."""
         self.clock.ahead_ms += 6_000
         await self.rita.requesting.sweep()
         for each in [
-            each for each in self.rita.ledger.delegations_live(DelegationRole.REQUESTER) if each.state is LOST
+            each for each in await self.rita.ledger.delegations_live(DelegationRole.REQUESTER) if each.state is LOST
         ]:
             decision = self.chance.random()
             if decision < 0.4:
@@ -145,7 +144,7 @@ class Town:
 
     async def carry(self) -> None:
         one, other = self._ways()[self.chance.randrange(2)]
-        parcels = one.ledger.parcels(other.id)
+        parcels = await one.ledger.parcels(other.id)
         if not parcels:
             return
         key = self.chance.choice(list(dict.fromkeys(each.delegation for each in parcels)))
@@ -172,7 +171,7 @@ class Town:
     async def _hand(self, one: Estate, other: Estate, parcel: OutboxMessage) -> bool:
         """Whether it was taken. Whatever comes of it, nothing is heard but what comes next."""
         key = DelegationKey(ROLES[parcel.role], one.id, parcel.offer_id)
-        before = other.ledger.delegation(key)
+        before = await other.ledger.delegation(key)
         envelope = one.keyring.seal(
             bytes(parcel.body),
             typ=parcel.typ,
@@ -186,14 +185,14 @@ class Town:
         except Conflict as refusal:
             if refusal.code != "out_of_order" or before is None or parcel.seq <= before.heard + 1:
                 raise
-            assert heard(other, key) == before.heard
+            assert await heard(other, key) == before.heard
             return False
         self.copies.append((other.name, envelope))
         if before is not None:
-            assert heard(other, key) == max(before.heard, parcel.seq) <= before.heard + 1
+            assert await heard(other, key) == max(before.heard, parcel.seq) <= before.heard + 1
         else:
             # What is said of something unknown changes nothing, unless it is the offer.
-            assert heard(other, key) == (parcel.seq if parcel.typ == "delegation_offer" else 0)
+            assert await heard(other, key) == (parcel.seq if parcel.typ == "delegation_offer" else 0)
         return True
 
     async def _taken(self, one: Estate, parcel: OutboxMessage) -> None:
@@ -212,14 +211,14 @@ class Town:
 
     # What is always so, and what is so in the end
 
-    def check(self) -> None:
+    async def check(self) -> None:
         for at in (self.rita, self.paul):
-            for each in at.ledger.delegations():
+            for each in await at.ledger.delegations():
                 if each.ended:
                     assert self.ends.setdefault((at.name, each.key), each.state) is each.state, "it ended twice"
                 else:
                     assert (at.name, each.key) not in self.ends, "it ended, and goes on"
-        works = Counter(each.offer_id for each in self.paul.works())
+        works = Counter(each.offer_id for each in await self.paul.works())
         assert all(count == 1 for count in works.values())
         assert all(count <= self.lives for count in self.begun.values())
 
@@ -234,30 +233,31 @@ class Town:
             while True:
                 bell.clear()
                 for one, other in self._ways():
-                    for parcel in one.ledger.parcels(other.id):
+                    for parcel in await one.ledger.parcels(other.id):
                         assert await self._hand(one, other, parcel)
                         await self._taken(one, parcel)
-                if self._over():
+                if await self._over():
                     break
                 await bell.wait()
-        self.check()
+        await self.check()
 
-    def _over(self) -> bool:
-        quiet = not any(one.ledger.parcels(other.id) for one, other in self._ways())
-        return quiet and all(each.ended for at in (self.rita, self.paul) for each in at.ledger.delegations())
+    async def _over(self) -> bool:
+        quiet = not any([await one.ledger.parcels(other.id) for one, other in self._ways()])
+        known = [each for at in (self.rita, self.paul) for each in await at.ledger.delegations()]
+        return quiet and all(each.ended for each in known)
 
-    def agree(self) -> None:
-        theirs = {each.offer_id: each for each in self.paul.works()}
+    async def agree(self) -> None:
+        theirs = {each.offer_id: each for each in await self.paul.works()}
         for task_id in self.tasks:
-            our, their = self.rita.delegation(task_id), theirs[task_id]
+            our, their = await self.rita.delegation(task_id), theirs[task_id]
             assert (our.said, our.heard) == (their.heard, their.said)
             given_up = our.state is TIMEOUT or (our.state is FAILED and our.code == "provider_lost")
             assert given_up or our.state is their.state, (our.state, their.state)
             assert our.broken == ()
 
 
-def heard(at: Estate, key: DelegationKey) -> int:
-    record: Delegation | None = at.ledger.delegation(key)
+async def heard(at: Estate, key: DelegationKey) -> int:
+    record: Delegation | None = await at.ledger.delegation(key)
     return record.heard if record is not None else 0
 
 
@@ -277,13 +277,13 @@ async def live(home: Path, seed: int, steps: int) -> None:
         for _ in range(steps):
             (happening,) = town.chance.choices(list(happenings), list(happenings.values()))
             await happening()
-            town.check()
+            await town.check()
         await town.settle()
-        town.agree()
+        await town.agree()
         await town.again("rita")
         await town.again("paul")
-        town.check()
-        town.agree()
+        await town.check()
+        await town.agree()
     finally:
         await town.close()
 

@@ -55,7 +55,11 @@ async def endless(_: Any) -> str:
 async def everything(at: Estate, task_id: Any) -> str:
     """All that an instance has of a task and of what was said about it, as text."""
     steps = msgspec.json.encode(await at.steps(task_id)).decode()
-    return steps + repr(at.ledger.delegations()) + repr([at.ledger.parcels(peer.id) for peer in at.ledger.peers()])
+    return (
+        steps
+        + repr(await at.ledger.delegations())
+        + repr([await at.ledger.parcels(peer.id) for peer in at.ledger.peers()])
+    )
 
 
 async def test_secrets_in_an_offer_are_taken_out_and_the_sender_is_told_where(tmp_path: Path) -> None:
@@ -65,11 +69,11 @@ async def test_secrets_in_an_offer_are_taken_out_and_the_sender_is_told_where(tm
         view = await rita.ended(task_id)
         assert view.state is TaskState.COMPLETED
         assert HONEST in said(view)
-        (work,) = paul.works()
+        (work,) = await paul.works()
         assert SECRET not in await everything(paul, work.task_id)
         (found,) = await rita.noted(task_id, "covenant.redacted")
         assert {each["path"] for each in found} == {"/task", "/context", "/parts/0/value/token"}
-        assert rita.delegation(task_id).redacted == 3
+        assert (await rita.delegation(task_id)).redacted == 3
 
 
 async def test_an_offer_with_a_secret_is_not_made_where_that_is_the_setting(tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ async def test_an_offer_with_a_secret_is_not_made_where_that_is_the_setting(tmp_
         assert said(view).startswith("secret_found")
         assert SECRET not in said(view)
         assert "/task" in said(view)
-        assert paul.works() == []
+        assert await paul.works() == []
 
 
 @pytest.mark.parametrize("mode", ["warn", "off"])
@@ -100,7 +104,7 @@ async def test_secrets_in_status_result_and_transcript_are_taken_out_and_the_pro
         assert SECRET not in await everything(rita, task_id)
         evidence = await rita.evidence(task_id)
         assert verify_evidence(msgspec.json.encode(evidence), provider=paul.id, requester=rita.id).holds
-        assert paul.works()[0].redacted >= 3
+        assert (await paul.works())[0].redacted >= 3
 
 
 async def test_a_result_with_a_secret_is_held_back_where_that_is_the_setting(tmp_path: Path) -> None:
@@ -112,8 +116,8 @@ async def test_a_result_with_a_secret_is_held_back_where_that_is_the_setting(tmp
         assert SECRET not in await everything(rita, task_id)
         texts = [step.what.text for step in await rita.steps(task_id) if isinstance(step.what, StatusUpdate)]
         assert not any("the key is" in text for text in texts)
-        assert rita.delegation(task_id).broken == ()
-        assert len(paul.works()) == 1
+        assert (await rita.delegation(task_id)).broken == ()
+        assert len(await paul.works()) == 1
 
 
 SAID = {
@@ -141,7 +145,7 @@ async def test_why_something_is_cancelled_is_searched_too_and_it_is_cancelled_in
         told = f"I gave it {stands_there}" if stands_there is not None else "cancelled by the peer"
         assert delegation.reason == f"canceled: {told}"
         assert delegation.redacted == (mode != "off")
-        assert paul.works()[0].state is CANCELLED
+        assert (await paul.works())[0].state is CANCELLED
 
 
 @pytest.mark.parametrize("mode", SAID)
@@ -153,8 +157,8 @@ async def test_why_something_is_rejected_is_searched_too(tmp_path: Path, mode: A
         await rita.ended(task_id)
         stands_there = SAID[mode]
         told = f"this agent takes text/x; {stands_there}, not text/plain" if stands_there is not None else ""
-        assert (rita.delegation(task_id).state, rita.delegation(task_id).reason) == (REJECTED, told)
-        (work,) = paul.works()
+        assert ((await rita.delegation(task_id)).state, (await rita.delegation(task_id)).reason) == (REJECTED, told)
+        (work,) = await paul.works()
         assert (work.reason, work.redacted) == (told, mode != "off")
 
 
@@ -220,8 +224,8 @@ async def test_a_status_that_is_too_long_leaves_without_half_a_secret(tmp_path: 
 
     async with pair(tmp_path, worker(verbose)) as (rita, paul):
         task_id = await rita.delegate(paul)
-        await rita.until(lambda: (it := rita.ledger.delegation_of(task_id)) is not None and it.message is not None)
-        delegation = rita.delegation(task_id)
+        await rita.until_delegation(task_id, lambda it: it.message is not None)
+        delegation = await rita.delegation(task_id)
         assert delegation.message is not None
         assert SECRET[:4] not in delegation.message
         assert delegation.message.startswith("x x ")
@@ -239,7 +243,7 @@ async def test_the_conversation_stays_where_it_was_held_where_that_is_the_settin
         report = verify_evidence(msgspec.json.encode(evidence), provider=paul.id, requester=rita.id)
         assert report.holds
         assert report.unchecked == ("transcript",)
-        assert rita.delegation(task_id).state is COMPLETED
+        assert (await rita.delegation(task_id)).state is COMPLETED
 
 
 async def test_a_result_that_is_too_large_leaves_out_its_transcript_and_then_its_last_parts(tmp_path: Path) -> None:
@@ -254,7 +258,7 @@ async def test_a_result_that_is_too_large_leaves_out_its_transcript_and_then_its
         assert (view.state, said(view)) == (TaskState.COMPLETED, "done")
         assert view.partial
         assert [artifact.name for artifact in view.artifacts] == ["0.bin", "1.bin", "2.bin", "3.bin"]
-        delegation = rita.delegation(task_id)
+        delegation = await rita.delegation(task_id)
         assert delegation.code == "result_too_large"
         assert delegation.broken == ()
-        assert paul.works()[0].state is COMPLETED
+        assert (await paul.works())[0].state is COMPLETED

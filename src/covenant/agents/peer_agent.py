@@ -47,7 +47,7 @@ class PeerRequester(Protocol):
 
     def peer(self, named: str) -> Peer: ...
     def provider(self, profile: str) -> Peer | None: ...
-    def delegation(self, offer_id: str) -> Delegation | None: ...
+    async def delegation(self, offer_id: str) -> Delegation | None: ...
     async def offer(
         self,
         task: Task,
@@ -77,7 +77,7 @@ class PeerAgent:
             return
         beating = asyncio.ensure_future(renew_lease(job))
         try:
-            if self._desk.delegation(job.task.id) is None:
+            if await self._desk.delegation(job.task.id) is None:
                 await self._offer(job, target)
             self._conclude(job, await self._ended(job))
             self._desk.take(job.task.id)

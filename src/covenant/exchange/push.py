@@ -108,7 +108,7 @@ class PushConfigs:
         whose = await self._ledger.parties(task_id)
         if whose is None or whose.recipient.pubkey != recipient or viewer not in (None, whose.sender.pubkey):
             raise unknown(task_id)
-        return self._ledger.pushes(task_id)
+        return await self._ledger.pushes(task_id)
 
 
 def _page(found: Sequence[Push], asked: ListPush) -> PushPage:

@@ -193,6 +193,8 @@ class PushSender:
         self._ahead: dict[Key, PushMove] = {}
         """What the ledger does not know yet."""
         self._unsaved: dict[Key, PushMove] = {}
+        self._touched: dict[TaskId, None] = {}
+        """Tasks of which there is news."""
         self._changed = asyncio.Event()
         self._moved = asyncio.Event()
 
@@ -212,7 +214,11 @@ class PushSender:
     async def _direct(self, saving: asyncio.Task[None]) -> None:
         while not saving.done():
             self._changed.clear()
-            self._wake()
+            while self._touched:
+                task_id = next(iter(self._touched))
+                del self._touched[task_id]
+                await self._look(task_id)
+            await self._wake()
             while (errand := self._turns.next()) is not None:
                 errand.task = asyncio.create_task(self._go(errand))
             await self._pause()
@@ -253,7 +259,11 @@ class PushSender:
 
     def _news(self, task_id: TaskId) -> None:
         """Something durable happened to a task with configurations, or to one of them."""
-        known = {push.id: push for push in self._ledger.pushes(task_id)}
+        self._touched[task_id] = None
+        self._changed.set()
+
+    async def _look(self, task_id: TaskId) -> None:
+        known = {push.id: push for push in await self._ledger.pushes(task_id)}
         for push in known.values():
             self._consider(push)
         for (of_task, push_id), errand in tuple(self._errands.items()):
@@ -295,13 +305,13 @@ class PushSender:
             heapq.heappush(self._alarms, (until_ms, key))
             self._changed.set()
 
-    def _wake(self) -> None:
+    async def _wake(self) -> None:
         now_ms = self._ledger.clock.monotonic_ms()
         while self._alarms and self._alarms[0][0] <= now_ms:
             until_ms, key = heapq.heappop(self._alarms)
             if self._sleeping.get(key) == until_ms:
                 del self._sleeping[key]
-                push = self._find(key)
+                push = await self._find(key)
                 if push is not None:
                     self._consider(push, rested=True)
 
@@ -309,8 +319,8 @@ class PushSender:
         known = self._ledger.tenant(tenant)
         return known is not None and known.disabled_at_ms is not None
 
-    def _find(self, key: Key) -> Push | None:
-        return next((push for push in self._ledger.pushes(key[0]) if push.id == key[1]), None)
+    async def _find(self, key: Key) -> Push | None:
+        return next((push for push in await self._ledger.pushes(key[0]) if push.id == key[1]), None)
 
     def _standing(self, push: Push) -> PushMove:
         """How far it has come, as we know it."""
@@ -324,7 +334,7 @@ class PushSender:
     async def _go(self, errand: _Errand) -> None:
         key = (errand.push.task_id, errand.push.id)
         try:
-            push = self._find(key)
+            push = await self._find(key)
             if push is not None and push.dead_at_ms is None:
                 errand.push = push
                 await self._deliver(errand)
@@ -334,12 +344,12 @@ class PushSender:
         except Exception:
             log.exception("push.fault", extra={"task_id": key[0], "push_id": key[1]})
             failed = PushFailure(reason="internal error; the daemon's log has the trace")
-            self._fail(errand.push, self._standing(self._find(key) or errand.push), failed)
+            self._fail(errand.push, self._standing(await self._find(key) or errand.push), failed)
         finally:
             del self._errands[key]
             self._turns.done(errand.tenant, errand.host)
             self._changed.set()
-            push = self._find(key)
+            push = await self._find(key)
             if push is not None and (not _same(errand.push, push) or (errand.again and key not in self._sleeping)):
                 self._consider(push)
 

@@ -97,10 +97,10 @@ class PeerAdmin:
         await self._ledger.durable()
         return self._ledger.peers()
 
-    def waiting(self, peer: InstanceId) -> PendingMessages:
+    async def waiting(self, peer: InstanceId) -> PendingMessages:
         troubles = [each for each in self._courier.troubles() if each.peer == peer]
         first = min(troubles, key=lambda each: each.next_ms, default=None)
-        count = len(self._ledger.parcels(peer))
+        count = len(await self._ledger.parcels(peer))
         return PendingMessages(count, first.failure, first.next_ms) if first is not None else PendingMessages(count)
 
     def find(self, named: str) -> Peer:
@@ -157,16 +157,16 @@ class PeerAdmin:
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]:
         if named is None:
-            return None, self._own()
+            return None, await self._own()
         peer = self.find(named)
         try:
             return peer.name, await self._acquaintances.capabilities(peer, fresh=fresh)
         except PeerCallFailed as failed:
             raise as_refusal(failed) from None
 
-    def _own(self) -> PeerCapabilities:
+    async def _own(self) -> PeerCapabilities:
         now_ms = self._ledger.now_ms()
-        ours = self._providing.offering(Peer(id=self.id, name=self.name, trust=Trust.TRUSTED))
+        ours = await self._providing.offering(Peer(id=self.id, name=self.name, trust=Trust.TRUSTED))
         return PeerCapabilities(
             profiles=ours.profiles,
             versions=SUPPORTED_VERSIONS,
@@ -227,13 +227,13 @@ class PeerAdmin:
 
     async def delegations(self) -> Sequence[Delegation]:
         await self._ledger.durable()
-        return self._ledger.delegations()
+        return await self._ledger.delegations()
 
-    def find_delegation(self, named: str) -> Delegation:
-        found = self._ledger.delegation_of(TaskId(named))
+    async def find_delegation(self, named: str) -> Delegation:
+        found = await self._ledger.delegation_of(TaskId(named))
         if found is not None:
             return found
-        for each in self._ledger.delegations():
+        for each in await self._ledger.delegations():
             if named in (each.offer_id, each.delegation_id):
                 return each
         raise unknown_delegation(named)
@@ -241,7 +241,7 @@ class PeerAdmin:
     async def standing(self, named: str) -> Delegation:
         """As `find_delegation`; and of a task that was not offered yet, or whose delegation is not kept any more."""
         try:
-            return self.find_delegation(named)
+            return await self.find_delegation(named)
         except NotFound as unknown:
             view = (await self._views.past(parse_task_id(named))).view()
             target = target_of(view.task) if view is not None else None
@@ -274,27 +274,27 @@ class PeerAdmin:
         delegation = await self.standing(named)
         if delegation.ended:
             raise Conflict("already_ended", f"this delegation has ended: {delegation.state.value}")
-        if self._ledger.delegation(delegation.key) is not None and delegation.role is DelegationRole.REQUESTER:
+        if await self._ledger.delegation(delegation.key) is not None and delegation.role is DelegationRole.REQUESTER:
             await self._requesting.cancel(delegation.offer_id, reason or "canceled by the operator")
         await self._ledger.commit(
             Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
         )
-        return self._ledger.delegation(delegation.key) or await self.standing(named)
+        return await self._ledger.delegation(delegation.key) or await self.standing(named)
 
     async def offer_again(self, by: AgentId, named: str) -> Delegation:
-        return await self._requesting.offer_again(by, self._asked_for(named).offer_id)
+        return await self._requesting.offer_again(by, (await self._asked_for(named)).offer_id)
 
     async def force_error(self, by: AgentId, named: str, reason: str) -> Delegation:
-        return await self._requesting.force_error(by, self._asked_for(named).offer_id, reason)
+        return await self._requesting.force_error(by, (await self._asked_for(named)).offer_id, reason)
 
-    def _asked_for(self, named: str) -> Delegation:
-        delegation = self.find_delegation(named)
+    async def _asked_for(self, named: str) -> Delegation:
+        delegation = await self.find_delegation(named)
         if delegation.role is not DelegationRole.REQUESTER:
             raise Conflict("not_ours", "a peer asked for this one; cancel it instead")
         return delegation
 
     async def evidence(self, named: str) -> DelegationEvidence:
-        task_id = self._task_id(named)
+        task_id = await self._task_id(named)
         steps = await self._ledger.steps(task_id, 0, STEPS_MAX)
         while steps:
             for step in reversed(steps):
@@ -307,21 +307,21 @@ class PeerAdmin:
         raise NotFound("no_proof", "nothing is proven here: it has not ended, was done here, or came without a proof")
 
     async def tree(self, named: str) -> TreeNode:
-        tree = await read_tree(self._ledger, self._task_id(named), None)
+        tree = await read_tree(self._ledger, await self._task_id(named), None)
         if tree.task is None and not tree.children:
             raise unknown_delegation(named)
         return tree
 
-    def _task_id(self, named: str) -> TaskId:
+    async def _task_id(self, named: str) -> TaskId:
         """Of a delegation that is known, or of one so old that only its task is."""
         try:
-            return self.find_delegation(named).task_id
+            return (await self.find_delegation(named)).task_id
         except NotFound:
             return parse_task_id(named)
 
     async def messages(self) -> Sequence[LoggedMessage]:
         await self._ledger.durable()
-        return self._ledger.message_log()
+        return await self._ledger.message_log()
 
 
 def _target(peer_id: InstanceId, profile: str, request: DelegateRequest) -> Target:

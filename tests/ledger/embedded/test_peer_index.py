@@ -34,43 +34,43 @@ async def everything_happens(ledger: Ledger) -> None:
             await ledger.commit(command)
 
 
-def known(ledger: Ledger) -> dict[str, Any]:
+async def known(ledger: Ledger) -> dict[str, Any]:
     """All that can be asked about peers."""
     everybody = [id_of(number) for number in range(1, 10)]
-    delegations = ledger.delegations()
+    delegations = await ledger.delegations()
     return {
         "peers": ledger.peers(),
         "named": [ledger.peer_named(peer.name) for peer in ledger.peers()],
         "delegations": delegations,
-        "of task": [ledger.delegation_of(each.task_id) for each in delegations],
-        "live": [ledger.delegations_live(role, peer) for role in DelegationRole for peer in [None, *everybody]],
-        "parcels": [(peer, ledger.parcels(peer)) for peer in everybody],
-        "addressees": sorted(ledger.addressees()),
-        "envelopes": [ledger.envelope_taken(peer, f"j{number}") for peer in everybody for number in range(9)],
+        "of task": [await ledger.delegation_of(each.task_id) for each in delegations],
+        "live": [await ledger.delegations_live(role, peer) for role in DelegationRole for peer in [None, *everybody]],
+        "parcels": [(peer, await ledger.parcels(peer)) for peer in everybody],
+        "addressees": sorted(await ledger.addressees()),
+        "envelopes": [await ledger.envelope_taken(peer, f"j{number}") for peer in everybody for number in range(9)],
         "revoked": [ledger.token_revoked(f"t{number}") for number in range(3)],
-        "log": ledger.message_log(),
+        "log": await ledger.message_log(),
     }
 
 
 async def test_what_is_known_of_peers_is_the_same_after_a_crash_and_after_a_stop(engine: EmbeddedEngine) -> None:
     ledger = await engine.open()
     await everything_happens(ledger)
-    before = known(ledger)
+    before = await known(ledger)
     assert all(before[question] for question in ("peers", "delegations", "addressees", "log"))
     ledger = await engine.crash_and_reopen(ledger)
-    assert known(ledger) == before
+    assert await known(ledger) == before
     ledger = await engine.close_and_reopen(ledger)
-    assert known(ledger) == before
+    assert await known(ledger) == before
 
 
 async def test_what_is_known_of_peers_is_the_same_after_the_journal_was_compacted(engine: EmbeddedEngine) -> None:
     ledger = await engine.open()
     await everything_happens(ledger)
-    before = known(ledger)
+    before = await known(ledger)
     await ledger.compact()
-    assert known(ledger) == before
+    assert await known(ledger) == before
     ledger = await engine.close_and_reopen(ledger)
-    assert known(ledger) == before
+    assert await known(ledger) == before
 
 
 async def test_listeners_hear_whose_affairs_have_changed(engine: EmbeddedEngine) -> None:

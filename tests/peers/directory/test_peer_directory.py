@@ -273,7 +273,7 @@ class TestStrangers:
                 assert a.ledger.peer(c.id) is None
                 with pytest.raises((PeerCallFailed, Refusal)):
                     await a.acquaintances.capabilities(after, fresh=True)
-                assert c.ledger.message_log() == ()
+                assert await c.ledger.message_log() == ()
             async with listening(b):
                 assert (await a.acquaintances.refresh(after)).conflict is None
 
@@ -371,10 +371,10 @@ class TestCapabilities:
     async def test_many_who_ask_at_once_ask_once(self, two: tuple[House, House]) -> None:
         a, b = two
         await introduced(a, b)
-        before = len(b.ledger.message_log())
+        before = len(await b.ledger.message_log())
         said = await asyncio.gather(*(a.acquaintances.capabilities(at(a, b.id), fresh=True) for _ in range(20)))
         assert len({each.issued_at_ms for each in said}) == 1
-        assert len(b.ledger.message_log()) == before + 1
+        assert len(await b.ledger.message_log()) == before + 1
 
     async def test_one_that_does_not_answer_is_not_asked_again_at_once(self, tmp_path: Path) -> None:
         clock = Clock()

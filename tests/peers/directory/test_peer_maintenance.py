@@ -101,9 +101,9 @@ async def test_one_that_an_operator_has_lowered_or_denied_is_left_alone(tmp_path
         await a.acquaintances.add(OPERATOR, url=b.url, peer_id=None, name=None)
         await b.acquaintances.add(OPERATOR, url=a.url, peer_id=None, name=None)
         await a.acquaintances.change(OPERATOR, b.id, denied=True)
-        heard = len(b.ledger.message_log())
+        heard = len(await b.ledger.message_log())
         await upkeep(a).sweep()
-        assert (trust(a, b), len(b.ledger.message_log())) == (Trust.PEER, heard)
+        assert (trust(a, b), len(await b.ledger.message_log())) == (Trust.PEER, heard)
         await a.acquaintances.change(OPERATOR, b.id, denied=False)
         await upkeep(a).sweep()
         assert trust(a, b) is Trust.VERIFIED

@@ -48,11 +48,11 @@ async def acquainted(home: Path, teller: Teller) -> AsyncIterator[tuple[Estate, 
 async def say(teller: Teller, paul: Estate, word: str) -> None:
     """Until it is among what is to be sent."""
     teller.words.put_nowait(word)
-    await paul.until(lambda: paul.works() and paul.works()[0].message == word)
+    await paul.until_works(lambda works: works and works[0].message == word)
 
 
-def waiting(paul: Estate, rita: Estate) -> list[str]:
-    return [each.typ for each in paul.ledger.parcels(rita.id)]
+async def waiting(paul: Estate, rita: Estate) -> list[str]:
+    return [each.typ for each in await paul.ledger.parcels(rita.id)]
 
 
 async def test_what_is_said_while_the_word_before_is_on_its_way_is_heard_after_it(tmp_path: Path) -> None:
@@ -60,22 +60,25 @@ async def test_what_is_said_while_the_word_before_is_on_its_way_is_heard_after_i
     async with acquainted(tmp_path, teller) as (rita, paul, to_rita):
         task_id = await rita.delegate(paul)
         await say(teller, paul, "first")
-        await paul.until(lambda: waiting(paul, rita) == [])
-        assert rita.delegation(task_id).message == "first"
+        await paul.until_parcels(rita.id, lambda parcels: not parcels)
+        assert (await rita.delegation(task_id)).message == "first"
 
         caught = to_rita.catch("answer", says(STATUS))
         teller.words.put_nowait("second")
         await asyncio.to_thread(caught.until)
         for word in ("third", "fourth", "fifth"):
             await say(teller, paul, word)
-        assert rita.delegation(task_id).message == "second"
-        assert waiting(paul, rita) == [STATUS, STATUS], "what only waits is replaced"
+        assert (await rita.delegation(task_id)).message == "second"
+        assert await waiting(paul, rita) == [STATUS, STATUS], "what only waits is replaced"
         caught.pass_on()
-        await rita.until(lambda: rita.delegation(task_id).message == "fifth")
+        await rita.until_delegation(task_id, lambda found: found.message == "fifth")
 
         teller.words.put_nowait("")
         await rita.ended(task_id)
-        assert (paul.works()[0].said, rita.delegation(task_id).broken) == (rita.delegation(task_id).heard, ())
+        assert ((await paul.works())[0].said, (await rita.delegation(task_id)).broken) == (
+            (await rita.delegation(task_id)).heard,
+            (),
+        )
 
 
 async def test_what_took_the_place_of_a_word_while_others_before_it_were_sent_is_what_is_sent(tmp_path: Path) -> None:
@@ -88,6 +91,6 @@ async def test_what_took_the_place_of_a_word_while_others_before_it_were_sent_is
         to_rita.open()
         await asyncio.to_thread(caught.until)
         await say(teller, paul, "second")
-        assert waiting(paul, rita) == [ACCEPT, STATUS]
+        assert await waiting(paul, rita) == [ACCEPT, STATUS]
         caught.pass_on()
-        await rita.until(lambda: rita.delegation(task_id).message == "second")
+        await rita.until_delegation(task_id, lambda found: found.message == "second")

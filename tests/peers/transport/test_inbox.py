@@ -76,7 +76,7 @@ async def test_an_offer_is_taken_in_once_however_often_it_comes(alice: House, bo
     again = await bob.reception.receive(alice.sealed(offer(), bob, seq=1), None)
     assert (first.duplicate, again.duplicate) == (False, True)
     assert bob.providing.heard == [("delegation_offer", offer_id(1), 1)]
-    assert [line.typ for line in bob.ledger.message_log()] == ["delegation_offer"] * 2
+    assert [line.typ for line in await bob.ledger.message_log()] == ["delegation_offer"] * 2
 
 
 async def test_a_replayed_envelope_is_a_conflict_also_after_a_restart(alice: House, tmp_path: Path) -> None:
@@ -336,5 +336,5 @@ async def test_a_role_cannot_be_confused(alice: House, bob: House) -> None:
     await bob.reception.receive(alice.sealed(offer(), bob, seq=1), None)
     await bob.reception.receive(alice.sealed(result(), bob, seq=2), None)
     assert not bob.requesting.heard
-    (delegation,) = bob.ledger.delegations_live(DelegationRole.PROVIDER)
+    (delegation,) = await bob.ledger.delegations_live(DelegationRole.PROVIDER)
     assert delegation.heard == 1

@@ -102,12 +102,12 @@ async def test_what_was_handed_out_waits_until_it_is_acknowledged(alice: House, 
     for each in first:
         assert (await bob.reception.take(each)).ack is not None, "what comes twice is acknowledged twice"
     assert [seq for *_, seq in bob.providing.heard] == [1, 2]
-    assert len(alice.ledger.parcels(bob.id)) == 2
+    assert len(await alice.ledger.parcels(bob.id)) == 2
     assert acks[0] is not None
     assert len(await fetch(bob, alice, acks[0])) == 1
     assert acks[1] is not None
     assert await fetch(bob, alice, acks[1], acks[0]) == []
-    assert not alice.ledger.addressees()
+    assert not await alice.ledger.addressees()
 
 
 async def test_a_lost_answer_loses_nothing_and_doubles_nothing(tmp_path: Path, alice: House) -> None:
@@ -194,7 +194,7 @@ async def test_only_whoever_it_is_for_is_handed_anything(alice: House, bob: Hous
         assert await fetch(carol, alice) == []
         acks = (Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=9),)
         assert await fetch(carol, alice, *acks) == []
-    assert len(alice.ledger.parcels(bob.id)) == 1, "nobody acknowledges for another"
+    assert len(await alice.ledger.parcels(bob.id)) == 1, "nobody acknowledges for another"
 
 
 async def test_keys_that_a_poll_brings_are_learned(alice: House, bob: House) -> None:
@@ -245,7 +245,7 @@ async def test_what_a_peer_cannot_take_holds_up_nothing_else(alice: House, bob: 
         await alice.ledger.commit(SendToPeer(key=key, begin=begin, happenings=("offer",), said=(said(cancel(number)),)))
     await alice.offers(bob.id, 500)
     async with delivering(bob):
-        await alice.until(lambda: offer_id(500) not in {each.offer_id for each in alice.ledger.parcels(bob.id)})
+        await alice.until_parcels(bob.id, lambda parcels: offer_id(500) not in {each.offer_id for each in parcels})
         assert bob.courier.troubles()[0].failure.startswith("untrusted")
         await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, trust=Trust.VERIFIED))
         await alice.delivered()

@@ -156,10 +156,10 @@ async def test_both_may_begin_again_at_any_time(tmp_path: Path) -> None:
                     await alice.offers(bob.id, number, cancel(number))
             async with delivering(alice):
                 if turn < 5:
-                    await alice.until(lambda: len(bob.providing.heard) >= 3 or not alice.ledger.addressees())
+                    await alice.until_addressees(lambda waiting: len(bob.providing.heard) >= 3 or not waiting)
                 else:
                     await alice.delivered()
-                    known = bob.ledger.delegations_live(DelegationRole.PROVIDER)
+                    known = await bob.ledger.delegations_live(DelegationRole.PROVIDER)
                     assert [each.heard for each in known] == [2] * DELEGATIONS
         heard += bob.providing.heard
     assert len(heard) == len(set(heard)), "nothing was new to it twice"

@@ -82,7 +82,7 @@ async def test_what_is_said_of_a_delegation_arrives_in_its_order(alice: House, b
         of_one = [(typ, seq) for typ, named, seq in bob.providing.heard if named == offer_id(number)]
         assert of_one == [("delegation_offer", 1), ("delegation_cancel", 2)]
     assert not alice.courier.troubles()
-    assert [line.direction for line in alice.ledger.message_log()] == ["sent"] * 10
+    assert [line.direction for line in await alice.ledger.message_log()] == ["sent"] * 10
 
 
 async def test_two_instances_talk_to_each_other(alice: House, bob: House) -> None:
@@ -96,7 +96,7 @@ async def test_two_instances_talk_to_each_other(alice: House, bob: House) -> Non
         await alice.requesting.until(4)
         await bob.delivered()
     assert [seq for *_, seq in alice.requesting.heard] == [1, 2, 3, 4]
-    (delegation,) = alice.ledger.delegations()
+    (delegation,) = await alice.ledger.delegations()
     assert (delegation.state, delegation.heard) == ("completed", 4)
 
 
@@ -135,11 +135,11 @@ async def test_a_peer_that_is_away_gets_everything_once_it_is_back(alice: House,
     await acquaint(alice, bob)
     async with delivering(alice):
         await alice.offers(bob.id, 1, cancel(1))
-        await alice.until(lambda: any(parcel.attempts >= 3 for parcel in alice.ledger.parcels(bob.id)))
+        await alice.until_parcels(bob.id, lambda parcels: any(each.attempts >= 3 for each in parcels))
         (trouble,) = alice.courier.troubles()
         assert trouble.peer == bob.id
         assert trouble.failure.startswith("connect_failed")
-        assert alice.ledger.parcels(bob.id)[0].failure == trouble.failure
+        assert (await alice.ledger.parcels(bob.id))[0].failure == trouble.failure
         async with listening(bob):
             await alice.delivered()
     assert [seq for *_, seq in bob.providing.heard] == [1, 2]
@@ -152,9 +152,9 @@ async def test_nobody_waits_for_a_peer_that_is_away(alice: House, bob: House, tm
         await acquaint(alice, bob)
         await acquaint(alice, carol)
         await alice.offers(bob.id, 1)
-        await alice.until(lambda: alice.ledger.parcels(bob.id)[0].attempts)
+        await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
         await alice.offers(carol.id, 2)
-        await alice.until(lambda: alice.ledger.addressees() == (bob.id,))
+        await alice.until_addressees(lambda waiting: waiting == (bob.id,))
 
 
 async def test_a_peer_that_is_heard_of_again_is_tried_at_once(tmp_path: Path, bob: House) -> None:
@@ -171,7 +171,7 @@ async def test_a_peer_that_is_heard_of_again_is_tried_at_once(tmp_path: Path, bo
         assert alice.courier.troubles()[0].next_ms > alice.clock() + 1_000_000, "twenty minutes from now"
         async with listening(bob):
             bob.clock.ahead_ms += 601_000
-            assert len(alice.ledger.parcels(bob.id)) == 2
+            assert len(await alice.ledger.parcels(bob.id)) == 2
             jti, until_ms = "proof-of-life", alice.clock() + 300_000
             heard = ReceivedEnvelope(sender=bob.id, jti=jti, typ="capability_response", until_ms=until_ms)
             await alice.ledger.commit(ReceiveFromPeer(envelope=heard))
@@ -188,8 +188,8 @@ async def test_an_address_that_was_mended_is_tried_at_once(tmp_path: Path, bob: 
         await alice.knows(bob, url=broken.url().rstrip("/"))
         await bob.knows(alice, url=None)
         await alice.offers(bob.id)
-        await alice.until(lambda: alice.ledger.parcels(bob.id)[0].attempts)
-        assert alice.ledger.parcels(bob.id)[0].failure == "http_500: HTTP 500"
+        await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
+        assert (await alice.ledger.parcels(bob.id))[0].failure == "http_500: HTTP 500"
         await alice.ledger.commit(ChangePeer(id=bob.id, by=OPERATOR, url=bob.url))
         await alice.delivered()
 
@@ -201,10 +201,10 @@ async def test_what_an_earlier_run_left_is_delivered_by_the_next(tmp_path: Path,
         await acquaint(alice, bob)
         await alice.offers(bob.id, 1, cancel(1))
         async with delivering(alice):
-            await alice.until(lambda: alice.ledger.parcels(bob.id)[0].attempts)
+            await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
         keys = alice.keys
     async with house(tmp_path / "alice", keys) as alice, listening(bob), delivering(alice):
-        assert alice.ledger.parcels(bob.id)[0].attempts
+        assert (await alice.ledger.parcels(bob.id))[0].attempts
         await alice.delivered()
     assert [seq for *_, seq in bob.providing.heard] == [1, 2]
 
@@ -214,7 +214,7 @@ async def test_what_was_taken_and_not_written_down_is_sent_again_and_known(tmp_p
     async with house(tmp_path / "alice") as alice, listening(bob):
         await acquaint(alice, bob)
         await alice.offers(bob.id)
-        (parcel,) = alice.ledger.parcels(bob.id)
+        (parcel,) = await alice.ledger.parcels(bob.id)
         envelope = alice.keyring.seal(
             bytes(parcel.body), typ=parcel.typ, to=bob.id, prekey=bob.prekey(), now_ms=alice.clock(), seq=parcel.seq
         )
@@ -280,9 +280,9 @@ async def test_a_delegation_that_is_refused_holds_up_no_other(alice: House, bob:
                 said=(said(cancel(2)),),
             )
         )
-        await alice.until(lambda: any(each.attempts >= 2 for each in alice.ledger.parcels(bob.id)))
+        await alice.until_parcels(bob.id, lambda parcels: any(each.attempts >= 2 for each in parcels))
         await alice.says(DelegationRole.REQUESTER, bob.id, 1, cancel(1))
-        await alice.until(lambda: {each.offer_id for each in alice.ledger.parcels(bob.id)} == {offer_id(2)})
+        await alice.until_parcels(bob.id, lambda parcels: {each.offer_id for each in parcels} == {offer_id(2)})
         (trouble,) = alice.courier.troubles()
         assert (trouble.offer_id, trouble.failure.partition(":")[0]) == (offer_id(2), "untrusted")
         # Once bob trusts alice it goes through by itself.
@@ -313,7 +313,7 @@ async def test_a_peer_that_asks_for_time_is_given_it(alice: House) -> None:
     async with http_server(speak) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer, 1)
-        await alice.until(lambda: alice.ledger.parcels(peer)[0].attempts)
+        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
         (trouble,) = alice.courier.troubles()
         assert trouble.failure == "rate_limited: slow down"
         assert 6_000 < trouble.next_ms - alice.clock() <= 7_000
@@ -334,7 +334,7 @@ async def test_a_clock_that_is_set_makes_no_pause_shorter_or_longer(alice: House
     async with http_server(speak) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer, 1)
-        await alice.until(lambda: alice.ledger.parcels(peer)[0].attempts)
+        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
         alice.clock.stepped_ms += step_ms
         await alice.offers(peer, 2)
         assert len(served.requests) == 1, "it has asked for seven seconds"
@@ -370,7 +370,7 @@ async def test_only_an_instance_that_says_so_has_taken_a_message(alice: House, a
     async with http_server(always(answer, close=True)) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer)
-        await alice.until(lambda: alice.ledger.parcels(peer)[0].attempts >= 2)
+        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts >= 2)
         (trouble,) = alice.courier.troubles()
         assert (trouble.offer_id, trouble.failure.partition(":")[0]) == (None, failure)
 
@@ -383,7 +383,7 @@ async def test_many_that_wait_for_a_peer_that_is_away_cost_one_try_at_a_time(ali
         await alice.offers(bob.id, number)
     async with delivering(alice):
         await alice.until(lambda: alice.courier.troubles() and alice.courier.troubles()[0].attempts >= 3)
-        tried = sum(each.attempts for each in alice.ledger.parcels(bob.id))
+        tried = sum(each.attempts for each in await alice.ledger.parcels(bob.id))
         assert tried <= QUICK.deliveries_per_peer + alice.courier.troubles()[0].attempts
         async with listening(bob):
             await alice.delivered()
@@ -412,7 +412,7 @@ async def test_a_stop_does_not_wait_for_a_peer_that_hangs(alice: House) -> None:
             await asyncio.wait_for(served.asked.wait(), BOUND_S)
             began = asyncio.get_running_loop().time()
         assert asyncio.get_running_loop().time() - began < 5
-        assert alice.ledger.parcels(peer)
+        assert await alice.ledger.parcels(peer)
     async with http_server(taking(), port=served.port), delivering(alice):
         await alice.delivered()
 
@@ -444,8 +444,8 @@ async def test_no_place_is_called_that_nobody_can_mean(alice: House, url: str) -
     async with delivering(alice):
         peer = await _somebody_at(alice, url)
         await alice.offers(peer)
-        await alice.until(lambda: alice.ledger.parcels(peer)[0].attempts)
-        assert (alice.ledger.parcels(peer)[0].failure or "").startswith("address_refused")
+        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
+        assert ((await alice.ledger.parcels(peer))[0].failure or "").startswith("address_refused")
 
 
 async def _somebody_at(alice: House, url: str) -> InstanceId:
@@ -462,7 +462,7 @@ async def test_what_waited_for_a_peer_goes_to_its_new_identity(alice: House, bob
     await acquaint(alice, bob)
     async with delivering(alice):
         await alice.offers(bob.id)
-        await alice.until(lambda: alice.ledger.parcels(bob.id)[0].attempts)
+        await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
         anew = Keys(port=old.port)
         anew.change = sign_change(old.private_key, anew.private_key, alice.clock())
         async with house(tmp_path / "anew", anew) as after, listening(after):
@@ -486,7 +486,7 @@ async def test_what_cannot_be_written_down_any_more_is_not_delivered_again_and_a
         assert 1 <= len(served.requests) <= 100
     async with house(tmp_path / "alice", keys) as alice, http_server(taking(), port=served.port) as again:
         # What was being written when the disk failed may be there or not.
-        left = len(alice.ledger.parcels(peer))
+        left = len(await alice.ledger.parcels(peer))
         assert left >= 100 - len(served.requests)
         async with delivering(alice):
             await alice.delivered()
@@ -502,7 +502,7 @@ async def test_what_somebody_on_the_way_says_was_taken_is_sent_again(alice: Hous
     async with http_server(always(lie)) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer, 1)
-        await alice.until(lambda: alice.ledger.parcels(peer)[0].attempts)
+        await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
         (trouble,) = alice.courier.troubles()
         assert trouble.failure == "bad_receipt: somebody else says that the peer has taken it"
     async with http_server(taking(), port=served.port), delivering(alice):

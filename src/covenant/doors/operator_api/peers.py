@@ -176,7 +176,7 @@ class PeerOperations(Protocol):
     def config(self) -> dict[str, Any]: ...
 
     async def peers(self) -> Sequence[Peer]: ...
-    def waiting(self, peer: InstanceId) -> asked.PendingMessages: ...
+    async def waiting(self, peer: InstanceId) -> asked.PendingMessages: ...
     def find(self, named: str) -> Peer: ...
     async def add(
         self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None
@@ -226,13 +226,13 @@ async def require_peers(office: Services, caller: Principal, what: str) -> PeerO
     return office.peers
 
 
-def _shown(office: Services, desk: PeerOperations, peer: Peer) -> PeerShown:
-    return PeerShown.of(peer, desk.waiting(peer.id), office.ledger.now_ms())
+async def _shown(office: Services, desk: PeerOperations, peer: Peer) -> PeerShown:
+    return PeerShown.of(peer, await desk.waiting(peer.id), office.ledger.now_ms())
 
 
 async def list_peers(office: Services, caller: Principal, request: asked.ListPeersRequest) -> PeerList:
     desk = await require_peers(office, caller, "listing peers")
-    shown = [_shown(office, desk, peer) for peer in await desk.peers()]
+    shown = [await _shown(office, desk, peer) for peer in await desk.peers()]
     found = [
         peer
         for peer in shown
@@ -247,12 +247,12 @@ async def add_peer(office: Services, caller: Principal, request: asked.AddPeerRe
     if request.url is None and (request.id is None or request.name is None):
         raise Invalid("invalid_request", "give url; or, for a peer that cannot be called, its id and a name")
     peer, note = await desk.add(caller.agent, url=request.url, peer_id=request.id, name=request.name)
-    return PeerAnswer(peer=_shown(office, desk, peer), note=note)
+    return PeerAnswer(peer=await _shown(office, desk, peer), note=note)
 
 
 async def show_peer(office: Services, caller: Principal, request: asked.ShowPeerRequest) -> PeerAnswer:
     desk = await require_peers(office, caller, "showing a peer")
-    return PeerAnswer(peer=_shown(office, desk, desk.find(request.peer_id)))
+    return PeerAnswer(peer=await _shown(office, desk, desk.find(request.peer_id)))
 
 
 async def remove_peer(office: Services, caller: Principal, request: asked.RemovePeerRequest) -> PeerRemovedAnswer:
@@ -264,7 +264,7 @@ async def remove_peer(office: Services, caller: Principal, request: asked.Remove
 async def trust_peer(office: Services, caller: Principal, request: asked.TrustPeerRequest) -> PeerAnswer:
     desk = await require_peers(office, caller, "trusting a peer")
     changed = await desk.change(caller.agent, request.peer_id, trust=request.trust_level)
-    return PeerAnswer(peer=_shown(office, desk, changed))
+    return PeerAnswer(peer=await _shown(office, desk, changed))
 
 
 async def change_peer(office: Services, caller: Principal, request: asked.ChangePeerRequest) -> PeerAnswer:
@@ -273,18 +273,18 @@ async def change_peer(office: Services, caller: Principal, request: asked.Change
     changed = await desk.change(
         caller.agent, request.peer_id, name=request.name, url=request.url, denied=request.denied, limits=limits
     )
-    return PeerAnswer(peer=_shown(office, desk, changed))
+    return PeerAnswer(peer=await _shown(office, desk, changed))
 
 
 async def verify_peer(office: Services, caller: Principal, request: asked.VerifyPeerRequest) -> PeerAnswer:
     desk = await require_peers(office, caller, "verifying a peer")
-    return PeerAnswer(peer=_shown(office, desk, await desk.verify(request.peer_id)))
+    return PeerAnswer(peer=await _shown(office, desk, await desk.verify(request.peer_id)))
 
 
 async def succeed_peer(office: Services, caller: Principal, request: asked.SucceedPeerRequest) -> PeerAnswer:
     desk = await require_peers(office, caller, "vouching for a peer's new identity")
     peer = await desk.succeed(caller.agent, request.peer_id, request.new_id)
-    return PeerAnswer(peer=_shown(office, desk, peer))
+    return PeerAnswer(peer=await _shown(office, desk, peer))
 
 
 async def revoke_peer_tokens(office: Services, caller: Principal, request: asked.RevokePeerRequest) -> TokensRevoked:

@@ -108,12 +108,12 @@ def parse_known_id(given: str) -> TaskId:
 
 async def read_tree(ledger: Ledger, root: TaskId, viewer: PublicKey | None) -> TreeNode:
     tree = await ledger.tree(root, viewer)
-    return _with_peers(ledger, tree)
+    return await _with_peers(ledger, tree)
 
 
-def _with_peers(ledger: Ledger, node: TreeNode) -> TreeNode:
-    delegation = ledger.delegation_of(node.task_id)
-    children = tuple(_with_peers(ledger, child) for child in node.children)
+async def _with_peers(ledger: Ledger, node: TreeNode) -> TreeNode:
+    delegation = await ledger.delegation_of(node.task_id)
+    children = tuple([await _with_peers(ledger, child) for child in node.children])
     if delegation is not None and delegation.role is DelegationRole.REQUESTER:
         return _elsewhere(node, children, delegation)
     if all(new is old for new, old in zip(children, node.children, strict=True)):

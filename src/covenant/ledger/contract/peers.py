@@ -29,20 +29,20 @@ class PeerLedger(Commits, Protocol):
         """The oldest first."""
 
     def token_revoked(self, token_id: str) -> bool: ...
-    def delegation(self, key: DelegationKey) -> Delegation | None: ...
-    def delegation_of(self, task_id: TaskId) -> Delegation | None:
+    async def delegation(self, key: DelegationKey) -> Delegation | None: ...
+    async def delegation_of(self, task_id: TaskId) -> Delegation | None:
         """The one that a task here stands for, or works on."""
 
-    def delegations(self) -> Sequence[Delegation]:
+    async def delegations(self) -> Sequence[Delegation]:
         """The one that moved last first; of those that have ended, as many as are kept."""
 
-    def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]: ...
-    def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
+    async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]: ...
+    async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
         """What waits for a peer: by delegation, each in its order."""
 
-    def addressees(self) -> Sequence[InstanceId]:
+    async def addressees(self) -> Sequence[InstanceId]:
         """The peers for whom something waits."""
 
-    def envelope_taken(self, sender: InstanceId, jti: str) -> bool: ...
-    def message_log(self) -> Sequence[LoggedMessage]:
+    async def envelope_taken(self, sender: InstanceId, jti: str) -> bool: ...
+    async def message_log(self) -> Sequence[LoggedMessage]:
         """What went to and fro lately, the newest first."""

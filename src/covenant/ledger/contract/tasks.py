@@ -217,7 +217,7 @@ class PushLedger(Commits, Protocol):
         For one listener.
         """
 
-    def pushes(self, task_id: TaskId) -> Sequence[Push]:
+    async def pushes(self, task_id: TaskId) -> Sequence[Push]:
         """A task's push configurations, the oldest first."""
 
     async def outbox(self) -> Sequence[Push]:

@@ -244,31 +244,31 @@ class Reads:
     def peers(self) -> Sequence[Peer]:
         return tuple(self._state.peers_by_id.values())
 
-    def pushes(self, task_id: TaskId) -> Sequence[Push]:
+    async def pushes(self, task_id: TaskId) -> Sequence[Push]:
         return self._state.pushes(task_id)
 
-    def delegation(self, key: DelegationKey) -> Delegation | None:
+    async def delegation(self, key: DelegationKey) -> Delegation | None:
         return self._state.delegation(key)
 
-    def delegation_of(self, task_id: TaskId) -> Delegation | None:
+    async def delegation_of(self, task_id: TaskId) -> Delegation | None:
         return self._state.delegation_of(task_id)
 
-    def delegations(self) -> Sequence[Delegation]:
+    async def delegations(self) -> Sequence[Delegation]:
         return tuple(self._state.delegations())
 
-    def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
+    async def delegations_live(self, role: DelegationRole, peer: InstanceId | None = None) -> Sequence[Delegation]:
         return self._state.delegations_live(role, peer)
 
-    def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
+    async def parcels(self, peer: InstanceId) -> Sequence[OutboxMessage]:
         return tuple(self._state.parcels_of(peer))
 
-    def addressees(self) -> Sequence[InstanceId]:
+    async def addressees(self) -> Sequence[InstanceId]:
         return self._state.addressees()
 
-    def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
+    async def envelope_taken(self, sender: InstanceId, jti: str) -> bool:
         return self._state.envelope_taken(sender, jti)
 
-    def message_log(self) -> Sequence[LoggedMessage]:
+    async def message_log(self) -> Sequence[LoggedMessage]:
         return tuple(reversed(self._state.messages))
 
 

@@ -39,7 +39,7 @@ from covenant.peers.transport.peer_client import (
     address,
 )
 from covenant.seal.assertions import capabilities_hold, new_challenge, sign_capabilities
-from covenant.seal.envelope import EnvelopeRefused, Opened, open_, remember_until_ms
+from covenant.seal.envelope import EnvelopeRefused, Opened, check, open_checked, remember_until_ms, replayed
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids
 from covenant.wire.peers import decode, decode_received, encode, type_of
 
@@ -259,7 +259,7 @@ class Handshake:
         if response.status != 200:
             raise _declined(asked, response, self._keyring.id)
         try:
-            opened = self._open(asked, decode_received(response.body).envelope)
+            opened = await self._open(asked, decode_received(response.body).envelope)
             said = decode(opened.header.typ, opened.body)
         except (Invalid, EnvelopeRefused) as wrong:
             raise PeerCallFailed(
@@ -270,17 +270,14 @@ class Handshake:
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope_of(opened)))
         return await self.learn(asked.id, said)
 
-    def _open(self, peer: Peer, sealed: msgspec.Raw | msgspec.UnsetType) -> Opened:
+    async def _open(self, peer: Peer, sealed: msgspec.Raw | msgspec.UnsetType) -> Opened:
         if isinstance(sealed, msgspec.UnsetType):
             raise Invalid("no_answer", "there is no envelope in its answer")
-        return open_(
-            bytes(sealed),
-            us=self._keyring.id,
-            now_ms=self._now_ms(),
-            known=lambda sender: sender == peer.id,
-            seen=self._ledger.envelope_taken,
-            prekey=self._keyring.prekey,
-        )
+        now_ms = self._now_ms()
+        checked = check(bytes(sealed), us=self._keyring.id, now_ms=now_ms, known=lambda sender: sender == peer.id)
+        if await self._ledger.envelope_taken(peer.id, checked.header.jti):
+            raise replayed(checked.header)
+        return open_checked(checked, self._keyring.prekey(checked.header.kid), now_ms=now_ms)
 
     async def _post(self, peer: Peer, prekey: Prekey) -> PeerResponse:
         query = self._query(peer)

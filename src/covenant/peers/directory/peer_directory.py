@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from covenant.ledger.contract.ledger import Ledger
@@ -146,7 +146,7 @@ class PeerDirectory:
         settings: PeerSettings,
         *,
         us: AgentId,
-        offering: Callable[[Peer], OfferedProfiles],
+        offering: Callable[[Peer], Awaitable[OfferedProfiles]],
         now_ms: Callable[[], int],
     ) -> None:
         self._ledger = ledger
@@ -409,7 +409,7 @@ class PeerDirectory:
             if keys_worth_keeping(asker.keys, query.keys):
                 asker = await self._shown(asker, query.keys)
         prekey = prekey or await self.prekey_for(asker)
-        offering = self._offering(asker)
+        offering = await self._offering(asker)
         response = answer(
             query,
             asker,

@@ -125,8 +125,8 @@ class Provider:
 
     # What we offer
 
-    def offering(self, peer: Peer) -> OfferedProfiles:
-        active = len(self._ledger.delegations_live(DelegationRole.PROVIDER))
+    async def offering(self, peer: Peer) -> OfferedProfiles:
+        active = len(await self._ledger.delegations_live(DelegationRole.PROVIDER))
         profiles = tuple(self._profiles(peer).values()) if not is_barred(peer, self._settings) else ()
         return OfferedProfiles(profiles, active, max(0, self._settings.slots - active))
 
@@ -160,11 +160,11 @@ class Provider:
 
     async def _hear_offer(self, incoming: IncomingMessage, offer: DelegationOffer) -> ReceivedFromPeer:
         key = DelegationKey(DelegationRole.PROVIDER, incoming.peer.id, offer.offer_id)
-        known = self._ledger.delegation(key)
+        known = await self._ledger.delegation(key)
         if known is not None:
             return await self._answer_again(incoming, known)
         try:
-            terms = self._judge(offer, incoming.peer)
+            terms = await self._judge(offer, incoming.peer)
             heard = await self._accept(incoming, offer, terms)
         except OfferRejected as rejected:
             return await self._reject(incoming, offer, rejected)
@@ -189,11 +189,11 @@ class Provider:
             self._attend(key)
         return heard
 
-    def _judge(self, offer: DelegationOffer, peer: Peer) -> AgreedTerms:
+    async def _judge(self, offer: DelegationOffer, peer: Peer) -> AgreedTerms:
         ledger = self._ledger
         facts = OfferFacts(
-            active=len(ledger.delegations_live(DelegationRole.PROVIDER)),
-            active_of_peer=len(ledger.delegations_live(DelegationRole.PROVIDER, peer.id)),
+            active=len(await ledger.delegations_live(DelegationRole.PROVIDER)),
+            active_of_peer=len(await ledger.delegations_live(DelegationRole.PROVIDER, peer.id)),
             profiles=self._profiles(peer),
             us=self._keyring.id,
             our_key=self._keyring.identity.key,
@@ -353,7 +353,7 @@ class Provider:
 
     async def run(self) -> None:
         """Attend to what is under way, until `stop`."""
-        for delegation in self._ledger.delegations_live(DelegationRole.PROVIDER):
+        for delegation in await self._ledger.delegations_live(DelegationRole.PROVIDER):
             self._attend(delegation.key)
         await self._stopped.wait()
 

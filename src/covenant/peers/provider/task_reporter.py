@@ -85,7 +85,7 @@ class TaskReporter:
     async def run(self) -> None:
         """Until the peer's last word is on its way."""
         ledger = self._means.ledger
-        delegation = ledger.delegation(self._key)
+        delegation = await ledger.delegation(self._key)
         if delegation is None or delegation.ended:
             return
         self._task_id = delegation.task_id
@@ -114,9 +114,9 @@ class TaskReporter:
         pause_s = PAUSE_S if self._news else interval_s
         return pause_s - (asyncio.get_running_loop().time() - self._told_s)
 
-    def _now(self) -> Delegation | None:
+    async def _now(self) -> Delegation | None:
         """By its task: a peer can go by another identity while its work is done."""
-        return self._means.ledger.delegation_of(self._task_id) if self._task_id is not None else None
+        return await self._means.ledger.delegation_of(self._task_id) if self._task_id is not None else None
 
     async def _read(self, task_id: TaskId) -> None:
         while True:
@@ -160,7 +160,7 @@ class TaskReporter:
     async def _report(self) -> None:
         """How it goes."""
         means = self._means
-        delegation = self._now()
+        delegation = await self._now()
         self._news, self._told_s = False, asyncio.get_running_loop().time()
         if delegation is None or delegation.ended or delegation.delegation_id is None:
             return
@@ -202,7 +202,7 @@ class TaskReporter:
 
     async def _conclude(self) -> None:
         means = self._means
-        delegation = self._now()
+        delegation = await self._now()
         if delegation is None or delegation.ended:
             return
         conclusion = await self._concluded(delegation)
@@ -221,7 +221,7 @@ class TaskReporter:
                 SendToPeer(key=delegation.key, happenings=(f"result_{result.status}",), changes=changes, said=(last,))
             )
         except Conflict:
-            now = self._now()
+            now = await self._now()
             if now is not None and not now.ended:
                 raise
 

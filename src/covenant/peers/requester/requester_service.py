@@ -120,8 +120,8 @@ class Requester:
         """`peer/profile`, or a profile that some peer offers; None if there is no such thing for this tenant."""
         return self._offers.callee(tenant, named)
 
-    def delegation(self, offer_id: str) -> Delegation | None:
-        found = self._ledger.delegation_of(TaskId(offer_id))
+    async def delegation(self, offer_id: str) -> Delegation | None:
+        found = await self._ledger.delegation_of(TaskId(offer_id))
         return found if found is not None and found.role is DelegationRole.REQUESTER else None
 
     # Offering
@@ -141,7 +141,7 @@ class Requester:
 
         `told` hears what was found in it that looks like a secret.
         """
-        known = self.delegation(task.id)
+        known = await self.delegation(task.id)
         if known is not None:
             await self._ledger.durable()
             return known
@@ -172,7 +172,7 @@ class Requester:
 
     async def offer_again(self, by: AgentId, offer_id: str) -> Delegation:
         """A lost one, word for word: a provider that has it answers as it did before."""
-        delegation = self._known(offer_id)
+        delegation = await self._known(offer_id)
         if delegation.state is not LOST or delegation.offer is None:
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; only a lost one is offered again")
         return (
@@ -183,7 +183,7 @@ class Requester:
 
     async def force_error(self, by: AgentId, offer_id: str, reason: str) -> Delegation:
         """Give a lost one up, or one that does not answer a cancel. Its provider is told to stop, once it can be."""
-        delegation = self._known(offer_id)
+        delegation = await self._known(offer_id)
         if delegation.state not in (LOST, CANCELLING):
             raise Conflict("not_lost", f"this delegation is {delegation.state.value}; cancel it instead")
         return await self._give_up(delegation, reason, by)
@@ -196,14 +196,14 @@ class Requester:
 
     async def cancel(self, offer_id: str, reason: str) -> Delegation:
         """Durable: it reaches the provider whenever that can be reached. What has ended stays as it is."""
-        delegation = self._known(offer_id)
+        delegation = await self._known(offer_id)
         if delegation.ended or delegation.state is CANCELLING:
             return delegation
         return (await self._tell(delegation, "cancel", message=cancel_message(delegation, reason))).delegation
 
     async def withdraw(self, offer_id: str, reason: str) -> None:
         """Whoever waited for it waits no more. If its task has not ended, the next attempt goes on with it."""
-        delegation = self.delegation(offer_id)
+        delegation = await self.delegation(offer_id)
         if delegation is not None and not delegation.ended and not await self._waits(delegation):
             await self.cancel(offer_id, reason)
 
@@ -220,19 +220,22 @@ class Requester:
         try:
             while True:
                 follower.moved.clear()
-                follower.seen = delegation = self._known(offer_id)
-                await self._ledger.durable()
-                yield delegation
-                if delegation.ended:
-                    return
+                delegation = await self._known(offer_id)
+                if delegation != follower.seen:
+                    follower.seen = delegation
+                    await self._ledger.durable()
+                    yield delegation
+                    if delegation.ended:
+                        return
                 await follower.moved.wait()
         finally:
             self._followers.discard(follower)
 
-    def _wake(self, _: InstanceId) -> None:
-        """Only those whose own has moved: there may be many, and each is told of everything about a peer."""
+    def _wake(self, peer_id: InstanceId) -> None:
+        """Only those whose provider this is, or whose provider goes by another identity now."""
         for follower in self._followers:
-            if self._ledger.delegation_of(follower.task_id) is not follower.seen:
+            seen = follower.seen
+            if seen is None or seen.peer == peer_id or self._ledger.peer(seen.peer) is None:
                 follower.moved.set()
 
     # What is heard
@@ -242,7 +245,7 @@ class Requester:
         if not isinstance(message, DelegationAccept | DelegationReject | StatusReport | DelegationResult):
             raise Invalid("type_not_supported", f"a requester is not sent a {wire.type_of(message)}")
         key = DelegationKey(DelegationRole.REQUESTER, incoming.peer.id, message.offer_id)
-        delegation = self._ledger.delegation(key)
+        delegation = await self._ledger.delegation(key)
         seq = incoming.envelope.seq
         if delegation is None or delegation.ended or (seq is not None and seq != delegation.heard + 1):
             return await self._ledger.commit(ReceiveFromPeer(envelope=incoming.envelope, key=key))
@@ -284,7 +287,7 @@ class Requester:
 
     async def run(self) -> None:
         # What an earlier run had in its hands when it ended.
-        self._taken |= {each.offer_id for each in self._ledger.delegations() if each.result is not None}
+        self._taken |= {each.offer_id for each in await self._ledger.delegations() if each.result is not None}
         while not self._stopped.is_set():
             try:
                 await self.sweep()
@@ -300,7 +303,7 @@ class Requester:
         """Find what is silent, over or not wanted any more. How many moved by that."""
         await self._put_away()
         moved, now_ms = 0, self._now_ms()
-        for delegation in tuple(self._ledger.delegations_live(DelegationRole.REQUESTER)):
+        for delegation in tuple(await self._ledger.delegations_live(DelegationRole.REQUESTER)):
             try:
                 moved += await self._look_at(delegation, now_ms)
             except Conflict as conflict:
@@ -310,7 +313,7 @@ class Requester:
 
     async def _put_away(self) -> None:
         for offer_id in tuple(self._taken):
-            delegation = self.delegation(offer_id)
+            delegation = await self.delegation(offer_id)
             if delegation is not None and await self._waits(delegation):
                 continue
             self._taken.discard(offer_id)
@@ -347,8 +350,8 @@ class Requester:
 
     # Telling
 
-    def _known(self, offer_id: str) -> Delegation:
-        delegation = self.delegation(offer_id)
+    async def _known(self, offer_id: str) -> Delegation:
+        delegation = await self.delegation(offer_id)
         if delegation is None:
             raise unknown_delegation(offer_id)
         return delegation

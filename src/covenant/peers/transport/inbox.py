@@ -198,7 +198,7 @@ class Inbox:
         checking = partial(check, body, us=self._keyring.id, now_ms=now_ms, known=self._knows)
         checked = await self._aside(len(body), checking)
         header = checked.header
-        if self._ledger.envelope_taken(InstanceId(header.sender), header.jti):
+        if await self._ledger.envelope_taken(InstanceId(header.sender), header.jti):
             raise replayed(header)
         return checked
 
@@ -265,21 +265,21 @@ class Inbox:
             raise Invalid("invalid_seq", "what is said of a delegation is numbered, from 1")
         ours = DelegationRole.PROVIDER if envelope.typ in peers.REQUESTER_SENDS else DelegationRole.REQUESTER
         key = DelegationKey(ours, peer.id, message.offer_id)
-        self._check_trust(incoming, key)
+        await self._check_trust(incoming, key)
         hearing = self._providing if ours is DelegationRole.PROVIDER else self._requesting
         try:
             return None, await hearing.hear(incoming)
         except Refusal as refusal:
             if refusal.code != "out_of_order":
                 raise
-            record = self._ledger.delegation(key)
+            record = await self._ledger.delegation(key)
             raise polling.OutOfOrder(record.heard + 1 if record is not None else 1) from None
 
-    def _check_trust(self, incoming: IncomingMessage, key: DelegationKey) -> None:
+    async def _check_trust(self, incoming: IncomingMessage, key: DelegationKey) -> None:
         """An offer is answered by a message, whoever makes it. Everything else is about one that is known."""
         if incoming.peer.trust is not Trust.PEER or incoming.envelope.typ == OFFER:
             return
-        if self._ledger.delegation(key) is None:
+        if await self._ledger.delegation(key) is None:
             raise Forbidden(
                 "untrusted", "a peer that is not verified here can only ask what there is; see `covenant peers`"
             )

@@ -122,7 +122,7 @@ class PollServer:
         try:
             while True:
                 woken.clear()
-                letters = self._letters(peer, most)
+                letters = await self._letters(peer, most)
                 if letters:
                     # What was said may not be on disk yet, and must not be heard of before.
                     await self._ledger.durable()
@@ -139,7 +139,7 @@ class PollServer:
             if self._waiting.get(peer) is woken:
                 del self._waiting[peer]
 
-    def _letters(self, peer_id: InstanceId, most: int) -> Sequence[_Letter]:
+    async def _letters(self, peer_id: InstanceId, most: int) -> Sequence[_Letter]:
         peer = self._ledger.peer(peer_id)
         if peer is None or peer.denied:
             return ()
@@ -148,7 +148,7 @@ class PollServer:
         handed: dict[DelegationKey, int] = {}
         left_out: set[DelegationKey] = set()
         # What was handed out last time and still waits may be what the peer can not take: it holds up nothing else.
-        for parcel in sorted(self._ledger.parcels(peer_id), key=lambda each: each.delegation in before):
+        for parcel in sorted(await self._ledger.parcels(peer_id), key=lambda each: each.delegation in before):
             if len(letters) >= most:
                 break
             body = bytes(parcel.body)

@@ -115,7 +115,7 @@ class OutboxSender:
         saving = asyncio.create_task(self._save_always())
         polling = asyncio.create_task(self._poller.run())
         stopped = asyncio.create_task(self._stop.wait())
-        for peer in self._ledger.addressees():
+        for peer in await self._ledger.addressees():
             self._news(peer)
         try:
             await asyncio.wait((saving, polling, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -172,7 +172,7 @@ class OutboxSender:
             known.news.set()
             return
         peer = self._reachable(peer_id)
-        if peer is not None and self._ledger.parcels(peer_id):
+        if peer is not None:
             self._rounds[peer_id] = begun = _Round(peer)
             begun.task = asyncio.create_task(self._serve(begun))
 
@@ -186,7 +186,7 @@ class OutboxSender:
             while True:
                 round_.news.clear()
                 peer = self._reachable(round_.id)
-                waiting = self._waiting(round_) if peer is not None else []
+                waiting = await self._waiting(round_) if peer is not None else []
                 if peer is None or not (waiting or round_.busy):
                     return
                 self._look_up(round_, peer, sum(map(len, waiting)))
@@ -211,9 +211,9 @@ class OutboxSender:
             for task in round_.busy.values():
                 task.cancel()
 
-    def _waiting(self, round_: _Round) -> list[list[OutboxMessage]]:
+    async def _waiting(self, round_: _Round) -> list[list[OutboxMessage]]:
         """What the peer does not have, by delegation."""
-        found = self._ledger.parcels(round_.id)
+        found = await self._ledger.parcels(round_.id)
         ahead = self._ahead
         left = (each for each in found if each.seq > ahead.get(each.delegation, 0))
         return [list(parcels) for _, parcels in groupby(left, key=lambda each: each.delegation)]
