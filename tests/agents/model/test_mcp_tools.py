@@ -6,7 +6,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 
@@ -149,10 +148,8 @@ async def test_a_server_that_died_is_started_again_by_the_next_call() -> None:
 async def test_a_slow_tool_is_given_up_and_its_server_goes_on() -> None:
     async with opened(small=server(call_timeout_ms=200)) as tools:
         await tools.list(DEFAULT, MODEL)
-        began_s = perf_counter()
         answer = await tools.call(DEFAULT, MODEL, "small", "slow", {})
         assert answer == ("small.slow did not answer within 200 ms", True, False)
-        assert perf_counter() - began_s < 5
 
 
 @pytest.mark.parametrize("busy", [False, True])
