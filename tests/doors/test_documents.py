@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from covenant.doors.http.app import PAGES
-from covenant.doors.operator_api.operation_table import OPERATIONS
+from covenant.doors.operator_api import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 FORMATS = ROOT / "docs" / "formats"

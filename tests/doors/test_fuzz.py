@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from covenant.doors.http.responses import PROBLEM, style_of
-from covenant.doors.operator_api.operation_table import OPERATIONS
+from covenant.doors.operator_api import OPERATIONS
 from tests.doors.world import World, open_world
 from tests.places import short_folder
 

@@ -12,7 +12,7 @@ import msgspec
 from starlette.routing import BaseRoute
 
 from covenant.doors.http.bearer_auth import TenantGate
-from covenant.doors.http.endpoint import TenantRequest, tenant_routes
+from covenant.doors.http.endpoint import TenantCall, tenant_routes
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.responses import Style
 from covenant.doors.metrics import Meter
@@ -50,11 +50,11 @@ class SimpleDoor:
     def __init__(self, tasks: SimpleExchange) -> None:
         self._tasks = tasks
 
-    async def send_simple_task(self, asked: TenantRequest) -> tuple[int, A2ATask]:
+    async def send_simple_task(self, asked: TenantCall) -> tuple[int, A2ATask]:
         request = asked_for(decode_send(asked.body), asked.call_context)
         return 200, task_of(await self._tasks.send(asked.caller, request))
 
-    async def get_simple_task(self, asked: TenantRequest) -> tuple[int, A2ATask]:
+    async def get_simple_task(self, asked: TenantCall) -> tuple[int, A2ATask]:
         try:
             return 200, task_of(await self._tasks.get(asked.caller, asked.path["task_id"]))
         except NotFound:

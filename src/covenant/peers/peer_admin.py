@@ -45,7 +45,7 @@ from covenant.peers.provider.provider_service import Provider
 from covenant.peers.requester.requester_service import Requester
 from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.peers.transport.peer_client import PeerCallFailed
-from covenant.wire.operator_requests import DelegateRequest, DelegationBegun, DelegationEvidence, PendingMessages
+from covenant.wire.peers import DelegateRequest, DelegationBegun, DelegationEvidence, PendingMessages
 
 STEPS_MAX: Final = 1_000
 _STATES: Final[dict[TaskState, DelegationState]] = {

@@ -10,13 +10,17 @@ sealed like any message, under the type `poll`. Its answer is a list of envelope
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.peers.delegation import DelegationRole
 from covenant.model.peers.delegation_messages import (
+    BUDGET_MAX,
+    CONTEXT_CHARS_MAX,
+    TASK_CHARS_MAX,
+    TIMEOUT_MS_MAX,
     TREE_DEPTH_MAX,
     TREE_NODES_MAX,
     CapabilityQuery,
@@ -27,12 +31,14 @@ from covenant.model.peers.delegation_messages import (
     DelegationOffer,
     DelegationReject,
     DelegationResult,
+    Proof,
     StatusReport,
     SubDelegation,
     Uuid,
 )
-from covenant.model.peers.instance import WHOLE_MAX, KeyBundle
+from covenant.model.peers.instance import WHOLE_MAX, InstanceId, KeyBundle
 from covenant.wire.json_input import decode as decode_json
+from covenant.wire.mailbox import StrictRequest
 
 TYPES: Final[dict[str, type[DelegationMessage]]] = {
     "delegation_offer": DelegationOffer,
@@ -200,3 +206,43 @@ def decode_refused(body: bytes) -> EnvelopeRefused:
 def decode_introduction(body: bytes) -> Introduction:
     introduction: Introduction = decode_json(_INTRODUCTION, body)
     return introduction
+
+
+Named = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+
+class DelegateRequest(StrictRequest, frozen=True, kw_only=True, rename="camel"):
+    task: Annotated[str, msgspec.Meta(min_length=1, max_length=TASK_CHARS_MAX)]
+    profile: Named | None = None
+    peer_id: Named | None = None
+    context: Annotated[str, msgspec.Meta(max_length=CONTEXT_CHARS_MAX)] | None = None
+    max_token_budget: Annotated[int, msgspec.Meta(ge=1, le=BUDGET_MAX)] | None = None
+    timeout: Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MS_MAX)] | None = None
+    id: Annotated[str, msgspec.Meta(max_length=36)] | None = None
+    """Of the task that it becomes here: the same request again under this id is the same delegation."""
+
+
+class PendingMessages(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """What a peer does not have yet, and why."""
+
+    count: int = 0
+    failure: str | None = None
+    next_ms: int | None = None
+
+
+class DelegationBegun(NamedTuple):
+    """`peer` is None where an agent here does it."""
+
+    task_id: str
+    peer: InstanceId | None
+    profile: str
+    duplicate: bool
+
+
+class DelegationEvidence(NamedTuple):
+    """What proves a result: all of it as it was sent."""
+
+    offer: Any
+    result: Any
+    transcript: Any
+    proof: Proof | None

@@ -1,13 +1,13 @@
 """What operators are told of peers, byte for byte. Part of the list in `test_answers`."""
 
-from covenant.doors.operator_api.answers import ApiAnswer
+from covenant.doors.operator_api.answers import ApiAnswer, fill
 from covenant.doors.operator_api.delegation import (
     DelegatedAnswer,
     DelegationAnswer,
     DelegationList,
-    DelegationShown,
     DelegationTreeAnswer,
     ProofAnswer,
+    delegation_shown,
 )
 from covenant.doors.operator_api.peers import (
     CapabilitiesAnswer,
@@ -19,8 +19,8 @@ from covenant.doors.operator_api.peers import (
     PeerMessageList,
     PeerMessageShown,
     PeerRemovedAnswer,
-    PeerShown,
     TokensRevoked,
+    peer_shown,
 )
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.ids import TaskId
@@ -28,7 +28,7 @@ from covenant.model.peers.delegation import Delegation, DelegationRole, Delegati
 from covenant.model.peers.delegation_messages import Profile, Proof, TokenUsage
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
-from covenant.wire.operator_requests import PendingMessages
+from covenant.wire.peers import PendingMessages
 
 ID = InstanceId("frd1_" + "a" * 40)
 PROFILE = Profile(name="coder", description="writes", max_token_budget=9)
@@ -42,7 +42,7 @@ KNOWN = PeerCapabilities(
     expires_at_ms=6,
     token="never shown",
 )
-PEER = PeerShown.of(
+PEER = peer_shown(
     Peer(
         id=ID,
         name="lab",
@@ -57,7 +57,7 @@ PEER = PeerShown.of(
     PendingMessages(1, "no answer", 7),
     now_ms=4,
 )
-DELEGATION = DelegationShown.of(
+DELEGATION = delegation_shown(
     Delegation(
         role=DelegationRole.REQUESTER,
         peer=ID,
@@ -90,9 +90,8 @@ PROOF = Proof(
     issued_at_ms=1,
     signature="s",
 )
-MESSAGE = PeerMessageShown.of(
-    LoggedMessage(at_ms=1, direction="received", peer=ID, typ="delegation_offer", id="j-1", offer_id="o-1")
-)
+LOGGED = LoggedMessage(at_ms=1, direction="received", peer=ID, typ="delegation_offer", id="j-1", offer_id="o-1")
+MESSAGE = fill(PeerMessageShown, LOGGED, type=LOGGED.typ)
 SHOWN = CapabilitiesShown(
     profiles=(PROFILE,),
     versions=(2,),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.doors.operator_api.operation_table import OPERATIONS
+from covenant.doors.operator_api import OPERATIONS
 from covenant.exchange.mailbox import MailboxLimits
 from covenant.ledger.machine.commands import MovePushes, PutPush
 from covenant.model.a2a_requests import PushConfig

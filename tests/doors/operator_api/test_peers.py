@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from covenant.doors.operator_api.operation_table import BY_KIND
+from covenant.doors.operator_api import BY_KIND
 from covenant.doors.operator_api.peers import OPERATIONS
 from covenant.model.peers.delegation_messages import DelegationOffer
 from covenant.wire.ipc_frames import canonical_kind

@@ -22,9 +22,9 @@ from covenant.doors.http.openapi import Described, Page, document, reference_pag
 from covenant.doors.http.responses import MAILBOX, Header, refusal_form, reply_refused, style_of
 from covenant.doors.http.server.http_exchange import Door, HttpExchange
 from covenant.doors.metrics import Meter
+from covenant.doors.operator_api import OPERATIONS
 from covenant.doors.operator_api.answers import encode, encode_legacy
 from covenant.doors.operator_api.operation import AnyApiOperation, Services
-from covenant.doors.operator_api.operation_table import OPERATIONS
 from covenant.doors.operator_api.peers import PeerOperations
 from covenant.doors.waits import Waits
 from covenant.exchange.access.identities import IdentityAdmin

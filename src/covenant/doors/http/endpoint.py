@@ -57,11 +57,11 @@ _NO_PLACE: Final = nullcontext()
 
 R = TypeVar("R", bound=Request)
 
-Run = Callable[["TenantRequest"], Awaitable[tuple[int, Any]]]
+Run = Callable[["TenantCall"], Awaitable[tuple[int, Any]]]
 """Gives a status and what is answered as JSON."""
 Writer = Callable[[Send], Awaitable[None]]
 """Writes a stream as the body of a response."""
-Follow = Callable[["TenantRequest"], Awaitable[tuple[TaskStream, Writer]]]
+Follow = Callable[["TenantCall"], Awaitable[tuple[TaskStream, Writer]]]
 
 _EVENT_STREAM: Final = "text/event-stream"
 _STREAM_HEADERS: Final = [
@@ -183,7 +183,7 @@ class OperationEndpoint(Endpoint, Generic[R]):
             return await wait(self._services, caller, request, pause)
 
 
-class TenantRequest:
+class TenantCall:
     """One request of a tenant, its body read and nothing more."""
 
     __slots__ = ("body", "caller", "scope")
@@ -233,7 +233,7 @@ class TenantEndpoint(Endpoint):
         with limiter.connected(caller), limiter.streaming(caller) if self._streams else _NO_PLACE:
             found = body_at_hand(send, self._body_bytes_max)
             body = await read_body(scope, receive, self._body_bytes_max) if found is None else found
-            request = TenantRequest(caller, scope, body)
+            request = TenantCall(caller, scope, body)
             if not self._streams:
                 status, answer = await self._run(request)
                 await reply(send, status, _encode(answer))

@@ -16,6 +16,7 @@ import msgspec
 
 from covenant.doors.ipc.frame_stream import FrameStream, FrameTooLargeError
 from covenant.doors.metrics import Meter
+from covenant.doors.operator_api import BY_KIND, OPERATIONS
 from covenant.doors.operator_api.answers import (
     INTERNAL_ERROR,
     ApiAnswer,
@@ -29,7 +30,6 @@ from covenant.doors.operator_api.answers import (
 )
 from covenant.doors.operator_api.mailbox import ResultOpt, TaskOpt
 from covenant.doors.operator_api.operation import AnyApiOperation, Services
-from covenant.doors.operator_api.operation_table import BY_KIND, OPERATIONS
 from covenant.doors.waits import CallerGoneError, Waits
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.model.errors import Invalid, Refusal, TooLarge

@@ -12,7 +12,7 @@ import msgspec
 from starlette.routing import BaseRoute
 
 from covenant.doors.http.bearer_auth import TenantGate
-from covenant.doors.http.endpoint import TenantRequest, tenant_routes
+from covenant.doors.http.endpoint import TenantCall, tenant_routes
 from covenant.doors.http.openapi import Described
 from covenant.doors.http.responses import AlreadyExists
 from covenant.doors.metrics import Meter
@@ -44,14 +44,14 @@ class AgentDoor:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
 
-    async def list_own_agents(self, asked: TenantRequest) -> tuple[int, Agents]:
+    async def list_own_agents(self, asked: TenantCall) -> tuple[int, Agents]:
         found = await self._catalogue.list(asked.caller.tenant.name)
         return 200, Agents(len(found), tuple(AgentShown.of(agent) for agent in found))
 
-    async def show_own_agent(self, asked: TenantRequest) -> tuple[int, AgentShown]:
+    async def show_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
         return 200, AgentShown.of(await self._agent(asked))
 
-    async def add_own_agent(self, asked: TenantRequest) -> tuple[int, AgentShown]:
+    async def add_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
         definition = read_agent_definition(_definition(asked.body))
         try:
             return 201, AgentShown.of(await self._catalogue.store(asked.caller, definition))
@@ -61,7 +61,7 @@ class AgentDoor:
                 raise
             raise AlreadyExists(conflict, AgentShown.of(existing)) from None
 
-    async def replace_own_agent(self, asked: TenantRequest) -> tuple[int, AgentShown]:
+    async def replace_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
         definition = _definition(asked.body)
         agent = await self._agent(asked)
         if definition.setdefault("id", agent.id) != agent.id:
@@ -71,12 +71,12 @@ class AgentDoor:
             return 200, AgentShown.of(await self._catalogue.replace(asked.caller, agent.definition))
         return 200, AgentShown.of(await self._catalogue.replace(asked.caller, read_agent_definition(definition)))
 
-    async def remove_own_agent(self, asked: TenantRequest) -> tuple[int, Deleted]:
+    async def remove_own_agent(self, asked: TenantCall) -> tuple[int, Deleted]:
         agent = await self._agent(asked)
         await self._catalogue.remove(asked.caller, agent.id)
         return 200, Deleted()
 
-    async def _agent(self, asked: TenantRequest) -> CatalogueAgent:
+    async def _agent(self, asked: TenantCall) -> CatalogueAgent:
         return await self._catalogue.show(asked.caller.tenant.name, asked.path["agent_id"])
 
 

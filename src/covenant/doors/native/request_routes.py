@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 from starlette.types import Send
 
 from covenant.doors.http.bearer_auth import TenantGate
-from covenant.doors.http.endpoint import TOO_SLOW, TenantRequest, Writer, tenant_routes
+from covenant.doors.http.endpoint import TOO_SLOW, TenantCall, Writer, tenant_routes
 from covenant.doors.http.openapi import Described
 from covenant.doors.metrics import Meter
 from covenant.exchange.native import TenantTasks
@@ -73,26 +73,26 @@ class RequestDoor:
     def __init__(self, requests: TenantTasks) -> None:
         self._requests = requests
 
-    async def list_requests(self, asked: TenantRequest) -> tuple[int, RequestList]:
+    async def list_requests(self, asked: TenantCall) -> tuple[int, RequestList]:
         limit = decode_query(ListRequests, asked.query).limit
         found = await self._requests.list(asked.caller, limit)
         rows = tuple(_listed(asked.caller.tenant.name, row) for row in found)
         return 200, RequestList(count=len(rows), requests=rows)
 
-    async def show_request(self, asked: TenantRequest) -> tuple[int, OneRequest]:
+    async def show_request(self, asked: TenantCall) -> tuple[int, OneRequest]:
         try:
             view = await self._requests.get(asked.caller, asked.path["request_id"])
         except NotFound:
             raise _not_found() from None
         return 200, OneRequest(request=show_request(view))
 
-    async def cancel_request(self, asked: TenantRequest) -> tuple[int, Cancelled]:
+    async def cancel_request(self, asked: TenantCall) -> tuple[int, Cancelled]:
         request_id = asked.path["request_id"]
         if await self._requests.cancel(asked.caller, request_id):
             return 200, Cancelled(request_id=request_id, cancelled=True)
         return 404, Cancelled(request_id=request_id, cancelled=False, reason=NOT_RUNNING)
 
-    async def follow_request(self, asked: TenantRequest) -> tuple[TaskStream, Writer]:
+    async def follow_request(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
         after = _cursor(asked)
         try:
             stream = await self._requests.follow(asked.caller, asked.path["request_id"], after)
@@ -122,7 +122,7 @@ def _listed(tenant: str, row: TaskRow) -> RequestShown:
     )
 
 
-def _cursor(asked: TenantRequest) -> int:
+def _cursor(asked: TenantCall) -> int:
     """What a client that came back says by itself is newer than the address it was first given."""
     header = asked.header(b"last-event-id")
     seen = last_event_id(header) if header is not None else None

@@ -14,7 +14,7 @@ import msgspec
 from starlette.routing import BaseRoute
 
 from covenant.doors.http.bearer_auth import TenantGate
-from covenant.doors.http.endpoint import TenantRequest, Writer, tenant_routes
+from covenant.doors.http.endpoint import TenantCall, Writer, tenant_routes
 from covenant.doors.http.openapi import Described
 from covenant.doors.metrics import Meter
 from covenant.doors.native.request_routes import write_events
@@ -95,7 +95,7 @@ class NativeDoor:
         self._threads = threads
         self._conversations = conversations
 
-    async def orchestrate(self, asked: TenantRequest) -> tuple[TaskStream, Writer]:
+    async def orchestrate(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
         given = decode_run(asked.body)
         about = {"original_query": given.original_query, "channel": given.channel}
         run = NativeRun(
@@ -107,7 +107,7 @@ class NativeDoor:
         stream = await self._runs.start(asked.caller, run, asked.header(IDEMPOTENCY_KEY), asked.call_context)
         return stream, partial(write_events, stream, from_start=True)
 
-    async def say_in_conversation(self, asked: TenantRequest) -> tuple[TaskStream, Writer]:
+    async def say_in_conversation(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
         """A new task of the conversation's agent, or the answer that its last one waits for."""
         caller, conversation_id, key = asked.caller, asked.path["conversation_id"], asked.header(IDEMPOTENCY_KEY)
         thread = await self._threads.get(caller, conversation_id)
@@ -124,25 +124,25 @@ class NativeDoor:
         stream = await self._conversations.stream(ask, SendMessage(message=message))
         return stream, partial(write_events, stream, from_start=False)
 
-    async def create_conversation(self, asked: TenantRequest) -> tuple[int, Conversation]:
+    async def create_conversation(self, asked: TenantCall) -> tuple[int, Conversation]:
         given = decode_conversation(asked.body)
         agent = self._runs.agent(asked.caller, given.agent)
         return 201, await self._threads.create(asked.caller, agent, given.title)
 
-    async def list_conversations(self, asked: TenantRequest) -> tuple[int, ConversationPage]:
+    async def list_conversations(self, asked: TenantCall) -> tuple[int, ConversationPage]:
         query = decode_query(ListConversations, asked.query)
         found, after = await self._threads.list(asked.caller, query.limit, query.after)
         return 200, ConversationPage(count=len(found), conversations=tuple(found), next=after)
 
-    async def show_conversation(self, asked: TenantRequest) -> tuple[int, Conversation]:
+    async def show_conversation(self, asked: TenantCall) -> tuple[int, Conversation]:
         return 200, await self._threads.get(asked.caller, asked.path["conversation_id"])
 
-    async def delete_conversation(self, asked: TenantRequest) -> tuple[int, ConversationDeleted]:
+    async def delete_conversation(self, asked: TenantCall) -> tuple[int, ConversationDeleted]:
         conversation_id = asked.path["conversation_id"]
         await self._threads.delete(asked.caller, conversation_id)
         return 200, ConversationDeleted(conversation_id)
 
-    async def list_messages(self, asked: TenantRequest) -> tuple[int, MessagePage]:
+    async def list_messages(self, asked: TenantCall) -> tuple[int, MessagePage]:
         limit = decode_query(ListMessages, asked.query).limit
         found = await self._threads.said(asked.caller, asked.path["conversation_id"], limit)
         shown = tuple(message for view in found for message in _shown(view))

@@ -1,1 +1,21 @@
 """Every request of the mailbox and of operators, a module a noun: what is asked, what is answered, what is done."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from covenant.doors.operator_api import delegation, identities, mailbox, peers, push, tasks, tenants
+from covenant.doors.operator_api.operation import AnyApiOperation
+from covenant.wire.ipc_frames import canonical_kind
+
+OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
+    *mailbox.OPERATIONS,
+    *tasks.OPERATIONS,
+    *identities.OPERATIONS,
+    *tenants.OPERATIONS,
+    *push.OPERATIONS,
+    *peers.OPERATIONS,
+    *delegation.OPERATIONS,
+)
+"""In the order in which they are documented."""
+BY_KIND: Final = {canonical_kind(operation.kind): operation for operation in OPERATIONS}

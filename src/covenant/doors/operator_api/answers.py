@@ -6,11 +6,16 @@ results leave out what is absent.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from covenant.model.errors import Refusal
+from covenant.model.errors import Invalid, Refusal
+from covenant.wire.ipc_frames import FRAME_BYTES_MAX
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ApiAnswer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -47,20 +52,16 @@ class Pong(ApiAnswer, frozen=True, kw_only=True, tag="pong"):
     pass
 
 
-_encode = msgspec.json.Encoder().encode
+encode: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
 
 # The tag comes first, so the older spelling is a matter of the first bytes.
 _KIND: Final = b'{"kind":"a2a_'
 _LEGACY_KIND: Final = b'{"kind":"a2_a_'
 
 
-def encode(answer: ApiAnswer) -> bytes:
-    return _encode(answer)
-
-
 def encode_legacy(answer: ApiAnswer) -> bytes:
     """`a2_a_…` instead of `a2a_…`, for clients of the protocol's first implementation."""
-    body = _encode(answer)
+    body = encode(answer)
     return _LEGACY_KIND + body[len(_KIND) :] if body.startswith(_KIND) else body
 
 
@@ -69,3 +70,36 @@ def error_of(refusal: Refusal) -> ErrorAnswer:
 
 
 INTERNAL_ERROR: Final = ErrorAnswer(code="internal", message="internal error")
+
+
+def fill(answer: type[S], source: object, /, **given: Any) -> S:
+    """An answer whose fields are the attributes of `source` by the same name, except those that are given."""
+    names = answer.__struct_fields__
+    return answer(
+        **{name: getattr(source, name) for name in names if name not in given and hasattr(source, name)}, **given
+    )
+
+
+def page_limit(asked: int | None, default: int, most: int | None = None) -> int:
+    limit = default if asked is None else asked
+    if most is not None and not 1 <= limit <= most:
+        raise Invalid("invalid_limit", f"limit must be between 1 and {most}")
+    return limit
+
+
+# The rest of the frame is for what stands around the page.
+PAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
+
+
+def fit(items: Sequence[T], bytes_max: int = PAGE_BYTES_MAX) -> tuple[T, ...]:
+    """As many of the first items as fit."""
+    size = 0
+    for index, item in enumerate(items):
+        size += len(encode(item)) + 1
+        if size > bytes_max:
+            return tuple(items[:index])
+    return tuple(items)
+
+
+def size_of(items: Sequence[object]) -> int:
+    return sum(len(encode(item)) + 1 for item in items)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer
+from covenant.doors.operator_api.answers import ApiAnswer, fill, fit
 from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
-from covenant.doors.operator_api.paging import fit
-from covenant.doors.operator_api.peers import require_peers
+from covenant.doors.operator_api.peers import Offset, Page, PeerQuery, require_peers
 from covenant.doors.waits import Pause
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.tasks import TreeNode
@@ -18,7 +17,39 @@ from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import Delegation
 from covenant.model.peers.delegation_messages import DelegationStatus, Proof, TokenUsage
 from covenant.model.peers.instance import InstanceId
-from covenant.wire import operator_requests as asked
+from covenant.wire.mailbox import Whole
+from covenant.wire.peers import DelegateRequest, Named
+
+Reason = Annotated[str, msgspec.Meta(max_length=500)]
+
+
+class ListDelegationsRequest(PeerQuery, frozen=True, kw_only=True):
+    status: DelegationStatus | Literal["lost"] | None = None
+    peer_id: Named | None = None
+    role: Literal["requester", "provider"] | None = None
+    limit: Page = 20
+    offset: Offset = 0
+
+
+class DelegationRequest(PeerQuery, frozen=True, kw_only=True):
+    """By the id of its task here, of its offer, or by what its provider calls it."""
+
+    delegation_id: str = ""
+
+
+class ShowDelegationRequest(DelegationRequest, frozen=True, kw_only=True):
+    """With `wait_ms`, the answer waits for the outcome; with `since_ms` too, for whatever happens after that moment."""
+
+    wait_ms: Whole | None = None
+    since_ms: Whole | None = None
+
+
+class CancelDelegationRequest(DelegationRequest, frozen=True, kw_only=True):
+    reason: Reason = ""
+
+
+class ForceDelegationRequest(DelegationRequest, frozen=True, kw_only=True):
+    reason: Reason
 
 
 class DelegationShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -49,36 +80,6 @@ class DelegationShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     made_at_ms: int
     moved_at_ms: int
     heard_at_ms: int
-
-    @classmethod
-    def of(cls, delegation: Delegation, name: str) -> DelegationShown:
-        return cls(
-            id=delegation.task_id,
-            offer_id=delegation.offer_id,
-            delegation_id=delegation.delegation_id,
-            role=delegation.role.value,
-            peer_id=delegation.peer,
-            peer=name,
-            profile=delegation.profile,
-            status=delegation.status,
-            state=delegation.state.value,
-            remote=delegation.role.value == "requester",
-            max_token_budget=delegation.budget,
-            timeout=delegation.timeout_ms,
-            token_usage=delegation.usage,
-            progress=delegation.progress,
-            message=delegation.message,
-            code=delegation.code,
-            reason=delegation.reason,
-            retry_after=delegation.retry_after_ms,
-            overspent=delegation.overspent,
-            broken=delegation.broken,
-            redacted=delegation.redacted,
-            proven=delegation.proof is not None and not delegation.broken,
-            made_at_ms=delegation.made_at_ms,
-            moved_at_ms=delegation.moved_at_ms,
-            heard_at_ms=delegation.heard_at_ms,
-        )
 
 
 class DelegatedAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="delegated"):
@@ -119,71 +120,77 @@ class ProofAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="del
 
 
 DELEGATE: Final = "/api/v1/a2a/delegate"
-
-
 DELEGATIONS: Final = "/api/v1/a2a/delegations"
-
-
 DELEGATION: Final = "/api/v1/a2a/delegations/{delegation_id}"
 
 
-def _delegation(office: Services, delegation: Delegation) -> DelegationShown:
-    peer = office.ledger.peer(delegation.peer)
-    return DelegationShown.of(delegation, peer.name if peer is not None else delegation.peer)
+def _delegation(services: Services, delegation: Delegation) -> DelegationShown:
+    peer = services.ledger.peer(delegation.peer)
+    return delegation_shown(delegation, peer.name if peer is not None else delegation.peer)
 
 
-async def delegate(office: Services, caller: Principal, request: asked.DelegateRequest) -> DelegatedAnswer:
-    desk = await require_peers(office, caller, "delegating")
-    if request.profile is None and request.peer_id is None:
-        raise Invalid("invalid_request", "give profile, peerId, or both")
-    begun = await desk.delegate(caller.agent, request)
-    return DelegatedAnswer(
-        delegation_id=begun.task_id,
-        peer_id=begun.peer,
-        profile=begun.profile,
-        status="pending",
-        remote=begun.peer is not None,
-        duplicate=begun.duplicate,
+def delegation_shown(delegation: Delegation, peer_name: str) -> DelegationShown:
+    return fill(
+        DelegationShown,
+        delegation,
+        id=delegation.task_id,
+        role=delegation.role.value,
+        peer_id=delegation.peer,
+        peer=peer_name,
+        state=delegation.state.value,
+        remote=delegation.role.value == "requester",
+        max_token_budget=delegation.budget,
+        timeout=delegation.timeout_ms,
+        token_usage=delegation.usage,
+        retry_after=delegation.retry_after_ms,
+        proven=delegation.proof is not None and not delegation.broken,
     )
 
 
-async def list_delegations(
-    office: Services, caller: Principal, request: asked.ListDelegationsRequest
-) -> DelegationList:
-    desk = await require_peers(office, caller, "listing delegations")
-    peer = desk.find(request.peer_id).id if request.peer_id is not None else None
+async def delegate(services: Services, caller: Principal, request: DelegateRequest) -> DelegatedAnswer:
+    peers = await require_peers(services, caller, "delegating")
+    if request.profile is None and request.peer_id is None:
+        raise Invalid("invalid_request", "give profile, peerId, or both")
+    begun = await peers.delegate(caller.agent, request)
+    remote = begun.peer is not None
+    return fill(
+        DelegatedAnswer, begun, delegation_id=begun.task_id, peer_id=begun.peer, status="pending", remote=remote
+    )
+
+
+async def list_delegations(services: Services, caller: Principal, request: ListDelegationsRequest) -> DelegationList:
+    peers = await require_peers(services, caller, "listing delegations")
+    peer = peers.find(request.peer_id).id if request.peer_id is not None else None
     found = [
         each
-        for each in await desk.delegations()
+        for each in await peers.delegations()
         if peer in (None, each.peer)
         and request.role in (None, each.role.value)
         and request.status in (None, each.status, each.state.value)
     ]
     found.sort(key=lambda each: each.state.value != "lost")
-    page = [_delegation(office, each) for each in found[request.offset : request.offset + request.limit]]
+    page = [_delegation(services, each) for each in found[request.offset : request.offset + request.limit]]
     return DelegationList(delegations=fit(page), total=len(found))
 
 
-async def show_delegation(
-    office: Services, caller: Principal, request: asked.ShowDelegationRequest
-) -> DelegationAnswer:
-    desk = await require_peers(office, caller, "showing a delegation")
-    delegation = await desk.standing(request.delegation_id)
-    result, error = await desk.outcome(delegation)
-    return DelegationAnswer(delegation=_delegation(office, delegation), result=result, error=error)
+async def show_delegation(services: Services, caller: Principal, request: ShowDelegationRequest) -> DelegationAnswer:
+    peers = await require_peers(services, caller, "showing a delegation")
+    delegation = await peers.standing(request.delegation_id)
+    result, error = await peers.outcome(delegation)
+    return DelegationAnswer(delegation=_delegation(services, delegation), result=result, error=error)
 
 
 async def show_delegation_waiting(
-    office: Services, caller: Principal, request: asked.ShowDelegationRequest, pause: Pause
+    services: Services, caller: Principal, request: ShowDelegationRequest, pause: Pause
 ) -> DelegationAnswer:
     """Answer once its task here has ended, or it moved or was heard of since the given moment, or the time is over."""
-    give_up_ms = office.give_up_ms(request.wait_ms)
-    answer = await show_delegation(office, caller, request)
+    give_up_ms = services.give_up_ms(request.wait_ms)
+    answer = await show_delegation(services, caller, request)
     while True:
         # Each look has a watch of its own, from before the look: nothing happens unseen in between.
-        with office.ledger.watch(TaskId(answer.delegation.id)) as watch:
-            answer = await show_delegation(office, caller, request)
-            shown, left_ms = answer.delegation, give_up_ms - office.ledger.clock.monotonic_ms()
+        with services.ledger.watch(TaskId(answer.delegation.id)) as watch:
+            answer = await show_delegation(services, caller, request)
+            shown, left_ms = answer.delegation, give_up_ms - services.ledger.clock.monotonic_ms()
             happened = request.since_ms is not None and max(shown.moved_at_ms, shown.heard_at_ms) > request.since_ms
             if happened or left_ms <= 0 or answer.result is not None or answer.error is not None:
                 return answer
@@ -191,43 +198,40 @@ async def show_delegation_waiting(
 
 
 async def cancel_delegation(
-    office: Services, caller: Principal, request: asked.CancelDelegationRequest
+    services: Services, caller: Principal, request: CancelDelegationRequest
 ) -> DelegationAnswer:
-    desk = await require_peers(office, caller, "canceling a delegation")
-    moved = await desk.cancel(caller.agent, request.delegation_id, request.reason)
-    return DelegationAnswer(delegation=_delegation(office, moved))
+    peers = await require_peers(services, caller, "canceling a delegation")
+    moved = await peers.cancel(caller.agent, request.delegation_id, request.reason)
+    return DelegationAnswer(delegation=_delegation(services, moved))
 
 
-async def offer_again(office: Services, caller: Principal, request: asked.OfferAgainRequest) -> DelegationAnswer:
-    desk = await require_peers(office, caller, "offering a delegation again")
-    return DelegationAnswer(delegation=_delegation(office, await desk.offer_again(caller.agent, request.delegation_id)))
+async def offer_again(services: Services, caller: Principal, request: DelegationRequest) -> DelegationAnswer:
+    peers = await require_peers(services, caller, "offering a delegation again")
+    return DelegationAnswer(
+        delegation=_delegation(services, await peers.offer_again(caller.agent, request.delegation_id))
+    )
 
 
-async def force_delegation(
-    office: Services, caller: Principal, request: asked.ForceDelegationRequest
-) -> DelegationAnswer:
-    desk = await require_peers(office, caller, "giving a delegation up")
+async def force_delegation(services: Services, caller: Principal, request: ForceDelegationRequest) -> DelegationAnswer:
+    peers = await require_peers(services, caller, "giving a delegation up")
     if not request.reason.strip():
         raise Invalid("invalid_request", "give a reason: it stays in the audit")
-    moved = await desk.force_error(caller.agent, request.delegation_id, request.reason)
-    return DelegationAnswer(delegation=_delegation(office, moved))
+    moved = await peers.force_error(caller.agent, request.delegation_id, request.reason)
+    return DelegationAnswer(delegation=_delegation(services, moved))
 
 
-async def delegation_proof(office: Services, caller: Principal, request: asked.ShowProofRequest) -> ProofAnswer:
-    desk = await require_peers(office, caller, "showing a proof")
-    evidence = await desk.evidence(request.delegation_id)
-    return ProofAnswer(**evidence._asdict())
+async def delegation_proof(services: Services, caller: Principal, request: DelegationRequest) -> ProofAnswer:
+    peers = await require_peers(services, caller, "showing a proof")
+    return fill(ProofAnswer, await peers.evidence(request.delegation_id))
 
 
-async def delegation_tree(
-    office: Services, caller: Principal, request: asked.DelegationTreeRequest
-) -> DelegationTreeAnswer:
-    desk = await require_peers(office, caller, "showing a tree")
-    return DelegationTreeAnswer(tree=await desk.tree(request.delegation_id))
+async def delegation_tree(services: Services, caller: Principal, request: DelegationRequest) -> DelegationTreeAnswer:
+    peers = await require_peers(services, caller, "showing a tree")
+    return DelegationTreeAnswer(tree=await peers.tree(request.delegation_id))
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    operation_row("POST", DELEGATE, delegate, "Delegate a task by a profile's name: here, or to a peer", 201),
+    operation_row("POST", DELEGATE, delegate, "Delegate a task by a profile's name: here, or to a peer", status=201),
     operation_row("GET", DELEGATIONS, list_delegations, "Delegations to and from peers, lost ones first"),
     operation_row("GET", DELEGATION, show_delegation, "One delegation", wait=show_delegation_waiting),
     operation_row("POST", f"{DELEGATION}/cancel", cancel_delegation, "Cancel a delegation, on both sides"),

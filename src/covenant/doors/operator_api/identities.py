@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, Literal
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer
-from covenant.doors.operator_api.operation import AnyApiOperation, ApiOperation, Services
-from covenant.doors.operator_api.paging import fit
+from covenant.doors.operator_api.answers import ApiAnswer, fill, fit, page_limit
+from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
 from covenant.exchange.access.principals import Principal
 from covenant.model.audit_chain import AuditReport
-from covenant.model.errors import Invalid
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
-from covenant.wire.mailbox import EmptyRequest, RecentRequest
-from covenant.wire.operator_requests import (
-    EnrollIdentityRequest,
-    GrantCapabilityRequest,
-    ListIdentitiesRequest,
-    PurgeRequest,
-    RecentAuditRequest,
-    RevokeCapabilityRequest,
-    RevokeIdentityRequest,
-    RotateTokenRequest,
-)
+from covenant.wire.mailbox import EmptyRequest, RecentRequest, Request, StrictRequest, Whole
+
+
+class EnrollIdentityRequest(StrictRequest, frozen=True, kw_only=True):
+    """`pubkey` is minted if left out; `actions` are granted, unscoped, in the same step."""
+
+    display: str
+    pubkey: str | None = None
+    actions: tuple[str, ...] | None = None
+
+
+class ListIdentitiesRequest(Request, frozen=True, kw_only=True):
+    """`prefix` is of a display, a key or a token."""
+
+    limit: Whole | None = None
+    prefix: str | None = None
+    status: Literal["live", "revoked"] | None = None
+
+
+class RevokeIdentityRequest(StrictRequest, frozen=True, kw_only=True):
+    """`identity` is a display, a key, or the first characters of a token. The operator's own token needs `force`."""
+
+    identity: str
+    force: bool | None = None
+
+
+class RotateTokenRequest(StrictRequest, frozen=True, kw_only=True):
+    """Without `identity`: the caller's own."""
+
+    identity: str | None = None
+
+
+class PurgeRequest(StrictRequest, frozen=True, kw_only=True):
+    before_ms: Whole
+
+
+class GrantCapabilityRequest(StrictRequest, frozen=True, kw_only=True):
+    """Without `to`: to the operator itself."""
+
+    action: str
+    to: str | None = None
+    scope: dict[str, Any] | None = None
+    expires_at: Whole | None = None
+
+
+class RevokeCapabilityRequest(StrictRequest, frozen=True, kw_only=True):
+    signature_b58: str
+
+
+class RecentAuditRequest(Request, frozen=True, kw_only=True):
+    limit: Whole | None = None
+    since_ms: Whole | None = None
 
 
 class GrantedAction(msgspec.Struct, frozen=True, gc=False):
@@ -140,8 +179,10 @@ AUDIT_LIMIT: Final = 20
 IDENTITIES_LIMIT_MAX: Final = 1_000
 
 
-async def enroll(office: Services, caller: Principal, request: EnrollIdentityRequest) -> IdentityEnrolledAnswer:
-    enrolled = await office.registry.enroll(
+async def enroll_identity(
+    services: Services, caller: Principal, request: EnrollIdentityRequest
+) -> IdentityEnrolledAnswer:
+    enrolled = await services.registry.enroll(
         caller, request.display, pubkey=request.pubkey, actions=request.actions or ()
     )
     agent = enrolled.identity.agent
@@ -153,11 +194,9 @@ async def enroll(office: Services, caller: Principal, request: EnrollIdentityReq
     )
 
 
-async def identities(office: Services, caller: Principal, request: ListIdentitiesRequest) -> IdentityList:
-    limit = IDENTITIES_LIMIT if request.limit is None else request.limit
-    if not 1 <= limit <= IDENTITIES_LIMIT_MAX:
-        raise Invalid("invalid_limit", f"limit must be between 1 and {IDENTITIES_LIMIT_MAX}")
-    found = [identity for identity in await office.registry.identities(caller) if _asked_for(identity, request)]
+async def list_identities(services: Services, caller: Principal, request: ListIdentitiesRequest) -> IdentityList:
+    limit = page_limit(request.limit, IDENTITIES_LIMIT, most=IDENTITIES_LIMIT_MAX)
+    found = [identity for identity in await services.registry.identities(caller) if _asked_for(identity, request)]
     # Turned round and not sorted in reverse: so those enrolled within one millisecond are told newest first too.
     found = sorted(found, key=lambda identity: identity.registered_at_ms)[::-1]
     return IdentityList(
@@ -175,17 +214,14 @@ def _asked_for(identity: Identity, request: ListIdentitiesRequest) -> bool:
 
 
 def _identity(identity: Identity) -> IdentityShown:
-    return IdentityShown(
-        agent_id=identity.agent,
-        token_prefix=identity.token_prefix,
-        registered_at=identity.registered_at_ms,
-        revoked_at=identity.revoked_at_ms,
-        operator=identity.operator,
-    )
+    registered_at, revoked_at = identity.registered_at_ms, identity.revoked_at_ms
+    return fill(IdentityShown, identity, agent_id=identity.agent, registered_at=registered_at, revoked_at=revoked_at)
 
 
-async def revoke_identity(office: Services, caller: Principal, request: RevokeIdentityRequest) -> IdentityRevokedAnswer:
-    revoked = await office.registry.revoke(caller, request.identity, force=bool(request.force))
+async def revoke_identity(
+    services: Services, caller: Principal, request: RevokeIdentityRequest
+) -> IdentityRevokedAnswer:
+    revoked = await services.registry.revoke(caller, request.identity, force=bool(request.force))
     return IdentityRevokedAnswer(
         display=revoked.agent.display,
         pubkey_b58=revoked.agent.pubkey,
@@ -194,33 +230,28 @@ async def revoke_identity(office: Services, caller: Principal, request: RevokeId
     )
 
 
-async def rotate_token(office: Services, caller: Principal, request: RotateTokenRequest) -> TokenRotated:
-    rotated = await office.registry.rotate(caller, request.identity)
+async def rotate_token(services: Services, caller: Principal, request: RotateTokenRequest) -> TokenRotated:
+    rotated = await services.registry.rotate(caller, request.identity)
     return TokenRotated(display=rotated.identity.agent.display, token_b58=rotated.token)
 
 
-async def purge_identities(office: Services, caller: Principal, request: PurgeRequest) -> IdentitiesPurgedAnswer:
-    purged = await office.registry.purge_identities(caller, request.before_ms)
+async def purge_identities(services: Services, caller: Principal, request: PurgeRequest) -> IdentitiesPurgedAnswer:
+    purged = await services.registry.purge_identities(caller, request.before_ms)
     return IdentitiesPurgedAnswer(before_ms=request.before_ms, purged=purged)
 
 
-async def grant(office: Services, caller: Principal, request: GrantCapabilityRequest) -> CapabilityGranted:
-    made = await office.registry.grant(
+async def grant_capability(services: Services, caller: Principal, request: GrantCapabilityRequest) -> CapabilityGranted:
+    made = await services.registry.grant(
         caller, request.action, to=request.to, scope=request.scope, expires_at=request.expires_at
     )
-    return CapabilityGranted(
-        subject_display=made.subject.display,
-        action=made.action,
-        signature_b58=made.signature_b58,
-        scope=msgspec.Raw(made.scope_json.encode()),
-        expires_at=made.expires_at,
-    )
+    scope = msgspec.Raw(made.scope_json.encode())
+    return fill(CapabilityGranted, made, subject_display=made.subject.display, scope=scope)
 
 
-async def capabilities(office: Services, caller: Principal, request: RecentRequest) -> CapabilityList:
-    limit = CAPABILITIES_LIMIT if request.limit is None else request.limit
-    now_ms = office.ledger.now_ms()
-    grants = await office.registry.grants(caller, limit)
+async def recent_capabilities(services: Services, caller: Principal, request: RecentRequest) -> CapabilityList:
+    limit = page_limit(request.limit, CAPABILITIES_LIMIT)
+    now_ms = services.ledger.now_ms()
+    grants = await services.registry.grants(caller, limit)
     return CapabilityList(limit=limit, capabilities=tuple(_capability(each, now_ms) for each in grants))
 
 
@@ -228,14 +259,11 @@ def _capability(grant: Grant, now_ms: int) -> CapabilityShown:
     budget = None
     if grant.max_uses is not None:
         budget = GrantBudget(grant.max_uses, grant.used, max(0, grant.max_uses - grant.used))
-    return CapabilityShown(
-        signature_b58=grant.signature_b58,
-        subject=grant.subject,
-        action=grant.action,
+    return fill(
+        CapabilityShown,
+        grant,
         scope=msgspec.Raw(grant.scope_json.encode()),
-        granted_by=grant.granted_by,
         granted_at=grant.granted_at_ms,
-        expires_at=grant.expires_at,
         revoked_at=grant.revoked_at_ms,
         effective=_effective(grant, now_ms),
         budget=budget,
@@ -250,142 +278,50 @@ def _effective(grant: Grant, now_ms: int) -> str:
     return "expired" if grant.expires_at is not None and now_ms > grant.expires_at else "spent"
 
 
-async def revoke_capability(office: Services, caller: Principal, request: RevokeCapabilityRequest) -> CapabilityRevoked:
-    removed = await office.registry.revoke_grant(caller, request.signature_b58)
+async def revoke_capability(
+    services: Services, caller: Principal, request: RevokeCapabilityRequest
+) -> CapabilityRevoked:
+    removed = await services.registry.revoke_grant(caller, request.signature_b58)
     return CapabilityRevoked(signature_b58=request.signature_b58, removed=removed)
 
 
-async def purge_capabilities(office: Services, caller: Principal, request: PurgeRequest) -> CapabilitiesPurged:
-    purged = await office.registry.purge_grants(caller, request.before_ms)
+async def purge_capabilities(services: Services, caller: Principal, request: PurgeRequest) -> CapabilitiesPurged:
+    purged = await services.registry.purge_grants(caller, request.before_ms)
     return CapabilitiesPurged(before_ms=request.before_ms, purged=purged)
 
 
-async def audit_recent(office: Services, caller: Principal, request: RecentAuditRequest) -> AuditRecent:
-    limit = AUDIT_LIMIT if request.limit is None else request.limit
+async def recent_audit(services: Services, caller: Principal, request: RecentAuditRequest) -> AuditRecent:
+    limit = page_limit(request.limit, AUDIT_LIMIT)
     found = [
         msgspec.Raw(record.row.encode())
-        for record in await office.registry.audit_recent(caller, limit, request.since_ms)
+        for record in await services.registry.audit_recent(caller, limit, request.since_ms)
     ]
     events = fit(found)
     return AuditRecent(limit=limit, since_ms=request.since_ms, events=events, truncated=len(events) < len(found))
 
 
-async def audit_verify(office: Services, caller: Principal, _: EmptyRequest) -> AuditIntegrity:
-    return AuditIntegrity(report=await office.registry.audit_verify(caller))
+async def verify_audit_integrity(services: Services, caller: Principal, _: EmptyRequest) -> AuditIntegrity:
+    return AuditIntegrity(report=await services.registry.audit_verify(caller))
 
 
-async def audit_purge(office: Services, caller: Principal, request: PurgeRequest) -> AuditPurgedAnswer:
-    purged = await office.registry.audit_purge(caller, request.before_ms)
+async def purge_audit(services: Services, caller: Principal, request: PurgeRequest) -> AuditPurgedAnswer:
+    purged = await services.registry.audit_purge(caller, request.before_ms)
     return AuditPurgedAnswer(before_ms=request.before_ms, purged=purged)
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    ApiOperation(
-        kind="enroll_identity",
-        method="POST",
-        path="/identities/enroll",
-        request=EnrollIdentityRequest,
-        answer=IdentityEnrolledAnswer,
-        run=enroll,
-        summary="Mint a token for an identity",
+    operation_row("POST", "/identities/enroll", enroll_identity, "Mint a token for an identity"),
+    operation_row("GET", "/identities/list", list_identities, "Who holds a token, the newest first"),
+    operation_row("POST", "/identities/revoke", revoke_identity, "Revoke a token and end its live connections"),
+    operation_row("POST", "/identities/rotate", rotate_token, "Replace a token; the old one ends at once"),
+    operation_row("POST", "/identities/purge", purge_identities, "Forget tokens revoked before a time"),
+    operation_row("GET", "/capabilities/recent", recent_capabilities, "The newest grants that concern you"),
+    operation_row("POST", "/capabilities/grant", grant_capability, "Grant an action to an identity"),
+    operation_row("POST", "/capabilities/revoke", revoke_capability, "Revoke a grant by its signature"),
+    operation_row("POST", "/capabilities/purge", purge_capabilities, "Forget grants revoked before a time"),
+    operation_row(
+        "GET", "/audit/recent", recent_audit, "The newest audit rows that you caused; all of them, to the operator"
     ),
-    ApiOperation(
-        kind="list_identities",
-        method="GET",
-        path="/identities/list",
-        request=ListIdentitiesRequest,
-        answer=IdentityList,
-        run=identities,
-        summary="Who holds a token, the newest first",
-    ),
-    ApiOperation(
-        kind="revoke_identity",
-        method="POST",
-        path="/identities/revoke",
-        request=RevokeIdentityRequest,
-        answer=IdentityRevokedAnswer,
-        run=revoke_identity,
-        summary="Revoke a token and end its live connections",
-    ),
-    ApiOperation(
-        kind="rotate_token",
-        method="POST",
-        path="/identities/rotate",
-        request=RotateTokenRequest,
-        answer=TokenRotated,
-        run=rotate_token,
-        summary="Replace a token; the old one ends at once",
-    ),
-    ApiOperation(
-        kind="purge_identities",
-        method="POST",
-        path="/identities/purge",
-        request=PurgeRequest,
-        answer=IdentitiesPurgedAnswer,
-        run=purge_identities,
-        summary="Forget tokens revoked before a time",
-    ),
-    ApiOperation(
-        kind="recent_capabilities",
-        method="GET",
-        path="/capabilities/recent",
-        request=RecentRequest,
-        answer=CapabilityList,
-        run=capabilities,
-        summary="The newest grants that concern you",
-    ),
-    ApiOperation(
-        kind="grant_capability",
-        method="POST",
-        path="/capabilities/grant",
-        request=GrantCapabilityRequest,
-        answer=CapabilityGranted,
-        run=grant,
-        summary="Grant an action to an identity",
-    ),
-    ApiOperation(
-        kind="revoke_capability",
-        method="POST",
-        path="/capabilities/revoke",
-        request=RevokeCapabilityRequest,
-        answer=CapabilityRevoked,
-        run=revoke_capability,
-        summary="Revoke a grant by its signature",
-    ),
-    ApiOperation(
-        kind="purge_capabilities",
-        method="POST",
-        path="/capabilities/purge",
-        request=PurgeRequest,
-        answer=CapabilitiesPurged,
-        run=purge_capabilities,
-        summary="Forget grants revoked before a time",
-    ),
-    ApiOperation(
-        kind="recent_audit",
-        method="GET",
-        path="/audit/recent",
-        request=RecentAuditRequest,
-        answer=AuditRecent,
-        run=audit_recent,
-        summary="The newest audit rows that you caused; all of them, to the operator",
-    ),
-    ApiOperation(
-        kind="verify_audit_integrity",
-        method="GET",
-        path="/audit/verify",
-        request=EmptyRequest,
-        answer=AuditIntegrity,
-        run=audit_verify,
-        summary="Verify the whole hash chain",
-    ),
-    ApiOperation(
-        kind="purge_audit",
-        method="POST",
-        path="/audit/purge",
-        request=PurgeRequest,
-        answer=AuditPurgedAnswer,
-        run=audit_purge,
-        summary="Drop audit rows from before a time, leaving a marker",
-    ),
+    operation_row("GET", "/audit/verify", verify_audit_integrity, "Verify the whole hash chain"),
+    operation_row("POST", "/audit/purge", purge_audit, "Drop audit rows from before a time, leaving a marker"),
 )

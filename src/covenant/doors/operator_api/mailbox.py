@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer
-from covenant.doors.operator_api.operation import AnyApiOperation, ApiOperation, Services
+from covenant.doors.operator_api.answers import ApiAnswer, fill
+from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
 from covenant.doors.waits import CallerGoneError, Pause
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.machine.commands import Drained, Leased
@@ -117,8 +117,8 @@ class TaskCanceled(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task_canceled"
 LIMIT: Final = 10
 
 
-async def send(office: Services, caller: Principal, request: SendTask) -> TaskQueued:
-    accepted = await office.exchange.accept(caller, request.task(caller.agent, office.catalogue.named))
+async def send_a2a_task(services: Services, caller: Principal, request: SendTask) -> TaskQueued:
+    accepted = await services.exchange.accept(caller, request.task(caller.agent, services.catalogue.named))
     return TaskQueued(
         task_id=accepted.task_id,
         duplicate=accepted.duplicate,
@@ -127,26 +127,26 @@ async def send(office: Services, caller: Principal, request: SendTask) -> TaskQu
     )
 
 
-async def take(office: Services, caller: Principal, request: ReceiveRequest) -> TaskOpt:
-    return _task_opt(await _take(office, caller, request))
+async def try_recv_a2a_task(services: Services, caller: Principal, request: ReceiveRequest) -> TaskOpt:
+    return _task_opt(await _take(services, caller, request))
 
 
-async def take_waiting(office: Services, caller: Principal, request: ReceiveRequest, pause: Pause) -> TaskOpt:
+async def take_waiting(services: Services, caller: Principal, request: ReceiveRequest, pause: Pause) -> TaskOpt:
     recipient = None if request.everyone else caller.agent.pubkey
-    clock, give_up_ms = office.ledger.clock, office.give_up_ms(request.wait_ms)
-    with office.ledger.task_waiter(recipient) as waiter:
+    clock, give_up_ms = services.ledger.clock, services.give_up_ms(request.wait_ms)
+    with services.ledger.task_waiter(recipient) as waiter:
         while True:
-            leased = await _take(office, caller, request)
+            leased = await _take(services, caller, request)
             if leased.tasks:
                 waiter.served()
-                await _check_caller(office, request, leased, pause)
+                await _check_caller(services, request, leased, pause)
                 return _task_opt(leased)
             if leased.again or not await pause.until(waiter.wait(give_up_ms - clock.monotonic_ms())):
                 return _task_opt(leased)
 
 
-async def _take(office: Services, caller: Principal, request: ReceiveRequest) -> Leased:
-    return await office.exchange.take(
+async def _take(services: Services, caller: Principal, request: ReceiveRequest) -> Leased:
+    return await services.exchange.take(
         caller,
         everyone=request.everyone,
         count=1 if request.count is None else request.count,
@@ -154,14 +154,14 @@ async def _take(office: Services, caller: Principal, request: ReceiveRequest) ->
     )
 
 
-async def _check_caller(office: Services, request: ReceiveRequest, answer: Leased | Drained, pause: Pause) -> None:
+async def _check_caller(services: Services, request: ReceiveRequest, answer: Leased | Drained, pause: Pause) -> None:
     """Nobody else can ask for what a caller without a request id was given: if it has left, that goes back.
 
     One with a request id may be asking again by now, over another connection, and must be told the same.
     """
     if pause.caller_gone:
         if request.request_id is None:
-            await office.exchange.give_back(answer)
+            await services.exchange.give_back(answer)
         raise CallerGoneError
 
 
@@ -172,26 +172,26 @@ def _task_opt(leased: Leased) -> TaskOpt:
     return TaskOpt(task=shown[0].task, lease=shown[0].lease, tasks=shown)
 
 
-async def post(office: Services, caller: Principal, request: PostResult) -> ResultPosted:
+async def post_a2a_result(services: Services, caller: Principal, request: PostResult) -> ResultPosted:
     lease_id = parse_optional(parse_lease_id, request.lease_id)
-    settled = await office.exchange.settle(caller, request.result(), lease_id)
+    settled = await services.exchange.settle(caller, request.result(), lease_id)
     return ResultPosted(task_id=settled.task_id, duplicate=settled.duplicate, goes_on=settled.goes_on)
 
 
-async def drain(office: Services, caller: Principal, request: DrainRequest) -> ResultOpt:
-    return _result_opt(await _drain(office, caller, request))
+async def try_recv_a2a_result(services: Services, caller: Principal, request: DrainRequest) -> ResultOpt:
+    return _result_opt(await _drain(services, caller, request))
 
 
-async def drain_waiting(office: Services, caller: Principal, request: DrainRequest, pause: Pause) -> ResultOpt:
+async def drain_waiting(services: Services, caller: Principal, request: DrainRequest, pause: Pause) -> ResultOpt:
     sender = None if request.everyone else caller.agent.pubkey
-    ledger, give_up_ms = office.ledger, office.give_up_ms(request.wait_ms)
+    ledger, give_up_ms = services.ledger, services.give_up_ms(request.wait_ms)
     task_id = parse_optional(parse_task_id, request.task_id)
     with ledger.result_waiter(sender) as waiter:
         while True:
-            drained = await _drain(office, caller, request)
+            drained = await _drain(services, caller, request)
             if drained.results:
                 waiter.served()
-                await _check_caller(office, request, drained, pause)
+                await _check_caller(services, request, drained, pause)
                 return _result_opt(drained)
             left_ms = max(0, give_up_ms - ledger.clock.monotonic_ms())
             arrives = waiter.wait(left_ms) if task_id is None else ledger.finished(task_id, left_ms)
@@ -199,8 +199,8 @@ async def drain_waiting(office: Services, caller: Principal, request: DrainReque
                 return _result_opt(drained)
 
 
-async def _drain(office: Services, caller: Principal, request: DrainRequest) -> Drained:
-    return await office.exchange.drain(
+async def _drain(services: Services, caller: Principal, request: DrainRequest) -> Drained:
+    return await services.exchange.drain(
         caller,
         everyone=request.everyone,
         count=1 if request.count is None else request.count,
@@ -214,120 +214,65 @@ def _result_opt(drained: Drained) -> ResultOpt:
     return ResultOpt(result=results[0] if results else None, results=results)
 
 
-async def renew(office: Services, caller: Principal, request: LeaseRequest) -> LeaseRenewedAnswer:
+async def renew_a2a_lease(services: Services, caller: Principal, request: LeaseRequest) -> LeaseRenewedAnswer:
     task_id = request.parsed_task_id()
-    lease = await office.exchange.renew(caller, task_id, request.parsed_lease_id())
+    lease = await services.exchange.renew(caller, task_id, request.parsed_lease_id())
     return LeaseRenewedAnswer(task_id=task_id, lease=LeaseShown.of(lease))
 
 
-async def release(office: Services, caller: Principal, request: ReleaseLease) -> LeaseReleasedAnswer:
+async def release_a2a_lease(services: Services, caller: Principal, request: ReleaseLease) -> LeaseReleasedAnswer:
     task_id = request.parsed_task_id()
-    await office.exchange.release(caller, task_id, request.parsed_lease_id(), request.reason)
+    await services.exchange.release(caller, task_id, request.parsed_lease_id(), request.reason)
     return LeaseReleasedAnswer(task_id=task_id)
 
 
-async def withdraw(office: Services, caller: Principal, request: WithdrawRequest) -> RequestWithdrawnAnswer:
-    returned = await office.exchange.withdraw(caller, request.request_id)
-    return RequestWithdrawnAnswer(request_id=request.request_id, leases=returned.leases, results=returned.results)
+async def withdraw_a2a_request(
+    services: Services, caller: Principal, request: WithdrawRequest
+) -> RequestWithdrawnAnswer:
+    returned = await services.exchange.withdraw(caller, request.request_id)
+    return fill(RequestWithdrawnAnswer, returned, request_id=request.request_id)
 
 
-async def update(office: Services, caller: Principal, request: UpdateTask) -> TaskUpdatedAnswer:
+async def update_a2a_task(services: Services, caller: Principal, request: UpdateTask) -> TaskUpdatedAnswer:
     task_id, lease_id = request.parsed_task_id(), request.parsed_lease_id()
-    reported = await office.exchange.report(caller, task_id, lease_id, request.parsed_update(), request.update_no or 0)
-    return TaskUpdatedAnswer(task_id=task_id, generation=reported.generation, duplicate=reported.duplicate)
-
-
-async def cancel(office: Services, caller: Principal, request: CancelTaskRequest) -> TaskCanceled:
-    canceled = await office.exchange.cancel(caller, request.parsed_task_id(), request.reason)
-    return TaskCanceled(
-        task_id=canceled.task_id, canceled=canceled.canceled, ending=canceled.ending, result=canceled.result
+    reported = await services.exchange.report(
+        caller, task_id, lease_id, request.parsed_update(), request.update_no or 0
     )
+    return fill(TaskUpdatedAnswer, reported, task_id=task_id)
+
+
+async def cancel_a2a_task(services: Services, caller: Principal, request: CancelTaskRequest) -> TaskCanceled:
+    return fill(TaskCanceled, await services.exchange.cancel(caller, request.parsed_task_id(), request.reason))
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    ApiOperation(
-        kind="send_a2a_task",
-        method="POST",
-        path="/a2a/tasks",
-        request=SendTask,
-        answer=TaskQueued,
-        run=send,
-        frame=WrappedTask,
-        summary="Send a task to another agent",
-    ),
-    ApiOperation(
-        kind="try_recv_a2a_task",
-        method="GET",
-        path="/a2a/tasks/next",
-        request=ReceiveRequest,
-        answer=TaskOpt,
-        run=take,
-        wait=take_waiting,
-        summary="Lease the next queued tasks",
-    ),
-    ApiOperation(
-        kind="post_a2a_result",
-        method="POST",
-        path="/a2a/results",
-        request=PostResult,
-        answer=ResultPosted,
-        run=post,
-        frame=WrappedResult,
-        summary="Post the result of a leased task",
-    ),
-    ApiOperation(
-        kind="try_recv_a2a_result",
-        method="GET",
-        path="/a2a/results/next",
-        request=DrainRequest,
-        answer=ResultOpt,
-        run=drain,
+    operation_row("POST", "/a2a/tasks", send_a2a_task, "Send a task to another agent", frame=WrappedTask),
+    operation_row("GET", "/a2a/tasks/next", try_recv_a2a_task, "Lease the next queued tasks", wait=take_waiting),
+    operation_row("POST", "/a2a/results", post_a2a_result, "Post the result of a leased task", frame=WrappedResult),
+    operation_row(
+        "GET",
+        "/a2a/results/next",
+        try_recv_a2a_result,
+        "Drain the next results of tasks you sent, or the result of one",
         wait=drain_waiting,
-        summary="Drain the next results of tasks you sent, or the result of one",
     ),
-    ApiOperation(
-        kind="renew_a2a_lease",
-        method="POST",
-        path="/a2a/tasks/{task_id}/renew",
-        request=LeaseRequest,
-        answer=LeaseRenewedAnswer,
-        run=renew,
-        summary="Say that a leased task is still being worked on",
+    operation_row(
+        "POST", "/a2a/tasks/{task_id}/renew", renew_a2a_lease, "Say that a leased task is still being worked on"
     ),
-    ApiOperation(
-        kind="release_a2a_lease",
-        method="POST",
-        path="/a2a/tasks/{task_id}/release",
-        request=ReleaseLease,
-        answer=LeaseReleasedAnswer,
-        run=release,
-        summary="Give back a leased task that was not started",
+    operation_row(
+        "POST", "/a2a/tasks/{task_id}/release", release_a2a_lease, "Give back a leased task that was not started"
     ),
-    ApiOperation(
-        kind="withdraw_a2a_request",
-        method="POST",
-        path="/a2a/withdraw",
-        request=WithdrawRequest,
-        answer=RequestWithdrawnAnswer,
-        run=withdraw,
-        summary="Call off a receive or drain by its request id, and give back what it was given",
+    operation_row(
+        "POST",
+        "/a2a/withdraw",
+        withdraw_a2a_request,
+        "Call off a receive or drain by its request id, and give back what it was given",
     ),
-    ApiOperation(
-        kind="update_a2a_task",
-        method="POST",
-        path="/a2a/tasks/{task_id}/updates",
-        request=UpdateTask,
-        answer=TaskUpdatedAnswer,
-        run=update,
-        summary="Report a status, an artifact chunk or a message of a leased task",
+    operation_row(
+        "POST",
+        "/a2a/tasks/{task_id}/updates",
+        update_a2a_task,
+        "Report a status, an artifact chunk or a message of a leased task",
     ),
-    ApiOperation(
-        kind="cancel_a2a_task",
-        method="POST",
-        path="/a2a/tasks/{task_id}/cancel",
-        request=CancelTaskRequest,
-        answer=TaskCanceled,
-        run=cancel,
-        summary="Cancel a task you sent",
-    ),
+    operation_row("POST", "/a2a/tasks/{task_id}/cancel", cancel_a2a_task, "Cancel a task you sent"),
 )

@@ -80,20 +80,22 @@ def operation_row(
     path: str,
     run: Callable[..., Any],
     summary: str,
-    status: int = 200,
     *,
+    status: int = 200,
+    frame: type[Wrapped] | None = None,
     wait: Callable[..., Any] | None = None,
 ) -> AnyApiOperation:
-    """Named after what runs it, which also says what is asked and answered."""
-    types = get_type_hints(run)
+    """Named after what runs it, whose annotations say what is asked and answered."""
+    _services, _caller, request, answer = get_type_hints(run).values()
     return ApiOperation(
         kind=run.__name__,
         method=method,
         path=path,
-        request=types["request"],
-        answer=types["return"],
+        request=request,
+        answer=answer,
         run=run,
-        wait=wait,
         summary=summary,
+        frame=frame,
+        wait=wait,
         status=status,
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer
+from covenant.doors.operator_api.answers import ApiAnswer, fill, fit
 from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
-from covenant.doors.operator_api.paging import fit
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.errors import Conflict, Invalid
@@ -18,8 +17,95 @@ from covenant.model.peers.delegation import Delegation, LoggedMessage
 from covenant.model.peers.delegation_messages import Profile
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
-from covenant.wire import operator_requests as asked
-from covenant.wire.operator_requests import PeerLimitsInput, PendingMessages
+from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
+from covenant.wire.peers import DelegateRequest, DelegationBegun, DelegationEvidence, Named, PendingMessages
+
+PAGE_MAX = 100
+
+
+Page = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
+
+
+Offset = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+PeerBound = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class PeerQuery(Request, frozen=True, kw_only=True, rename="camel"):
+    """The root of these."""
+
+
+class PeerChange(StrictRequest, frozen=True, kw_only=True, rename="camel"):
+    """The root of those that change whom we trust, with what."""
+
+    peer_id: str = ""
+    """Its id, its name, or the beginning of its id."""
+
+
+class ListPeersRequest(PeerQuery, frozen=True, kw_only=True):
+    status: Literal["online", "offline", "unknown"] | None = None
+    trust_level: Trust | None = None
+    limit: Page = 20
+    offset: Offset = 0
+
+
+class AddPeerRequest(StrictRequest, frozen=True, kw_only=True, rename="camel"):
+    """By its address, or by its id alone if it cannot be called and will fetch what there is for it."""
+
+    url: Annotated[str, msgspec.Meta(max_length=2_048)] | None = None
+    id: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
+
+
+class PeerRequest(PeerQuery, frozen=True, kw_only=True):
+    """`peer_id`: its id, its name, or the beginning of its id."""
+
+    peer_id: str = ""
+
+
+class TrustPeerRequest(PeerChange, frozen=True, kw_only=True):
+    trust_level: Trust
+
+
+class PeerLimitsInput(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
+    """What is left out is as the settings say."""
+
+    offers_per_min: PeerBound | None = None
+    concurrent: PeerBound | None = None
+    budget_max: PeerBound | None = None
+
+
+class ChangePeerRequest(PeerChange, frozen=True, kw_only=True):
+    """What is left out stays as it is; limits change together. An empty `url`: it cannot be called any more."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
+    url: Annotated[str, msgspec.Meta(max_length=2_048)] | None = None
+    denied: bool | None = None
+    limits: PeerLimitsInput | None = None
+
+
+class SucceedPeerRequest(PeerChange, frozen=True, kw_only=True):
+    new_id: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class DiscoverPeersRequest(PeerQuery, frozen=True, kw_only=True):
+    timeout_ms: Annotated[int, msgspec.Meta(ge=0, le=30_000)] = 5_000
+
+
+class ShowCapabilitiesRequest(PeerQuery, frozen=True, kw_only=True):
+    """Of a peer; without one, our own."""
+
+    peer_id: Named | None = None
+    fresh: bool = False
+
+
+class ListPeerMessagesRequest(PeerQuery, frozen=True, kw_only=True):
+    peer_id: Named | None = None
+    type: Annotated[str, msgspec.Meta(max_length=32)] | None = None
+    limit: Page = 20
+    offset: Offset = 0
+
 
 ONLINE_MS = 90_000
 """Who was heard of since is there."""
@@ -56,25 +142,19 @@ class PeerShown(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     limits: PeerLimitsInput
     waiting: PendingMessages
 
-    @classmethod
-    def of(cls, peer: Peer, waiting: PendingMessages, now_ms: int) -> PeerShown:
-        return cls(
-            id=peer.id,
-            name=peer.name,
-            url=peer.url,
-            public_key=peer.keys.identity_key if peer.keys is not None else None,
-            trust_level=peer.trust,
-            denied=peer.denied,
-            source=peer.source,
-            status=_presence(peer, waiting, now_ms),
-            last_seen=peer.heard_at_ms or None,
-            added_at_ms=peer.added_at_ms,
-            verified_at_ms=peer.verified_at_ms,
-            conflict=peer.conflict,
-            capabilities=peer.capabilities.profiles if peer.capabilities is not None else (),
-            limits=PeerLimitsInput(**msgspec.structs.asdict(peer.limits)),
-            waiting=waiting,
-        )
+
+def peer_shown(peer: Peer, waiting: PendingMessages, now_ms: int) -> PeerShown:
+    return fill(
+        PeerShown,
+        peer,
+        public_key=peer.keys.identity_key if peer.keys is not None else None,
+        trust_level=peer.trust,
+        status=_presence(peer, waiting, now_ms),
+        last_seen=peer.heard_at_ms or None,
+        capabilities=peer.capabilities.profiles if peer.capabilities is not None else (),
+        limits=fill(PeerLimitsInput, peer.limits),
+        waiting=waiting,
+    )
 
 
 def _presence(peer: Peer, waiting: PendingMessages, now_ms: int) -> Presence:
@@ -133,17 +213,6 @@ class PeerMessageShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, rena
     id: str
     offer_id: str | None = None
 
-    @classmethod
-    def of(cls, logged: LoggedMessage) -> PeerMessageShown:
-        return cls(
-            at_ms=logged.at_ms,
-            direction=logged.direction,
-            peer=logged.peer,
-            type=logged.typ,
-            id=logged.id,
-            offer_id=logged.offer_id,
-        )
-
 
 class PeerMessageList(ApiAnswer, frozen=True, kw_only=True, rename="camel", tag="peer_messages"):
     messages: tuple[PeerMessageShown, ...]
@@ -176,7 +245,7 @@ class PeerOperations(Protocol):
     def config(self) -> dict[str, Any]: ...
 
     async def peers(self) -> Sequence[Peer]: ...
-    async def waiting(self, peer: InstanceId) -> asked.PendingMessages: ...
+    async def waiting(self, peer: InstanceId) -> PendingMessages: ...
     def find(self, named: str) -> Peer: ...
     async def add(
         self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None
@@ -202,7 +271,7 @@ class PeerOperations(Protocol):
         """Candidates, and the ways they are found by."""
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]: ...
-    async def delegate(self, by: AgentId, request: asked.DelegateRequest) -> asked.DelegationBegun: ...
+    async def delegate(self, by: AgentId, request: DelegateRequest) -> DelegationBegun: ...
     async def delegations(self) -> Sequence[Delegation]: ...
     async def standing(self, named: str) -> Delegation: ...
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
@@ -211,121 +280,122 @@ class PeerOperations(Protocol):
     async def cancel(self, by: AgentId, named: str, reason: str) -> Delegation: ...
     async def offer_again(self, by: AgentId, named: str) -> Delegation: ...
     async def force_error(self, by: AgentId, named: str, reason: str) -> Delegation: ...
-    async def evidence(self, named: str) -> asked.DelegationEvidence: ...
+    async def evidence(self, named: str) -> DelegationEvidence: ...
     async def tree(self, named: str) -> TreeNode: ...
     async def messages(self) -> Sequence[LoggedMessage]: ...
 
 
-async def require_peers(office: Services, caller: Principal, what: str) -> PeerOperations:
-    await require_operator(office.ledger, caller, what)
-    if office.peers is None:
+async def require_peers(services: Services, caller: Principal, what: str) -> PeerOperations:
+    await require_operator(services.ledger, caller, what)
+    if services.peers is None:
         raise Conflict(
             "peers_off",
             "this daemon has no peers; set enabled = true under [peers] in its settings.toml, and restart it",
         )
-    return office.peers
+    return services.peers
 
 
-async def _shown(office: Services, desk: PeerOperations, peer: Peer) -> PeerShown:
-    return PeerShown.of(peer, await desk.waiting(peer.id), office.ledger.now_ms())
+async def _shown(services: Services, peers: PeerOperations, peer: Peer) -> PeerShown:
+    return peer_shown(peer, await peers.waiting(peer.id), services.ledger.now_ms())
 
 
-async def list_peers(office: Services, caller: Principal, request: asked.ListPeersRequest) -> PeerList:
-    desk = await require_peers(office, caller, "listing peers")
-    shown = [await _shown(office, desk, peer) for peer in await desk.peers()]
+async def list_peers(services: Services, caller: Principal, request: ListPeersRequest) -> PeerList:
+    peers = await require_peers(services, caller, "listing peers")
+    shown = [await _shown(services, peers, peer) for peer in await peers.peers()]
     found = [
         peer
         for peer in shown
         if request.status in (None, peer.status) and request.trust_level in (None, peer.trust_level)
     ]
     page = found[request.offset : request.offset + request.limit]
-    return PeerList(peers=fit(page), total=len(found), id=desk.id, name=desk.name)
+    return PeerList(peers=fit(page), total=len(found), id=peers.id, name=peers.name)
 
 
-async def add_peer(office: Services, caller: Principal, request: asked.AddPeerRequest) -> PeerAnswer:
-    desk = await require_peers(office, caller, "adding a peer")
+async def add_peer(services: Services, caller: Principal, request: AddPeerRequest) -> PeerAnswer:
+    peers = await require_peers(services, caller, "adding a peer")
     if request.url is None and (request.id is None or request.name is None):
         raise Invalid("invalid_request", "give url; or, for a peer that cannot be called, its id and a name")
-    peer, note = await desk.add(caller.agent, url=request.url, peer_id=request.id, name=request.name)
-    return PeerAnswer(peer=await _shown(office, desk, peer), note=note)
+    peer, note = await peers.add(caller.agent, url=request.url, peer_id=request.id, name=request.name)
+    return PeerAnswer(peer=await _shown(services, peers, peer), note=note)
 
 
-async def show_peer(office: Services, caller: Principal, request: asked.ShowPeerRequest) -> PeerAnswer:
-    desk = await require_peers(office, caller, "showing a peer")
-    return PeerAnswer(peer=await _shown(office, desk, desk.find(request.peer_id)))
+async def show_peer(services: Services, caller: Principal, request: PeerRequest) -> PeerAnswer:
+    peers = await require_peers(services, caller, "showing a peer")
+    return PeerAnswer(peer=await _shown(services, peers, peers.find(request.peer_id)))
 
 
-async def remove_peer(office: Services, caller: Principal, request: asked.RemovePeerRequest) -> PeerRemovedAnswer:
-    desk = await require_peers(office, caller, "removing a peer")
-    removed = await desk.remove(caller.agent, request.peer_id)
-    return PeerRemovedAnswer(id=removed.id, name=removed.name)
+async def remove_peer(services: Services, caller: Principal, request: PeerChange) -> PeerRemovedAnswer:
+    peers = await require_peers(services, caller, "removing a peer")
+    removed = await peers.remove(caller.agent, request.peer_id)
+    return fill(PeerRemovedAnswer, removed)
 
 
-async def trust_peer(office: Services, caller: Principal, request: asked.TrustPeerRequest) -> PeerAnswer:
-    desk = await require_peers(office, caller, "trusting a peer")
-    changed = await desk.change(caller.agent, request.peer_id, trust=request.trust_level)
-    return PeerAnswer(peer=await _shown(office, desk, changed))
+async def trust_peer(services: Services, caller: Principal, request: TrustPeerRequest) -> PeerAnswer:
+    peers = await require_peers(services, caller, "trusting a peer")
+    changed = await peers.change(caller.agent, request.peer_id, trust=request.trust_level)
+    return PeerAnswer(peer=await _shown(services, peers, changed))
 
 
-async def change_peer(office: Services, caller: Principal, request: asked.ChangePeerRequest) -> PeerAnswer:
-    desk = await require_peers(office, caller, "changing a peer")
-    limits = PeerLimits(**msgspec.structs.asdict(request.limits)) if request.limits is not None else None
-    changed = await desk.change(
+async def change_peer(services: Services, caller: Principal, request: ChangePeerRequest) -> PeerAnswer:
+    peers = await require_peers(services, caller, "changing a peer")
+    limits = fill(PeerLimits, request.limits) if request.limits is not None else None
+    changed = await peers.change(
         caller.agent, request.peer_id, name=request.name, url=request.url, denied=request.denied, limits=limits
     )
-    return PeerAnswer(peer=await _shown(office, desk, changed))
+    return PeerAnswer(peer=await _shown(services, peers, changed))
 
 
-async def verify_peer(office: Services, caller: Principal, request: asked.VerifyPeerRequest) -> PeerAnswer:
-    desk = await require_peers(office, caller, "verifying a peer")
-    return PeerAnswer(peer=await _shown(office, desk, await desk.verify(request.peer_id)))
+async def verify_peer(services: Services, caller: Principal, request: PeerRequest) -> PeerAnswer:
+    peers = await require_peers(services, caller, "verifying a peer")
+    return PeerAnswer(peer=await _shown(services, peers, await peers.verify(request.peer_id)))
 
 
-async def succeed_peer(office: Services, caller: Principal, request: asked.SucceedPeerRequest) -> PeerAnswer:
-    desk = await require_peers(office, caller, "vouching for a peer's new identity")
-    peer = await desk.succeed(caller.agent, request.peer_id, request.new_id)
-    return PeerAnswer(peer=await _shown(office, desk, peer))
+async def succeed_peer(services: Services, caller: Principal, request: SucceedPeerRequest) -> PeerAnswer:
+    peers = await require_peers(services, caller, "vouching for a peer's new identity")
+    peer = await peers.succeed(caller.agent, request.peer_id, request.new_id)
+    return PeerAnswer(peer=await _shown(services, peers, peer))
 
 
-async def revoke_peer_tokens(office: Services, caller: Principal, request: asked.RevokePeerRequest) -> TokensRevoked:
-    desk = await require_peers(office, caller, "revoking a peer's tokens")
-    peer = desk.find(request.peer_id)
-    return TokensRevoked(id=peer.id, revoked=await desk.revoke_tokens(caller.agent, peer.id))
+async def revoke_peer_tokens(services: Services, caller: Principal, request: PeerChange) -> TokensRevoked:
+    peers = await require_peers(services, caller, "revoking a peer's tokens")
+    peer = peers.find(request.peer_id)
+    return TokensRevoked(id=peer.id, revoked=await peers.revoke_tokens(caller.agent, peer.id))
 
 
-async def discover_peers(office: Services, caller: Principal, request: asked.DiscoverPeersRequest) -> Discovered:
-    desk = await require_peers(office, caller, "discovering peers")
-    found, ways = await desk.discover(request.timeout_ms / 1000)
+async def discover_peers(services: Services, caller: Principal, request: DiscoverPeersRequest) -> Discovered:
+    peers = await require_peers(services, caller, "discovering peers")
+    found, ways = await peers.discover(request.timeout_ms / 1000)
     return Discovered(discovered=fit(found), ways=tuple(ways))
 
 
 async def peer_capabilities(
-    office: Services, caller: Principal, request: asked.ShowCapabilitiesRequest
+    services: Services, caller: Principal, request: ShowCapabilitiesRequest
 ) -> CapabilitiesAnswer:
-    desk = await require_peers(office, caller, "showing capabilities")
-    name, found = await desk.capabilities(request.peer_id, fresh=request.fresh)
-    shown = {field: getattr(found, field) for field in CapabilitiesShown.__struct_fields__}
-    return CapabilitiesAnswer(peer=name, capabilities=CapabilitiesShown(**shown))
+    peers = await require_peers(services, caller, "showing capabilities")
+    name, found = await peers.capabilities(request.peer_id, fresh=request.fresh)
+    return CapabilitiesAnswer(peer=name, capabilities=fill(CapabilitiesShown, found))
 
 
 async def list_peer_messages(
-    office: Services, caller: Principal, request: asked.ListPeerMessagesRequest
+    services: Services, caller: Principal, request: ListPeerMessagesRequest
 ) -> PeerMessageList:
-    desk = await require_peers(office, caller, "listing messages")
-    peer = desk.find(request.peer_id).id if request.peer_id is not None else None
-    found = [each for each in await desk.messages() if peer in (None, each.peer) and request.type in (None, each.typ)]
+    peers = await require_peers(services, caller, "listing messages")
+    peer = peers.find(request.peer_id).id if request.peer_id is not None else None
+    found = [each for each in await peers.messages() if peer in (None, each.peer) and request.type in (None, each.typ)]
     page = found[request.offset : request.offset + request.limit]
-    return PeerMessageList(messages=tuple(map(PeerMessageShown.of, page)), total=len(found))
+    return PeerMessageList(
+        messages=tuple(fill(PeerMessageShown, each, type=each.typ) for each in page), total=len(found)
+    )
 
 
-async def peer_config(office: Services, caller: Principal, request: asked.ShowConfigRequest) -> ConfigAnswer:  # noqa: ARG001
-    desk = await require_peers(office, caller, "showing the settings of peers")
-    return ConfigAnswer(id=desk.id, name=desk.name, config=desk.config())
+async def peer_config(services: Services, caller: Principal, _: EmptyRequest) -> ConfigAnswer:
+    peers = await require_peers(services, caller, "showing the settings of peers")
+    return ConfigAnswer(id=peers.id, name=peers.name, config=peers.config())
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     operation_row("GET", PEERS, list_peers, "Peers, the oldest first"),
-    operation_row("POST", PEERS, add_peer, "Add another instance as a peer", 201),
+    operation_row("POST", PEERS, add_peer, "Add another instance as a peer", status=201),
     operation_row("GET", PEER, show_peer, "One peer"),
     operation_row("PATCH", PEER, change_peer, "Change a peer's name, address or limits; deny it, or not"),
     operation_row("DELETE", PEER, remove_peer, "Remove a peer"),

@@ -7,15 +7,25 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer
-from covenant.doors.operator_api.operation import AnyApiOperation, ApiOperation, Services
-from covenant.doors.operator_api.paging import fit
+from covenant.doors.operator_api.answers import ApiAnswer, fill, fit, page_limit
+from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
 from covenant.exchange import push as pushes
 from covenant.exchange.access.principals import Principal
-from covenant.model.errors import Invalid
 from covenant.model.ids import TaskId, parse_task_id
 from covenant.model.push import Push
-from covenant.wire.operator_requests import ListPushesRequest, RetryPushRequest
+from covenant.wire.mailbox import Request, Whole
+
+
+class ListPushesRequest(Request, frozen=True, kw_only=True):
+    """`dead`: only those that were given up."""
+
+    limit: Whole | None = None
+    dead: bool | None = None
+
+
+class RetryPushRequest(Request, frozen=True, kw_only=True):
+    task_id: str
+    push_id: str
 
 
 class PushShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -54,55 +64,35 @@ LIMIT: Final = 20
 LIMIT_MAX: Final = 1_000
 
 
-async def list_pushes(office: Services, caller: Principal, request: ListPushesRequest) -> PushList:
-    limit = LIMIT if request.limit is None else request.limit
-    if not 1 <= limit <= LIMIT_MAX:
-        raise Invalid("invalid_limit", f"limit must be between 1 and {LIMIT_MAX}")
-    found = await pushes.outbox(office.ledger, caller, dead=bool(request.dead))
+async def a2a_pushes(services: Services, caller: Principal, request: ListPushesRequest) -> PushList:
+    limit = page_limit(request.limit, LIMIT, most=LIMIT_MAX)
+    found = await pushes.outbox(services.ledger, caller, dead=bool(request.dead))
     dead = sum(push.dead_at_ms is not None for push in found)
     return PushList(count=len(found), dead=dead, pushes=fit([_shown(push) for push in found[:limit]]))
 
 
-async def retry_push(office: Services, caller: Principal, request: RetryPushRequest) -> PushRetried:
-    retried = await pushes.retry(office.ledger, caller, parse_task_id(request.task_id), request.push_id)
+async def retry_a2a_push(services: Services, caller: Principal, request: RetryPushRequest) -> PushRetried:
+    retried = await pushes.retry(services.ledger, caller, parse_task_id(request.task_id), request.push_id)
     return PushRetried(push=_shown(retried))
 
 
 def _shown(push: Push) -> PushShown:
-    address = urlsplit(push.config.url)
-    return PushShown(
-        task_id=push.task_id,
+    return fill(
+        PushShown,
+        push,
         push_id=push.id,
         agent=push.recipient.display,
-        host=address.netloc,
-        made_at_ms=push.made_at_ms,
-        moved_at_ms=push.moved_at_ms,
-        delivered=push.delivered,
-        attempts=push.attempts,
+        host=urlsplit(push.config.url).netloc,
         state="dead" if push.dead_at_ms is not None else "failing" if push.attempts else "live",
         next_ms=push.next_ms or None,
-        failure=push.failure,
-        dead_at_ms=push.dead_at_ms,
     )
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    ApiOperation(
-        kind="a2a_pushes",
-        method="GET",
-        path="/a2a/pushes",
-        request=ListPushesRequest,
-        answer=PushList,
-        run=list_pushes,
-        summary="Push configurations and how their deliveries stand; those given up first",
+    operation_row(
+        "GET", "/a2a/pushes", a2a_pushes, "Push configurations and how their deliveries stand; those given up first"
     ),
-    ApiOperation(
-        kind="retry_a2a_push",
-        method="POST",
-        path="/a2a/pushes/retry",
-        request=RetryPushRequest,
-        answer=PushRetried,
-        run=retry_push,
-        summary="Try the deliveries of a push configuration again, at once",
+    operation_row(
+        "POST", "/a2a/pushes/retry", retry_a2a_push, "Try the deliveries of a push configuration again, at once"
     ),
 )

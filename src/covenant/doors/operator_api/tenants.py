@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer
-from covenant.doors.operator_api.operation import AnyApiOperation, ApiOperation, Services
-from covenant.doors.operator_api.paging import fit
+from covenant.doors.operator_api.answers import ApiAnswer, fill, fit
+from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
 from covenant.exchange.access.principals import Principal
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, ignored_keys, read_agent_definition
 from covenant.model.errors import Invalid
 from covenant.model.ids import AgentId
-from covenant.model.tenants import Tenant, TenantLimits
-from covenant.wire.operator_requests import (
-    AddAgentRequest,
-    AddTenantRequest,
-    ChangeTenantRequest,
-    ListAgentsRequest,
-    ListTenantsRequest,
-    RemoveAgentRequest,
-    RotateTenantRequest,
-    ShowAgentRequest,
-    TenantLimitsInput,
-)
+from covenant.model.tenants import DEFAULT, LIMIT_BYTES_MAX, LIMIT_MAX, Tenant, TenantLimits
+from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
+
+Bound = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
+
+
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_BYTES_MAX)]
+
+
+class TenantLimitsInput(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """0: the daemon's own default."""
+
+    concurrency: Bound = 0
+    rate_per_min: Bound = 0
+    burst: Bound = 0
+    connections: Bound = 0
+    streams: Bound = 0
+    live_tasks: Bound = 0
+    queued_bytes: Bytes = 0
+
+
+class AddTenantRequest(StrictRequest, frozen=True, kw_only=True):
+    name: str
+    limits: TenantLimitsInput | None = None
+
+
+class TenantRequest(StrictRequest, frozen=True, kw_only=True):
+    name: str = ""
+
+
+class ChangeTenantRequest(TenantRequest, frozen=True, kw_only=True):
+    """What is left out stays as it is; limits change together."""
+
+    disabled: bool | None = None
+    limits: TenantLimitsInput | None = None
+
+
+class ListAgentsRequest(Request, frozen=True, kw_only=True):
+    tenant: str = DEFAULT
+
+
+class AgentRequest(Request, frozen=True, kw_only=True):
+    tenant: str = DEFAULT
+    agent_id: str = ""
+
+
+class AddAgentRequest(StrictRequest, frozen=True, kw_only=True):
+    """`agent_def` is the definition. With `replace` it takes the place of the stored one with its id."""
+
+    agent_def: dict[str, Any]
+    tenant: str = DEFAULT
+    replace: bool | None = None
 
 
 class TenantShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -79,18 +118,8 @@ class AgentShown(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     @classmethod
     def of(cls, agent: CatalogueAgent) -> AgentShown:
         made = agent.definition
-        return cls(
-            id=made.id,
-            name=made.name,
-            role=made.role,
-            kind=made.kind,
-            model=made.model,
-            source=agent.source,
-            created_at_ms=agent.created_at_ms,
-            updated_at_ms=agent.updated_at_ms,
-            agent_def=made,
-            ignored=ignored_keys(made),
-        )
+        of_agent = {name: getattr(agent, name) for name in ("source", "created_at_ms", "updated_at_ms")}
+        return fill(cls, made, agent_def=made, ignored=ignored_keys(made), **of_agent)
 
 
 class AgentList(ApiAnswer, frozen=True, kw_only=True, tag="agent_list"):
@@ -121,145 +150,79 @@ TENANTS: Final = "/v1/admin/tenants"
 AGENTS: Final = "/v1/admin/tenants/{tenant}/agents"
 
 
-def _shown(office: Services, tenant: Tenant) -> TenantShown:
-    return TenantShown(
-        name=tenant.name,
-        token_prefix=tenant.token_prefix,
-        created_at_ms=tenant.created_at_ms,
-        disabled=tenant.disabled_at_ms is not None,
-        disabled_at_ms=tenant.disabled_at_ms,
-        limits=tenant.limits,
-        agents=len(office.catalogue.agents(tenant.name)),
-    )
+def _shown(services: Services, tenant: Tenant) -> TenantShown:
+    disabled, agents = tenant.disabled_at_ms is not None, len(services.catalogue.agents(tenant.name))
+    return fill(TenantShown, tenant, disabled=disabled, agents=agents)
 
 
 def _limits(given: TenantLimitsInput | None) -> TenantLimits | None:
-    return TenantLimits(**msgspec.structs.asdict(given)) if given is not None else None
+    return fill(TenantLimits, given) if given is not None else None
 
 
-async def add_tenant(office: Services, caller: Principal, request: AddTenantRequest) -> TenantAdded:
-    minted = await office.tenancy.add(caller, request.name, _limits(request.limits))
-    return TenantAdded(tenant=_shown(office, minted.tenant), token=minted.token)
+async def add_tenant(services: Services, caller: Principal, request: AddTenantRequest) -> TenantAdded:
+    minted = await services.tenancy.add(caller, request.name, _limits(request.limits))
+    return TenantAdded(tenant=_shown(services, minted.tenant), token=minted.token)
 
 
-async def list_tenants(office: Services, caller: Principal, _: ListTenantsRequest) -> TenantList:
-    found = await office.tenancy.list(caller)
-    return TenantList(tenants=fit([_shown(office, tenant) for tenant in found]))
+async def list_tenants(services: Services, caller: Principal, _: EmptyRequest) -> TenantList:
+    found = await services.tenancy.list(caller)
+    return TenantList(tenants=fit([_shown(services, tenant) for tenant in found]))
 
 
-async def change_tenant(office: Services, caller: Principal, request: ChangeTenantRequest) -> TenantChanged:
+async def change_tenant(services: Services, caller: Principal, request: ChangeTenantRequest) -> TenantChanged:
     if request.disabled is None and request.limits is None:
         raise Invalid("invalid_request", "give disabled, limits, or both")
-    changed = await office.tenancy.change(
+    changed = await services.tenancy.change(
         caller, request.name, disabled=request.disabled, limits=_limits(request.limits)
     )
-    return TenantChanged(tenant=_shown(office, changed))
+    return TenantChanged(tenant=_shown(services, changed))
 
 
-async def rotate_tenant(office: Services, caller: Principal, request: RotateTenantRequest) -> TenantRotated:
-    minted = await office.tenancy.rotate(caller, request.name)
-    return TenantRotated(tenant=_shown(office, minted.tenant), token=minted.token)
+async def rotate_tenant(services: Services, caller: Principal, request: TenantRequest) -> TenantRotated:
+    minted = await services.tenancy.rotate(caller, request.name)
+    return TenantRotated(tenant=_shown(services, minted.tenant), token=minted.token)
 
 
-async def add_agent(office: Services, caller: Principal, request: AddAgentRequest) -> AgentAdded:
-    acting = await office.tenancy.acting(caller, request.tenant)
+async def add_agent(services: Services, caller: Principal, request: AddAgentRequest) -> AgentAdded:
+    acting = await services.tenancy.acting(caller, request.tenant)
     definition = read_agent_definition(request.agent_def)
-    put = office.catalogue.replace if request.replace else office.catalogue.store
+    put = services.catalogue.replace if request.replace else services.catalogue.store
     return AgentAdded(tenant=request.tenant, agent=AgentShown.of(await put(acting, definition)))
 
 
-async def list_agents(office: Services, caller: Principal, request: ListAgentsRequest) -> AgentList:
-    acting = await office.tenancy.acting(caller, request.tenant)
-    found = await office.catalogue.list(acting.tenant.name)
+async def list_agents(services: Services, caller: Principal, request: ListAgentsRequest) -> AgentList:
+    acting = await services.tenancy.acting(caller, request.tenant)
+    found = await services.catalogue.list(acting.tenant.name)
     return AgentList(tenant=request.tenant, count=len(found), agents=fit([AgentShown.of(agent) for agent in found]))
 
 
-async def show_agent(office: Services, caller: Principal, request: ShowAgentRequest) -> AgentAnswer:
-    acting = await office.tenancy.acting(caller, request.tenant)
-    agent = await office.catalogue.show(acting.tenant.name, request.agent_id)
-    identity = office.catalogue.identity(request.tenant, agent.id)
+async def show_agent(services: Services, caller: Principal, request: AgentRequest) -> AgentAnswer:
+    acting = await services.tenancy.acting(caller, request.tenant)
+    agent = await services.catalogue.show(acting.tenant.name, request.agent_id)
+    identity = services.catalogue.identity(request.tenant, agent.id)
     return AgentAnswer(tenant=request.tenant, agent=AgentShown.of(agent), identity=identity)
 
 
-async def remove_agent(office: Services, caller: Principal, request: RemoveAgentRequest) -> AgentRemovedAnswer:
-    acting = await office.tenancy.acting(caller, request.tenant)
-    removed = await office.catalogue.remove(acting, request.agent_id)
+async def remove_agent(services: Services, caller: Principal, request: AgentRequest) -> AgentRemovedAnswer:
+    acting = await services.tenancy.acting(caller, request.tenant)
+    removed = await services.catalogue.remove(acting, request.agent_id)
     return AgentRemovedAnswer(tenant=request.tenant, agent_id=removed.id)
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    ApiOperation(
-        kind="add_tenant",
-        method="POST",
-        path=TENANTS,
-        request=AddTenantRequest,
-        answer=TenantAdded,
-        run=add_tenant,
-        summary="Add a tenant and mint its token",
-        status=201,
+    operation_row("POST", TENANTS, add_tenant, "Add a tenant and mint its token", status=201),
+    operation_row("GET", TENANTS, list_tenants, "All tenants, the oldest first"),
+    operation_row("PATCH", f"{TENANTS}/{{name}}", change_tenant, "Disable or enable a tenant, or change its limits"),
+    operation_row(
+        "POST", f"{TENANTS}/{{name}}/rotate-token", rotate_tenant, "Replace a tenant's token; the old one ends at once"
     ),
-    ApiOperation(
-        kind="list_tenants",
-        method="GET",
-        path=TENANTS,
-        request=ListTenantsRequest,
-        answer=TenantList,
-        run=list_tenants,
-        summary="All tenants, the oldest first",
+    operation_row("POST", AGENTS, add_agent, "Store an agent for a tenant", status=201),
+    operation_row(
+        "GET",
+        AGENTS,
+        list_agents,
+        "A tenant's agents: index, those of code and files, then the stored ones, the oldest first",
     ),
-    ApiOperation(
-        kind="change_tenant",
-        method="PATCH",
-        path=f"{TENANTS}/{{name}}",
-        request=ChangeTenantRequest,
-        answer=TenantChanged,
-        run=change_tenant,
-        summary="Disable or enable a tenant, or change its limits",
-    ),
-    ApiOperation(
-        kind="rotate_tenant",
-        method="POST",
-        path=f"{TENANTS}/{{name}}/rotate-token",
-        request=RotateTenantRequest,
-        answer=TenantRotated,
-        run=rotate_tenant,
-        summary="Replace a tenant's token; the old one ends at once",
-    ),
-    ApiOperation(
-        kind="add_agent",
-        method="POST",
-        path=AGENTS,
-        request=AddAgentRequest,
-        answer=AgentAdded,
-        run=add_agent,
-        summary="Store an agent for a tenant",
-        status=201,
-    ),
-    ApiOperation(
-        kind="list_agents",
-        method="GET",
-        path=AGENTS,
-        request=ListAgentsRequest,
-        answer=AgentList,
-        run=list_agents,
-        summary="A tenant's agents: index, those of code and files, then the stored ones, the oldest first",
-    ),
-    ApiOperation(
-        kind="show_agent",
-        method="GET",
-        path=f"{AGENTS}/{{agent_id}}",
-        request=ShowAgentRequest,
-        answer=AgentAnswer,
-        run=show_agent,
-        summary="One agent of a tenant",
-    ),
-    ApiOperation(
-        kind="remove_agent",
-        method="DELETE",
-        path=f"{AGENTS}/{{agent_id}}",
-        request=RemoveAgentRequest,
-        answer=AgentRemovedAnswer,
-        run=remove_agent,
-        summary="Remove a stored agent; its tasks stay",
-    ),
+    operation_row("GET", f"{AGENTS}/{{agent_id}}", show_agent, "One agent of a tenant"),
+    operation_row("DELETE", f"{AGENTS}/{{agent_id}}", remove_agent, "Remove a stored agent; its tasks stay"),
 )
