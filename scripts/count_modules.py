@@ -87,7 +87,7 @@ def count(found: list[Module]) -> list[Row]:
         ),
         _listed("modules named by a gerund or a metaphor", filter(_is_riddle, named), 0),
         _listed("modules with one importer, outside the CLI", _closets(found), 40),
-        _listed("modules of the CLI", (module for module in found if ".cli" in module.name), 16),
+        _listed("modules of the CLI", (module for module in found if _is_cli(module)), 16),
     ]
 
 
@@ -109,13 +109,17 @@ def _is_riddle(module: Module) -> bool:
     return any(word in METAPHORS for word in words) or (words[-1].endswith("ing") and words[-1] not in FIELD_WORDS)
 
 
+def _is_cli(module: Module) -> bool:
+    return module.name.split(".")[1:2] == ["cli"]
+
+
 def _closets(found: list[Module]) -> Iterator[Module]:
     importers: dict[str, set[str]] = defaultdict(set)
     for module in found:
         for imported in module.imports:
             importers[imported].add(module.name)
     for module in found:
-        if module.path.stem != "__init__" and ".cli" not in module.name and len(importers[module.name]) == 1:
+        if module.path.stem != "__init__" and not _is_cli(module) and len(importers[module.name]) == 1:
             yield module
 
 
