@@ -60,7 +60,9 @@ def repair(decide: DecisionContext, command: Repair) -> RepairOutcome:
                 posture=wanted.duplicate_risk,
                 action="requeue",
             )
-            return RepairOutcome(task_id=task_id, action="requeued", state=State.QUEUED, attempt=lease.attempt)
+            return RepairOutcome(
+                task_id=task_id, action="requeued", state=State.QUEUED.wire_name, attempt=lease.attempt
+            )
         case ForceError():
             result = error_result(task_id, wanted.message)
             result = end(
@@ -76,7 +78,7 @@ def repair(decide: DecisionContext, command: Repair) -> RepairOutcome:
             return RepairOutcome(
                 task_id=task_id,
                 action="forced_error",
-                state=State.SETTLED,
+                state=State.SETTLED.wire_name,
                 attempt=lease.attempt,
                 result=result,
             )
