@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices, check_version
+from covenant.doors.a2a.operations import A2ACall, A2AOperation, A2AServices
 from covenant.doors.http.bearer_auth import TenantGate, address
 from covenant.doors.http.request_body import AnonymousPool, body_at_hand, read_body
 from covenant.doors.metrics import Meter
@@ -24,8 +24,9 @@ from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import SendMessage
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.call_context import Hop
+from covenant.model.errors import Invalid
 from covenant.model.tenants import DEFAULT
-from covenant.wire.a2a.dialects import Dialect
+from covenant.wire.a2a.dialects import V03, V1, Dialect
 from covenant.wire.call_headers import (
     CHAIN_HEADER,
     DEADLINE_HEADER,
@@ -47,6 +48,8 @@ _HOP: Final = frozenset(
     name.encode() for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)
 )
 _NO_HOP: Final = Hop()
+_ALWAYS: Final = ("1.0", "")
+_VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: frozenset({*_ALWAYS, "1", "0.3"})}
 
 
 class Headers:
@@ -223,3 +226,16 @@ def hop_of(request: SendMessage, headers: Headers) -> Hop | None:
         return None
     hop = read_call_context({**(outer or {}), **(inner or {})}, said)
     return hop if hop != _NO_HOP else None
+
+
+def check_version(version: str, dialect: Dialect) -> None:
+    """`A2A-Version` as it was said: Major.Minor, and any patch after it is no matter."""
+    if version in _ALWAYS:
+        return
+    said = version.strip()
+    if said in _VERSIONS[dialect]:
+        return
+    numbers = said.split(".")
+    if len(numbers) == 3 and numbers[2].isdigit() and ".".join(numbers[:2]) in _VERSIONS[dialect]:
+        return
+    raise Invalid("version_not_supported", f"version {said[:20]!r} is not spoken here; ask for 1.0")

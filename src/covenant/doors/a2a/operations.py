@@ -16,7 +16,7 @@ from starlette.types import Scope
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.tenants import unauthenticated
 from covenant.exchange.tasks.task_stream import TaskStream
-from covenant.model.errors import Conflict, Invalid
+from covenant.model.errors import Conflict
 from covenant.model.task_view import TaskView
 from covenant.wire.a2a.dialects import V03, V1, Dialect
 from covenant.wire.a2a.request_decoder import Params, RequestDecoder
@@ -224,19 +224,3 @@ METHODS: Final[dict[str, RpcMethod]] = {
     **{each.name: RpcMethod(each, V1, each.decode(V1.requests)) for each in OPERATIONS},
     **{each.slash: RpcMethod(each, V03, each.decode(V03.requests)) for each in OPERATIONS},
 }
-
-_ALWAYS: Final = ("1.0", "")
-_VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: frozenset({*_ALWAYS, "1", "0.3"})}
-
-
-def check_version(version: str, dialect: Dialect) -> None:
-    """`A2A-Version` as it was said: Major.Minor, and any patch after it is no matter."""
-    if version in _ALWAYS:
-        return
-    said = version.strip()
-    if said in _VERSIONS[dialect]:
-        return
-    numbers = said.split(".")
-    if len(numbers) == 3 and numbers[2].isdigit() and ".".join(numbers[:2]) in _VERSIONS[dialect]:
-        return
-    raise Invalid("version_not_supported", f"version {said[:20]!r} is not spoken here; ask for 1.0")

@@ -77,6 +77,8 @@ class IdentityAuth:
         self._ledger = ledger
         self._operator = operator
         self._sessions: dict[str, set[Callable[[], None]]] = {}
+        self.on_revoked: list[Callable[[str], None]] = []
+        """Each is told the hash of a token that nobody may use any more."""
         self._budget = AuditBudget()
 
     def recognise(self, token: str) -> Principal | None:
@@ -111,25 +113,20 @@ class IdentityAuth:
     @contextmanager
     def session(self, principal: Principal, end: Callable[[], None]) -> Iterator[None]:
         """While a connection or wait of this caller is open: `end` is called if its token is revoked."""
-        self.open_session(principal.token_sha256, end)
+        ends = self._sessions.setdefault(principal.token_sha256, set())
+        ends.add(end)
         try:
             yield
         finally:
-            self.close_session(principal.token_sha256, end)
-
-    def open_session(self, token_sha256: str, end: Callable[[], None]) -> None:
-        self._sessions.setdefault(token_sha256, set()).add(end)
-
-    def close_session(self, token_sha256: str, end: Callable[[], None]) -> None:
-        ends = self._sessions.get(token_sha256)
-        if ends is not None:
             ends.discard(end)
             if not ends:
-                del self._sessions[token_sha256]
+                self._sessions.pop(principal.token_sha256, None)
 
     def end_sessions(self, token_sha256: str) -> None:
         for end in tuple(self._sessions.get(token_sha256, ())):
             end()
+        for revoked in self.on_revoked:
+            revoked(token_sha256)
 
 
 async def require_operator(ledger: Ledger, principal: Principal, what: str, *, action: str | None = None) -> None:

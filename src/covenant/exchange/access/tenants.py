@@ -64,7 +64,9 @@ class TenantAccess:
         self._ledger = ledger
         self._operator = operator
         self._doorkeeper = doorkeeper
-        self._ends: dict[str, set[Callable[[], None]]] = {}
+        self._sessions: dict[str, dict[Callable[[], None], str]] = {}
+        """By tenant: how each is ended, and the token that it was opened with."""
+        doorkeeper.on_revoked.append(self._end_token)
 
     async def open(self) -> None:
         """See to it that the first tenant is there. It has no token of its own until one is made by rotating."""
@@ -124,18 +126,21 @@ class TenantAccess:
         return TenantSession(self, caller, end)
 
     def open_session(self, caller: Caller, end: Callable[[], None]) -> None:
-        self._ends.setdefault(caller.tenant.name, set()).add(end)
-        self._doorkeeper.open_session(caller.token_sha256, end)
-        if not caller.anonymous and self._caller(caller.token_sha256) is None:
+        self._sessions.setdefault(caller.tenant.name, {})[end] = caller.token_sha256
+        if not caller.anonymous and not self.still(caller) and self._caller(caller.token_sha256) is None:
             end()
 
     def close_session(self, caller: Caller, end: Callable[[], None]) -> None:
-        self._doorkeeper.close_session(caller.token_sha256, end)
-        ends = self._ends.get(caller.tenant.name)
-        if ends is not None:
-            ends.discard(end)
-            if not ends:
-                del self._ends[caller.tenant.name]
+        sessions = self._sessions[caller.tenant.name]
+        del sessions[end]
+        if not sessions:
+            del self._sessions[caller.tenant.name]
+
+    def _end_token(self, token_sha256: str) -> None:
+        for sessions in tuple(self._sessions.values()):
+            for end, token in tuple(sessions.items()):
+                if token == token_sha256:
+                    end()
 
     def tenant(self, name: str) -> Tenant | None:
         return self._ledger.tenant(name)
@@ -182,7 +187,7 @@ class TenantAccess:
         command = ChangeTenant(by=principal.agent, name=name, disabled=disabled, limits=checked)
         tenant = await self._ledger.commit(command)
         if tenant.disabled_at_ms is not None:
-            for end in tuple(self._ends.get(name, ())):
+            for end in tuple(self._sessions.get(name, ())):
                 end()
         return tenant
 

@@ -39,20 +39,29 @@ def _may_be_snake(data: bytes) -> bool:
 class ParamsReader:
     """How one kind of params is read: fast where it is spelled as we would, else by spelling it so first."""
 
-    __slots__ = ("_decoder", "_kind", "_spellings")
+    __slots__ = ("_decode", "_decoder", "_kind", "_snake")
 
     def __init__(self, kind: type[msgspec.Struct], *, snake: bool = True) -> None:
+        """`snake`: names may be in snake_case."""
         self._kind = kind
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
-        self._spellings = snake
+        self._decode = self._decoder.decode
+        self._snake = snake
 
     def read(self, params: bytes | msgspec.Raw) -> Any:
         data = bytes(params) or b"{}"
+        plain = not (self._snake and _may_be_snake(data))
+        # Every level takes two brackets: so few cannot be nested too deeply.
+        if plain and (len(data) <= 2 * TOLD_NESTING_MAX or data.count(b"{") + data.count(b"[") <= TOLD_NESTING_MAX):
+            try:
+                return self._decode(data)
+            except (ValueError, RecursionError):
+                pass  # what is wrong is said below
         try:
-            if self._spellings and _may_be_snake(data):
-                spelled = in_camel_case(parse(_any, data, TOLD_NESTING_MAX), self._kind, "")
-                return msgspec.convert(spelled, self._kind)
-            return parse(self._decoder, data, TOLD_NESTING_MAX)
+            if plain:
+                return parse(self._decoder, data, TOLD_NESTING_MAX)
+            spelled = in_camel_case(parse(_any, data, TOLD_NESTING_MAX), self._kind, "")
+            return msgspec.convert(spelled, self._kind)
         except msgspec.ValidationError as wrong:
             raise invalid_field(wrong) from None
 
