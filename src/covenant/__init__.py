@@ -38,43 +38,35 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Agent": "covenant.agents.api",
-    "AgentId": "covenant.model.ids",
-    "Answer": "covenant.agents.runtime.agent_calls",
-    "Call": "covenant.agents.runtime.agent_calls",
-    "CallLimit": "covenant.agents.runtime.agent_calls",
-    "Client": "covenant.client",
-    "ForceError": "covenant.model.retry_policy",
-    "Hop": "covenant.model.call_context",
-    "Idempotency": "covenant.model.task",
-    "Json": "covenant.model.content",
-    "Mailbox": "covenant.mailbox",
-    "Remote": "covenant.outbound.remote.remote_client",
-    "RemoteError": "covenant.outbound.call_errors",
-    "Reply": "covenant.outbound.remote.remote_task",
-    "NotEnough": "covenant.agents.runtime.agent_calls",
-    "Requeue": "covenant.model.retry_policy",
-    "Result": "covenant.model.result",
-    "Skill": "covenant.model.agent_definition",
-    "SyncTurn": "covenant.agents.api",
-    "Task": "covenant.model.task",
-    "Text": "covenant.model.content",
-    "Turn": "covenant.agents.api",
-    "Worker": "covenant.worker",
-    "connect": "covenant.daemon.connect",
-    "local_agent": "covenant.mailbox",
+_NAMES = {
+    "covenant.agents.api": "Agent SyncTurn Turn",
+    "covenant.agents.runtime.agent_calls": "Answer Call CallLimit NotEnough",
+    "covenant.client": "Client",
+    "covenant.daemon.connect": "connect",
+    "covenant.mailbox": "Mailbox local_agent",
+    "covenant.model.agent_definition": "Skill",
+    "covenant.model.call_context": "Hop",
+    "covenant.model.content": "Json Text",
+    "covenant.model.ids": "AgentId",
+    "covenant.model.result": "Result",
+    "covenant.model.retry_policy": "ForceError Requeue",
+    "covenant.model.task": "Idempotency Task",
+    "covenant.outbound.call_errors": "RemoteError",
+    "covenant.outbound.remote.remote_client": "Remote",
+    "covenant.outbound.remote.remote_task": "Reply",
+    "covenant.worker": "Worker",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [*_HOMES]  # noqa: PLE0604  (a list of strings, which the rule cannot see)
+__all__ = [*_MODULES]  # noqa: PLE0604  (a list of strings, which the rule cannot see)
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'covenant' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

@@ -35,6 +35,7 @@ from covenant.model.errors import (
     Unavailable,
 )
 from covenant.model.ids import LeaseId, TaskId
+from covenant.model.rate_limits import Backoff
 from covenant.model.result import Result
 from covenant.model.task import Task
 from covenant.model.task_event import MessageUpdate, Update
@@ -47,8 +48,9 @@ A = TypeVar("A")
 CALL_S: Final = 30.0
 WITHDRAW_S: Final = 5.0
 """How long a cancelled call may take to give back what it was given."""
-PAUSE_S: Final = (0.2, 5.0)
-"""Between two tries of what failed on its way: the first, and the longest."""
+BETWEEN_TRIES: Final = Backoff(0.2, 5.0)
+RETRY_S_MAX: Final = 24 * 3_600.0
+"""How long a call that fails on its way is tried again."""
 
 _BY_STATUS: Final[Mapping[int, type[Refusal]]] = {
     kind.status: kind
@@ -173,7 +175,7 @@ class Client:
         return found[0] if found else None
 
     async def _receive(self, path: str, query: Mapping[str, Any], answer: type[A], request_id: str | None) -> A:
-        """Under a request id in any case: by it the daemon knows what a call was given that nobody heard the end of."""
+        """Every receive has a request id: by it the daemon knows what it gave to a call whose answer was lost."""
         import httpx2  # noqa: PLC0415  (as above)
 
         params = {**query, "request_id": request_id or str(uuid.uuid4())}
@@ -182,17 +184,17 @@ class Client:
             return self._read(await self._opened().get(path, params=params, timeout=timeout_s), answer)
         except (asyncio.CancelledError, httpx2.TransportError):
             if request_id is None:
-                await see_through(self.abandon(params["request_id"]))
+                await finish_despite_cancel(self.abandon(params["request_id"]))
             raise
 
     async def abandon(self, request_id: str) -> None:
-        """Withdraw a request within a few seconds. Says nothing if the daemon cannot be reached meanwhile."""
+        """Withdraw a request within a few seconds, or give up quietly if the daemon cannot be reached."""
         import httpx2  # noqa: PLC0415  (as above)
 
         # A daemon that cannot be reached keeps what it gave: an operator sees the lease.
         with suppress(httpx2.TransportError, Refusal, TimeoutError):
             async with asyncio.timeout(WITHDRAW_S):
-                await insisted(lambda: self.withdraw(request_id))
+                await retry(lambda: self.withdraw(request_id))
 
     async def _post(self, path: str, body: Any, answer: type[A] | None) -> A:
         response = await self._opened().post(path, content=msgspec.json.encode(body), timeout=CALL_S)
@@ -220,8 +222,8 @@ def refusal_of(status: int, body: bytes) -> Refusal:
     return kind(error.code, error.message, retry_after_ms=error.retry_after_ms)
 
 
-async def see_through(work: Coroutine[Any, Any, None]) -> None:
-    """To its end, however often somebody cancels. For work that is bounded, and on which a lease hangs."""
+async def finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end, however often somebody cancels. For work that is bounded, and on which a lease hangs."""
     doing = asyncio.create_task(work)
     while not doing.done():
         with suppress(asyncio.CancelledError):
@@ -230,15 +232,18 @@ async def see_through(work: Coroutine[Any, Any, None]) -> None:
         doing.result()
 
 
-async def insisted(call: Callable[[], Awaitable[A]]) -> A:
-    """Repeat what failed on its way, or was refused for the moment. What it repeats must be safe to repeat."""
+async def retry(call: Callable[[], Awaitable[A]]) -> A:
+    """Repeat a call that failed on its way, or was refused for the moment. It must be safe to repeat."""
     import httpx2  # noqa: PLC0415  (as above)
 
-    pause_s, longest_s = PAUSE_S
+    loop, failures = asyncio.get_running_loop(), 0
+    give_up_s = loop.time() + RETRY_S_MAX
     while True:
         try:
             return await call()
-        except (httpx2.TransportError, OverLimit, Unavailable) as trouble:
-            wait_ms = trouble.retry_after_ms if isinstance(trouble, Refusal) else None
-            await asyncio.sleep(wait_ms / 1000 if wait_ms is not None else pause_s)
-            pause_s = min(2 * pause_s, longest_s)
+        except (httpx2.TransportError, OverLimit, Unavailable) as failure:
+            if loop.time() > give_up_s:
+                raise
+            failures += 1
+            wait_ms = failure.retry_after_ms if isinstance(failure, Refusal) else None
+            await asyncio.sleep(wait_ms / 1000 if wait_ms is not None else BETWEEN_TRIES.pause(failures))

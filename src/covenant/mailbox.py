@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.mailbox import MailboxLimits, check_repair, check_request_id, check_size, check_task
 from covenant.exchange.tasks.content_checks import check_blocks
@@ -44,17 +44,9 @@ LIMITS: Final = MailboxLimits()
 WAIT_MS: Final = 60_000
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
-
-
 @checks_arguments
 def local_agent(display: str) -> AgentId:
-    """Who, inside one process: a key made of the name stands for one that nobody needs to hold."""
+    """An agent of this process. Its key is derived from its name: nobody needs to hold one."""
     return AgentId(check_display(display), PublicKey(base58(hashlib.sha256(display.encode()).digest())))
 
 
@@ -73,7 +65,7 @@ class Mailbox:
     @asynccontextmanager
     async def open(home: str | Path, *, durability: Durability = "fsync") -> AsyncIterator[Mailbox]:
         """The mailbox kept in a folder, which is made if it is not there."""
-        ledger = await open_ledger(Path(home), clock=_now_ms, monotonic_ms=_monotonic_ms, durability=durability)
+        ledger = await open_ledger(Path(home), clock=now_ms, monotonic_ms=monotonic_ms, durability=durability)
         try:
             yield Mailbox(ledger)
         finally:
@@ -83,7 +75,7 @@ class Mailbox:
     @asynccontextmanager
     async def memory() -> AsyncIterator[Mailbox]:
         """A mailbox that ends with the process: for tests and try-outs."""
-        ledger = await memory_ledger(clock=_now_ms, monotonic_ms=_monotonic_ms)
+        ledger = await memory_ledger(clock=now_ms, monotonic_ms=monotonic_ms)
         try:
             yield Mailbox(ledger)
         finally:

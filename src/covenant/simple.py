@@ -167,7 +167,7 @@ async def _working(
         sweeper = Sweeper(ledger, operator, log=Log(), interval_ms=SWEEP_MS)
         deps = A2ATaskDeps(SimpleExchange(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)
         running = [asyncio.create_task(workers.run()), asyncio.create_task(sweeper.run())]
-        await asyncio.sleep(0)  # so that the workers is at its place before the first task
+        await asyncio.sleep(0)  # the pool registers its waiters before the first task is sent
         _stores[deps] = None
         try:
             yield deps

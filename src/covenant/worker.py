@@ -9,7 +9,7 @@
 
     asyncio.run(worker.run())
 
-What fails on its way is repeated, within bounds, under the same ids. A worker whose lease is lost (the task was
+A call that fails on its way is repeated under the same ids, for up to a day. A worker whose lease is lost (the task was
 canceled, timed out or repaired) hears of it with its next update or heartbeat, and its work is stopped.
 """
 
@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from covenant.client import Client, Posted, Taken, insisted, see_through
+from covenant.client import Client, Posted, Taken, finish_despite_cancel, retry
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid, Refusal, TooLarge, WrongType
@@ -48,7 +48,7 @@ class Job:
         self._chunks = 0
         self._telling = asyncio.Lock()
         self._untold: Update | None = None
-        """The update that is on its way, or whose caller was cancelled before it was known to be taken."""
+        """An update that is on its way, or whose sender was cancelled before the daemon had acknowledged it."""
         self.task = taken.task
         self.lease_id = taken.lease.lease_id
         self.attempt = taken.lease.attempt
@@ -76,7 +76,7 @@ class Job:
 
     async def _tell(self, update: Update) -> None:
         try:
-            await insisted(lambda: self._client.update(self.task.id, self.lease_id, update, self._update_no))
+            await retry(lambda: self._client.update(self.task.id, self.lease_id, update, self._update_no))
         except Refusal:
             self._untold = None
             self._update_no -= 1
@@ -101,7 +101,7 @@ class Job:
 
     @checks_arguments
     async def finish(self, result: Result) -> Posted:
-        return await insisted(lambda: self._client.settle(result, self.lease_id))
+        return await retry(lambda: self._client.settle(result, self.lease_id))
 
     async def renew(self) -> None:
         await self._client.renew(self.task.id, self.lease_id)
@@ -163,21 +163,21 @@ class Worker:
             finally:
                 # A worker that is cancelled may have taken tasks that it has not begun.
                 for request_id in waiting.values():
-                    await see_through(client.abandon(request_id))
+                    await finish_despite_cancel(client.abandon(request_id))
 
     async def _next(self, client: Client, request_id: str) -> Job | None:
         # Under one request id, so that a lost reply costs no lease.
-        taking = asyncio.ensure_future(insisted(lambda: client.take(wait_ms=WAIT_MS, request_id=request_id)))
+        taking = asyncio.ensure_future(retry(lambda: client.take(wait_ms=WAIT_MS, request_id=request_id)))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await see_through(_call_off(client, taking, request_id))
+            await finish_despite_cancel(_call_off(client, taking, request_id))
             raise
         finally:
             stopping.cancel()
         if not taking.done():
-            await see_through(_call_off(client, taking, request_id))
+            await finish_despite_cancel(_call_off(client, taking, request_id))
             return None
         return next((Job(client, taken) for taken in taking.result()), None)
 
@@ -224,7 +224,7 @@ class Worker:
         while True:
             await asyncio.sleep(self._renew_s)
             try:
-                await insisted(job.renew)
+                await retry(job.renew)
             except Refusal as refusal:
                 if refusal.code in OVER:
                     work.cancel()
