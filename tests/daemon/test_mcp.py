@@ -11,7 +11,7 @@ from covenant.daemon.wiring.door_services import make_tools
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.mcp.streamable_http import McpDoor
 from covenant.doors.metrics import Meter
-from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.tenants import TenantLimiter
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
 from covenant.model.mcp_servers import read_mcp_servers
 from covenant.model.tenants import DEFAULT

@@ -24,8 +24,7 @@ from covenant.doors.operator_api.operation import Services
 from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.access.tenants import TenantAccess
+from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
 from covenant.ledger.contract.ledger import Ledger

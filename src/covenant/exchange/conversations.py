@@ -1,4 +1,4 @@
-"""Conversations: conversations of native clients, each with one agent, kept as tasks like everything else.
+"""Conversations of native clients, each with one agent, kept as tasks like everything else.
 
 A conversation is a task of `conversations@<tenant>` that waits for as long as the conversation is open, and is canceled
 when it is deleted. Each message to it is a task of the agent, with the conversation as its parent and a context of its
@@ -14,9 +14,10 @@ import msgspec
 
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.reader import TaskReader, parse_known_id
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import ListQuery
+from covenant.ledger.contract.tasks import ListQuery, TaskScope
 from covenant.ledger.machine.commands import Accept, Advance, Cancel, Starter
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Text
@@ -47,16 +48,16 @@ class Conversations:
         self._ledger = ledger
         self._catalogue = catalogue
         self._new_id = new_id
-        self._views = TaskReader(ledger)
+        self._reader = TaskReader(ledger)
 
     async def create(self, caller: Caller, agent: CatalogueAgent, title: str) -> Conversation:
         tenant = caller.tenant.name
         keeper = self._catalogue.identity(tenant, KEEPER)
-        task = Task(
-            id=TaskId(self._new_id()),
+        task = build_task(
+            TaskId(self._new_id()),
             sender=self._catalogue.client(tenant),
             recipient=keeper,
-            intent_text=title or f"a conversation with {agent.id}",
+            parts=(Text(title or f"a conversation with {agent.id}"),),
             tenant=tenant,
             origin=NATIVE,
             request_metadata={ABOUT: {"agent": agent.id, "title": title}},
@@ -68,7 +69,7 @@ class Conversations:
             waits = StatusUpdate(OPEN, Interruption.INPUT_REQUIRED.value)
             lease_id = accepted.leased.lease.lease_id
             await self._ledger.commit(Advance(task_id=task.id, holder=keeper, lease_id=lease_id, updates=(waits,)))
-        return _thread(await self._view(caller, task.id))
+        return _conversation(await self._view(caller, task.id))
 
     async def list(self, caller: Caller, limit: int, after: str = "") -> tuple[Sequence[Conversation], str]:
         """Those that are open, the newest first, and where the next page begins."""
@@ -80,10 +81,10 @@ class Conversations:
                 limit=limit,
             )
         )
-        return [_thread(view) for steps in listing.tasks if (view := fold(steps)) is not None], listing.next
+        return [_conversation(view) for steps in listing.tasks if (view := fold(steps)) is not None], listing.next
 
     async def get(self, caller: Caller, conversation_id: str) -> Conversation:
-        return _thread(await self._view(caller, conversation_id))
+        return _conversation(await self._view(caller, conversation_id))
 
     async def delete(self, caller: Caller, conversation_id: str) -> None:
         """Ends it. What was said stays in the ledger, as tasks; what is under way goes on."""
@@ -93,18 +94,18 @@ class Conversations:
             Cancel(task_id=view.task.id, recipient=view.task.recipient.pubkey, by=by, reason=f"by {caller.name}")
         )
 
-    async def said(self, caller: Caller, conversation_id: str, limit: int) -> Sequence[TaskView]:
+    async def messages(self, caller: Caller, conversation_id: str, limit: int) -> Sequence[TaskView]:
         """The newest messages with what was answered, the oldest of them first."""
-        thread = await self.get(caller, conversation_id)
-        recipient = self._catalogue.identity(caller.tenant.name, thread.agent).pubkey
-        return await _tasks(self._ledger, recipient, context_of(thread.conversation_id), limit)
+        found = await self.get(caller, conversation_id)
+        recipient = self._catalogue.identity(caller.tenant.name, found.agent).pubkey
+        return await _tasks(self._ledger, recipient, context_of(found.conversation_id), limit)
 
     async def waiting(self, caller: Caller, conversation_id: str, task_id: TaskId) -> TaskView | None:
         """The task that waits for the client's next words, if one does.
 
         Refused while one is under way, unless it is this one, sent again: who is answered must be clear.
         """
-        for view in await self.said(caller, conversation_id, HISTORY_TASKS_MAX):
+        for view in await self.messages(caller, conversation_id, HISTORY_TASKS_MAX):
             if view.task.id == task_id:
                 return None
             if view.state.waits:
@@ -119,7 +120,8 @@ class Conversations:
         """One that is open. What is over, another's or no conversation is not there."""
         try:
             task_id = parse_known_id(conversation_id)
-            view = await self._views.get(task_id, self._catalogue.identity(caller.tenant.name, KEEPER).pubkey)
+            keeper = self._catalogue.identity(caller.tenant.name, KEEPER)
+            view = await self._reader.get(task_id, TaskScope(recipient=keeper.pubkey))
         except NotFound:
             raise unknown_conversation() from None
         if view.state.terminal:
@@ -163,7 +165,7 @@ def _length(message: MessageUpdate) -> int:
     return sum(len(part.text) if isinstance(part, Text) else 1_000 for part in message.parts)
 
 
-def _thread(view: TaskView) -> Conversation:
+def _conversation(view: TaskView) -> Conversation:
     about = (view.task.request_metadata or {}).get(ABOUT, {})
     return Conversation(
         conversation_id=view.task.id,

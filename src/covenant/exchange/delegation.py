@@ -17,21 +17,27 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.tasks.builder import check_message, check_size, text_of
+from covenant.exchange.tasks.builder import (
+    MESSAGE_BYTES_MAX,
+    IdempotencyKey,
+    build_task,
+    check_message,
+    check_size,
+    within_deadline,
+)
 from covenant.exchange.tasks.reader import TaskReader
-from covenant.exchange.tasks.task_start import LocalWorkers, TaskAcceptor
-from covenant.exchange.tasks.task_stream import KEEP_ALIVE_S
+from covenant.exchange.tasks.writer import LocalWorkers, TaskWriter
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.machine.commands import Cancel, CancelOrphans, Continue
+from covenant.ledger.machine.commands import CancelOrphans, Continue
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.call_context import DEFAULT_DEPTH_MAX, check_chain
+from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_chain
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId, uuid_of
 from covenant.model.result import Result
-from covenant.model.task import DELEGATION, ELSEWHERE, PEERS, DuplicateSafety, Idempotency, Target, Task, fingerprint
+from covenant.model.task import DELEGATION, ELSEWHERE, PEERS, Target, Task, fingerprint
 from covenant.model.task_event import MessageUpdate
 from covenant.model.task_view import TaskView, TaskViewBuilder
 from covenant.model.tracing import OFF, Tracer, trace_of, traced
@@ -59,7 +65,7 @@ class DelegationLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     children_max: int = 100
     """Calls of either kind."""
     depth_max: int = DEFAULT_DEPTH_MAX
-    message_bytes_max: int = 1024 * 1024
+    message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -92,7 +98,7 @@ class Delegations:
         self,
         ledger: Ledger,
         catalogue: Catalogue,
-        hands: LocalWorkers,
+        workers: LocalWorkers,
         limits: DelegationLimits | None = None,
         *,
         registered: Callable[[str, str], str | None] = lambda _tenant, _name: None,
@@ -106,8 +112,8 @@ class Delegations:
         self.limits = limits or DelegationLimits()
         self.ledger = ledger
         self._catalogue = catalogue
-        self._beginnings = TaskAcceptor(ledger, hands, tracer)
-        self._views = TaskReader(ledger)
+        self._writer = TaskWriter(ledger, workers, tracer)
+        self._reader = TaskReader(ledger)
         self._registered = registered
         self.peers = peers
 
@@ -160,34 +166,25 @@ class Delegations:
             raise Invalid("text_only", "an agent elsewhere is sent text, and nothing else")
         if idempotent is None:
             idempotent = definition is not None and definition.idempotent
-        plain = len(parts) == 1 and type(parts[0]) is Text and parts[0] == Text(parts[0].text)
-        task = Task(
-            id=task_id,
+        task = build_task(
+            task_id,
             sender=caller,
             recipient=callee.identity,
-            intent_text=text_of(parts),
-            parent=parent.id,
-            idempotency=Idempotency(DuplicateSafety.IDEMPOTENT, task_id) if idempotent else None,
-            parts=() if plain else parts,
-            context_id=parent.context_id or parent.id,
+            parts=parts,
             tenant=tenant_of(caller),
             origin=DELEGATION,
-            depth=depth,
-            chain=chain,
+            hop=Hop(depth=depth, chain=chain),
+            context_id=parent.context_id or parent.id,
+            parent=parent.id,
+            key=IdempotencyKey(task_id, idempotent),
         )
         digest, size = fingerprint(task)
         digest = hashlib.sha256(f"{digest}{callee.name}".encode()).hexdigest()
         check_size(size, self.limits.message_bytes_max)
-        own_ms = definition.turn_timeout_ms if definition is not None else None
-        left_ms = max(1, until_ms - self.ledger.now_ms()) if until_ms is not None else None
-        bounds = [bound for bound in (own_ms, left_ms) if bound is not None]
         # None of this is part of the request: whoever asks again later means the same.
-        task = msgspec.structs.replace(
-            task,
-            deadline_ms=until_ms,
-            timeout_ms=min(bounds) if bounds else None,
-            target=callee.remote,
-        )
+        own_ms = definition.turn_timeout_ms if definition is not None else None
+        task = msgspec.structs.replace(task, deadline_ms=until_ms, timeout_ms=own_ms, target=callee.remote)
+        task = within_deadline(task, None if until_ms is None else until_ms - self.ledger.now_ms())
         return DelegatedTask(traced(task, trace_of(parent)), digest, until_ms)
 
     async def perform(self, asked: DelegatedTask) -> TaskView:
@@ -198,74 +195,45 @@ class Delegations:
         task = asked.task
         with self.ledger.watch(task.id) as watch:
             try:
-                known = (await self._beginnings.accept(task, asked.digest)).duplicate
+                known = (await self._writer.accept(task, asked.digest)).duplicate
             except Refusal as refusal:
                 if refusal.code == "duplicate_task_id":
                     raise Conflict("key_reused", "this key was used for another call of this task") from None
                 raise
-            give_up_ms = self._give_up_ms(asked.until_ms)
-            folder = await self._views.past(task.id) if known else TaskViewBuilder()
-            while not (folder.state.terminal or folder.state.waits):
-                left_s = KEEP_ALIVE_S
-                if give_up_ms is not None:
-                    left_s = min(left_s, (give_up_ms - self.ledger.clock.monotonic_ms()) / 1000)
-                    if left_s <= 0:
-                        await self.cancel(task, "its caller's time is over")
-                        folder = await self._views.past(task.id)
-                        break
-                if watch.cut:
-                    # Too much was said to keep: it is read again when there is something to be read.
-                    return await self._read_on(task.id, give_up_ms)
-                for step in await watch.next(left_s):
-                    if step.generation > folder.generation:
-                        folder.add(step)
-        view = folder.view()
-        assert view is not None, "what was accepted has a first step"
+            builder = await self._reader.past(task.id) if known else TaskViewBuilder()
+            give_up_ms = None
+            if asked.until_ms is not None:
+                # A moment of the wall clock as one of the clock that nobody sets: waiting goes by that.
+                give_up_ms = self.ledger.clock.monotonic_ms() + asked.until_ms - self.ledger.now_ms()
+            view = await self._reader.at_rest(task.id, watch, builder, give_up_ms)
+        return await self._read_on(view, give_up_ms)
+
+    async def _read_on(self, view: TaskView, give_up_ms: int | None) -> TaskView:
+        """For a watch that was cut, and for a caller whose time is over: then the task is canceled."""
+        task, monotonic_ms = view.task, self.ledger.clock.monotonic_ms
+        while not view.state.rests:
+            left_ms = ORPHANS_WAIT_MS if give_up_ms is None else min(ORPHANS_WAIT_MS, give_up_ms - monotonic_ms())
+            if left_ms > 0:
+                await self.ledger.finished(task.id, left_ms)
+            else:
+                await self.cancel(task, "its caller's time is over")
+            view = (await self._reader.past(task.id)).known()
         return view
-
-    def _give_up_ms(self, until_ms: int | None) -> int | None:
-        """A moment of the wall clock as one of the clock that nobody sets: waiting goes by that."""
-        if until_ms is None:
-            return None
-        return self.ledger.clock.monotonic_ms() + until_ms - self.ledger.now_ms()
-
-    async def _read_on(self, task_id: TaskId, give_up_ms: int | None) -> TaskView:
-        monotonic_ms = self.ledger.clock.monotonic_ms
-        while True:
-            left_ms = ORPHANS_WAIT_MS
-            if give_up_ms is not None:
-                left_ms = min(left_ms, max(0, give_up_ms - monotonic_ms()))
-            ended = await self.ledger.finished(task_id, left_ms)
-            view = (await self._views.past(task_id)).view()
-            assert view is not None
-            if ended or view.state.waits:
-                return view
-            if give_up_ms is not None and monotonic_ms() >= give_up_ms:
-                await self.cancel(view.task, "its caller's time is over")
 
     async def answer(self, child: TaskId, parent: Task, parts: tuple[Content, ...], message_id: str) -> TaskView:
         """The next message to a child that waits for one; then as `perform`."""
-        view = (await self._views.past(child)).view()
+        view = (await self._reader.past(child)).view()
         if view is None or view.task.parent != parent.id or view.task.origin != DELEGATION:
             raise Invalid("unknown_call", f"task {child} is no call of this task")
         update = MessageUpdate(role="user", parts=parts, message_id=message_id)
         with self.ledger.watch(child) as watch:
-            said = await self.ledger.commit(Continue(task_id=child, message=update, message_id=message_id))
-            folder = await self._views.past(child)
-            if folder.generation < said.generation or not folder.state.terminal:
-                while folder.generation <= said.generation or not (folder.state.terminal or folder.state.waits):
-                    for step in await watch.next(KEEP_ALIVE_S):
-                        if step.generation > folder.generation:
-                            folder.add(step)
-                    if watch.cut:
-                        return await self._read_on(child, None)
-        found = folder.view()
-        assert found is not None
-        return found
+            await self.ledger.commit(Continue(task_id=child, message=update, message_id=message_id))
+            view = await self._reader.at_rest(child, watch, await self._reader.past(child))
+        return await self._read_on(view, None)
 
     async def cancel(self, task: Task, reason: str) -> Result:
         """It may have ended meanwhile, and then stays as it is. The result that it has now."""
-        return (await self.ledger.commit(Cancel(task_id=task.id, by=task.sender, reason=reason))).result
+        return (await self._writer.cancel(task.id, by=task.sender, reason=reason)).result
 
     async def until_ms(self, parent: Task, timeout_ms: int | None, left_ms: float | None) -> int | None:
         """When the answer is of no use any more. `left_ms`: what the parent's holder has, if it was told."""

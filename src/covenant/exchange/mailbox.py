@@ -14,7 +14,7 @@ import msgspec
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.exchange.tasks.content_checks import check_blocks, check_update
 from covenant.exchange.tasks.reader import read_tree
-from covenant.exchange.tasks.task_start import accept_span, record_attempt
+from covenant.exchange.tasks.writer import accept_span, record_attempt
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import Queue, QueueQuery, TaskDetail, TreeNode
 from covenant.ledger.machine.commands import (

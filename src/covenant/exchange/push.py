@@ -15,13 +15,14 @@ from typing import Any, Final
 
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.access.principals import Principal, require_operator
-from covenant.exchange.tasks.reader import parse_known_id, unknown
+from covenant.exchange.tasks.reader import parse_known_id, unknown_task
 from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import TaskScope
 from covenant.ledger.machine.commands import DropPush, PutPush, RetryPush
 from covenant.ledger.machine.decisions.push import unknown_push
 from covenant.model.a2a_requests import CreatePush, DeletePush, GetPush, ListPush, PushConfig, PushPage
 from covenant.model.errors import InvalidParams
-from covenant.model.ids import PublicKey, TaskId
+from covenant.model.ids import TaskId
 from covenant.model.push import Push
 
 TOKEN_LENGTH_MAX: Final = 4_096
@@ -67,12 +68,12 @@ def _wrong(field: str, description: str) -> InvalidParams:
 
 
 class PushConfigs:
-    """`scope`: whose tasks a caller asks about, and who must have part in them. `check` refuses a configuration."""
+    """`scope`: the tasks that a caller may ask about. `check` refuses a configuration."""
 
     def __init__(
         self,
         ledger: Ledger,
-        scope: Callable[[A2ARequest], tuple[PublicKey, PublicKey | None]],
+        scope: Callable[[A2ARequest], TaskScope],
         check: Callable[[PushConfig], None],
     ) -> None:
         self._ledger = ledger
@@ -81,7 +82,8 @@ class PushConfigs:
 
     async def ask(self, ask: A2ARequest, request: Any) -> PushConfig | PushPage | None:
         """Create, get, list or delete, by the kind of the request."""
-        task_id, (recipient, viewer) = parse_known_id(request.task_id), self._scope(ask)
+        task_id, scope = parse_known_id(request.task_id), self._scope(ask)
+        recipient, viewer = scope.recipient, scope.sender
         match request:
             case CreatePush():
                 self._check(request.config)
@@ -92,22 +94,26 @@ class PushConfigs:
                 await self._ledger.commit(drop)
                 return None
             case GetPush():
-                found = await self._of_task(task_id, recipient, viewer)
+                found = await self._of_task(task_id, scope)
                 if request.id is not None:
                     found = [push for push in found if push.id == request.id]
                 if not found:
                     raise unknown_push(request.id or "")
                 return found[0].config
             case ListPush():
-                return _page(await self._of_task(task_id, recipient, viewer), request)
+                return _page(await self._of_task(task_id, scope), request)
             case _:
                 raise AssertionError(f"nothing about push: {type(request)}")
 
-    async def _of_task(self, task_id: TaskId, recipient: PublicKey, viewer: PublicKey | None) -> Sequence[Push]:
+    async def _of_task(self, task_id: TaskId, scope: TaskScope) -> Sequence[Push]:
         """Refuses a task that is not there, or not theirs."""
         whose = await self._ledger.parties(task_id)
-        if whose is None or whose.recipient.pubkey != recipient or viewer not in (None, whose.sender.pubkey):
-            raise unknown(task_id)
+        if (
+            whose is None
+            or whose.recipient.pubkey != scope.recipient
+            or scope.sender not in (None, whose.sender.pubkey)
+        ):
+            raise unknown_task(task_id)
         return await self._ledger.pushes(task_id)
 
 

@@ -15,13 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.a2a_service import A2AExchange
-from covenant.exchange.access.tenant_limits import MESSAGE, RATE
-from covenant.exchange.access.tenants import Caller
+from covenant.exchange.access.tenants import MESSAGE, RATE, Caller
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.skills import skills_of
-from covenant.exchange.tasks.builder import check_message
-from covenant.exchange.tasks.reader import TaskReader, parse_known_id, unknown
+from covenant.exchange.tasks.builder import build_task, check_message
+from covenant.exchange.tasks.reader import WATCH_S, parse_known_id, unknown_task
 from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import TaskScope
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_chain
@@ -31,8 +31,7 @@ from covenant.model.ids import TaskId
 from covenant.model.mcp_servers import Tool, tools_for
 from covenant.model.rate_limits import MINUTE_MS, SlidingWindow
 from covenant.model.task import SIMPLE, Task
-from covenant.model.task_view import TaskView
-from covenant.model.tracing import trace_of, traced
+from covenant.model.task_view import TaskView, TaskViewBuilder
 
 TIMEOUT_MS: Final = 300_000
 RATE_PER_MIN: Final = 5
@@ -71,7 +70,7 @@ class SimpleExchange:
         self,
         ledger: Ledger,
         catalogue: Catalogue,
-        conversations: A2AExchange,
+        a2a: A2AExchange,
         new_id: Callable[[], str],
         *,
         tools: Sequence[Tool] = (),
@@ -80,11 +79,10 @@ class SimpleExchange:
         """`tools` are those that agents may have as skills."""
         self._ledger = ledger
         self._catalogue = catalogue
-        self._conversations = conversations
+        self._a2a = a2a
         self._new_id = new_id
         self._tools = tools
         self._limits = limits or SimpleLimits()
-        self._views = TaskReader(ledger)
         self._window = SlidingWindow(self._limits.rate_per_min, MINUTE_MS)
         self._shelves: OrderedDict[str, dict[TaskId, None]] = OrderedDict()
         self._cleared: set[str] = set()
@@ -106,19 +104,22 @@ class SimpleExchange:
         task = self._task(agent, sent, msgspec.structs.replace(hop, depth=depth), ignored)
         message = Message(message_id=task.id, parts=(Text(sent.message),))
         check_message(message, agent, ())
-        view = await self._conversations.begin(task)
+        with self._ledger.watch(task.id) as watch:
+            await self._a2a.writer.submit(task, bytes_max=self._a2a.limits.message_bytes_max, minted=True)
+            builder = TaskViewBuilder()
+            builder.catch_up(await watch.next(WATCH_S))
         shelf = await self._shelf(tenant)
         shelf[task.id] = None
         if len(shelf) > self._limits.kept_max:
             await self._prune(shelf)
-        return view
+        return builder.known()
 
     async def get(self, caller: Caller, task_id: str) -> TaskView:
         wanted, tenant = parse_known_id(task_id), caller.tenant.name
-        view = await self._views.of_tenant(wanted, tenant)
+        view = await self._a2a.reader.get(wanted, TaskScope(tenant=tenant))
         shown = wanted in await self._shelf(tenant) or not (view.state.terminal or tenant in self._cleared)
         if view.task.origin != SIMPLE or not shown:
-            raise unknown(task_id)
+            raise unknown_task(task_id)
         return view
 
     def clear(self, tenant: str) -> None:
@@ -140,7 +141,7 @@ class SimpleExchange:
         return able[0], ("skill",)
 
     def _task(self, agent: CatalogueAgent, sent: SimpleSend, hop: Hop, ignored: tuple[str, ...]) -> Task:
-        task_id, own_ms = TaskId(self._new_id()), agent.definition.timeout_ms
+        task_id, own_ms = TaskId(self._new_id()), agent.definition.turn_timeout_ms
         timeout_ms = min(filter(None, (sent.timeout_ms, own_ms)), default=TIMEOUT_MS)
         left_ms = None if hop.deadline_ms is None else self._ledger.clock.left_ms(hop.deadline_ms)
         if left_ms is not None:
@@ -152,22 +153,20 @@ class SimpleExchange:
             said["sourceAgent"] = sent.source_agent
         if ignored:
             said["ignored"] = list(ignored)
-        task = Task(
-            id=task_id,
+        return build_task(
+            task_id,
             sender=self._catalogue.client(agent.tenant),
             recipient=self._catalogue.identity(agent.tenant, agent.id),
-            intent_text=sent.message,
-            context_id=task_id,
-            timeout_ms=timeout_ms,
-            # What nobody begins in this time, or what waits for a word that this door cannot bring, ends too.
-            deadline_ms=self._ledger.now_ms() + timeout_ms,
+            parts=(Text(sent.message),),
             tenant=agent.tenant,
             origin=SIMPLE,
-            depth=hop.depth,
-            chain=hop.chain,
+            definition=agent.definition,
+            timeout_ms=timeout_ms,
+            hop=hop,
+            # What nobody begins in this time, or what waits for a word that this door cannot bring, ends too.
+            deadline_ms=self._ledger.now_ms() + timeout_ms,
             request_metadata=said,
         )
-        return traced(task, trace_of(hop))
 
     async def _shelf(self, tenant: str) -> dict[TaskId, None]:
         """The finished tasks that a tenant is shown, and those that are under way, the oldest first."""

@@ -1,13 +1,12 @@
-"""Any task by its id alone, for whoever may see it: a tenant its own, the operator every one, the mailbox's too.
+"""Tasks by their id alone, whichever agent they are for and whichever door brought them, and the queue of them.
 
-What a caller may not see is unknown to it, and so is what does not exist.
+A tenant sees its own. The operator sees every one, the mailbox's too, where it is let (`TaskLookup.operator`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Final
 
 import msgspec
@@ -15,14 +14,13 @@ import msgspec
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.tasks.reader import TaskReader, parse_known_id, unknown
+from covenant.exchange.tasks.reader import TaskReader, parse_known_id
 from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.tasks.writer import refuse_ended
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import QueueQuery, TaskRow
+from covenant.ledger.contract.tasks import ANY, QueueQuery, TaskRow, TaskScope
 from covenant.ledger.machine.commands import Cancel
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.errors import Conflict
-from covenant.model.ids import AgentId
 from covenant.model.task_view import TaskState, TaskView
 
 COUNTED_MAX: Final = 200
@@ -48,49 +46,56 @@ class QueueStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskLookup:
-    def __init__(self, ledger: Ledger, catalogue: Catalogue, operator: Principal) -> None:
+    """`operator`: as whom the operator, who then sees every task, cancels one. None: the operator is the tenant that it
+    calls for, as everybody is."""
+
+    def __init__(self, ledger: Ledger, catalogue: Catalogue, operator: Principal | None = None) -> None:
         self._ledger = ledger
         self._catalogue = catalogue
         self._operator = operator
-        self._views = TaskReader(ledger)
+        self._reader = TaskReader(ledger)
 
     async def agents(self, caller: Caller) -> Sequence[CatalogueAgent]:
         """The caller's own; all tenants', for the operator."""
-        if not caller.operator:
+        if not self._sees_all(caller):
             return await self._catalogue.list(caller.tenant.name)
         return [agent for tenant in await self._ledger.tenants() for agent in self._catalogue.agents(tenant.name)]
 
-    async def get(self, caller: Caller, given: str) -> TaskView:
-        task_id = parse_known_id(given)
-        if not caller.operator:
-            return await self._views.of_tenant(task_id, caller.tenant.name)
-        view = (await self._views.past(task_id)).view()
-        if view is None:
-            raise unknown(task_id)
-        return await self._views.get(task_id, view.task.recipient.pubkey)
+    async def list(self, caller: Caller, limit: int) -> Sequence[TaskRow]:
+        """The tenant's, the newest first."""
+        return await self._ledger.of_tenant(caller.tenant.name, limit)
 
-    async def follow(self, caller: Caller, given: str) -> TaskStream:
-        """From where it is now, until it has ended or waits for its sender."""
-        task_id = parse_known_id(given)
-        with ExitStack() as stack:
-            watch = stack.enter_context(self._ledger.watch(task_id))
-            view = await self.get(caller, task_id)
-            stack.pop_all()
-            return TaskStream(self._ledger, watch, view, ends_when_parked=True)
+    async def get(self, caller: Caller, task_id: str) -> TaskView:
+        return await self._reader.get(parse_known_id(task_id), self._scope(caller))
 
-    async def cancel(self, caller: Caller, given: str) -> TaskView:
-        """The task afterwards. One that was over before is refused as `not_cancelable`."""
-        view = await self.get(caller, given)
-        task = view.task
-        canceled = await self._ledger.commit(
-            Cancel(task_id=task.id, recipient=task.recipient.pubkey, by=self._by(caller), reason=f"by {caller.name}")
+    async def follow(
+        self, caller: Caller, task_id: str, after: int | None = None, *, ends_when_parked: bool = True
+    ) -> TaskStream:
+        """All that happens after a generation; None: from now on. Until the task ends or waits for its sender."""
+        return await self._reader.follow(
+            parse_known_id(task_id),
+            self._scope(caller),
+            after,
+            ends_when_parked=ends_when_parked,
+            invalid="invalid_request",
         )
-        if canceled.before:
-            raise Conflict("not_cancelable", f"task {task.id} has ended already: it is {canceled.ending}")
+
+    async def cancel(self, caller: Caller, task_id: str) -> TaskView:
+        """The task afterwards. One that was over before is refused as `not_cancelable`."""
+        task = (await self.get(caller, task_id)).task
+        by = self._operator.agent if self._operator and caller.operator else self._catalogue.client(caller.tenant.name)
+        command = Cancel(task_id=task.id, recipient=task.recipient.pubkey, by=by, reason=f"by {caller.name}")
+        refuse_ended(task.id, await self._ledger.commit(command))
         return await self.get(caller, task.id)
 
+    def _sees_all(self, caller: Caller) -> bool:
+        return caller.operator and self._operator is not None
+
+    def _scope(self, caller: Caller) -> TaskScope:
+        return ANY if self._sees_all(caller) else TaskScope(tenant=caller.tenant.name)
+
     async def queue(self, caller: Caller, limit: int) -> QueueStatus:
-        return await (self._whole_queue(limit) if caller.operator else self._queue_of(caller.tenant.name, limit))
+        return await (self._whole_queue(limit) if self._sees_all(caller) else self._queue_of(caller.tenant.name, limit))
 
     async def _whole_queue(self, limit: int) -> QueueStatus:
         ledger = self._ledger
@@ -122,9 +127,6 @@ class TaskLookup:
             waiting=[_waiting(row) for row in live[:limit]],
             counted=len(rows),
         )
-
-    def _by(self, caller: Caller) -> AgentId:
-        return self._operator.agent if caller.operator else self._catalogue.client(caller.tenant.name)
 
 
 def _waiting(row: TaskRow) -> LiveTask:

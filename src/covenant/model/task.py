@@ -43,6 +43,8 @@ class Target(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 
 MAILBOX: Final = "mailbox"
 """The origin of tasks whose sender drains the result."""
+A2A: Final = "a2a"
+"""The origin of tasks that came by A2A, in whichever binding."""
 SIMPLE: Final = "simple"
 """The origin of tasks that came by the simple door."""
 NATIVE: Final = "native"

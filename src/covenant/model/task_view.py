@@ -47,10 +47,16 @@ class TaskState(enum.StrEnum):
         """Parked: nothing happens before its sender's next message."""
         return self in _INTERRUPTED
 
+    @property
+    def rests(self) -> bool:
+        """Ended or parked."""
+        return self in _RESTING
+
 
 _ENDED = {ending: TaskState(ending.value) for ending in Ending}
 _TERMINAL = frozenset(_ENDED.values())
 _INTERRUPTED = frozenset({TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED})
+_RESTING = _TERMINAL | _INTERRUPTED
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +133,12 @@ class TaskViewBuilder:
         self.generation, self.updated_at_ms = step.generation, step.ts_ms
         self._folded[type(step.what)](self, step.what)
 
+    def catch_up(self, steps: Iterable[Step]) -> None:
+        """Add those of the steps that are new to it."""
+        for step in steps:
+            if step.generation > self.generation:
+                self.add(step)
+
     def _begin(self, what: Began) -> None:
         self._task = what.task
         self._created_at_ms = self.updated_at_ms
@@ -171,6 +183,12 @@ class TaskViewBuilder:
         Continued: _continue,
         Ended: _end,
     }
+
+    def known(self) -> TaskView:
+        """The view of a task that was accepted, and so has a first step."""
+        view = self.view()
+        assert view is not None, "a task that was accepted has a first step"
+        return view
 
     def view(self) -> TaskView | None:
         if self._task is None:

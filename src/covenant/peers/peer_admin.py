@@ -9,13 +9,15 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import target_of
+from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.reader import TaskReader, read_tree
-from covenant.exchange.tasks.task_start import TaskAcceptor
+from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.decisions.peers import unknown_delegation
 from covenant.ledger.machine.peer_commands import RevokeToken
+from covenant.model.content import Text
 from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.ids import AgentId, TaskId, parse_task_id
 from covenant.model.peers.delegation import (
@@ -32,7 +34,7 @@ from covenant.model.peers.delegation import (
 from covenant.model.peers.delegation_messages import Proof
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
 from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
-from covenant.model.task import NATIVE, PEERS, Target, Task, fingerprint
+from covenant.model.task import NATIVE, PEERS, Target, fingerprint
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
@@ -61,7 +63,7 @@ class PeerAdmin:
         self,
         ledger: Ledger,
         catalogue: Catalogue,
-        beginnings: TaskAcceptor,
+        beginnings: TaskWriter,
         *,
         settings: PeerSettings,
         config: dict[str, Any],
@@ -192,15 +194,14 @@ class PeerAdmin:
             peer, profile = await self._target(request)
             recipient, peer_id = self._catalogue.identity(DEFAULT, PEERS), peer.id
             metadata, target = None, _target(peer.id, profile, request)
-        task = Task(
-            id=task_id,
+        task = build_task(
+            task_id,
             sender=by,
             recipient=recipient,
-            intent_text=request.task,
+            parts=(Text(request.task),),
             timeout_ms=request.timeout,
             tenant=DEFAULT,
             origin=NATIVE,
-            context_id=task_id,
             request_metadata=metadata,
             target=target,
         )

@@ -29,7 +29,7 @@ from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits
-from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.tenants import TenantLimiter
 from covenant.exchange.cards import CardFeatures, Cards
 from covenant.exchange.push import PushConfigs as KeptPushes
 from covenant.exchange.push import check_config

@@ -30,8 +30,7 @@ from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.access.tenants import Caller, TenantAccess
+from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.exchange.cards import CardFeatures, Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.embedded.open import open_ledger

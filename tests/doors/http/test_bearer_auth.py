@@ -7,7 +7,7 @@ import pytest
 
 from covenant.doors.http import bearer_auth as tenant
 from covenant.doors.http.bearer_auth import TenantGate
-from covenant.exchange.access.tenant_limits import TenantLimiter
+from covenant.exchange.access.tenants import TenantLimiter
 from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.doors.clients import HttpConnection
 from tests.doors.world import World, now_ms

@@ -3,8 +3,7 @@
 import msgspec
 import pytest
 
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.access.tenants import Caller
+from covenant.exchange.access.tenants import Caller, TenantLimiter
 from covenant.model.errors import OverLimit
 from covenant.model.tenants import Tenant, TenantLimits
 from tests.ledger_contract.fake_clock import FakeClock

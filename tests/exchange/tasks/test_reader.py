@@ -8,6 +8,7 @@ import pytest
 
 from covenant.daemon.environment import now_ms
 from covenant.exchange.tasks.reader import TaskReader
+from covenant.ledger.contract.tasks import TaskScope
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept, Advance, Cancel, Take
 from covenant.model.content import Text
@@ -50,15 +51,15 @@ async def test_a_foreign_task_is_refused_before_anything_of_it_is_read(
     views = TaskReader(ledger)
     nobody: PublicKey = CAROL.pubkey
     for look in (
-        views.get(task.id, nobody),
-        views.get(task.id, BOB.pubkey, nobody),
-        views.of_tenant(task.id, "other"),
+        views.get(task.id, TaskScope(recipient=nobody)),
+        views.get(task.id, TaskScope(recipient=BOB.pubkey, sender=nobody)),
+        views.get(task.id, TaskScope(tenant="other")),
         ledger.commit(Cancel(task_id=task.id, recipient=nobody, by=CAROL, reason="mine")),
         ledger.commit(Cancel(task_id=task.id, viewer=nobody, by=CAROL, reason="mine")),
     ):
         with pytest.raises(NotFound):
             await look
     assert read == []
-    assert (await views.get(task.id, BOB.pubkey, ALICE.pubkey)).task == task
+    assert (await views.get(task.id, TaskScope(recipient=BOB.pubkey, sender=ALICE.pubkey))).task == task
     assert read
     await ledger.close()

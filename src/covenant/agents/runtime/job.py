@@ -22,7 +22,8 @@ from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
 from covenant.exchange.conversations import earlier_messages
 from covenant.exchange.delegation import Delegations
-from covenant.exchange.tasks.reader import PAGE, TaskReader
+from covenant.exchange.tasks.reader import TaskReader
+from covenant.exchange.tasks.task_stream import PAGE
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content

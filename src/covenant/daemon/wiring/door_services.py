@@ -39,7 +39,7 @@ from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversations import Conversations
 from covenant.exchange.delegation import Delegations
-from covenant.exchange.native import NativeRuns, TenantTasks
+from covenant.exchange.native import NativeRuns
 from covenant.exchange.simple import SimpleExchange, SimpleLimits
 from covenant.exchange.task_lookup import TaskLookup
 from covenant.ledger.clock import Uuids
@@ -69,7 +69,7 @@ def tenant_routes(settings: A2aSettings, built: Built, tools: Sequence[Tool]) ->
     ledger, catalogue, conversations, gate, meter = built
     limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min, depth_max=conversations.limits.depth_max)
     tasks = SimpleExchange(ledger, catalogue, conversations, Uuids(), tools=tools, limits=limits)
-    asked, new_id = TenantTasks(ledger, catalogue), Uuids()
+    asked, new_id = TaskLookup(ledger, catalogue), Uuids()
     runs = NativeRuns(catalogue, conversations, asked, new_id)
     native = orchestrate.NativeDoor(runs, Conversations(ledger, catalogue, new_id), conversations)
     return [

@@ -70,8 +70,7 @@ from covenant.doors.waits import Waits
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.access.tenants import TenantAccess
+from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.cards import Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import Delegations

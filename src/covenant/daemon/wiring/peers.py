@@ -24,7 +24,7 @@ from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
 from covenant.doors.peer_envelopes import sealed_routes
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.tasks.task_start import TaskAcceptor
+from covenant.exchange.tasks.writer import TaskWriter
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.ids import AgentId
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId
@@ -115,7 +115,7 @@ class Peering:
         self.desk = PeerAdmin(
             ledger,
             around.catalogue,
-            TaskAcceptor(ledger, workers, tracer),
+            TaskWriter(ledger, workers, tracer),
             settings=ours,
             config=asdict(settings.peers),
             us=keyring.id,

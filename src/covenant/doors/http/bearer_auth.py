@@ -13,8 +13,7 @@ from starlette.types import Scope
 
 from covenant.doors.http.responses import TRANSPORT
 from covenant.exchange.access.principals import IdentityAuth, Principal
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.access.tenants import Caller, TenantAccess
+from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.model.errors import Refusal
 
 RECOGNISED_MAX: Final = 256

@@ -27,11 +27,13 @@ from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.task_lookup import TaskLookup
+from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.agent_card import RemoteCard
+from covenant.model.content import Text
 from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, Refusal
 from covenant.model.ids import TaskId
-from covenant.model.task import ELSEWHERE, Target, Task
+from covenant.model.task import ELSEWHERE, Target
 from covenant.model.task_view import TaskState, TaskView
 from covenant.outbound.call_errors import NoCard, RemoteRefused
 from covenant.outbound.remote.remote_registry import RemoteRegistry
@@ -89,18 +91,17 @@ class RemoteTools:
         else:
             ids = self._conversations.ids
             task_id = await ids.find(caller, ELSEWHERE, key, sender=sender, recipient=recipient)
-        task = Task(
-            id=task_id,
+        task = build_task(
+            task_id,
             sender=sender,
             recipient=recipient,
-            intent_text=words,
+            parts=(Text(words),),
             timeout_ms=max(1, int(asked.timeout_minutes * 60_000)),
-            context_id=task_id,
             tenant=tenant,
             origin=ORIGIN,
             target=Target(url=url) if "://" in url else Target(name=url),
         )
-        await self._conversations.begin(task)
+        await self._conversations.writer.submit(task, bytes_max=self._conversations.limits.message_bytes_max)
         return await self._oversight.follow(caller, task_id)
 
     def _check_address(self, caller: Caller, url: str) -> None:

@@ -15,8 +15,7 @@ from covenant.doors.mcp import tool_arguments as tools
 from covenant.doors.mcp.remote_tools import RemoteTools, told_answer
 from covenant.doors.mcp.render import ToolAnswer, agent_name, told_agents, told_queue, told_step, told_task
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
-from covenant.exchange.access.tenant_limits import TenantLimiter
-from covenant.exchange.access.tenants import Caller, TenantAccess
+from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import target_of
 from covenant.exchange.task_lookup import TaskLookup

@@ -17,10 +17,10 @@ from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.endpoint import TOO_SLOW, TenantCall, Writer, tenant_routes
 from covenant.doors.http.openapi import Described
 from covenant.doors.metrics import Meter
-from covenant.exchange.native import TenantTasks
+from covenant.exchange.task_lookup import TaskLookup
 from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.ledger.contract.tasks import TaskRow
-from covenant.model.errors import NotFound
+from covenant.model.errors import Conflict, NotFound
 from covenant.model.task_view import TaskState
 from covenant.wire.json_input import decode_query
 from covenant.wire.native import RequestEvent, RequestEvents, RequestShown, conversation_of, request_state, show_request
@@ -70,7 +70,7 @@ class Cancelled(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class RequestDoor:
-    def __init__(self, requests: TenantTasks) -> None:
+    def __init__(self, requests: TaskLookup) -> None:
         self._requests = requests
 
     async def list_requests(self, asked: TenantCall) -> tuple[int, RequestList]:
@@ -88,14 +88,18 @@ class RequestDoor:
 
     async def cancel_request(self, asked: TenantCall) -> tuple[int, Cancelled]:
         request_id = asked.path["request_id"]
-        if await self._requests.cancel(asked.caller, request_id):
-            return 200, Cancelled(request_id=request_id, cancelled=True)
-        return 404, Cancelled(request_id=request_id, cancelled=False, reason=NOT_RUNNING)
+        try:
+            await self._requests.cancel(asked.caller, request_id)
+        except (NotFound, Conflict):
+            # One that is unknown, another's or over is told apart by nobody.
+            return 404, Cancelled(request_id=request_id, cancelled=False, reason=NOT_RUNNING)
+        return 200, Cancelled(request_id=request_id, cancelled=True)
 
     async def follow_request(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
         after = _cursor(asked)
         try:
-            stream = await self._requests.follow(asked.caller, asked.path["request_id"], after)
+            request_id = asked.path["request_id"]
+            stream = await self._requests.follow(asked.caller, request_id, after, ends_when_parked=False)
         except NotFound:
             raise _not_found() from None
         return stream, partial(write_events, stream, from_start=after == 0)
@@ -172,5 +176,5 @@ DESCRIBED: Final = (
 )
 
 
-def request_routes(requests: TenantTasks, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
+def request_routes(requests: TaskLookup, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
     return tenant_routes(DESCRIBED, RequestDoor(requests), gate, meter, body_bytes_max=BODY_BYTES_MAX)

@@ -144,7 +144,7 @@ class NativeDoor:
 
     async def list_messages(self, asked: TenantCall) -> tuple[int, MessagePage]:
         limit = decode_query(ListMessages, asked.query).limit
-        found = await self._threads.said(asked.caller, asked.path["conversation_id"], limit)
+        found = await self._threads.messages(asked.caller, asked.path["conversation_id"], limit)
         shown = tuple(message for view in found for message in _shown(view))
         return 200, MessagePage(count=len(shown), messages=shown)
 

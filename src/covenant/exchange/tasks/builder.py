@@ -1,14 +1,14 @@
-"""From what a client says to the task it begins, or the message that continues one: what is checked and what is kept.
+"""The one builder of tasks, for every door: what is checked of a request, and what is kept of it.
 
-A task that is sent under an idempotency key gets its id from the key (`keyed_ids`): so the same key names the same task
-for ever, and the ledger's own rule (one id, one content) says whether it is the same request.
+The id of a task that is sent under an idempotency key is derived from the key (`KeyedIds`): the same key names the same
+task for ever, and the ledger's own rule (one id, one content) says whether it is the same request.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -16,17 +16,19 @@ from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.a2a_requests import Message, SendMessage
-from covenant.model.agent_definition import CatalogueAgent
+from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
 from covenant.model.call_context import Hop
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text, is_plain
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Invalid, InvalidParams, TooLarge
 from covenant.model.ids import AgentId, TaskId, uuid_of
+from covenant.model.kinds import KINDS
 from covenant.model.sanitizer import unreserved_parts, without_reserved
-from covenant.model.task import DuplicateSafety, Idempotency, Task
+from covenant.model.task import DuplicateSafety, Idempotency, Target, Task
 from covenant.model.task_event import MessageUpdate
+from covenant.model.tracing import trace_of
 from covenant.wire.call_headers import MEMBERS
 
-ORIGIN: Final = "a2a"
+MESSAGE_BYTES_MAX: Final = 1024 * 1024
 KEY_LENGTH_MAX: Final = 256
 ID_LENGTH_MAX: Final = 256
 PARTS_MAX: Final = 1_000
@@ -70,50 +72,74 @@ def _key(key: str) -> str:
     return key
 
 
-def first_task(
-    ask: SendMessage,
-    agent: CatalogueAgent,
+def build_task(
     task_id: TaskId,
     *,
     sender: AgentId,
     recipient: AgentId,
-    said: IdempotencyKey | None,
+    parts: tuple[Content, ...],
+    tenant: str,
+    origin: str,
+    definition: AgentDefinition | None = None,
+    timeout_ms: int | None = None,
+    hop: Hop | None = None,
+    context_id: str | None = None,
+    intent_text: str | None = None,
+    parent: TaskId | None = None,
+    key: IdempotencyKey | None = None,
+    message: Message | None = None,
+    metadata: dict[str, Any] | None = None,
+    output_modes: tuple[str, ...] = (),
+    request_metadata: dict[str, Any] | None = None,
+    deadline_ms: int | None = None,
+    target: Target | None = None,
 ) -> Task:
-    message, definition, parts = ask.message, agent.definition, ask.message.parts
-    plain = parts[0] if len(parts) == 1 and is_plain(parts[0]) else None
-    safety = DuplicateSafety.IDEMPOTENT
+    """The task of a request, whichever door it came by.
+
+    A single plain text is the task's text, and no part besides. A context that nobody named is named after the task
+    that begins it. A turn takes no longer than the agent's definition allows, or else its kind, nor than `timeout_ms`.
+    A task within a chain of calls (`hop`) is as deep in it as its caller says, and ends when the caller says.
+    """
+    first = parts[0] if len(parts) == 1 else None
+    plain = type(first) is Text and first.metadata is None and first.mimeType is None and first.filename is None
+    if definition is not None:
+        own_ms = definition.timeout_ms or KINDS[definition.kind].timeout_ms
+        if own_ms is not None:
+            timeout_ms = own_ms if timeout_ms is None else min(own_ms, timeout_ms)
+    trace = None if hop is None else trace_of(hop)
     return Task(
         id=task_id,
         sender=sender,
         recipient=recipient,
-        intent_text=text_of(parts) if plain is None else plain.text,
-        parts=parts if plain is None else (),
-        # A context that the client did not name is named after the task that began it.
-        context_id=message.context_id or task_id,
-        timeout_ms=definition.turn_timeout_ms,
-        idempotency=Idempotency(safety, said.key) if said is not None and said.idempotent else None,
-        tenant=agent.tenant,
-        origin=ORIGIN,
-        message_id=message.message_id,
-        metadata=message.metadata,
-        extensions=message.extensions,
-        reference_task_ids=message.reference_task_ids,
-        output_modes=ask.output_modes,
-        request_metadata=ask.metadata,
+        intent_text=text_of(parts) if intent_text is None else intent_text,
+        parts=() if plain else parts,
+        parent=parent,
+        context_id=context_id or task_id,
+        timeout_ms=timeout_ms,
+        deadline_ms=deadline_ms if hop is None or deadline_ms is not None else hop.deadline_ms,
+        idempotency=Idempotency(DuplicateSafety.IDEMPOTENT, key.key) if key is not None and key.idempotent else None,
+        tenant=tenant,
+        origin=origin,
+        depth=0 if hop is None else hop.depth,
+        chain=() if hop is None else hop.chain,
+        message_id=None if message is None else message.message_id,
+        metadata=metadata if message is None else message.metadata,
+        extensions=() if message is None else message.extensions,
+        reference_task_ids=() if message is None else message.reference_task_ids,
+        output_modes=output_modes,
+        request_metadata=request_metadata,
+        traceparent=None if trace is None else trace.traceparent,
+        tracestate=None if trace is None else trace.tracestate,
+        target=target,
     )
 
 
-def within_chain(task: Task, hop: Hop) -> Task:
-    """What begins as part of a chain of calls is as deep in it as its caller says, and ends when it says."""
-    return msgspec.structs.replace(task, depth=hop.depth, chain=hop.chain, deadline_ms=hop.deadline_ms)
-
-
 def without_way(task: Task) -> Task:
-    """The task as it was asked for, whichever way it came: a trace is another one each time that it is said."""
-    if task.metadata is None or MEMBERS.isdisjoint(task.metadata):
-        return task
-    kept = {name: value for name, value in task.metadata.items() if name not in MEMBERS}
-    return msgspec.structs.replace(task, metadata=kept or None)
+    """The task as it was asked for, whichever way it came: its trace is another one each time that it is sent."""
+    metadata = task.metadata
+    if metadata is not None and not MEMBERS.isdisjoint(metadata):
+        metadata = {name: value for name, value in metadata.items() if name not in MEMBERS} or None
+    return msgspec.structs.replace(task, metadata=metadata, traceparent=None, tracestate=None)
 
 
 def without_reserved_keys(task: Task) -> Task:
@@ -211,6 +237,13 @@ UNGUESSABLE_LENGTH_MIN: Final = 32
 
 
 class KeyedIds:
+    """Ids of tasks that are sent under an idempotency key: the same key of the same caller names the same task.
+
+    An id is derived from the key with a secret of the daemon, so nobody can tell which id the key of another caller
+    has, find out whether it was used, or use it up. The secret is derived from the daemon's identity key: it is the
+    same after every restart. Ids were once a plain hash; a task under such an id is still found by its key.
+    """
+
     def __init__(self, ledger: Ledger, catalogue: Catalogue) -> None:
         self._ledger = ledger
         self._catalogue = catalogue
@@ -227,7 +260,7 @@ class KeyedIds:
 
 
 def unkeyed_id(caller: Caller, place: str, key: str) -> TaskId:
-    """As ids were made once. Good for what stays within one task, and for finding old tasks."""
+    """As ids were made once, from a plain hash. Used within one task, and to find old tasks."""
     return TaskId(uuid_of(hashlib.sha256(_scope(caller, place, key).encode()).digest()))
 
 

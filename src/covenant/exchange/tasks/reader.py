@@ -1,6 +1,7 @@
-"""Tasks as readers see them: folded from the ledger's steps. Finished tasks do not change, so the last few are kept.
+"""The one reader of tasks, for every door: a task as it stands, as it goes on, and when it has come to rest.
 
-A task is looked for within whose it must be: of a foreign one nothing is read, and so nothing is folded.
+A task is looked for within a scope (`TaskScope`): one outside of it is unknown, and nothing of it is read. Finished
+tasks do not change, so the views of the last few are kept.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from typing import Final
 
 import msgspec
 
+from covenant.exchange.tasks.task_stream import PAGE, TaskStream, handed_over
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import ANY, TaskScope, TreeNode
+from covenant.ledger.contract.tasks import ANY, TaskScope, TreeNode, Watch
 from covenant.model.content import Text
-from covenant.model.errors import NotFound, Refusal
+from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
 from covenant.model.ids import PublicKey, TaskId, parse_task_id
 from covenant.model.peers.delegation import Delegation, DelegationRole
 from covenant.model.peers.delegation_messages import usage_amounts
 from covenant.model.task_event import MessageUpdate
 from covenant.model.task_view import Artifact, TaskView, TaskViewBuilder
 
-PAGE: Final = 1_000
 KEPT_MAX: Final = 256
 KEPT_CHARACTERS_MAX: Final = 8_192
 """A task with more to say is folded again when it is asked for: what is kept stays small."""
+WATCH_S: Final = 60.0
+"""How long one look at a task waits for news, where nobody says when to give up."""
 
 
 class TaskReader:
@@ -31,44 +34,79 @@ class TaskReader:
         self._ledger = ledger
         self._kept: OrderedDict[TaskId, TaskView] = OrderedDict()
 
-    async def get(self, task_id: TaskId, recipient: PublicKey, sender: PublicKey | None = None) -> TaskView:
-        """The task, if it is this recipient's, and this sender's where that matters.
-
-        Whose it is otherwise is the same answer as that it is nobody's.
-        """
-        kept = self._kept.get(task_id)
-        if kept is not None:
+    async def get(self, task_id: TaskId, scope: TaskScope) -> TaskView:
+        """The task as it stands. One outside the scope is refused as one that does not exist."""
+        view = self._kept.get(task_id)
+        if view is not None:
             self._kept.move_to_end(task_id)
-            return _theirs(kept, task_id, recipient, sender)
-        scope = TaskScope(recipient=recipient, sender=sender)
-        view = _theirs((await self.past(task_id, scope=scope)).view(), task_id, recipient, sender)
-        self.keep(view)
-        return view if view.state.terminal else await self._live(view)
-
-    async def of_tenant(self, task_id: TaskId, tenant: str) -> TaskView:
-        """The task, if it is this tenant's, whichever of its agents it is for."""
-        view = self._kept.get(task_id) or (await self.past(task_id, scope=TaskScope(tenant=tenant))).view()
-        if view is None or view.task.tenant != tenant:
-            raise unknown(task_id)
-        self.keep(view)
-        return view if view.state.terminal else await self._live(view)
+        else:
+            view = (await self.past(task_id, scope=scope)).view()
+        if view is None or not _covers(scope, view):
+            raise unknown_task(task_id)
+        if view.state.terminal:
+            self.keep(view)
+            return view
+        entry = await self._ledger.entry(task_id)
+        lost = entry is not None and entry.holder_lost(self._ledger.alive)
+        return msgspec.structs.replace(view, holder_lost=True) if lost else view
 
     async def past(self, task_id: TaskId, through: int | None = None, *, scope: TaskScope = ANY) -> TaskViewBuilder:
         """Everything that is durable, folded; or only as far as a generation. Nothing, if it is outside the scope."""
-        folder = TaskViewBuilder()
-        while through is None or folder.generation < through:
-            limit = PAGE if through is None else min(PAGE, through - folder.generation)
-            steps = await self._ledger.steps(task_id, folder.generation, limit, scope)
+        builder = TaskViewBuilder()
+        while through is None or builder.generation < through:
+            limit = PAGE if through is None else min(PAGE, through - builder.generation)
+            steps = await self._ledger.steps(task_id, builder.generation, limit, scope)
             for step in steps:
-                folder.add(step)
+                builder.add(step)
             if len(steps) < limit:
                 break
-        return folder
+        return builder
 
-    async def _live(self, view: TaskView) -> TaskView:
-        entry = await self._ledger.entry(view.task.id)
-        lost = entry is not None and entry.holder_lost(self._ledger.alive)
-        return msgspec.structs.replace(view, holder_lost=True) if lost else view
+    async def follow(
+        self,
+        task_id: TaskId,
+        scope: TaskScope,
+        after: int | None = None,
+        *,
+        ends_when_parked: bool,
+        live_only: bool = False,
+        invalid: str = "invalid_params",
+    ) -> TaskStream:
+        """All that happens after a generation; from 0 on, the first view is the first step itself. None: from now on.
+
+        `ends_when_parked`: also ends when the task waits for its sender. `live_only` refuses a task that has ended.
+        `invalid` is the code for a generation that the task has not come to.
+        """
+        with handed_over(self._ledger.watch(task_id)) as watch:
+            first = await self.get(task_id, scope)
+            if live_only and first.state.terminal:
+                raise Conflict("unsupported_operation", f"task {task_id} has ended; read it with GetTask")
+            if after is not None:
+                if not 0 <= after <= first.generation:
+                    raise Invalid(invalid, f"task {task_id} has come to generation {first.generation}, not {after}")
+                if max(1, after) < first.generation:
+                    first = (await self.past(task_id, max(1, after))).known()
+            return TaskStream(self._ledger, watch, first, ends_when_parked=ends_when_parked)
+
+    async def at_rest(
+        self, task_id: TaskId, watch: Watch, builder: TaskViewBuilder, until_ms: int | None = None
+    ) -> TaskView:
+        """The task when it has ended or waits for its sender.
+
+        As it stands then, if `until_ms` (monotonic) passes, or if the watch is cut: too much was said to keep, or the
+        disk failed. `builder` has what was before the watch began.
+        """
+        monotonic_ms = self._ledger.clock.monotonic_ms
+        while not builder.state.rests:
+            left_s = WATCH_S if until_ms is None else (until_ms - monotonic_ms()) / 1000
+            if left_s <= 0 or watch.cut:
+                builder = await self.past(task_id)
+                break
+            # Whatever is said on the way is told when it rests: nobody reads it before.
+            builder.catch_up(await watch.next(left_s, until_rest=True))
+        view = builder.known()
+        self.keep(view)
+        return view
 
     def keep(self, view: TaskView) -> None:
         if not view.state.terminal or _characters(view) > KEPT_CHARACTERS_MAX:
@@ -78,10 +116,13 @@ class TaskReader:
             self._kept.popitem(last=False)
 
 
-def _theirs(view: TaskView | None, task_id: TaskId, recipient: PublicKey, sender: PublicKey | None) -> TaskView:
-    if view is None or view.task.recipient.pubkey != recipient or sender not in (None, view.task.sender.pubkey):
-        raise unknown(task_id)
-    return view
+def _covers(scope: TaskScope, view: TaskView) -> bool:
+    task = view.task
+    return (
+        scope.recipient in (None, task.recipient.pubkey)
+        and scope.sender in (None, task.sender.pubkey)
+        and scope.tenant in (None, task.tenant)
+    )
 
 
 def _characters(view: TaskView) -> int:
@@ -94,7 +135,7 @@ def _characters(view: TaskView) -> int:
     return found
 
 
-def unknown(task_id: str) -> NotFound:
+def unknown_task(task_id: str) -> NotFound:
     return NotFound("unknown_task", f"task {task_id[:80]} is not known here")
 
 
@@ -103,10 +144,11 @@ def parse_known_id(given: str) -> TaskId:
     try:
         return parse_task_id(given)
     except Refusal:
-        raise unknown(given) from None
+        raise unknown_task(given) from None
 
 
 async def read_tree(ledger: Ledger, root: TaskId, viewer: PublicKey | None) -> TreeNode:
+    """A tree of tasks, with how those stand that peers do, as far as it is known here."""
     tree = await ledger.tree(root, viewer)
     return await _with_peers(ledger, tree)
 

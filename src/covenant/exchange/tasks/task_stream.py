@@ -5,17 +5,20 @@ The watch begins before the past is read, so nothing falls between the two; gene
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
-from covenant.exchange.tasks.reader import PAGE
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import Watch
 from covenant.model.task_event import Ended, StatusUpdate, Step
 from covenant.model.task_view import TaskView
 
+PAGE: Final = 1_000
+"""Steps that are read at once."""
 KEEP_ALIVE_S: Final = 15.0
+"""After this long without news a stream yields an empty batch, and its writer a keep-alive."""
 
 
 class TaskStream:
@@ -89,3 +92,14 @@ class TaskStream:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._watch.__exit__(kind, error, at)
+
+
+@contextmanager
+def handed_over(watch: Watch) -> Iterator[Watch]:
+    """Begin to watch for a stream, which leaves the watch in its own time. Left here if the stream is not made."""
+    watch.__enter__()
+    try:
+        yield watch
+    except BaseException:
+        watch.__exit__(None, None, None)
+        raise

@@ -20,13 +20,14 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import call_id
-from covenant.exchange.tasks.builder import check_message, check_size
+from covenant.exchange.tasks.builder import build_task, check_message, check_size
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Accept as Begin
 from covenant.ledger.machine.commands import Cancel as EndTask
 from covenant.ledger.machine.peer_commands import DelegationChanges, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import INDEX, CatalogueAgent
+from covenant.model.call_context import Hop
 from covenant.model.content import Content, Embedded, Resource, Text
 from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.model.ids import AgentId, TaskId
@@ -305,24 +306,23 @@ class Provider:
 
     def _task(self, peer: Peer, offer: DelegationOffer, terms: AgreedTerms) -> Task:
         agent = self._catalogue.agent(DEFAULT, terms.profile)
-        own_ms = agent.definition.timeout_ms if agent is not None else None
         parts: list[Content] = [Text(offer.task)]
         if offer.context:
             parts.append(Resource(Embedded(uri="", mimeType="text/plain", text=offer.context), filename=CONTEXT))
         parts += blocks_named_safely(unreserved_parts(offer.parts))
-        return Task(
-            id=work_id(peer, offer.offer_id),
+        return build_task(
+            work_id(peer, offer.offer_id),
             sender=as_agent(peer),
             recipient=self._catalogue.identity(DEFAULT, terms.profile),
             intent_text=offer.task,
             deadline_ms=offer.deadline_ms,
-            parts=tuple(parts) if len(parts) > 1 else (),
-            timeout_ms=min(terms.timeout_ms, own_ms) if own_ms is not None else terms.timeout_ms,
-            context_id=work_id(peer, offer.offer_id),
+            parts=tuple(parts),
+            definition=agent.definition if agent is not None else None,
+            timeout_ms=terms.timeout_ms,
             tenant=DEFAULT,
             origin=PEER,
             # What it delegates is one deeper, and may be so as often as is left.
-            depth=max(0, self._depth_max - terms.depth_remaining),
+            hop=Hop(depth=max(0, self._depth_max - terms.depth_remaining), traceparent=offer.traceparent),
             metadata={CONTEXT: offer.context} if offer.context else None,
             request_metadata={
                 TERMS: {
@@ -334,7 +334,6 @@ class Provider:
                     "correlation_id": offer.correlation_id,
                 }
             },
-            traceparent=offer.traceparent,
         )
 
     def _check(self, task: Task, profile: str) -> None:

@@ -1,0 +1,200 @@
+"""The one writer of tasks, for every service: accepting and canceling them, and the spans of both."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+
+from covenant.exchange.tasks.builder import (
+    MESSAGE_BYTES_MAX,
+    check_size,
+    within_deadline,
+    without_reserved_keys,
+    without_way,
+)
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.machine.commands import Accept, Accepted, Cancel, Canceled, LeasedTask, Starter
+from covenant.ledger.machine.decisions.context import key_reused
+from covenant.ledger.machine.entry import Entry
+from covenant.ledger.machine.states import State
+from covenant.model.a2a_requests import PushConfig
+from covenant.model.errors import Conflict, Refusal
+from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.result import Result, ResultStatus
+from covenant.model.task import A2A, SIMPLE, Task, fingerprint
+from covenant.model.tracing import (
+    AGENT_NAME,
+    ATTEMPT,
+    DUPLICATE,
+    ENDING,
+    INVOKE_AGENT,
+    LEASE,
+    OFF,
+    OPERATION,
+    TURN,
+    Span,
+    Trace,
+    Tracer,
+    attributes_of,
+    trace_of,
+    traced,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class WorkerSlot(Protocol):
+    """A place kept free for one task. Used once: `start` it, or give it back."""
+
+    @property
+    def starter(self) -> Starter: ...
+    def start(self, leased: LeasedTask) -> None:
+        """The lease is durable: begin. Does not wait."""
+
+    def give_back(self) -> None:
+        """The task was not leased: it is queued, known already, or refused."""
+
+
+class LocalWorkers(Protocol):
+    def reserve(self, recipient: PublicKey) -> WorkerSlot | None:
+        """None if nobody here works for this recipient, or nobody is free."""
+
+
+class TaskWriter:
+    """Accepts tasks, and cancels them, for every service. An accepted task is leased in the same record to whoever can
+    start on it in this process."""
+
+    def __init__(self, ledger: Ledger, workers: LocalWorkers, tracer: Tracer = OFF) -> None:
+        self._ledger = ledger
+        self._workers = workers
+        self._tracer = tracer
+        self._starting: set[asyncio.Future[None]] = set()
+
+    async def submit(
+        self,
+        task: Task,
+        *,
+        bytes_max: int = MESSAGE_BYTES_MAX,
+        push: PushConfig | None = None,
+        minted: bool = False,
+    ) -> Accepted:
+        """Accept what a client asked for. The digest covers what it asked, and not how the request came here."""
+        asked = task if task.traceparent is None and task.metadata is None else without_way(task)
+        digest, size = fingerprint(asked)
+        if push is not None:
+            # The same key with another webhook is another request, as with another message.
+            digest = hashlib.sha256(digest.encode() + _encode(push)).hexdigest()
+        check_size(size, bytes_max)
+        if task.origin == A2A:
+            # After the digest: the same request has the same digest, whichever keys are reserved by now.
+            task = without_reserved_keys(task)
+        if task.deadline_ms is not None and task.origin != SIMPLE:
+            task = within_deadline(task, self._ledger.clock.left_ms(task.deadline_ms))
+        try:
+            return await self.accept(task, digest, push, minted=minted)
+        except Refusal as refusal:
+            if refusal.code == "duplicate_task_id":
+                raise key_reused() from None
+            raise
+
+    def accept(
+        self, task: Task, digest: str, push: PushConfig | None = None, *, minted: bool = False
+    ) -> Awaitable[Accepted]:
+        """`minted`: the task's id is new, and from here."""
+        accept = self._accept_traced if self._tracer.on else self._accept
+        return accept(task, digest, push, minted=minted)
+
+    async def _accept_traced(self, task: Task, digest: str, push: PushConfig | None, *, minted: bool) -> Accepted:
+        with accept_span(self._tracer, task, trace_of(task)) as span:
+            accepted = await self._accept(traced(task, span.trace), digest, push, minted=minted)
+            span.note({DUPLICATE: accepted.duplicate})
+        return accepted
+
+    async def _accept(self, task: Task, digest: str, push: PushConfig | None, *, minted: bool) -> Accepted:
+        slot = self._workers.reserve(task.recipient.pubkey)
+        if slot is None:
+            return await self._ledger.commit(Accept(task=task, digest=digest, push=push, minted=minted))
+        started = False
+        try:
+            accepted = await self._ledger.commit(
+                Accept(task=task, digest=digest, starter=slot.starter, push=push, minted=minted)
+            )
+            if accepted.leased is not None:
+                slot.start(accepted.leased)
+                started = True
+        except asyncio.CancelledError:
+            # The caller has left, and what was decided stands: whoever was to start must hear of it all the same.
+            started = True
+            self._starting.add(starting := asyncio.ensure_future(self._start_later(task, slot)))
+            starting.add_done_callback(self._starting.discard)
+            raise
+        finally:
+            if not started:
+                slot.give_back()
+        return accepted
+
+    def cancel(
+        self,
+        task_id: TaskId,
+        *,
+        by: AgentId,
+        reason: str,
+        recipient: PublicKey | None = None,
+        viewer: PublicKey | None = None,
+    ) -> Awaitable[Canceled]:
+        """A task that has ended stays as it is: `Canceled.before` says so, with the result that it has.
+
+        `recipient` and `viewer`: whose the task must be, and who must have part in it.
+        """
+        return self._ledger.commit(Cancel(task_id=task_id, viewer=viewer, recipient=recipient, by=by, reason=reason))
+
+    async def _start_later(self, task: Task, slot: WorkerSlot) -> None:
+        entry = await self._ledger.entry(task.id)
+        lease = entry.lease if entry is not None and entry.state is State.LEASED else None
+        starter = slot.starter
+        if lease is not None and (lease.leased_to, lease.boot, lease.attempt) == (starter.holder, starter.boot, 1):
+            slot.start(LeasedTask(task, lease))
+        else:
+            slot.give_back()
+
+
+def refuse_ended(task_id: TaskId, canceled: Canceled) -> None:
+    """For callers who must be told that there was nothing left to cancel."""
+    if canceled.before:
+        raise Conflict("not_cancelable", f"task {task_id} has ended already: it is {canceled.ending}")
+
+
+@contextmanager
+def accept_span(tracer: Tracer, task: Task, parent: Trace | None) -> Iterator[Span]:
+    """While it is made durable."""
+    attributes = attributes_of(task)
+    span = tracer.begin(f"accept {attributes[AGENT_NAME]}", "server", attributes, parent=parent)
+    failed: str | None = "canceled"
+    try:
+        yield span
+        failed = None
+    except Refusal as refusal:
+        failed = refusal.code
+        raise
+    finally:
+        span.end(failed=failed)
+
+
+def record_attempt(tracer: Tracer, before: Entry, result: Result) -> None:
+    """The spans of an attempt by a worker outside, told when it is over: it may have outlived this daemon."""
+    task, lease = before.task, before.lease
+    if lease is None:
+        return
+    attributes = {**attributes_of(task), TURN: before.turn, ATTEMPT: lease.attempt}
+    parent, name, leased_ms = trace_of(task), str(attributes[AGENT_NAME]), lease.leased_at_ms
+    if before.turn == lease.attempt == 1:
+        waited = tracer.begin(f"queue {name}", "internal", attributes, parent=parent, at_ms=before.accepted_at_ms)
+        waited.end(at_ms=leased_ms)
+    attributes |= {OPERATION: INVOKE_AGENT, LEASE: lease.lease_id, ENDING: result.status.value}
+    span = tracer.begin(f"{INVOKE_AGENT} {name}", "internal", attributes, parent=parent, at_ms=leased_ms)
+    span.end(failed="error" if result.status is ResultStatus.ERROR else None)
