@@ -1,10 +1,11 @@
-"""Count the modules that one SendMessage passes through, from the socket to the synced answer.
+"""Count the modules that a request passes through, in real daemons.
 
-    python scripts/trace_walk.py            # how many modules, and how many hops between them
-    python scripts/trace_walk.py --list     # and which, in the order in which they are entered
+    python scripts/trace_walk.py send          # one SendMessage, from the socket to the synced answer
+    python scripts/trace_walk.py delegate      # a task for an agent of a peer, at both daemons, until its proven result
+    python scripts/trace_walk.py send --list   # and which modules, in the order in which they are entered
 
-A daemon runs in this process, on a home of its own, with an agent that echoes. Two messages warm it up; the calls of
-Python functions during the third are recorded. A hop is a call from one module of ours into another, counted once.
+Each daemon runs on a home of its own and serves an agent that echoes. Two requests warm it up; calls of Python
+functions during the third are recorded. A hop is a call from one module of ours into another, counted once.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -32,78 +34,153 @@ echo = Agent("echo")
 async def say(turn):
     return turn.text
 """
+OURS: Final = "covenant."
 WAIT_S: Final = 30.0
+WARM: Final = 2
 
 
 class Recorder:
-    """Knows which modules were entered, and from which, while it is on."""
+    """Which modules are entered, and from which, between SIGUSR1 and SIGUSR2."""
 
-    def __init__(self) -> None:
-        self.on = False
-        self.entered: dict[str, None] = {}
-        self.hops: dict[tuple[str, str], None] = {}
+    def __init__(self, out: Path) -> None:
+        self._on = False
+        self._entered: dict[str, None] = {}
+        self._hops: dict[tuple[str, str], None] = {}
+        self._out = out
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if not self.on or event != "call":
+        if not self._on or event != "call":
             return
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith("covenant."):
+        if not module.startswith(OURS):
             return
-        self.entered[module] = None
+        self._entered[module] = None
         caller = frame.f_back
-        while caller is not None and not caller.f_globals.get("__name__", "").startswith("covenant."):
+        while caller is not None and not caller.f_globals.get("__name__", "").startswith(OURS):
             caller = caller.f_back
         if caller is not None and caller.f_globals["__name__"] != module:
-            self.hops[caller.f_globals["__name__"], module] = None
+            self._hops[caller.f_globals["__name__"], module] = None
+
+    def begin(self, *_: object) -> None:
+        self._on = True
+        self._out.write_text("{}")
+
+    def end(self, *_: object) -> None:
+        self._on = False
+        self._out.write_text(json.dumps({"entered": list(self._entered), "hops": list(self._hops)}))
 
 
-def _send(url: str, token: str, number: int) -> None:
+def serve(out: Path, words: list[str]) -> None:
+    """In a process of its own: `covenant serve`, recorded."""
+    from covenant.cli.main import main as covenant  # noqa: PLC0415  (the counting process needs none of it)
+
+    recorder = Recorder(out)
+    signal.signal(signal.SIGUSR1, recorder.begin)
+    signal.signal(signal.SIGUSR2, recorder.end)
+    sys.argv = ["covenant", "serve", *words]
+    sys.setprofile(recorder)
+    covenant()
+
+
+class Daemon:
+    def __init__(self, process: subprocess.Popen[bytes], home: Path, out: Path) -> None:
+        self._process, self.home, self._out = process, home, out
+        _until((home / "http.url").exists)
+        self.url = (home / "http.url").read_text().strip()
+        self.token = (home / "operator.token").read_text().strip()
+
+    def record(self, number: int) -> dict[str, Any]:
+        self._process.send_signal(number)
+        wanted = number == signal.SIGUSR2
+        _until(lambda: self._out.exists() and bool(_read(self._out)) is wanted)
+        return _read(self._out)
+
+    def covenant(self, *words: str) -> None:
+        """A command against it."""
+        command = [str(Path(sys.executable).with_name("covenant")), "--home", str(self.home), *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=WAIT_S)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except ValueError:  # just being written
+        return {}
+    return found
+
+
+def _until(seen: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not seen():
+        if time.monotonic() > until_s:
+            raise TimeoutError("the daemon did not do it in time")
+        time.sleep(0.05)
+
+
+@contextmanager
+def daemon(folder: Path, name: str) -> Iterator[Daemon]:
+    home, out, agents = folder / name, folder / f"{name}.json", folder / "agents.py"
+    agents.write_text(AGENT)
+    command = [sys.executable, __file__, "serve", str(out), str(agents)]
+    command += ["--home", str(home), "--http-port", "0", "--log-level", "error", "--peers-enabled", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield Daemon(process, home, out)
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
+
+
+def _send(to: Daemon, number: int) -> None:
     message = {"messageId": f"m-{number}", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
     body = {"jsonrpc": "2.0", "id": number, "method": "SendMessage", "params": {"message": message}}
-    headers = {"authorization": f"Bearer {token}", "content-type": "application/json", "a2a-version": "1.0"}
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=WAIT_S)
+    headers = {"authorization": f"Bearer {to.token}", "content-type": "application/json", "a2a-version": "1.0"}
+    connection = http.client.HTTPConnection(to.url.removeprefix("http://"), timeout=WAIT_S)
     connection.request("POST", "/v1/a2a/agents/echo", json.dumps(body), headers)
-    assert b"TASK_STATE_COMPLETED" in connection.getresponse().read()
+    answer = connection.getresponse().read()
     connection.close()
+    if b"TASK_STATE_COMPLETED" not in answer:
+        raise RuntimeError(answer.decode())
 
 
-def _drive(home: Path, recorder: Recorder) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while not (home / "http.url").exists():
-        if time.monotonic() > until_s:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        time.sleep(0.05)
-    url, token = (home / "http.url").read_text().strip(), (home / "operator.token").read_text().strip()
-    for number in range(3):
-        recorder.on = number == 2
-        _send(url, token, number)
-    recorder.on = False
-    os.kill(os.getpid(), signal.SIGTERM)
+def walk(what: str, folder: Path) -> tuple[dict[str, None], dict[tuple[str, str], None]]:
+    """The modules that were entered, and the hops between them."""
+    with ExitStack() as stack:
+        daemons = [stack.enter_context(daemon(folder, "office"))]
+        office = daemons[0]
+        if what == "delegate":
+            lab = stack.enter_context(daemon(folder, "lab"))
+            daemons.append(lab)
+            lab.covenant("peers", "add", office.url, "--name", "office")
+            office.covenant("peers", "add", lab.url, "--name", "lab")
+            office.covenant("peers", "verify", "lab")
+            lab.covenant("peers", "verify", "office")
+        for number in range(WARM + 1):
+            if number == WARM:
+                for each in daemons:
+                    each.record(signal.SIGUSR1)
+            if what == "delegate":
+                office.covenant("peers", "delegate", "echo", f"hello {number}", "--peer", "lab")
+            else:
+                _send(office, number)
+        found = [each.record(signal.SIGUSR2) for each in daemons]
+    entered = dict.fromkeys(module for each in found for module in each["entered"])
+    return entered, dict.fromkeys(tuple(hop) for each in found for hop in each["hops"])
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        serve(Path(sys.argv[2]), sys.argv[3:])
+        return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("what", nargs="?", choices=("send", "delegate"), default="send")
     parser.add_argument("--list", action="store_true", help="name the modules, too")
-    shows = parser.parse_args().list
-    from covenant.cli.main import main as covenant  # noqa: PLC0415  (after the arguments were read)
-
-    recorder = Recorder()
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        home, agents = Path(folder) / "h", Path(folder) / "agents.py"
-        agents.write_text(AGENT)
-        sys.argv = ["covenant", "serve", str(agents), "--home", str(home), "--http-port", "0", "--log-level", "error"]
-        threading.Thread(target=_drive, args=(home, recorder), daemon=True).start()
-        sys.setprofile(recorder)
-        try:
-            covenant()
-        except SystemExit:
-            pass
-        finally:
-            sys.setprofile(None)
-    print(f"SendMessage: {len(recorder.entered)} modules, {len(recorder.hops)} hops")
-    if shows:
-        print("".join(f"    {module}\n" for module in recorder.entered), end="")
+        entered, hops = walk(chosen.what, Path(folder))
+    print(f"{chosen.what}: {len(entered)} modules, {len(hops)} hops")
+    if chosen.list:
+        print("".join(f"    {module}\n" for module in entered), end="")
 
 
 if __name__ == "__main__":
