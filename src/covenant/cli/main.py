@@ -16,7 +16,7 @@ from covenant.cli.options import json_option
 from covenant.cli.terminal import json_shape, put, put_json
 
 PLACES: Final = {
-    "serve": "serve.command",
+    "serve": "serve.serve",
     "a2a": "tasks.a2a",
     "capabilities": "capability_grants.capabilities",
     "audit": "audit.audit",
@@ -26,7 +26,7 @@ PLACES: Final = {
     "call": "call_agent.call",
     "card": "call_agent.card",
     "peers": "peers.peers",
-    "mcp": "mcp.command",
+    "mcp": "serve.mcp",
     "settings": "offline.settings",
     "doctor": "offline.doctor",
     "passphrase": "offline.passphrase",

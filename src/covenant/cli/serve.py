@@ -1,7 +1,9 @@
-"""`covenant serve`: run the daemon until it is told to stop."""
+"""`covenant serve`: run the daemon until it is told to stop. `covenant mcp`: serve its tools over stdio."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -9,15 +11,19 @@ from typing import Final, NoReturn
 
 import click
 
-from covenant.cli.options import given_before, near, program
-from covenant.cli.terminal import Failure, put
+import covenant
+from covenant.cli.daemon_client import read_token
+from covenant.cli.options import given_before, home_option, near, program, token_option
+from covenant.cli.terminal import Failure, Unreachable, put
 from covenant.daemon.environment import environment, find_home
-from covenant.daemon.home import UnsafeHome
+from covenant.daemon.home import UnsafeHome, url_in
 from covenant.daemon.settings_loader import SettingEntry, entries, load
 from covenant.ledger.embedded.disk import unusable_by
 from covenant.model.errors import CovenantError, SettingsError
 
 RELOAD: Final = "--reload"
+MCP_PATH: Final = "/mcp"
+MCP_CHECK_S: Final = 10.0
 SHOWN: Final = frozenset(
     {"http.bind_addr", "http.port", "http.public_base_url", "ledger.durability", "log.format", "log.level"}
 )
@@ -73,7 +79,7 @@ def _serve_again_and_again(files: tuple[Path, ...]) -> NoReturn:
     sys.exit(serve_again_and_again(command, files, Log()))
 
 
-command: Final = click.Command(
+serve: Final = click.Command(
     "serve",
     callback=_serve,
     help="""Run the daemon, and the agents in FILES.
@@ -94,3 +100,61 @@ command: Final = click.Command(
         *(_flag(entry) for entry in entries()),
     ],
 )
+
+
+@click.command("mcp")
+@home_option()
+@token_option
+@click.option("--url", metavar="URL", help="Where the daemon listens for HTTP. Default: as it left it in its home.")
+def mcp(*, home: str | None, token_file: str | None, url: str | None) -> None:
+    """Serve a running daemon's tools to an MCP client over stdio.
+
+    For clients that start their MCP servers by a command. Starts no daemon, and exits with 3 if there is none. Clients
+    that speak HTTP can use the daemon's /mcp instead. Needs the extra `mcp`, here and at the daemon.
+    """
+    variables = environment()
+    folder, _ = find_home(given_before("home", home), variables)
+    token = read_token(folder, given_before("token_file", token_file), variables)
+    found = url or url_in(folder)
+    if found is None:
+        raise Unreachable(
+            "daemon_unreachable",
+            f"no daemon is in {folder}; start it with `covenant serve --home {folder}`, or give its --url",
+        )
+    address = found.rstrip("/").removesuffix(MCP_PATH) + MCP_PATH
+    _check_mcp(address, token)
+    try:
+        from covenant.doors.mcp.stdio_bridge import bridge
+    except ModuleNotFoundError as missing:
+        raise Failure(
+            "mcp_not_installed",
+            f"the package {missing.name} is not installed: pip install 'covenant[mcp]'",
+        ) from missing
+    asyncio.run(bridge(address, token, covenant.__version__))
+
+
+def _check_mcp(address: str, token: str) -> None:
+    """Whether somebody answers there, and takes the token: said before a client waits for what never comes."""
+    import httpx2
+
+    headers = {"authorization": f"Bearer {token}", "accept": "application/json, text/event-stream"}
+    ping = {"jsonrpc": "2.0", "id": 0, "method": "ping"}
+    try:
+        answer = httpx2.post(address, json=ping, headers=headers, timeout=MCP_CHECK_S, trust_env=False)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise Unreachable(
+            "daemon_unreachable", f"no daemon answers at {address} ({error}); start it with `covenant serve`"
+        ) from error
+    if answer.status_code == 401:
+        raise Failure("unknown_token", "the daemon does not take this token; name another with --token-file")
+    if answer.status_code == 404:
+        raise Failure("no_mcp", f"there is no MCP at {address}; is this a covenant daemon?")
+    if answer.status_code == 501:
+        raise Failure("mcp_not_installed", f"at the daemon: {_reason(answer.content)}")
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return "MCP is not installed"

@@ -10,7 +10,6 @@ import click
 
 from covenant.cli.daemon_client import Answer
 from covenant.cli.options import CommandGroup, Duration, Function, Invocation, daemon_command, limit_option, read_text
-from covenant.cli.push import push
 from covenant.cli.task_tables import facts_table, lease_table, queue_tables, summary, tree_of, update_table
 from covenant.cli.terminal import ExitCode, Failure, age, brief, console, content_text, json_shape, put, say, table
 from covenant.daemon.environment import monotonic_ms, now_ms
@@ -23,8 +22,12 @@ SHOWN_FIELDS: Final = (
 ).split()
 COMPACT_S: Final = 3_600.0
 WAIT_MS: Final = 10_000
+PUSH_COLUMNS: Final = ("task", "push", "agent", "host", "delivered", "state", "failed", "why")
 
 a2a: Final = CommandGroup("a2a", help="Tasks, their leases and their results.", no_args_is_help=True)
+push: Final = CommandGroup(
+    "push", help="Push notifications: what is owed to webhooks, and what was given up.", no_args_is_help=True
+)
 
 
 def queue_options(function: Function) -> Function:
@@ -319,6 +322,37 @@ def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
 a2a.add_command(push)
 
 
+@daemon_command(push, "list", "a2a_pushes", "count", "dead", "pushes")
+@click.option("--dead", is_flag=True, help="Only those that were given up.")
+@click.option("--limit", type=int, help="Most of them to show (default: 20).")
+def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
+    """List push configurations and how their deliveries stand, those given up first.
+
+    Only the host of a webhook is shown: its path, its token and its credentials are its owner's.
+    """
+    answer = call.ask("a2a_pushes", dead=dead or None, limit=limit)
+    if call.answer(answer):
+        return
+    from rich.text import Text
+
+    now = now_ms()
+    rows = table(f"{answer['count']} push configurations, {answer['dead']} given up", *PUSH_COLUMNS)
+    for each in answer["pushes"]:
+        rows.add_row(*(Text(cell) for cell in _push_cells(each, now)), style="red" if each["state"] == "dead" else "")
+    console().print(rows)
+
+
+@daemon_command(push, "retry", "a2a_push_retried", "push")
+@click.argument("task_id")
+@click.argument("push_id")
+def retry_push(call: Invocation, *, task_id: str, push_id: str) -> None:
+    """Try a push configuration again, at once: from the step it was given up at, and in order."""
+    answer = call.ask("retry_a2a_push", task_id=task_id, push_id=push_id)
+    if not call.answer(answer):
+        found = answer["push"]
+        say(f"{found['push_id']} is tried again, from generation {found['delivered'] + 1} on")
+
+
 def _queue(call: Invocation, *, counts: bool, state_filter: str | None, **given: Any) -> tuple[Answer, Answer]:
     """The queue as --json tells it, with what was asked for; and the daemon's whole answer."""
     query = {
@@ -409,3 +443,21 @@ def _drain(call: Invocation, given: dict[str, Any]) -> None:
     for result in answer["results"] or [answer["result"]]:
         say(f"{result['status']} {result['task_id']}")
         put(summary(result))
+
+
+def _push_cells(push: Answer, now: int) -> tuple[str, ...]:
+    state = push["state"]
+    if "dead_at_ms" in push:
+        state = f"given up {age(now - push['dead_at_ms'])} ago"
+    elif "next_ms" in push:
+        state = f"again in {age(max(0, push['next_ms'] - now))}"
+    return (
+        push["task_id"],
+        brief(push["push_id"]),
+        push["agent"],
+        brief(push["host"]),
+        str(push["delivered"]),
+        state,
+        str(push["attempts"]),
+        brief(push.get("failure", "")),
+    )
