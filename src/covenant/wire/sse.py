@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 from covenant.model.errors import CovenantError, InvalidParams
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
+KEEP_ALIVE_S: Final = 15.0
+"""A stream without news says `KEEP_ALIVE` so often."""
 _DIGITS_MAX: Final = 18
 
 

@@ -14,11 +14,10 @@ from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import Watch
 from covenant.model.task_event import Ended, StatusUpdate, Step
 from covenant.model.task_view import TaskView
+from covenant.wire.sse import KEEP_ALIVE_S
 
 PAGE: Final = 1_000
 """Steps that are read at once."""
-KEEP_ALIVE_S: Final = 15.0
-"""After this long without news a stream yields an empty batch, and its writer a keep-alive."""
 
 
 class TaskStream:
