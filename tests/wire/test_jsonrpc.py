@@ -31,7 +31,7 @@ def test_method_and_params_are_read_apart() -> None:
 def test_an_id_is_echoed_as_it_was_written(given: bytes, echoed: bytes) -> None:
     call = jsonrpc.decode_call(b'{"jsonrpc":"2.0",%b"method":"m"}' % given)
     assert call.id == echoed
-    assert jsonrpc.encode_result(call.id, b"{}") == b'{"jsonrpc":"2.0","id":%b,"result":{}}' % echoed
+    assert b"{}".join(jsonrpc.result_frame(call.id)) == b'{"jsonrpc":"2.0","id":%b,"result":{}}' % echoed
 
 
 @pytest.mark.parametrize("params", [b"", b',"params":null', b',"params":{}'])
@@ -93,4 +93,4 @@ def test_an_error_without_details_has_no_data() -> None:
 
 def test_what_stands_around_results_of_a_stream_is_the_response() -> None:
     before, after = jsonrpc.result_frame(b'"x"')
-    assert before + b"{}" + after == jsonrpc.encode_result(b'"x"', b"{}")
+    assert before + b"{}" + after == b'{"jsonrpc":"2.0","id":"x","result":{}}'

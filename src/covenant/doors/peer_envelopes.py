@@ -22,7 +22,7 @@ from covenant.doors.metrics import Meter
 from covenant.doors.waits import while_connected
 from covenant.model.errors import Refusal, TooLarge
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
-from covenant.wire.peers import EnvelopeRefused, Introduction, OutOfOrder, Polled, Received
+from covenant.wire.peers import EnvelopeRefusal, Introduction, OutOfOrder, Polled, Received
 
 IDENTITY: Final = "/api/v1/a2a/identity"
 RECEIVE: Final = "/api/v1/a2a/receive"
@@ -51,7 +51,7 @@ class EnvelopeInbox(Protocol):
 
 def _refusal_body(refusal: Refusal) -> bytes:
     expected = refusal.expected if isinstance(refusal, OutOfOrder) else None
-    return msgspec.json.encode(EnvelopeRefused(error=refusal.message, code=refusal.code, expected=expected))
+    return msgspec.json.encode(EnvelopeRefusal(error=refusal.message, code=refusal.code, expected=expected))
 
 
 STYLE: Final = Style(_refusal_body, transport="sealed")
@@ -112,7 +112,7 @@ DESCRIBED: Final = (
         request=SealedEnvelope,
         answer=Received,
         token=False,
-        refusal=EnvelopeRefused,
+        refusal=EnvelopeRefusal,
     ),
     Described(
         path=POLL,
@@ -122,7 +122,7 @@ DESCRIBED: Final = (
         request=SealedEnvelope,
         answer=Polled,
         token=False,
-        refusal=EnvelopeRefused,
+        refusal=EnvelopeRefusal,
     ),
 )
 

@@ -111,13 +111,8 @@ def unknown_method(call: RpcCall) -> UnreadableCall:
     return UnreadableCall("unknown_method", f"unknown method: {call.method[:100]}", call.id)
 
 
-def encode_result(call_id: bytes, encoded: bytes) -> bytes:
-    """A response around a result that is JSON already."""
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (call_id, encoded)
-
-
 def result_frame(call_id: bytes) -> tuple[bytes, bytes]:
-    """What stands before and after each result of a stream."""
+    """What stands before and after a result in a response, or each result of a stream."""
     return b'{"jsonrpc":"2.0","id":%b,"result":' % call_id, b"}"
 
 

@@ -36,8 +36,6 @@ T = TypeVar("T")
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Enrolled = Callable[[AgentId], AgentId | None]
 
-_NO_KEY = PublicKey("")
-
 NO_KEY: Final = PublicKey("")
 """Of a recipient that is named, and that nobody here is."""
 
@@ -74,7 +72,7 @@ class WireAgent(msgspec.Struct, frozen=True, gc=False):
 
     def agent(self) -> AgentId:
         """As given, unchecked: without a key it equals nobody."""
-        return AgentId(self.display, PublicKey(self.pubkey) if self.pubkey is not None else _NO_KEY)
+        return AgentId(self.display, PublicKey(self.pubkey) if self.pubkey is not None else NO_KEY)
 
 
 class SendTask(Request, frozen=True, kw_only=True):

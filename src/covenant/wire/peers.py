@@ -159,7 +159,7 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     envelope: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-class EnvelopeRefused(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+class EnvelopeRefusal(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """An envelope was not taken in. `expected`: the number that is missing before it, if it came out of order."""
 
     error: str = ""
@@ -179,7 +179,7 @@ class OutOfOrder(Conflict):
 _POLL: Final = msgspec.json.Decoder(Poll)
 _POLLED: Final = msgspec.json.Decoder(Polled)
 _RECEIVED: Final = msgspec.json.Decoder(Received)
-_REFUSED: Final = msgspec.json.Decoder(EnvelopeRefused)
+_REFUSED: Final = msgspec.json.Decoder(EnvelopeRefusal)
 _INTRODUCTION: Final = msgspec.json.Decoder(Introduction)
 
 
@@ -198,8 +198,8 @@ def decode_received(body: bytes) -> Received:
     return received
 
 
-def decode_refused(body: bytes) -> EnvelopeRefused:
-    refused: EnvelopeRefused = decode_json(_REFUSED, body)
+def decode_refused(body: bytes) -> EnvelopeRefusal:
+    refused: EnvelopeRefusal = decode_json(_REFUSED, body)
     return refused
 
 

@@ -26,7 +26,7 @@ from covenant.daemon.operator import admit_operator
 from covenant.daemon.wiring.push import check_push
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
-from covenant.doors.a2a.door import PREFIX, A2ADoor
+from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.host_names import BaseUrl

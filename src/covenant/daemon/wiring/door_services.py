@@ -22,7 +22,7 @@ from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.doors import simple
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, extended_cards
-from covenant.doors.a2a.door import A2ADoor
+from covenant.doors.a2a.http_bindings import A2ADoor
 from covenant.doors.a2a.operations import A2AServices, PushService
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.request_body import AnonymousPool

@@ -55,7 +55,7 @@ from covenant.daemon.wiring.push import make_pushes
 from covenant.daemon.wiring.remote_agents import Elsewhere, make_delegations, open_outbound
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import DESCRIBED as CARDS_DESCRIBED
-from covenant.doors.a2a.door import PREFIX
+from covenant.doors.a2a.http_bindings import PREFIX
 from covenant.doors.a2a.operations import A2AServices
 from covenant.doors.http.app import DoorUnder, HttpDoor, build_http
 from covenant.doors.http.bearer_auth import TenantGate

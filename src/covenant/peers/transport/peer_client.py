@@ -17,7 +17,7 @@ from covenant.model.peers.instance import InstanceId, Prekey
 from covenant.model.peers.peer_record import Peer
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.seal.envelope import Code
-from covenant.wire.peers import EnvelopeRefused, decode_refused
+from covenant.wire.peers import EnvelopeRefusal, decode_refused
 
 MINUTE_MS: Final = 60_000
 JITTER: Final = 0.2
@@ -198,7 +198,7 @@ def _failed(response: PeerResponse) -> DeliveryFailure:
     try:
         refused = decode_refused(response.body)
     except Invalid:
-        refused = EnvelopeRefused()
+        refused = EnvelopeRefusal()
     status = response.status
     code = refused.code or f"http_{status}"
     whole = status not in OF_ONE or not refused.code or code in OF_ALL

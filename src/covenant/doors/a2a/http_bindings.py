@@ -1,28 +1,46 @@
-"""A2A 1.0 over plain HTTP: the same operations, named by method and path, with statuses instead of codes."""
+"""A2A over HTTP, under one prefix: JSON-RPC at `…/{agent}`, and 1.0 as plain HTTP below it.
+
+JSON-RPC speaks both dialects, told apart by the method's name. The order of checks is authentication, limits, JSON,
+envelope, method, version, agent, params. What is refused before there is a call to answer has an HTTP status; what is
+refused after it rides on 200, as JSON-RPC has it. Plain HTTP names the same operations by method and path, and has
+statuses instead of codes.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, Headers
-from covenant.doors.a2a.operations import BY_NAME, A2ACall, A2AOperation, A2AServices
+from covenant.doors.a2a.operations import BY_NAME, METHODS, OPERATIONS, A2ACall, A2AOperation, A2AServices
 from covenant.doors.a2a.sse_stream import write_stream
-from covenant.doors.http.responses import JSON, Header, refusal_headers, reply
+from covenant.doors.http.responses import (
+    JSON,
+    PROBLEM,
+    Header,
+    refusal_form,
+    refusal_headers,
+    reply,
+    reply_not_allowed,
+    reply_problem,
+)
 from covenant.doors.waits import CallerGoneError
-from covenant.model.errors import Invalid, NotFound, Refusal
+from covenant.model.errors import Invalid, NotFound, OverLimit, Refusal, Unauthenticated
+from covenant.wire import jsonrpc
 from covenant.wire.a2a.dialects import REQUESTS_V1, V1
-from covenant.wire.a2a.error_codes import rest_error
+from covenant.wire.a2a.error_codes import Version, rest_error
 from covenant.wire.sse import SseFormat
 
 log = logging.getLogger(__name__)
 
+PREFIX: Final = "/v1/a2a/agents/"
+CARD: Final = "agent-card.json"
 A2A_JSON: Final[Header] = (b"content-type", b"application/a2a+json")
 _READ: Final = REQUESTS_V1
 
@@ -86,12 +104,36 @@ def split_path(path: str) -> tuple[str, str, str]:
     return key, task_id, config_id
 
 
-class RestBinding:
-    def __init__(self, gate: Admission, office: A2AServices, *, body_bytes_max: int) -> None:
+class _Binding:
+    def __init__(self, gate: Admission, services: A2AServices, *, body_bytes_max: int) -> None:
         self._gate = gate
-        self._office = office
+        self._services = services
         self._body_bytes_max = body_bytes_max
+        self._timers = {operation.name: gate.meter.timer(TRANSPORT, operation.name) for operation in OPERATIONS}
 
+    async def _run(
+        self,
+        operation: A2AOperation,
+        call: A2ACall,
+        receive: Receive,
+        send: Send,
+        *,
+        around: tuple[bytes, bytes] = (b"", b""),
+        kind: Header = JSON,
+    ) -> None:
+        """Answer, or stream. `around`: the bytes before and after each answer."""
+        if operation.open_stream is None:
+            answer = await self._gate.run(operation, self._services, call, send, receive)
+            await reply(send, 200, answer.join(around), kind=kind)
+            return
+        tenants = self._gate.tenants
+        with tenants.limiter.streaming(call.ask.caller):
+            stream = await operation.open_stream(self._services, call)
+            sse = SseFormat(*around, named=call.dialect.named_events)
+            await write_stream(stream, call, sse, tenancy=tenants.tenancy, receive=receive, send=send)
+
+
+class RestBinding(_Binding):
     async def answer(self, agent_id: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers, started_s = Headers(scope), perf_counter()
         kind = JSON if (headers.get(b"content-type") or "").startswith("application/json") else A2A_JSON
@@ -111,7 +153,7 @@ class RestBinding:
                 body = await self._body(visit, receive, send)
                 at = RestCall(task_id, config_id, scope["query_string"], body)
                 call = self._gate.call(visit, found.operation, V1, found.decode, at)
-                await self._run(found.operation, call, kind, receive, send)
+                await self._run(found.operation, call, receive, send, kind=kind)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
@@ -132,16 +174,6 @@ class RestBinding:
                 raise Invalid("invalid_json", f"the request is not UTF-8: {wrong.reason}") from None
         return body if body.strip() else b"{}"
 
-    async def _run(self, operation: A2AOperation, call: A2ACall, kind: Header, receive: Receive, send: Send) -> None:
-        tenants = self._gate.tenants
-        if operation.open_stream is None:
-            answer = await self._gate.run(operation, self._office, call, send, receive)
-            await reply(send, 200, answer, kind=kind)
-            return
-        with tenants.limiter.streaming(call.ask.caller):
-            stream = await operation.open_stream(self._office, call)
-            await write_stream(stream, call, SseFormat(), tenancy=tenants.tenancy, receive=receive, send=send)
-
     async def _refuse(self, send: Send, error: Exception, kind: Header, name: str) -> None:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": name}, exc_info=error)
@@ -155,3 +187,72 @@ async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...]) -> No
     allowed = ", ".join(methods)
     status, body = rest_error(Invalid("method_not_allowed", f"this path takes {allowed}"))
     await reply(send, status, body, [(b"allow", allowed.encode())], kind=kind)
+
+
+class JsonRpcBinding(_Binding):
+    async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            visit = await self._gate.enter(scope, Headers(scope), agent_id)
+            with self._gate.tenants.limiter.connected(visit.caller):
+                body = await self._gate.read_body(visit, receive, send, self._body_bytes_max)
+                await self._answer(visit, body, receive, send)
+        except Refusal as refusal:
+            self._gate.meter.refused(TRANSPORT, refusal.code)
+            await reply_problem(send, refusal)
+        except CallerGoneError:
+            return
+
+    async def _answer(self, visit: AdmittedCaller, body: bytes, receive: Receive, send: Send) -> None:
+        try:
+            call = jsonrpc.decode_call(body)
+            method = METHODS.get(call.method)
+            if method is None:
+                raise jsonrpc.unknown_method(call)
+        except jsonrpc.UnreadableCall as unreadable:
+            self._gate.meter.refused(TRANSPORT, unreadable.code)
+            await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, unreadable, Version.V1))
+            return
+        operation, dialect, decode = method
+        started_s = perf_counter()
+        try:
+            asked = self._gate.call(visit, operation, dialect, decode, call.params)
+            await self._run(operation, asked, receive, send, around=jsonrpc.result_frame(call.id))
+        except (OverLimit, Unauthenticated, CallerGoneError):
+            # Told outside, by its status.
+            raise
+        except Refusal as refusal:
+            self._gate.meter.refused(TRANSPORT, refusal.code)
+            await reply(send, 200, jsonrpc.encode_refusal(call.id, refusal, dialect.version))
+        except Exception as error:  # the last stand before the client: it hears nothing of what went wrong
+            log.exception("a2a.failed", extra={"operation": operation.name})
+            self._gate.meter.refused(TRANSPORT, "internal")
+            await reply(send, 200, jsonrpc.encode_refusal(call.id, error, dialect.version))
+        finally:
+            self._timers[operation.name].observe(perf_counter() - started_s)
+
+
+class A2ADoor:
+    """`cards` answers for the card of an agent, which is a document and no operation."""
+
+    def __init__(self, gate: Admission, office: A2AServices, cards: ASGIApp, *, body_bytes_max: int) -> None:
+        self._rpc = JsonRpcBinding(gate, office, body_bytes_max=body_bytes_max)
+        self._rest = RestBinding(gate, office, body_bytes_max=body_bytes_max)
+        self._cards = cards
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        agent_id, _, place = scope["path"][len(PREFIX) :].partition("/")
+        place = place.rstrip("/")
+        if not place:
+            if scope["method"] == "POST":
+                return self._rpc.answer(agent_id, scope, receive, send)
+            return reply_not_allowed(send, PROBLEM, ("POST",))
+        if place == CARD:
+            return self._cards(scope, receive, send)
+        return self._rest.answer(agent_id, place, scope, receive, send)
+
+    def refusal_form(self, path: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
+        """A refusal before there is a call to answer: its headers and its body."""
+        _, _, place = path[len(PREFIX) :].partition("/")
+        if not place.rstrip("/"):
+            return refusal_form(PROBLEM, refusal)
+        return (JSON, *refusal_headers(refusal)), rest_error(refusal)[1]
