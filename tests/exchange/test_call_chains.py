@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from covenant.daemon.environment import now_ms
@@ -24,6 +23,12 @@ from covenant.seal.keys import new_private_key
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_grant, make_task, task_id
 
 KEY = new_private_key()
+
+
+class _NoLedger:
+    """For what reads nothing of one."""
+
+    def on_registers(self, _: object) -> None: ...
 
 
 @pytest.fixture
@@ -81,12 +86,12 @@ async def test_mail_between_those_that_are_no_tenants_agents_is_nobodys_chain(le
 
 
 def test_identities_in_a_chain_are_keys_and_tell_no_names() -> None:
-    catalogue = Catalogue(msgspec.UNSET, KEY)  # type: ignore[arg-type]
+    catalogue = Catalogue(_NoLedger(), KEY)  # type: ignore[arg-type]
     me = catalogue.identity("acme", "writer")
     with pytest.raises(Refusal) as caught:
         check_chain(1, (me.pubkey,), me, 3)
     assert caught.value.code == "loop_detected"
     assert "acme" not in me.pubkey
     assert catalogue.identity("acme", "writer") == me
-    other = Catalogue(msgspec.UNSET, new_private_key()).identity("acme", "writer")  # type: ignore[arg-type]
+    other = Catalogue(_NoLedger(), new_private_key()).identity("acme", "writer")  # type: ignore[arg-type]
     check_chain(3, (other.pubkey, operator_agent("o@x", KEY).pubkey), me, 3)

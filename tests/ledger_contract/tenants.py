@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.machine.identity_commands import (
     AddTenant,
     ChangeTenant,
     Enroll,
     PutAgent,
     RemoveAgent,
+    RevokeIdentity,
     RotateTenant,
 )
 from covenant.ledger.machine.view import Limits
@@ -51,6 +53,26 @@ async def rows(driver: LedgerDriver) -> list[str]:
 
 
 class TenantSuite(Suite):
+    async def test_whoever_listens_hears_of_every_change_to_a_register_once_it_is_durable(
+        self, driver: LedgerDriver
+    ) -> None:
+        heard: list[RegisterChange] = []
+        driver.ledger.on_registers(heard.append)
+        first = make_identity(agent("carol@here"))
+        await driver.ledger.commit(Enroll(by=OPERATOR, identity=first))
+        await driver.ledger.commit(RevokeIdentity(by=OPERATOR, token_sha256=first.token_sha256))
+        await add_tenant(driver, "acme")
+        await rotate_tenant(driver, "acme", "another token")
+        await put_agent(driver, "acme", "writer")
+        await driver.ledger.commit(RemoveAgent(by=OPERATOR, tenant="acme", agent_id="writer"))
+        await driver.note("nothing that is in a register")
+        await asyncio.sleep(0)
+        assert heard == [
+            *[RegisterChange(Register.IDENTITIES, first.token_sha256)] * 2,
+            *[RegisterChange(Register.TENANTS, "acme")] * 2,
+            *[RegisterChange(Register.AGENTS, "acme")] * 2,
+        ]
+
     async def test_a_tenant_is_found_by_name_and_by_token_and_its_making_is_on_record(
         self, driver: LedgerDriver
     ) -> None:

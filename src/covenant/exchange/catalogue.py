@@ -15,6 +15,7 @@ from typing import Final
 
 from covenant.exchange.access.identities import ReservedIdentity
 from covenant.exchange.access.tenants import Caller
+from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.decisions.identities import agent_exists, unknown_agent, unknown_tenant
 from covenant.ledger.machine.identity_commands import PutAgent, RemoveAgent
@@ -45,7 +46,12 @@ class Catalogue:
         self._identities: dict[tuple[str, str], AgentId] = {}
         self._residents: dict[tuple[str, str], CatalogueAgent] = {}
         self.changes = 0
-        """Grows with every change: whoever follows the catalogue need not look through all of it."""
+        """Grows with every change, by whomever: whoever follows the catalogue need not look through all of it."""
+        ledger.on_registers(self._changed)
+
+    def _changed(self, change: RegisterChange) -> None:
+        if change.register is not Register.IDENTITIES:
+            self.changes += 1
 
     def agent(self, tenant: str, agent_id: str) -> CatalogueAgent | None:
         """The hot path: a dictionary look-up or two."""
@@ -166,13 +172,11 @@ class Catalogue:
     async def remove(self, caller: Caller, agent_id: str) -> CatalogueAgent:
         tenant = caller.tenant.name
         self._check_stored(tenant, agent_id)
-        removed = await self._ledger.commit(RemoveAgent(by=self._by(caller), tenant=tenant, agent_id=agent_id))
-        self.changes += 1
-        return removed
+        return await self._ledger.commit(RemoveAgent(by=self._by(caller), tenant=tenant, agent_id=agent_id))
 
     async def _put(self, caller: Caller, definition: AgentDefinition, *, replace: bool) -> CatalogueAgent:
         tenant = caller.tenant.name
-        put = await self._ledger.commit(
+        return await self._ledger.commit(
             PutAgent(
                 by=self._by(caller),
                 tenant=tenant,
@@ -181,8 +185,6 @@ class Catalogue:
                 replace=replace,
             )
         )
-        self.changes += 1
-        return put
 
     def _by(self, caller: Caller) -> AgentId:
         return AgentId(caller.name, self._operator_key) if caller.operator else self.client(caller.tenant.name)

@@ -1,5 +1,6 @@
 """Tenants over a ledger: who speaks for whom, and what ends when that changes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -111,8 +112,10 @@ async def test_disabling_ends_what_the_tenant_has_open_and_nothing_else(house: H
         house.tenancy.session(house.caller(other.token), lambda: ended.append("other")),
     ):
         await house.tenancy.change(house.principal, "acme", disabled=False)
+        await asyncio.sleep(0)  # the ledger tells its listeners on the next turn of the loop
         assert ended == []
         await house.tenancy.disable(house.principal, "acme")
+        await asyncio.sleep(0)
         assert sorted(ended) == ["acme 1", "acme 2"]
     await house.tenancy.disable(house.principal, "other")
     assert len(ended) == 2
@@ -123,6 +126,7 @@ async def test_a_new_token_ends_what_the_old_one_has_open(house: House) -> None:
     ended: list[str] = []
     with house.tenancy.session(house.caller(acme.token), lambda: ended.append("old")):
         rotated = await house.tenancy.rotate(house.principal, "acme")
+        await asyncio.sleep(0)
         assert ended == ["old"]
     assert house.tenancy.recognise(acme.token) is None
     with house.tenancy.session(house.caller(rotated.token), lambda: ended.append("new")):
@@ -133,6 +137,7 @@ async def test_revoking_the_operators_token_ends_what_it_has_open_for_the_first_
     ended: list[str] = []
     with house.tenancy.session(house.caller(house.token), lambda: ended.append("operator")):
         await house.registry.revoke(house.principal, "operator@local", force=True)
+        await asyncio.sleep(0)
         assert ended == ["operator"]
 
 

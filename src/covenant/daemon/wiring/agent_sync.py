@@ -58,7 +58,7 @@ class AgentSync:
         self._elsewhere = elsewhere
         self._cast = cast
         self.peers = peers
-        self._seen = (-1, -1)
+        self._seen = -1
         self.remote_concurrency = 0
         """Calls elsewhere at once, of one agent that does not say how many; 0: as of any other agent."""
 
@@ -70,14 +70,13 @@ class AgentSync:
 
     async def step(self) -> None:
         """One look at the catalogue, if it has changed since the last one."""
-        tenants = await self._ledger.tenants()
-        seen = (self._catalogue.changes, len(tenants))
+        seen = self._catalogue.changes
         if seen == self._seen:
             return
         wanted: dict[tuple[str, str], AgentDefinition] = {}
         if self.peers is not None:
             wanted[DEFAULT, PEERS] = _OF_PEERS
-        for tenant in tenants:
+        for tenant in await self._ledger.tenants():
             if self._elsewhere is not None:
                 wanted[tenant.name, ELSEWHERE] = _CALLED_BY_ADDRESS
             for agent in self._catalogue.agents(tenant.name):

@@ -141,9 +141,7 @@ class IdentityAdmin:
                 "self_revoke_forbidden",
                 "this is the operator's own token; rotate it instead, or use --force and restart the daemon",
             )
-        revoked = await self._ledger.commit(RevokeIdentity(by=principal.agent, token_sha256=identity.token_sha256))
-        self._doorkeeper.end_sessions(identity.token_sha256)
-        return revoked
+        return await self._ledger.commit(RevokeIdentity(by=principal.agent, token_sha256=identity.token_sha256))
 
     async def rotate(self, principal: Principal, which: str | None) -> EnrolledIdentity:
         """A new token for an identity, the operator's own by default. The old one ends at once."""
@@ -162,7 +160,6 @@ class IdentityAdmin:
                 new_token_prefix=token[:TOKEN_PREFIX_LENGTH],
             )
         )
-        self._doorkeeper.end_sessions(old_hash)
         return EnrolledIdentity(identity=identity, token=token)
 
     async def purge_identities(self, principal: Principal, before_ms: int) -> int:

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import Forbidden, Unauthenticated
@@ -77,9 +78,8 @@ class IdentityAuth:
         self._ledger = ledger
         self._operator = operator
         self._sessions: dict[str, set[Callable[[], None]]] = {}
-        self.on_revoked: list[Callable[[str], None]] = []
-        """Each is told the hash of a token that nobody may use any more."""
         self._budget = AuditBudget()
+        ledger.on_registers(self._changed)
 
     def recognise(self, token: str) -> Principal | None:
         """The hot path: one hash, one look-up."""
@@ -122,11 +122,12 @@ class IdentityAuth:
             if not ends:
                 self._sessions.pop(principal.token_sha256, None)
 
-    def end_sessions(self, token_sha256: str) -> None:
-        for end in tuple(self._sessions.get(token_sha256, ())):
-            end()
-        for revoked in self.on_revoked:
-            revoked(token_sha256)
+    def _changed(self, change: RegisterChange) -> None:
+        """Whoever revoked a token, here or elsewhere: what it has open is ended."""
+        identity = self._ledger.identity(change.name) if change.register is Register.IDENTITIES else None
+        if identity is not None and identity.revoked_at_ms is not None:
+            for end in tuple(self._sessions.get(change.name, ())):
+                end()
 
 
 async def require_operator(ledger: Ledger, principal: Principal, what: str, *, action: str | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.access.principals import TOKEN_LENGTH_MAX, IdentityAuth, Principal, require_operator
+from covenant.ledger.contract.identities import Register, RegisterChange
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.decisions.acceptance import LIVE_TASKS, QUEUED_BYTES
 from covenant.ledger.machine.decisions.identities import unknown_tenant
@@ -67,9 +68,9 @@ class TenantAccess:
         self._ledger = ledger
         self._operator = operator
         self._doorkeeper = doorkeeper
-        self._sessions: dict[str, dict[Callable[[], None], str]] = {}
-        """By tenant: how each is ended, and the token that it was opened with."""
-        doorkeeper.on_revoked.append(self._end_token)
+        self._sessions: dict[str, dict[Callable[[], None], Caller]] = {}
+        """By tenant: how each is ended, and whose it is."""
+        ledger.on_registers(self._changed)
 
     async def open(self) -> None:
         """See to it that the first tenant is there. It has no token of its own until one is made by rotating."""
@@ -81,17 +82,14 @@ class TenantAccess:
         return self._caller(token_hash(token)) if len(token) <= TOKEN_LENGTH_MAX else None
 
     def still(self, caller: Caller) -> bool:
-        """Whether somebody who was recognised would be recognised as the very same now: three look-ups, and no hash.
-
-        What is kept of a tenant is never changed but replaced, so that the same is as it was.
-        """
+        """Whether somebody who was recognised would be recognised as the very same now: three look-ups, and no hash."""
         tenant = self._ledger.tenant_of(caller.token_sha256)
         if not caller.operator:
-            return tenant is caller.tenant
+            return tenant == caller.tenant
         identity = self._ledger.identity(caller.token_sha256)
         return (
             tenant is None
-            and self._ledger.tenant(DEFAULT) is caller.tenant
+            and self._ledger.tenant(DEFAULT) == caller.tenant
             and identity is not None
             and identity.revoked_at_ms is None
             and identity.operator
@@ -129,21 +127,28 @@ class TenantAccess:
         return TenantSession(self, caller, end)
 
     def open_session(self, caller: Caller, end: Callable[[], None]) -> None:
-        self._sessions.setdefault(caller.tenant.name, {})[end] = caller.token_sha256
+        self._sessions.setdefault(caller.tenant.name, {})[end] = caller
         if not caller.anonymous and not self.still(caller) and self._caller(caller.token_sha256) is None:
             end()
 
     def close_session(self, caller: Caller, end: Callable[[], None]) -> None:
-        sessions = self._sessions[caller.tenant.name]
-        del sessions[end]
+        sessions = self._sessions.get(caller.tenant.name, {})
+        sessions.pop(end, None)
         if not sessions:
-            del self._sessions[caller.tenant.name]
+            self._sessions.pop(caller.tenant.name, None)
 
-    def _end_token(self, token_sha256: str) -> None:
-        for sessions in tuple(self._sessions.values()):
-            for end, token in tuple(sessions.items()):
-                if token == token_sha256:
-                    end()
+    def _changed(self, change: RegisterChange) -> None:
+        """Whoever revoked a token, rotated it or disabled a tenant, here or elsewhere: what may not go on is ended."""
+        if change.register is Register.AGENTS:
+            return
+        of_tenant = change.register is Register.TENANTS
+        found = [self._sessions.get(change.name, {})] if of_tenant else list(self._sessions.values())
+        for end, caller in [each for sessions in found for each in sessions.items()]:
+            tenant = self._ledger.tenant(caller.tenant.name)
+            token_over = not caller.anonymous and self._caller(caller.token_sha256) is None
+            if token_over or tenant is None or tenant.disabled_at_ms is not None:
+                self.close_session(caller, end)  # it is ended once, however much changes
+                end()
 
     def tenant(self, name: str) -> Tenant | None:
         return self._ledger.tenant(name)
@@ -188,17 +193,12 @@ class TenantAccess:
         await require_operator(self._ledger, principal, "changing a tenant")
         checked = check_limits(limits) if limits is not None else None
         command = ChangeTenant(by=principal.agent, name=name, disabled=disabled, limits=checked)
-        tenant = await self._ledger.commit(command)
-        if tenant.disabled_at_ms is not None:
-            for end in tuple(self._sessions.get(name, ())):
-                end()
-        return tenant
+        return await self._ledger.commit(command)
 
     async def rotate(self, principal: Principal, name: str) -> MintedToken:
         """A new token; the old one ends at once."""
         await require_operator(self._ledger, principal, "rotating a tenant's token")
         token = new_tenant_token()
-        old = self._ledger.tenant(name)
         tenant = await self._ledger.commit(
             RotateTenant(
                 by=principal.agent,
@@ -207,8 +207,6 @@ class TenantAccess:
                 token_prefix=token[:TENANT_TOKEN_PREFIX_LENGTH],
             )
         )
-        if old is not None and old.token_sha256:
-            self._doorkeeper.end_sessions(old.token_sha256)
         return MintedToken(tenant, token)
 
 

@@ -299,6 +299,15 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+_REGISTERS: Final[dict[type[AnyEvent], Callable[[Any], RegisterChange]]] = {
+    IdentityEnrolled: lambda event: RegisterChange(Register.IDENTITIES, event.identity.token_sha256),
+    IdentityRevoked: lambda event: RegisterChange(Register.IDENTITIES, event.token_sha256),
+    TenantPut: lambda event: RegisterChange(Register.TENANTS, event.tenant.name),
+    AgentPut: lambda event: RegisterChange(Register.AGENTS, event.agent.tenant),
+    AgentRemoved: lambda event: RegisterChange(Register.AGENTS, event.tenant),
+}
+
+
 class _Signal(enum.Enum):
     """What waits besides steps, for the listeners of a ledger."""
 
@@ -355,8 +364,8 @@ class TaskWatchers:
                     waiting.append((seq, event.task_id, _Signal.PUSH))
                 elif self._peer and isinstance(event, PeerEvent) and (peer := peer_of(event)) is not None:
                     waiting.append((seq, peer, _Signal.PEER))
-                elif self._registers and (change := _register_change(event)) is not None:
-                    waiting.append((seq, "", change))
+                elif self._registers and (changed := _REGISTERS.get(type(event))) is not None:
+                    waiting.append((seq, "", changed(event)))
                 continue
             kind, task_id = type(event), event.task_id
             if kind in _LEASE_ENDS and self._lost is not None:
@@ -403,19 +412,3 @@ class TaskWatchers:
 
     def __bool__(self) -> bool:
         return bool(self._watches or self._lost or self._push or self._peer or self._registers)
-
-
-def _register_change(event: AnyEvent) -> RegisterChange | None:
-    match event:
-        case IdentityEnrolled(identity):
-            return RegisterChange(Register.IDENTITIES, identity.token_sha256)
-        case IdentityRevoked(token_sha256):
-            return RegisterChange(Register.IDENTITIES, token_sha256)
-        case TenantPut(tenant):
-            return RegisterChange(Register.TENANTS, tenant.name)
-        case AgentPut(agent):
-            return RegisterChange(Register.AGENTS, agent.tenant)
-        case AgentRemoved(tenant_name):
-            return RegisterChange(Register.AGENTS, tenant_name)
-        case _:
-            return None
