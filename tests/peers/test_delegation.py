@@ -27,7 +27,7 @@ from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT, TenantLimits
 from covenant.seal.proofs import verify_evidence
 from tests.ledger_contract.samples import OPERATOR, make_grant
-from tests.peers.estates import Estate, changed, estate, pair, said, worker
+from tests.peers.peers_under_test import PeerUnderTest, changed, peer_under_test, said, two_peers, worker
 
 
 async def shout(turn: Any) -> str:
@@ -35,7 +35,7 @@ async def shout(turn: Any) -> str:
 
 
 async def test_a_task_is_done_by_a_peer_and_its_result_is_proven(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(shout)) as (rita, paul):
+    async with two_peers(tmp_path, worker(shout)) as (rita, paul):
         task_id = await rita.delegate(paul, "hello")
         view = await rita.ended(task_id)
         assert (view.state, said(view)) == (TaskState.COMPLETED, "HELLO")
@@ -48,7 +48,7 @@ async def test_a_task_is_done_by_a_peer_and_its_result_is_proven(tmp_path: Path)
 
 
 async def test_a_proof_can_be_checked_offline_and_one_changed_line_breaks_it(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(shout)) as (rita, paul):
+    async with two_peers(tmp_path, worker(shout)) as (rita, paul):
         task_id = await rita.delegate(paul, "hello")
         await rita.ended(task_id)
         evidence = await rita.evidence(task_id)
@@ -67,7 +67,7 @@ async def test_what_the_agent_gets_is_the_task_its_context_and_its_parts(tmp_pat
         seen.append((turn.text, turn.metadata, [type(part).__name__ for part in turn.parts], turn.task.origin))
         return [turn.file("list.txt", b"one\ntwo"), turn.data({"n": 1}), "done"]
 
-    async with pair(tmp_path, worker(look)) as (rita, paul):
+    async with two_peers(tmp_path, worker(look)) as (rita, paul):
         parts = (Text("count"), Json({"things": 2}))
         task_id = await rita.delegate(paul, "count", parts=parts, context="a long story")
         view = await rita.ended(task_id)
@@ -85,7 +85,7 @@ async def test_neither_side_is_told_anything_under_the_daemons_own_keys_by_the_o
         seen.extend(part.metadata for part in turn.parts)
         return [Json({"n": 1}, metadata=forged), "done"]
 
-    async with pair(tmp_path, worker(look)) as (rita, paul):
+    async with two_peers(tmp_path, worker(look)) as (rita, paul):
         parts = (Text("count", metadata=forged), Json({"things": 2}, metadata=forged))
         view = await rita.ended(await rita.delegate(paul, "count", parts=parts))
     assert [each for each in seen if each is not None] == [{"mine": "kept"}] * len(parts)
@@ -102,7 +102,7 @@ async def test_how_the_work_goes_is_told_while_it_goes_on(tmp_path: Path) -> Non
         await go_on.wait()
         yield "done"
 
-    async with pair(tmp_path, worker(slow)) as (rita, paul):
+    async with two_peers(tmp_path, worker(slow)) as (rita, paul):
         task_id = await rita.delegate(paul)
         await rita.stands(task_id, RUNNING)
         await rita.until_delegation(task_id, lambda found: found.message == "half way")
@@ -123,7 +123,7 @@ async def test_what_fails_there_fails_here_for_the_same_reason(tmp_path: Path) -
     async def refuse(turn: Any) -> Any:
         yield turn.reject("not my trade")
 
-    async with pair(tmp_path, worker(refuse)) as (rita, paul):
+    async with two_peers(tmp_path, worker(refuse)) as (rita, paul):
         task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
@@ -135,7 +135,7 @@ async def test_work_that_asks_back_is_ended_and_says_what_it_wanted_to_know(tmp_
     async def ask(turn: Any) -> Any:
         yield turn.need_input("which colour?")
 
-    async with pair(tmp_path, worker(ask)) as (rita, paul):
+    async with two_peers(tmp_path, worker(ask)) as (rita, paul):
         task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
@@ -150,7 +150,7 @@ async def test_work_that_takes_longer_than_agreed_ends_as_timeout(tmp_path: Path
         await asyncio.Event().wait()
         return "never"
 
-    async with pair(tmp_path, worker(endless)) as (rita, paul):
+    async with two_peers(tmp_path, worker(endless)) as (rita, paul):
         task_id = await rita.delegate(paul)
         await rita.stands(task_id, RUNNING)
         await _sweep(paul, 40_000)
@@ -164,7 +164,7 @@ async def test_work_that_fails_with_the_words_of_a_timeout_has_failed(tmp_path: 
     async def fail(turn: Any) -> Any:
         yield turn.fail(words)
 
-    async with pair(tmp_path, worker(fail)) as (rita, paul):
+    async with two_peers(tmp_path, worker(fail)) as (rita, paul):
         task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
@@ -184,7 +184,7 @@ async def test_work_that_an_operator_cancels_is_canceled_whatever_the_reason(tmp
         yield turn.status("which colour?")
         await asyncio.Event().wait()
 
-    async with pair(tmp_path, worker(endless)) as (rita, paul):
+    async with two_peers(tmp_path, worker(endless)) as (rita, paul):
         task_id = await rita.delegate(paul)
         await rita.stands(task_id, RUNNING)
         (work,) = await paul.works()
@@ -193,7 +193,7 @@ async def test_work_that_an_operator_cancels_is_canceled_whatever_the_reason(tmp
         assert (await rita.delegation(task_id)).code is None
 
 
-async def _sweep(at: Estate, later_ms: int) -> None:
+async def _sweep(at: PeerUnderTest, later_ms: int) -> None:
     """What a daemon does once a second, when so much time has gone by."""
     at.clock.ahead_ms += later_ms
     await at.ledger.commit(Sweep())
@@ -215,7 +215,7 @@ async def _sweep(at: Estate, later_ms: int) -> None:
 async def test_an_offer_that_is_not_taken_fails_the_task_and_says_why(
     tmp_path: Path, settings: dict[str, Any], code: str
 ) -> None:
-    async with pair(tmp_path, worker(shout), theirs=changed(**settings)) as (rita, paul):
+    async with two_peers(tmp_path, worker(shout), theirs=changed(**settings)) as (rita, paul):
         task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
         delegation = await rita.delegation(task_id)
@@ -225,7 +225,7 @@ async def test_an_offer_that_is_not_taken_fails_the_task_and_says_why(
 
 
 async def test_a_peer_that_is_not_verified_there_is_not_worked_for(tmp_path: Path) -> None:
-    async with estate(tmp_path / "rita") as rita, estate(tmp_path / "paul", worker(shout)) as paul:
+    async with peer_under_test(tmp_path / "rita") as rita, peer_under_test(tmp_path / "paul", worker(shout)) as paul:
         await rita.knows(paul)
         await paul.knows(rita, trust=Trust.PEER)
         view = await rita.ended(await rita.delegate(paul))
@@ -234,14 +234,14 @@ async def test_a_peer_that_is_not_verified_there_is_not_worked_for(tmp_path: Pat
 
 
 async def test_a_denied_peer_is_not_worked_for(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(shout), theirs=changed(deny=("rita",))) as (rita, paul):
+    async with two_peers(tmp_path, worker(shout), theirs=changed(deny=("rita",))) as (rita, paul):
         view = await rita.ended(await rita.delegate(paul))
         assert view.state is TaskState.FAILED
         assert all(work.state is REJECTED for work in await paul.works())
 
 
 async def test_a_profile_that_a_peer_does_not_have_is_known_before_anything_is_sent(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(shout)) as (rita, paul):
+    async with two_peers(tmp_path, worker(shout)) as (rita, paul):
         view = await rita.ended(await rita.delegate(paul, profile="painter"))
         assert view.state is TaskState.FAILED
         assert "no_profile" in said(view)
@@ -250,9 +250,9 @@ async def test_a_profile_that_a_peer_does_not_have_is_known_before_anything_is_s
 
 async def test_only_named_profiles_are_offered_where_the_settings_name_some(tmp_path: Path) -> None:
     agents = worker(shout), worker(shout, "other")
-    async with pair(tmp_path, *agents, theirs=changed(profiles=("other",))) as (rita, _):
-        peer = rita.requesting.peer("paul")
-        offered = await rita.acquaintances.capabilities(peer)
+    async with two_peers(tmp_path, *agents, theirs=changed(profiles=("other",))) as (rita, _):
+        peer = rita.requester.peer("paul")
+        offered = await rita.directory.capabilities(peer)
         assert [profile.name for profile in offered.profiles] == ["other"]
 
 
@@ -269,9 +269,9 @@ def calling(name: str, whom: str) -> Any:
 
 async def test_a_peer_delegates_on_and_the_tree_shows_it(tmp_path: Path) -> None:
     async with (
-        estate(tmp_path / "anna", calling("start", "bert/middle")) as anna,
-        estate(tmp_path / "bert", calling("middle", "carl/last")) as bert,
-        estate(tmp_path / "carl", worker(shout, "last")) as carl,
+        peer_under_test(tmp_path / "anna", calling("start", "bert/middle")) as anna,
+        peer_under_test(tmp_path / "bert", calling("middle", "carl/last")) as bert,
+        peer_under_test(tmp_path / "carl", worker(shout, "last")) as carl,
     ):
         for one, other in ((anna, bert), (bert, carl)):
             await one.knows(other)
@@ -297,8 +297,8 @@ async def test_a_peer_delegates_on_and_the_tree_shows_it(tmp_path: Path) -> None
 
 async def test_work_never_comes_back_to_an_instance_that_it_is_done_for(tmp_path: Path) -> None:
     async with (
-        estate(tmp_path / "anna", calling("start", "bert/middle"), worker(shout, "last")) as anna,
-        estate(tmp_path / "bert", calling("middle", "anna/last")) as bert,
+        peer_under_test(tmp_path / "anna", calling("start", "bert/middle"), worker(shout, "last")) as anna,
+        peer_under_test(tmp_path / "bert", calling("middle", "anna/last")) as bert,
     ):
         await anna.knows(bert)
         await bert.knows(anna)
@@ -309,22 +309,22 @@ async def test_work_never_comes_back_to_an_instance_that_it_is_done_for(tmp_path
 
 async def test_an_agent_is_called_by_its_profile_alone_wherever_it_is(tmp_path: Path) -> None:
     async with (
-        estate(tmp_path / "anna", calling("start", "last")) as anna,
-        estate(tmp_path / "bert", worker(shout, "last")) as bert,
+        peer_under_test(tmp_path / "anna", calling("start", "last")) as anna,
+        peer_under_test(tmp_path / "bert", worker(shout, "last")) as bert,
     ):
         await anna.knows(bert)
         await bert.knows(anna)
-        await anna.acquaintances.capabilities(anna.requesting.peer("bert"))
+        await anna.directory.capabilities(anna.requester.peer("bert"))
         assert said(await anna.ended(await anna.ask("start", "x"))) == "X>"
 
 
 async def test_a_chain_of_instances_ends_where_the_first_one_said(tmp_path: Path) -> None:
     shallow = changed(depth_max=1)
     async with (
-        estate(tmp_path / "anna", calling("start", "bert/middle"), settings=shallow) as anna,
-        estate(tmp_path / "bert", calling("middle", "carl/last")) as bert,
-        estate(tmp_path / "carl", calling("last", "dora/end")) as carl,
-        estate(tmp_path / "dora", worker(shout, "end")) as dora,
+        peer_under_test(tmp_path / "anna", calling("start", "bert/middle"), settings=shallow) as anna,
+        peer_under_test(tmp_path / "bert", calling("middle", "carl/last")) as bert,
+        peer_under_test(tmp_path / "carl", calling("last", "dora/end")) as carl,
+        peer_under_test(tmp_path / "dora", worker(shout, "end")) as dora,
     ):
         for one, other in ((anna, bert), (bert, carl), (carl, dora)):
             await one.knows(other)
@@ -341,9 +341,9 @@ async def test_cancelling_the_first_task_ends_all_that_was_delegated_for_it(tmp_
         return "never"
 
     async with (
-        estate(tmp_path / "anna", calling("start", "bert/middle")) as anna,
-        estate(tmp_path / "bert", calling("middle", "carl/last")) as bert,
-        estate(tmp_path / "carl", worker(endless, "last")) as carl,
+        peer_under_test(tmp_path / "anna", calling("start", "bert/middle")) as anna,
+        peer_under_test(tmp_path / "bert", calling("middle", "carl/last")) as bert,
+        peer_under_test(tmp_path / "carl", worker(endless, "last")) as carl,
     ):
         for one, other in ((anna, bert), (bert, carl)):
             await one.knows(other)
@@ -358,7 +358,7 @@ async def test_cancelling_the_first_task_ends_all_that_was_delegated_for_it(tmp_
             each.cancel()
 
 
-async def _orphans(at: Estate) -> None:
+async def _orphans(at: PeerUnderTest) -> None:
     await OrphanCanceller(at.ledger).run()
 
 
@@ -372,7 +372,7 @@ async def test_work_is_stopped_at_the_budget_that_was_agreed(tmp_path: Path) -> 
             yield "."
             await asyncio.sleep(0)
 
-    async with pair(tmp_path, worker(spend)) as (rita, paul):
+    async with two_peers(tmp_path, worker(spend)) as (rita, paul):
         task_id = await rita.delegate(paul, budget=100)
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
@@ -382,7 +382,7 @@ async def test_work_is_stopped_at_the_budget_that_was_agreed(tmp_path: Path) -> 
 
 
 async def test_a_sealed_round_trip_takes_no_longer_than_it_must(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(shout)) as (rita, paul):
+    async with two_peers(tmp_path, worker(shout)) as (rita, paul):
         await rita.ended(await rita.delegate(paul))
         began = time.monotonic()
         await rita.ended(await rita.delegate(paul))
@@ -395,9 +395,9 @@ async def test_what_is_delegated_on_has_no_more_than_what_is_left_of_the_budget(
         return str((await turn.call("carl/last", "on")).text)
 
     async with (
-        estate(tmp_path / "anna") as anna,
-        estate(tmp_path / "bert", worker(middle, "middle")) as bert,
-        estate(tmp_path / "carl", worker(shout, "last")) as carl,
+        peer_under_test(tmp_path / "anna") as anna,
+        peer_under_test(tmp_path / "bert", worker(middle, "middle")) as bert,
+        peer_under_test(tmp_path / "carl", worker(shout, "last")) as carl,
     ):
         for one, other in ((anna, bert), (bert, carl)):
             await one.knows(other)
@@ -409,7 +409,7 @@ async def test_what_is_delegated_on_has_no_more_than_what_is_left_of_the_budget(
 
 
 async def test_a_worker_outside_does_what_a_peer_delegates_and_is_held_to_its_budget(tmp_path: Path) -> None:
-    async with pair(tmp_path) as (rita, paul):
+    async with two_peers(tmp_path) as (rita, paul):
         paul.catalogue.add_resident(DEFAULT, AgentDefinition(id="outside", kind="worker"), "file")
         outside = paul.catalogue.identity(DEFAULT, "outside")
         grant = make_grant(outside, respond_actions(paul.catalogue.client(DEFAULT))[0])
@@ -435,7 +435,7 @@ async def test_a_worker_outside_does_what_a_peer_delegates_and_is_held_to_its_bu
 
 async def test_what_an_agent_does_not_take_is_not_begun(tmp_path: Path) -> None:
     agent = worker(shout, input_modes=["application/json"])
-    async with pair(tmp_path, agent) as (rita, paul):
+    async with two_peers(tmp_path, agent) as (rita, paul):
         task_id = await rita.delegate(paul)
         assert "takes application/json" in said(await rita.ended(task_id))
         assert (await rita.delegation(task_id)).code == "invalid"
@@ -452,7 +452,7 @@ async def test_what_a_peer_offers_above_the_limits_of_the_tenant_is_not_begun(
         await go_on.wait()
         return "done"
 
-    async with pair(tmp_path, worker(slow)) as (rita, paul):
+    async with two_peers(tmp_path, worker(slow)) as (rita, paul):
         first = await rita.delegate(paul, "hello")
         await rita.stands(first, RUNNING)
         await paul.ledger.commit(ChangeTenant(by=OPERATOR, name=DEFAULT, limits=limits))
@@ -465,7 +465,7 @@ async def test_what_a_peer_offers_above_the_limits_of_the_tenant_is_not_begun(
 
 
 async def test_what_is_too_large_for_any_agent_is_not_begun(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(shout)) as (rita, paul):
+    async with two_peers(tmp_path, worker(shout)) as (rita, paul):
         task_id = await rita.delegate(paul, parts=(Text("look"), Json({"much": "no " * 500_000})))
         view = await rita.ended(task_id)
         assert (view.state, (await rita.delegation(task_id)).code) == (TaskState.FAILED, "invalid")
@@ -476,14 +476,14 @@ async def test_what_is_too_large_for_any_agent_is_not_begun(tmp_path: Path) -> N
 async def test_an_agent_of_the_catalogue_can_be_one_that_a_peer_plays(tmp_path: Path, named: str) -> None:
     agent_id = "last" if not named.endswith("last") else "helper"
     async with (
-        estate(tmp_path / "anna", calling("start", agent_id)) as anna,
-        estate(tmp_path / "bert", worker(shout, "last")) as bert,
+        peer_under_test(tmp_path / "anna", calling("start", agent_id)) as anna,
+        peer_under_test(tmp_path / "bert", worker(shout, "last")) as bert,
     ):
         await anna.knows(bert)
         await bert.knows(anna)
-        await anna.acquaintances.capabilities(anna.requesting.peer("bert"))
+        await anna.directory.capabilities(anna.requester.peer("bert"))
         anna.catalogue.add_resident(DEFAULT, AgentDefinition(id=agent_id, kind="peer", peer=named), "file")
-        await AgentSync(anna.ledger, anna.catalogue, anna.workers, Log(), peers=anna.requesting).step()
+        await AgentSync(anna.ledger, anna.catalogue, anna.workers, Log(), peers=anna.requester).step()
         assert said(await anna.ended(await anna.ask(agent_id, "x"))) == "X"
         assert said(await anna.ended(await anna.ask("start", "y"))) == "Y>"
         assert len(await bert.works()) == 2

@@ -40,8 +40,8 @@ from covenant.peers.outgoing_messages import outgoing as saying
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.seal.proofs import sign_proof
 from tests.ledger_contract.samples import OPERATOR
-from tests.peers.estates import Estate, changed, estate, pair, said, worker
-from tests.peers.houses import Clock, Keys
+from tests.peers.peers_under_test import PeerUnderTest, changed, peer_under_test, said, two_peers, worker
+from tests.peers.transport_under_test import Clock, Keys
 
 
 async def shout(turn: Any) -> str:
@@ -70,8 +70,12 @@ class Gated:
         return worker(work, idempotent=True, on_lost="requeue")
 
 
-class Two:
-    """Two places whose instances come and go."""
+SILENT = changed(status_interval_ms=600_000)
+"""Of a provider that says nothing by itself."""
+
+
+class TwoPeers:
+    """Two peers that come and go; their folders, keys and ports stay."""
 
     def __init__(self, home: Path, agent: Agent, *, clock: Clock | None = None) -> None:
         self._home = home
@@ -81,24 +85,24 @@ class Two:
         self._known = False
 
     def rita(self, **more: Any) -> Any:
-        return estate(self._home / "rita", keys=self.keys["rita"], clock=self.clock, **more)
+        return peer_under_test(self._home / "rita", keys=self.keys["rita"], clock=self.clock, **more)
 
     def paul(self, **more: Any) -> Any:
-        return estate(self._home / "paul", self._agent, keys=self.keys["paul"], clock=self.clock, **more)
+        return peer_under_test(self._home / "paul", self._agent, keys=self.keys["paul"], clock=self.clock, **more)
 
     async def introduce(self) -> None:
         """Once: from then on each has the other's keys and capabilities."""
         async with self.rita() as rita, self.paul() as paul:
             await rita.knows(paul)
             await paul.knows(rita)
-            await rita.acquaintances.capabilities(rita.requesting.peer("paul"))
+            await rita.directory.capabilities(rita.requester.peer("paul"))
 
 
 # Restarts
 
 
 async def test_an_offer_to_a_peer_that_is_away_waits_until_it_is_back(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(shout))
+    two = TwoPeers(tmp_path, worker(shout))
     await two.introduce()
     async with two.rita() as rita:
         async with two.paul(listens=False, delivers=False) as paul:
@@ -112,7 +116,7 @@ async def test_an_offer_to_a_peer_that_is_away_waits_until_it_is_back(tmp_path: 
 @pytest.mark.parametrize("state", [OFFERED, ACCEPTED, RUNNING])
 async def test_a_requester_that_stops_goes_on_where_it_was(tmp_path: Path, state: Any) -> None:
     gated = Gated()
-    two = Two(tmp_path, gated.agent)
+    two = TwoPeers(tmp_path, gated.agent)
     await two.introduce()
     async with two.paul(listens=state is not OFFERED, works=state is not ACCEPTED) as paul, two.rita() as rita:
         task_id = await rita.delegate(paul, "hello")
@@ -127,7 +131,7 @@ async def test_a_requester_that_stops_goes_on_where_it_was(tmp_path: Path, state
 
 async def test_a_result_that_comes_while_the_requester_is_away_waits_for_it(tmp_path: Path) -> None:
     gated = Gated()
-    two = Two(tmp_path, gated.agent)
+    two = TwoPeers(tmp_path, gated.agent)
     await two.introduce()
     async with two.paul() as paul:
         async with two.rita() as rita:
@@ -142,7 +146,7 @@ async def test_a_result_that_comes_while_the_requester_is_away_waits_for_it(tmp_
 
 async def test_a_result_that_is_heard_while_nobody_works_on_the_task_is_told_after_a_restart(tmp_path: Path) -> None:
     gated = Gated()
-    two = Two(tmp_path, gated.agent)
+    two = TwoPeers(tmp_path, gated.agent)
     await two.introduce()
     async with two.paul() as paul:
         async with two.rita() as rita:
@@ -161,7 +165,7 @@ async def test_a_result_that_is_heard_while_nobody_works_on_the_task_is_told_aft
 
 async def test_a_provider_that_stops_while_it_works_does_it_once_more_and_tells_one_result(tmp_path: Path) -> None:
     gated = Gated()
-    two = Two(tmp_path, gated.agent)
+    two = TwoPeers(tmp_path, gated.agent)
     await two.introduce()
     async with two.rita() as rita:
         async with two.paul() as paul:
@@ -176,7 +180,7 @@ async def test_a_provider_that_stops_while_it_works_does_it_once_more_and_tells_
 
 async def test_a_result_that_could_not_be_delivered_is_delivered_after_a_restart(tmp_path: Path) -> None:
     gated = Gated()
-    two = Two(tmp_path, gated.agent)
+    two = TwoPeers(tmp_path, gated.agent)
     await two.introduce()
     async with two.rita() as rita:
         async with two.paul(delivers=False) as paul:
@@ -192,7 +196,7 @@ async def test_a_result_that_could_not_be_delivered_is_delivered_after_a_restart
 
 
 async def test_a_cancel_reaches_work_under_way(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(endless)) as (rita, paul):
+    async with two_peers(tmp_path, worker(endless)) as (rita, paul):
         task_id = await rita.delegate(paul)
         await rita.stands(task_id, RUNNING)
         await rita.cancel(task_id)
@@ -202,7 +206,7 @@ async def test_a_cancel_reaches_work_under_way(tmp_path: Path) -> None:
 
 
 async def test_a_cancel_reaches_work_that_nobody_has_begun(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(shout))
+    two = TwoPeers(tmp_path, worker(shout))
     await two.introduce()
     async with two.rita() as rita, two.paul(works=False) as paul:
         task_id = await rita.delegate(paul)
@@ -212,7 +216,7 @@ async def test_a_cancel_reaches_work_that_nobody_has_begun(tmp_path: Path) -> No
 
 
 async def test_a_cancel_of_what_was_never_delivered_ends_it_as_soon_as_it_is(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(endless))
+    two = TwoPeers(tmp_path, worker(endless))
     await two.introduce()
     async with two.rita() as rita:
         async with two.paul(listens=False, delivers=False) as paul:
@@ -225,7 +229,7 @@ async def test_a_cancel_of_what_was_never_delivered_ends_it_as_soon_as_it_is(tmp
 
 
 async def test_a_cancel_that_nobody_was_there_to_pass_on_is_passed_on_later(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(endless))
+    two = TwoPeers(tmp_path, worker(endless))
     await two.introduce()
     async with two.paul() as paul:
         async with two.rita() as rita:
@@ -238,14 +242,14 @@ async def test_a_cancel_that_nobody_was_there_to_pass_on_is_passed_on_later(tmp_
 
 
 async def test_a_cancel_that_the_provider_heard_just_before_it_died_is_carried_out(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(endless, idempotent=True, on_lost="requeue"))
+    two = TwoPeers(tmp_path, worker(endless, idempotent=True, on_lost="requeue"))
     await two.introduce()
     async with two.rita() as rita:
         async with two.paul() as paul:
             task_id = await rita.delegate(paul)
             await rita.stands(task_id, RUNNING)
         async with two.paul(listens=False, delivers=False, works=False) as paul:
-            await paul.providing.stop()
+            await paul.provider.stop()
             (work,) = await paul.works()
             await paul.ledger.commit(SendToPeer(key=work.key, happenings=("cancel",)))
         async with two.paul() as paul:
@@ -258,7 +262,7 @@ async def test_a_cancel_that_the_provider_heard_just_before_it_died_is_carried_o
 
 async def test_a_silent_provider_is_lost_and_goes_on_by_itself_when_it_is_heard_again(tmp_path: Path) -> None:
     gated = Gated()
-    two = Two(tmp_path, gated.agent)
+    two = TwoPeers(tmp_path, gated.agent)
     await two.introduce()
     async with two.rita(settings=changed(silence_ms=1)) as rita:
         async with two.paul() as paul:
@@ -274,28 +278,28 @@ async def test_a_silent_provider_is_lost_and_goes_on_by_itself_when_it_is_heard_
 @pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000], ids=["forward", "back"])
 async def test_no_provider_is_given_up_because_the_clock_was_set(tmp_path: Path, step_ms: int) -> None:
     gated = Gated()
-    two = Two(tmp_path, gated.agent)
+    two = TwoPeers(tmp_path, gated.agent)
     await two.introduce()
     async with two.rita(settings=changed(silence_ms=600_000, timeout_ms=600_000)) as rita, two.paul() as paul:
         task_id = await rita.delegate(paul, "hello")
         await rita.stands(task_id, RUNNING)
         two.clock.stepped_ms += step_ms
-        assert await rita.requesting.sweep() == 0
+        assert await rita.requester.sweep() == 0
         two.clock.ahead_ms += PAUSE_MS
-        assert await rita.requesting.sweep() == 0
+        assert await rita.requester.sweep() == 0
         assert (await rita.delegation(task_id)).state is RUNNING
 
 
 async def test_a_lost_offer_that_is_made_again_is_never_begun_twice(tmp_path: Path) -> None:
     gated = Gated()
-    two = Two(tmp_path, gated.agent)
+    two = TwoPeers(tmp_path, gated.agent)
     await two.introduce()
     async with two.rita(settings=changed(silence_ms=1)) as rita:
         async with two.paul(delivers=False) as paul:
             task_id = await rita.delegate(paul, "hello")
             await paul.until_works(lambda works: any(work.state is RUNNING for work in works))
         await rita.stands(task_id, LOST)
-        again = await rita.requesting.offer_again(OPERATOR, task_id)
+        again = await rita.requester.offer_again(OPERATOR, task_id)
         assert again.state is OFFERED
         gated.open.set()
         async with two.paul() as paul:
@@ -304,20 +308,20 @@ async def test_a_lost_offer_that_is_made_again_is_never_begun_twice(tmp_path: Pa
 
 
 async def test_a_lost_delegation_that_is_given_up_fails_as_provider_lost(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(endless))
+    two = TwoPeers(tmp_path, worker(endless))
     await two.introduce()
     async with two.rita(settings=changed(silence_ms=1)) as rita:
         async with two.paul(listens=False, delivers=False) as paul:
             task_id = await rita.delegate(paul)
         await rita.stands(task_id, LOST)
-        await rita.requesting.force_error(OPERATOR, task_id, "its machine burned down")
+        await rita.requester.force_error(OPERATOR, task_id, "its machine burned down")
         view = await rita.ended(task_id)
         assert said(view) == "provider_lost: its machine burned down"
         assert (await rita.delegation(task_id)).state is FAILED
 
 
 async def test_a_lost_delegation_is_given_up_by_itself_where_the_settings_say_so(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(endless))
+    two = TwoPeers(tmp_path, worker(endless))
     await two.introduce()
     async with two.rita(settings=changed(silence_ms=1, force_lost=True, lost_after_ms=1)) as rita:
         async with two.paul(listens=False, delivers=False) as paul:
@@ -328,7 +332,7 @@ async def test_a_lost_delegation_is_given_up_by_itself_where_the_settings_say_so
 
 
 async def test_a_lost_delegation_can_be_cancelled_and_its_provider_hears_of_it_when_it_is_back(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(endless, idempotent=True, on_lost="requeue"))
+    two = TwoPeers(tmp_path, worker(endless, idempotent=True, on_lost="requeue"))
     await two.introduce()
     async with two.rita(settings=changed(silence_ms=1)) as rita:
         async with two.paul() as paul:
@@ -343,7 +347,7 @@ async def test_a_lost_delegation_can_be_cancelled_and_its_provider_hears_of_it_w
 
 
 async def test_a_provider_that_rejected_a_lost_offer_rejects_it_again(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(shout))
+    two = TwoPeers(tmp_path, worker(shout))
     await two.introduce()
     full = changed(slots=0)
     async with two.rita(settings=changed(silence_ms=1)) as rita:
@@ -351,7 +355,7 @@ async def test_a_provider_that_rejected_a_lost_offer_rejects_it_again(tmp_path: 
             task_id = await rita.delegate(paul)
             await paul.until_works(lambda works: any(work.state is REJECTED for work in works))
             await rita.stands(task_id, LOST)
-            await rita.requesting.offer_again(OPERATOR, task_id)
+            await rita.requester.offer_again(OPERATOR, task_id)
             await paul.until_works(lambda works: works[0].heard == 2)
             await paul.until_parcels(rita.id, lambda parcels: len(parcels) == 2)
         async with two.paul(settings=full):
@@ -362,7 +366,7 @@ async def test_a_provider_that_rejected_a_lost_offer_rejects_it_again(tmp_path: 
 async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: Path) -> None:
     gated = Gated()
     gated.open.set()
-    two = Two(tmp_path, gated.agent)
+    two = TwoPeers(tmp_path, gated.agent)
     await two.introduce()
     async with two.rita() as rita, two.paul(limits=Limits(delegations_kept_max=1)) as paul:
         first = await rita.delegate(paul, "one")
@@ -375,7 +379,7 @@ async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: 
         envelope = ReceivedEnvelope(
             sender=rita.id, jti="again", typ="delegation_offer", until_ms=paul.clock() + 1_000, seq=1
         )
-        heard = await paul.providing.hear(IncomingMessage(peer, envelope, offer))
+        heard = await paul.provider.hear(IncomingMessage(peer, envelope, offer))
         assert heard.known
         again = await paul.ledger.delegation(DelegationKey(DelegationRole.PROVIDER, rita.id, first))
         assert again is not None
@@ -383,12 +387,12 @@ async def test_work_of_which_only_the_task_is_left_is_not_begun_again(tmp_path: 
 
 
 async def test_what_is_not_lost_is_neither_offered_again_nor_given_up(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(endless)) as (rita, paul):
+    async with two_peers(tmp_path, worker(endless)) as (rita, paul):
         task_id = await rita.delegate(paul)
         await rita.stands(task_id, RUNNING)
         for refused in (
-            rita.requesting.offer_again(OPERATOR, task_id),
-            rita.requesting.force_error(OPERATOR, task_id, "why not"),
+            rita.requester.offer_again(OPERATOR, task_id),
+            rita.requester.force_error(OPERATOR, task_id, "why not"),
         ):
             with pytest.raises(Conflict):
                 await refused
@@ -397,7 +401,9 @@ async def test_what_is_not_lost_is_neither_offered_again_nor_given_up(tmp_path: 
 # A provider that is not honest
 
 
-async def claiming(paul: Estate, claim: Callable[[Delegation], tuple[tuple[str, ...], Any, DelegationChanges]]) -> None:
+async def claiming(
+    paul: PeerUnderTest, claim: Callable[[Delegation], tuple[tuple[str, ...], Any, DelegationChanges]]
+) -> None:
     """It says something else than what happened: by hand, as its agents do nothing."""
     await paul.until_works(bool)
     (work,) = await paul.works()
@@ -406,7 +412,7 @@ async def claiming(paul: Estate, claim: Callable[[Delegation], tuple[tuple[str, 
 
 
 async def test_a_provider_that_says_it_used_more_than_agreed_is_stopped(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(shout))
+    two = TwoPeers(tmp_path, worker(shout))
     await two.introduce()
 
     def overspent(work: Delegation) -> tuple[tuple[str, ...], Any, DelegationChanges]:
@@ -416,7 +422,7 @@ async def test_a_provider_that_says_it_used_more_than_agreed_is_stopped(tmp_path
         )
         return ("status",), report, DelegationChanges(status_seq=999)
 
-    async with two.rita() as rita, two.paul(works=False) as paul:
+    async with two.rita() as rita, two.paul(works=False, settings=SILENT) as paul:
         task_id = await rita.delegate(paul, budget=100)
         await claiming(paul, overspent)
         view = await rita.ended(task_id)
@@ -427,7 +433,7 @@ async def test_a_provider_that_says_it_used_more_than_agreed_is_stopped(tmp_path
 
 
 async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: Path) -> None:
-    two = Two(tmp_path, worker(shout))
+    two = TwoPeers(tmp_path, worker(shout))
     await two.introduce()
 
     def greedy(work: Delegation) -> tuple[tuple[str, ...], Any, DelegationChanges]:
@@ -436,7 +442,7 @@ async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: 
         )
         return (), accept, DelegationChanges()
 
-    async with two.rita() as rita, two.paul(works=False) as paul:
+    async with two.rita() as rita, two.paul(works=False, settings=SILENT) as paul:
         task_id = await rita.delegate(paul, budget=100)
         await claiming(paul, greedy)
         assert said(await rita.ended(task_id)).startswith("terms_exceeded")
@@ -444,7 +450,7 @@ async def test_a_provider_that_takes_more_than_was_offered_is_stopped(tmp_path: 
         assert (delegation.state, delegation.code, delegation.budget) == (CANCELLED, "terms_exceeded", 100)
 
 
-def forged(paul: Estate, **more: Any) -> Callable[[Delegation], tuple[tuple[str, ...], Any, DelegationChanges]]:
+def forged(paul: PeerUnderTest, **more: Any) -> Callable[[Delegation], tuple[tuple[str, ...], Any, DelegationChanges]]:
     def claim(work: Delegation) -> tuple[tuple[str, ...], Any, DelegationChanges]:
         result = DelegationResult(
             offer_id=work.offer_id,
@@ -481,9 +487,9 @@ def forged(paul: Estate, **more: Any) -> Callable[[Delegation], tuple[tuple[str,
 async def test_a_result_that_is_not_proven_or_cost_too_much_is_not_believed(
     tmp_path: Path, more: dict[str, Any], code: str
 ) -> None:
-    two = Two(tmp_path, worker(shout))
+    two = TwoPeers(tmp_path, worker(shout))
     await two.introduce()
-    async with two.rita() as rita, two.paul(works=False) as paul:
+    async with two.rita() as rita, two.paul(works=False, settings=SILENT) as paul:
         task_id = await rita.delegate(paul, budget=100)
         await claiming(paul, forged(paul, **more))
         view = await rita.ended(task_id)

@@ -30,8 +30,8 @@ from covenant.model.peers.delegation import (
     OutboxMove,
 )
 from tests.ledger_contract.samples import OPERATOR
-from tests.peers.estates import QUICK, Estate, changed, estate, worker
-from tests.peers.houses import BOUND_S, Clock, Keys
+from tests.peers.peers_under_test import QUICK, PeerUnderTest, changed, peer_under_test, worker
+from tests.peers.transport_under_test import BOUND_S, Clock, Keys
 
 SETTINGS: Final = changed(
     QUICK, silence_ms=5_000, timeout_ms=600_000, slots=100, slots_per_peer=100, offers_per_min=10_000
@@ -57,14 +57,14 @@ class Town:
         self.copies: list[tuple[str, bytes]] = []
         """Envelopes that were taken, and by whom."""
         self.ends: dict[tuple[str, DelegationKey], DelegationState] = {}
-        self.rita: Estate
-        self.paul: Estate
+        self.rita: PeerUnderTest
+        self.paul: PeerUnderTest
 
     async def start(self, name: str, *, listens: bool = False) -> None:
         stack = self._stacks[name] = AsyncExitStack()
         agents = () if name == "rita" else (worker(self._work, idempotent=True, on_lost="requeue"),)
         opened = await stack.enter_async_context(
-            estate(
+            peer_under_test(
                 self._home / name,
                 *agents,
                 keys=self._keys[name],
@@ -94,7 +94,7 @@ class Town:
             await self.start(name, listens=True)
         await self.rita.knows(self.paul)
         await self.paul.knows(self.rita)
-        await self.rita.acquaintances.capabilities(self.rita.requesting.peer("paul"))
+        await self.rita.directory.capabilities(self.rita.requester.peer("paul"))
         await self.again("rita")
         await self.again("paul")
 
@@ -125,15 +125,15 @@ class Town:
     async def be_silent(self) -> None:
         """For long enough to be lost; then perhaps it is offered again, or given up."""
         self.clock.ahead_ms += 6_000
-        await self.rita.requesting.sweep()
+        await self.rita.requester.sweep()
         for each in [
             each for each in await self.rita.ledger.delegations_live(DelegationRole.REQUESTER) if each.state is LOST
         ]:
             decision = self.chance.random()
             if decision < 0.4:
-                await self.rita.requesting.offer_again(OPERATOR, each.offer_id)
+                await self.rita.requester.offer_again(OPERATOR, each.offer_id)
             elif decision < 0.5:
-                await self.rita.requesting.force_error(OPERATOR, each.offer_id, "given up")
+                await self.rita.requester.force_error(OPERATOR, each.offer_id, "given up")
 
     async def again(self, name: str | None = None) -> None:
         which = name or self.chance.choice(["rita", "paul"])
@@ -166,9 +166,9 @@ class Town:
         if self.copies:
             name, envelope = self.chance.choice(self.copies)
             with pytest.raises(Refusal):
-                await getattr(self, name).reception.receive(envelope, None)
+                await getattr(self, name).inbox.receive(envelope, None)
 
-    async def _hand(self, one: Estate, other: Estate, parcel: OutboxMessage) -> bool:
+    async def _hand(self, one: PeerUnderTest, other: PeerUnderTest, parcel: OutboxMessage) -> bool:
         """Whether it was taken. Whatever comes of it, nothing is heard but what comes next."""
         key = DelegationKey(ROLES[parcel.role], one.id, parcel.offer_id)
         before = await other.ledger.delegation(key)
@@ -181,7 +181,7 @@ class Town:
             seq=parcel.seq,
         )
         try:
-            await other.reception.receive(envelope, None)
+            await other.inbox.receive(envelope, None)
         except Conflict as refusal:
             if refusal.code != "out_of_order" or before is None or parcel.seq <= before.heard + 1:
                 raise
@@ -195,18 +195,18 @@ class Town:
             assert await heard(other, key) == (parcel.seq if parcel.typ == "delegation_offer" else 0)
         return True
 
-    async def _taken(self, one: Estate, parcel: OutboxMessage) -> None:
+    async def _taken(self, one: PeerUnderTest, parcel: OutboxMessage) -> None:
         await one.ledger.commit(
             MoveParcels(moves=(OutboxMove(delegation=parcel.delegation, seq=parcel.seq, delivered=True),))
         )
 
-    async def _failed(self, one: Estate, parcel: OutboxMessage) -> None:
+    async def _failed(self, one: PeerUnderTest, parcel: OutboxMessage) -> None:
         move = OutboxMove(
             delegation=parcel.delegation, seq=parcel.seq, attempts=parcel.attempts + 1, failure="lost", next_ms=0
         )
         await one.ledger.commit(MoveParcels(moves=(move,)))
 
-    def _ways(self) -> tuple[tuple[Estate, Estate], ...]:
+    def _ways(self) -> tuple[tuple[PeerUnderTest, PeerUnderTest], ...]:
         return (self.rita, self.paul), (self.paul, self.rita)
 
     # What is always so, and what is so in the end
@@ -256,7 +256,7 @@ class Town:
             assert our.broken == ()
 
 
-async def heard(at: Estate, key: DelegationKey) -> int:
+async def heard(at: PeerUnderTest, key: DelegationKey) -> int:
     record: Delegation | None = await at.ledger.delegation(key)
     return record.heard if record is not None else 0
 

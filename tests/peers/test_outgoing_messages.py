@@ -29,7 +29,7 @@ from covenant.peers.outgoing_messages import (
     redact_result,
 )
 from covenant.seal.proofs import verify_evidence
-from tests.peers.estates import Estate, changed, pair, said, worker
+from tests.peers.peers_under_test import PeerUnderTest, changed, said, two_peers, worker
 
 SECRET = "ghp_" + "A1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8"
 HONEST = "max_token: 500"
@@ -52,7 +52,7 @@ async def endless(_: Any) -> str:
     return "never"
 
 
-async def everything(at: Estate, task_id: Any) -> str:
+async def everything(at: PeerUnderTest, task_id: Any) -> str:
     """All that an instance has of a task and of what was said about it, as text."""
     steps = msgspec.json.encode(await at.steps(task_id)).decode()
     return (
@@ -63,7 +63,7 @@ async def everything(at: Estate, task_id: Any) -> str:
 
 
 async def test_secrets_in_an_offer_are_taken_out_and_the_sender_is_told_where(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(echo)) as (rita, paul):
+    async with two_peers(tmp_path, worker(echo)) as (rita, paul):
         parts = (Text(f"use {SECRET}; {HONEST}"), Json({"token": SECRET}))
         task_id = await rita.delegate(paul, f"use {SECRET}; {HONEST}", parts=parts, context=f"and {SECRET}")
         view = await rita.ended(task_id)
@@ -77,7 +77,7 @@ async def test_secrets_in_an_offer_are_taken_out_and_the_sender_is_told_where(tm
 
 
 async def test_an_offer_with_a_secret_is_not_made_where_that_is_the_setting(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(echo), ours=changed(redaction="block")) as (rita, paul):
+    async with two_peers(tmp_path, worker(echo), ours=changed(redaction="block")) as (rita, paul):
         task_id = await rita.delegate(paul, f"use {SECRET}")
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
@@ -90,14 +90,14 @@ async def test_an_offer_with_a_secret_is_not_made_where_that_is_the_setting(tmp_
 @pytest.mark.parametrize("mode", ["warn", "off"])
 async def test_an_offer_leaves_as_it_is_where_that_is_the_setting(tmp_path: Path, mode: Any) -> None:
     ours = changed(redaction=mode)
-    async with pair(tmp_path, worker(echo), ours=ours, theirs=changed(redaction="off")) as (rita, paul):
+    async with two_peers(tmp_path, worker(echo), ours=ours, theirs=changed(redaction="off")) as (rita, paul):
         task_id = await rita.delegate(paul, f"use {SECRET}")
         assert SECRET in said(await rita.ended(task_id))
         assert len(await rita.noted(task_id, "covenant.redacted")) == (mode == "warn")
 
 
 async def test_secrets_in_status_result_and_transcript_are_taken_out_and_the_proof_holds(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(leak)) as (rita, paul):
+    async with two_peers(tmp_path, worker(leak)) as (rita, paul):
         task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
         assert HONEST in said(view)
@@ -108,7 +108,7 @@ async def test_secrets_in_status_result_and_transcript_are_taken_out_and_the_pro
 
 
 async def test_a_result_with_a_secret_is_held_back_where_that_is_the_setting(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(leak), theirs=changed(redaction="block")) as (rita, paul):
+    async with two_peers(tmp_path, worker(leak), theirs=changed(redaction="block")) as (rita, paul):
         task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
         assert view.state is TaskState.FAILED
@@ -133,13 +133,13 @@ SAID = {
 async def test_why_something_is_cancelled_is_searched_too_and_it_is_cancelled_in_any_case(
     tmp_path: Path, mode: Any
 ) -> None:
-    async with pair(tmp_path, worker(endless), ours=changed(redaction=mode), theirs=changed(redaction="off")) as (
+    async with two_peers(tmp_path, worker(endless), ours=changed(redaction=mode), theirs=changed(redaction="off")) as (
         rita,
         paul,
     ):
         task_id = await rita.delegate(paul)
         await rita.stands(task_id, RUNNING)
-        await rita.requesting.cancel(task_id, f"I gave it {SECRET}")
+        await rita.requester.cancel(task_id, f"I gave it {SECRET}")
         delegation = await rita.stands(task_id, CANCELLED)
         stands_there = SAID[mode]
         told = f"I gave it {stands_there}" if stands_there is not None else "cancelled by the peer"
@@ -152,7 +152,7 @@ async def test_why_something_is_cancelled_is_searched_too_and_it_is_cancelled_in
 async def test_why_something_is_rejected_is_searched_too(tmp_path: Path, mode: Any) -> None:
     picky = Agent("worker", input_modes=[f"text/x; {SECRET}"])
     picky(echo)
-    async with pair(tmp_path, picky, theirs=changed(redaction=mode)) as (rita, paul):
+    async with two_peers(tmp_path, picky, theirs=changed(redaction=mode)) as (rita, paul):
         task_id = await rita.delegate(paul)
         await rita.ended(task_id)
         stands_there = SAID[mode]
@@ -222,7 +222,7 @@ async def test_a_status_that_is_too_long_leaves_without_half_a_secret(tmp_path: 
         await go_on.wait()
         yield "done"
 
-    async with pair(tmp_path, worker(verbose)) as (rita, paul):
+    async with two_peers(tmp_path, worker(verbose)) as (rita, paul):
         task_id = await rita.delegate(paul)
         await rita.until_delegation(task_id, lambda it: it.message is not None)
         delegation = await rita.delegation(task_id)
@@ -234,7 +234,7 @@ async def test_a_status_that_is_too_long_leaves_without_half_a_secret(tmp_path: 
 
 
 async def test_the_conversation_stays_where_it_was_held_where_that_is_the_setting(tmp_path: Path) -> None:
-    async with pair(tmp_path, worker(echo), theirs=changed(transcripts="root")) as (rita, paul):
+    async with two_peers(tmp_path, worker(echo), theirs=changed(transcripts="root")) as (rita, paul):
         task_id = await rita.delegate(paul, "hello")
         assert said(await rita.ended(task_id)) == "hello"
         evidence = await rita.evidence(task_id)
@@ -252,7 +252,7 @@ async def test_a_result_that_is_too_large_leaves_out_its_transcript_and_then_its
             yield turn.file(f"{number}.bin", bytes(1_500_000))
         yield "done"
 
-    async with pair(tmp_path, worker(much)) as (rita, paul):
+    async with two_peers(tmp_path, worker(much)) as (rita, paul):
         task_id = await rita.delegate(paul)
         view = await rita.ended(task_id)
         assert (view.state, said(view)) == (TaskState.COMPLETED, "done")

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class PeerRequester(Protocol):
-    """Who delegates to peers for this instance (`peers.requesting`)."""
+    """Who delegates to peers for this instance (`Requester`)."""
 
     def peer(self, named: str) -> Peer: ...
     def provider(self, profile: str) -> Peer | None: ...

@@ -100,7 +100,7 @@ async def _live(
             staff.remote_concurrency = settings.delegation.remote_concurrency
             staff.serve(found)
             if node.peering is not None:
-                staff.peers = node.peering.requesting
+                staff.peers = node.peering.requester
                 node.peering.listening(*listener.getsockname()[:2])
             await staff.step()
             workers: list[Worker] = [node.workers, *([await _demo_agent(node, log)] if demo else [])]

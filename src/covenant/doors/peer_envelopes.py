@@ -22,11 +22,17 @@ from covenant.doors.metrics import Meter
 from covenant.doors.waits import while_connected
 from covenant.model.errors import Refusal, TooLarge
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
-from covenant.wire.peers import EnvelopeRefusal, Introduction, OutOfOrder, Polled, Received
+from covenant.wire.peers import (
+    IDENTITY_PATH,
+    POLL_PATH,
+    RECEIVE_PATH,
+    EnvelopeRefusal,
+    Introduction,
+    OutOfOrder,
+    Polled,
+    Received,
+)
 
-IDENTITY: Final = "/api/v1/a2a/identity"
-RECEIVE: Final = "/api/v1/a2a/receive"
-POLL: Final = "/api/v1/a2a/poll"
 IDENTITY_AGE_S: Final = 60
 """How long a cache may show our keys: a small part of the time for which they overlap."""
 
@@ -97,7 +103,7 @@ class EnvelopeEndpoint(Endpoint):
 
 DESCRIBED: Final = (
     Described(
-        path=IDENTITY,
+        path=IDENTITY_PATH,
         method="GET",
         name="peer_identity",
         summary="Who this instance is: its name and its signed keys",
@@ -105,7 +111,7 @@ DESCRIBED: Final = (
         token=False,
     ),
     Described(
-        path=RECEIVE,
+        path=RECEIVE_PATH,
         method="POST",
         name="peer_receive",
         summary="Take in a sealed envelope of a peer; answers once it is durable",
@@ -115,7 +121,7 @@ DESCRIBED: Final = (
         refusal=EnvelopeRefusal,
     ),
     Described(
-        path=POLL,
+        path=POLL_PATH,
         method="POST",
         name="peer_poll",
         summary="Hand out what waits for a peer, sealed to it; the poll is a sealed envelope itself",

@@ -7,12 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import target_of
 from covenant.exchange.tasks.builder import build_task
 from covenant.exchange.tasks.reader import TaskReader, read_tree
 from covenant.exchange.tasks.writer import TaskWriter
-from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.decisions.peers import unknown_delegation
@@ -27,27 +25,27 @@ from covenant.model.peers.delegation import (
     OFFERED,
     PROOF,
     Delegation,
+    DelegationBegun,
+    DelegationEvidence,
     DelegationRole,
     DelegationState,
     LoggedMessage,
+    PendingMessages,
 )
 from covenant.model.peers.delegation_messages import Proof
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
-from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
+from covenant.model.peers.peer_record import Peer, PeerCapabilities
 from covenant.model.task import NATIVE, PEERS, Target, fingerprint
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.remote.remote_task import answer_text
-from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, PeerDirectory, as_refusal
+from covenant.peers.directory.peer_directory import IDENTITY_CHANGED, as_refusal
 from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery, DiscoveryMethod
-from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.provider.provider_service import Provider
-from covenant.peers.requester.requester_service import Requester
-from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.peers.peer_services import PeerServices
+from covenant.peers.peer_settings import PeerService
 from covenant.peers.transport.peer_client import PeerCallFailed
-from covenant.wire.peers import DelegateRequest, DelegationBegun, DelegationEvidence, PendingMessages
 
 STEPS_MAX: Final = 1_000
 _STATES: Final[dict[TaskState, DelegationState]] = {
@@ -58,40 +56,31 @@ _STATES: Final[dict[TaskState, DelegationState]] = {
 }
 
 
-class PeerAdmin:
+class PeerAdmin(PeerService):
+    """`config`: the settings of `[peers]` as they are shown. `discovery`: the one that runs now."""
+
     def __init__(
         self,
-        ledger: Ledger,
-        catalogue: Catalogue,
-        beginnings: TaskWriter,
-        *,
-        settings: PeerSettings,
+        services: PeerServices,
+        writer: TaskWriter,
         config: dict[str, Any],
-        us: InstanceId,
-        acquaintances: PeerDirectory,
-        providing: Provider,
-        requesting: Requester,
-        courier: OutboxSender,
         discovery: Callable[[], Discovery],
         new_id: Callable[[], str],
     ) -> None:
-        self.id = us
-        self.name = settings.name or us[-8:]
-        self._ledger = ledger
-        self._catalogue = catalogue
-        self._beginnings = beginnings
-        self._views = TaskReader(ledger)
-        self._settings = settings
-        self._config = config
-        self._acquaintances = acquaintances
-        self._providing = providing
-        self._requesting = requesting
-        self._courier = courier
+        super().__init__(services.context)
+        self.id = self._keyring.id
+        self.name = self._settings.name or self.id[-8:]
+        self.config = config
+        self.find = services.directory.find
+        self.remove = services.directory.remove
+        self.change = services.directory.change
+        self.succeed = services.directory.succeed
+        self._services = services
+        self._catalogue = services.catalogue
+        self._writer = writer
+        self._tasks = TaskReader(self._ledger)
         self._discovery = discovery
         self._new_id = new_id
-
-    def config(self) -> dict[str, Any]:
-        return self._config
 
     # Peers
 
@@ -100,42 +89,21 @@ class PeerAdmin:
         return self._ledger.peers()
 
     async def waiting(self, peer: InstanceId) -> PendingMessages:
-        troubles = [each for each in self._courier.troubles() if each.peer == peer]
+        troubles = [each for each in self._services.outbox.troubles() if each.peer == peer]
         first = min(troubles, key=lambda each: each.next_ms, default=None)
         count = len(await self._ledger.parcels(peer))
         return PendingMessages(count, first.failure, first.next_ms) if first is not None else PendingMessages(count)
 
-    def find(self, named: str) -> Peer:
-        return self._acquaintances.find(named)
-
     async def add(
         self, by: AgentId, *, url: str | None, peer_id: str | None, name: str | None
     ) -> tuple[Peer, str | None]:
-        peer = await self._acquaintances.add(by, url=url, peer_id=peer_id, name=name)
+        peer = await self._services.directory.add(by, url=url, peer_id=peer_id, name=name)
         return peer, None if peer.trust.covers(Trust.VERIFIED) else _next_step(peer, self.id)
-
-    async def remove(self, by: AgentId, named: str) -> Peer:
-        return await self._acquaintances.remove(by, named)
-
-    async def change(
-        self,
-        by: AgentId,
-        named: str,
-        *,
-        name: str | None = None,
-        url: str | None = None,
-        trust: Trust | None = None,
-        denied: bool | None = None,
-        limits: PeerLimits | None = None,
-    ) -> Peer:
-        return await self._acquaintances.change(
-            by, named, name=name, url=url, trust=trust, denied=denied, limits=limits
-        )
 
     async def verify(self, named: str) -> Peer:
         peer = self.find(named)
         try:
-            return await self._acquaintances.verify(peer)
+            return await self._services.directory.verify(peer)
         except PeerCallFailed as failed:
             raise as_refusal(failed) from None
         except Conflict as conflict:
@@ -143,9 +111,6 @@ class PeerAdmin:
                 raise
         # Its old key has just named another one: that is who is asked now.
         return await self.verify(peer.name)
-
-    async def succeed(self, by: AgentId, named: str, new_id: str) -> Peer:
-        return await self._acquaintances.succeed(by, named, new_id)
 
     async def revoke_tokens(self, by: AgentId, named: str) -> int:
         issued = self.find(named).issued
@@ -162,13 +127,13 @@ class PeerAdmin:
             return None, await self._own()
         peer = self.find(named)
         try:
-            return peer.name, await self._acquaintances.capabilities(peer, fresh=fresh)
+            return peer.name, await self._services.directory.capabilities(peer, fresh=fresh)
         except PeerCallFailed as failed:
             raise as_refusal(failed) from None
 
     async def _own(self) -> PeerCapabilities:
         now_ms = self._ledger.now_ms()
-        ours = await self._providing.offering(Peer(id=self.id, name=self.name, trust=Trust.TRUSTED))
+        ours = await self._services.provider.offering(Peer(id=self.id, name=self.name, trust=Trust.TRUSTED))
         return PeerCapabilities(
             profiles=ours.profiles,
             versions=SUPPORTED_VERSIONS,
@@ -181,50 +146,50 @@ class PeerAdmin:
 
     # Delegations
 
-    async def delegate(self, by: AgentId, request: DelegateRequest) -> DelegationBegun:
-        """Here, if there is such an agent and no peer was named; otherwise by a peer."""
-        task_id = parse_task_id(request.id) if request.id is not None else TaskId(self._new_id())
-        target: Target | None = None
-        here = request.peer_id is None and self._catalogue.agent(DEFAULT, request.profile or "") is not None
-        if here:
-            assert request.profile is not None
-            recipient, peer_id, profile = self._catalogue.identity(DEFAULT, request.profile), None, request.profile
-            metadata: dict[str, Any] | None = {"context": request.context} if request.context else None
-        else:
-            peer, profile = await self._target(request)
-            recipient, peer_id = self._catalogue.identity(DEFAULT, PEERS), peer.id
-            metadata, target = None, _target(peer.id, profile, request)
+    async def delegate(
+        self,
+        by: AgentId,
+        text: str,
+        *,
+        peer: str | None,
+        profile: str | None,
+        context: str | None,
+        budget: int | None,
+        timeout_ms: int | None,
+        task_id: str | None,
+    ) -> DelegationBegun:
+        """To an agent of this instance, if it has the profile and no peer was named; otherwise to a peer."""
+        here = peer is None and profile is not None and self._catalogue.agent(DEFAULT, profile) is not None
+        to, name = (None, profile or "") if here else await self._provider_of(peer, profile)
+        made_id = parse_task_id(task_id) if task_id is not None else TaskId(self._new_id())
         task = build_task(
-            task_id,
+            made_id,
             sender=by,
-            recipient=recipient,
-            parts=(Text(request.task),),
-            timeout_ms=request.timeout,
+            recipient=self._catalogue.identity(DEFAULT, PEERS if to is not None else name),
+            parts=(Text(text),),
+            timeout_ms=timeout_ms,
             tenant=DEFAULT,
             origin=NATIVE,
-            request_metadata=metadata,
-            target=target,
+            request_metadata={"context": context} if to is None and context else None,
+            target=Target(peer=to, profile=name, budget=budget, context=context) if to is not None else None,
         )
-        accepted = await self._beginnings.accept(task, fingerprint(task)[0])
-        return DelegationBegun(task_id, peer_id, profile, accepted.duplicate)
+        accepted = await self._writer.accept(task, fingerprint(task)[0])
+        return DelegationBegun(made_id, to, name, accepted.duplicate)
 
-    async def _target(self, request: DelegateRequest) -> tuple[Peer, str]:
-        if request.peer_id is None:
-            assert request.profile is not None
-            found = self._requesting.provider(request.profile)
+    async def _provider_of(self, named: str | None, profile: str | None) -> tuple[InstanceId, str]:
+        if named is None:
+            found = self._services.requester.provider(profile or "")
             if found is None:
-                raise NotFound(
-                    "no_profile", f"no agent here and no peer offers {request.profile!r}; see `covenant peers list`"
-                )
-            return found, request.profile
-        peer = self.find(request.peer_id)
-        if request.profile is not None:
-            return peer, request.profile
+                raise NotFound("no_profile", f"no agent here and no peer offers {profile!r}; see `covenant peers list`")
+            return found.id, profile or ""
+        peer = self.find(named)
+        if profile is not None:
+            return peer.id, profile
         _, offered = await self.capabilities(peer.id, fresh=False)
         names = [each.name for each in offered.profiles]
         if len(names) != 1:
             raise Invalid("profile_needed", f"name one of what {peer.name} offers: {', '.join(names) or 'nothing'}")
-        return peer, names[0]
+        return peer.id, names[0]
 
     async def delegations(self) -> Sequence[Delegation]:
         await self._ledger.durable()
@@ -244,7 +209,7 @@ class PeerAdmin:
         try:
             return await self.find_delegation(named)
         except NotFound as unknown:
-            view = (await self._views.past(parse_task_id(named))).view()
+            view = (await self._tasks.past(parse_task_id(named))).view()
             target = target_of(view.task) if view is not None else None
             if view is None or target is None or target.peer is None:
                 raise unknown from None
@@ -264,7 +229,7 @@ class PeerAdmin:
         )
 
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
-        view = (await self._views.past(delegation.task_id)).view()
+        view = (await self._tasks.past(delegation.task_id)).view()
         if view is None or not view.state.terminal:
             return None, None
         text = answer_text(view.state, view.message, view.artifacts, view.history)
@@ -276,17 +241,17 @@ class PeerAdmin:
         if delegation.ended:
             raise Conflict("already_ended", f"this delegation has ended: {delegation.state.value}")
         if await self._ledger.delegation(delegation.key) is not None and delegation.role is DelegationRole.REQUESTER:
-            await self._requesting.cancel(delegation.offer_id, reason or "canceled by the operator")
+            await self._services.requester.cancel(delegation.offer_id, reason or "canceled by the operator")
         await self._ledger.commit(
             Cancel(task_id=delegation.task_id, by=by, reason=reason or "canceled by the operator")
         )
         return await self._ledger.delegation(delegation.key) or await self.standing(named)
 
     async def offer_again(self, by: AgentId, named: str) -> Delegation:
-        return await self._requesting.offer_again(by, (await self._asked_for(named)).offer_id)
+        return await self._services.requester.offer_again(by, (await self._asked_for(named)).offer_id)
 
     async def force_error(self, by: AgentId, named: str, reason: str) -> Delegation:
-        return await self._requesting.force_error(by, (await self._asked_for(named)).offer_id, reason)
+        return await self._services.requester.force_error(by, (await self._asked_for(named)).offer_id, reason)
 
     async def _asked_for(self, named: str) -> Delegation:
         delegation = await self.find_delegation(named)
@@ -323,10 +288,6 @@ class PeerAdmin:
     async def messages(self) -> Sequence[LoggedMessage]:
         await self._ledger.durable()
         return await self._ledger.message_log()
-
-
-def _target(peer_id: InstanceId, profile: str, request: DelegateRequest) -> Target:
-    return Target(peer=peer_id, profile=profile, budget=request.max_token_budget, context=request.context)
 
 
 def _next_step(peer: Peer, us: InstanceId) -> str:

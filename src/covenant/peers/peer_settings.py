@@ -1,16 +1,23 @@
-"""What an operator decides about peers. Every number here is a setting of `[peers]`."""
+"""What the services of peers share: the settings of `[peers]`, the ledger, the keys and the connections."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from covenant.outbound.address_guard import DNS_PORT
 from covenant.outbound.urls import InvalidUrl, read_address, read_host, read_url
+
+if TYPE_CHECKING:
+    from covenant.ledger.contract.ledger import Ledger
+    from covenant.model.ids import AgentId
+    from covenant.model.peers.delegation import DelegationKey
+    from covenant.peers.directory.instance_keys import InstanceKeys
+    from covenant.peers.transport.peer_client import PeerConnections
 
 Redaction = Literal["redact", "block", "warn", "off"]
 Transcripts = Literal["full", "root"]
@@ -67,6 +74,36 @@ class PeerSettings(msgspec.Struct, frozen=True, kw_only=True):
     redaction: Redaction = "redact"
     transcripts: Transcripts = "full"
     """`root`: the conversation stays here, and only its root and its proof leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerContext:
+    """What all services of peers are made with."""
+
+    ledger: Ledger
+    keyring: InstanceKeys
+    connections: PeerConnections
+    settings: PeerSettings
+    us: AgentId
+    """Who is in the audit for what this instance does by itself."""
+    depth_max: int
+    """Of calls in this instance."""
+    chance: Callable[[], float]
+    """For jitter: from 0 to 1."""
+    in_flight: list[Callable[[DelegationKey], int]] = field(default_factory=list)
+    """Each says up to which number a peer may have the messages of a delegation; the transport adds them."""
+
+
+class PeerService:
+    def __init__(self, context: PeerContext) -> None:
+        self._context = context
+        self._ledger = context.ledger
+        self._keyring = context.keyring
+        self._connections = context.connections
+        self._settings = context.settings
+        self._us = context.us
+        self._now_ms = context.ledger.now_ms
+        self._monotonic_ms = context.ledger.clock.monotonic_ms
 
 
 STATIC_MAX: Final = 100

@@ -10,7 +10,7 @@ sealed like any message, under the type `poll`. Its answer is a list of envelope
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -31,15 +31,17 @@ from covenant.model.peers.delegation_messages import (
     DelegationOffer,
     DelegationReject,
     DelegationResult,
-    Proof,
     StatusReport,
     SubDelegation,
     Uuid,
 )
-from covenant.model.peers.instance import WHOLE_MAX, InstanceId, KeyBundle
+from covenant.model.peers.instance import WHOLE_MAX, KeyBundle
 from covenant.wire.json_input import decode as decode_json
 from covenant.wire.mailbox import StrictRequest
 
+IDENTITY_PATH: Final = "/api/v1/a2a/identity"
+RECEIVE_PATH: Final = "/api/v1/a2a/receive"
+POLL_PATH: Final = "/api/v1/a2a/poll"
 TYPES: Final[dict[str, type[DelegationMessage]]] = {
     "delegation_offer": DelegationOffer,
     "delegation_accept": DelegationAccept,
@@ -220,29 +222,3 @@ class DelegateRequest(StrictRequest, frozen=True, kw_only=True, rename="camel"):
     timeout: Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MS_MAX)] | None = None
     id: Annotated[str, msgspec.Meta(max_length=36)] | None = None
     """Of the task that it becomes here: the same request again under this id is the same delegation."""
-
-
-class PendingMessages(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """What a peer does not have yet, and why."""
-
-    count: int = 0
-    failure: str | None = None
-    next_ms: int | None = None
-
-
-class DelegationBegun(NamedTuple):
-    """`peer` is None where an agent here does it."""
-
-    task_id: str
-    peer: InstanceId | None
-    profile: str
-    duplicate: bool
-
-
-class DelegationEvidence(NamedTuple):
-    """What proves a result: all of it as it was sent."""
-
-    offer: Any
-    result: Any
-    transcript: Any
-    proof: Proof | None

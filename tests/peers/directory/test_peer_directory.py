@@ -27,37 +27,48 @@ from covenant.seal.keys import new_private_key
 from covenant.seal.tokens import Narrowing, narrow, token_ids
 from covenant.wire import peers as wire
 from tests.ledger_contract.samples import OPERATOR
-from tests.peers.houses import QUICK, Clock, House, Keys, house, listening, offer_id, refused
+from tests.peers.transport_under_test import (
+    QUICK,
+    Clock,
+    Keys,
+    TransportUnderTest,
+    listening,
+    offer_id,
+    refused,
+    transport_under_test,
+)
 
 CODER = Profile(name="coder", description="writes code", max_token_budget=50_000)
 OFFERING = OfferedProfiles((CODER,), 1, 4)
 
 
 @asynccontextmanager
-async def instance(folder: Path, keys: Keys | None = None, **more: Any) -> AsyncIterator[House]:
-    async with house(folder, keys, offering=OFFERING, **more) as at, listening(at):
+async def instance(folder: Path, keys: Keys | None = None, **more: Any) -> AsyncIterator[TransportUnderTest]:
+    async with transport_under_test(folder, keys, offering=OFFERING, **more) as at, listening(at):
         yield at
 
 
 @pytest.fixture
-async def two(tmp_path: Path) -> AsyncIterator[tuple[House, House]]:
+async def two(tmp_path: Path) -> AsyncIterator[tuple[TransportUnderTest, TransportUnderTest]]:
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(instance(tmp_path / "a"))
         yield first, await stack.enter_async_context(instance(tmp_path / "b"))
 
 
-async def add(at: House, url: str | None = None, peer_id: str | None = None, name: str | None = None) -> Peer:
-    return await at.acquaintances.add(OPERATOR, url=url, peer_id=peer_id, name=name)
+async def add(
+    at: TransportUnderTest, url: str | None = None, peer_id: str | None = None, name: str | None = None
+) -> Peer:
+    return await at.directory.add(OPERATOR, url=url, peer_id=peer_id, name=name)
 
 
-async def introduced(a: House, b: House) -> tuple[Peer, Peer]:
+async def introduced(a: TransportUnderTest, b: TransportUnderTest) -> tuple[Peer, Peer]:
     """Each as the other knows it, once both have added each other."""
     await add(a, b.url)
     of_a = await add(b, a.url)
-    return await a.acquaintances.verify(at(a, b.id)), of_a
+    return await a.directory.verify(at(a, b.id)), of_a
 
 
-def at(where: House, peer_id: InstanceId) -> Peer:
+def at(where: TransportUnderTest, peer_id: InstanceId) -> Peer:
     peer = where.ledger.peer(peer_id)
     assert peer is not None
     return peer
@@ -71,7 +82,7 @@ async def failed(call: Any) -> str:
 
 class TestAdding:
     async def test_whoever_is_at_an_address_is_added_under_the_id_and_keys_that_it_proves(
-        self, two: tuple[House, House]
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
     ) -> None:
         a, b = two
         peer = await add(a, b.url + "/")
@@ -79,46 +90,54 @@ class TestAdding:
         assert peer.keys == b.keyring.bundle(b.clock())
         assert peer == at(a, b.id)
 
-    async def test_both_are_verified_once_both_have_added_each_other(self, two: tuple[House, House]) -> None:
+    async def test_both_are_verified_once_both_have_added_each_other(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         of_b, of_a = await introduced(a, b)
         assert (of_b.trust, of_a.trust) == (Trust.VERIFIED, Trust.VERIFIED)
         assert (of_b.challenge, of_a.challenge) == (None, None)
 
-    async def test_the_same_again_is_the_same_peer(self, two: tuple[House, House]) -> None:
+    async def test_the_same_again_is_the_same_peer(self, two: tuple[TransportUnderTest, TransportUnderTest]) -> None:
         a, b = two
         first = await add(a, b.url)
         again = await add(a, b.url)
         assert (again.id, again.added_at_ms, len(a.ledger.peers())) == (first.id, first.added_at_ms, 1)
 
     async def test_one_whose_name_is_taken_is_called_by_a_part_of_its_id_too(
-        self, two: tuple[House, House], tmp_path: Path
+        self, two: tuple[TransportUnderTest, TransportUnderTest], tmp_path: Path
     ) -> None:
         a, b = two
         async with instance(tmp_path / "c") as c:
             await add(a, b.url)
             assert (await add(a, c.url)).name == f"house-{c.id[-8:]}"
-            assert a.acquaintances.find("house").id == b.id
+            assert a.directory.find("house").id == b.id
 
-    async def test_the_id_that_was_given_must_be_the_one_that_is_there(self, two: tuple[House, House]) -> None:
+    async def test_the_id_that_was_given_must_be_the_one_that_is_there(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         refusal = await refused(add(a, b.url, peer_id=InstanceIdentity(new_private_key()).id))
         assert (refusal.code, b.id in refusal.message) == ("identity_changed", True)
         assert (await add(a, b.url, peer_id=b.id)).id == b.id
 
-    async def test_nobody_adds_itself(self, two: tuple[House, House]) -> None:
+    async def test_nobody_adds_itself(self, two: tuple[TransportUnderTest, TransportUnderTest]) -> None:
         a, _ = two
         for call in (add(a, a.url), add(a, peer_id=a.id, name="me")):
             assert (await refused(call)).code == "self_peer"
 
-    async def test_one_without_an_address_needs_an_id_and_a_name(self, two: tuple[House, House]) -> None:
+    async def test_one_without_an_address_needs_an_id_and_a_name(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         for call in (add(a), add(a, peer_id=b.id), add(a, name="north")):
             assert (await refused(call)).code == "address_needed"
         peer = await add(a, peer_id=b.id, name="north")
         assert (peer.url, peer.trust, peer.challenge is not None) == (None, Trust.PEER, True)
 
-    async def test_where_nobody_answers_nobody_is_added_unless_the_id_is_known(self, two: tuple[House, House]) -> None:
+    async def test_where_nobody_answers_nobody_is_added_unless_the_id_is_known(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         nowhere = "http://127.0.0.1:1"
         refusal = await refused(add(a, nowhere))
@@ -127,7 +146,7 @@ class TestAdding:
         assert (peer.id, peer.keys, peer.trust) == (b.id, None, Trust.PEER)
 
     async def test_an_address_that_may_never_be_called_is_refused_whatever_id_is_given(
-        self, two: tuple[House, House]
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
     ) -> None:
         a, b = two
         for url in ("http://169.254.169.254", f"{b.url}/elsewhere"):
@@ -143,7 +162,7 @@ class TestAdding:
         ],
     )
     async def test_what_cannot_be_a_peer_is_refused_by_its_own_word(
-        self, two: tuple[House, House], given: dict[str, str], code: str
+        self, two: tuple[TransportUnderTest, TransportUnderTest], given: dict[str, str], code: str
     ) -> None:
         assert (await refused(add(two[0], **given))).code == code
 
@@ -158,55 +177,59 @@ class TestAdding:
 
 class TestFinding:
     async def test_a_peer_is_found_by_id_by_name_and_by_a_beginning_that_is_its_own(
-        self, two: tuple[House, House]
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
     ) -> None:
         a, b = two
         await add(a, b.url, name="north")
         for named in (b.id, "north", b.id[:12]):
-            assert a.acquaintances.find(named).id == b.id
+            assert a.directory.find(named).id == b.id
         for named in ("south", b.id[:7], "frd1_", ""):
             with pytest.raises(Refusal) as refusal:
-                a.acquaintances.find(named)
+                a.directory.find(named)
             assert refusal.value.code == "unknown_peer"
 
 
 class TestChanging:
-    async def test_an_operator_changes_and_removes_by_any_name(self, two: tuple[House, House]) -> None:
+    async def test_an_operator_changes_and_removes_by_any_name(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await add(a, b.url, name="north")
         limits = PeerLimits(offers_per_min=3)
-        changed = await a.acquaintances.change(OPERATOR, "north", name="south", trust=Trust.TRUSTED, limits=limits)
+        changed = await a.directory.change(OPERATOR, "north", name="south", trust=Trust.TRUSTED, limits=limits)
         assert (changed.name, changed.trust, changed.limits) == ("south", Trust.TRUSTED, limits)
-        assert (await a.acquaintances.change(OPERATOR, "south", denied=True)).denied
-        assert (await a.acquaintances.change(OPERATOR, "south", url="")).url is None
-        assert (await a.acquaintances.remove(OPERATOR, b.id[:14])).id == b.id
+        assert (await a.directory.change(OPERATOR, "south", denied=True)).denied
+        assert (await a.directory.change(OPERATOR, "south", url="")).url is None
+        assert (await a.directory.remove(OPERATOR, b.id[:14])).id == b.id
         assert a.ledger.peers() == ()
 
-    async def test_verified_is_earned_and_not_given(self, two: tuple[House, House]) -> None:
+    async def test_verified_is_earned_and_not_given(self, two: tuple[TransportUnderTest, TransportUnderTest]) -> None:
         a, b = two
         await add(a, b.url, name="north")
-        refusal = await refused(a.acquaintances.change(OPERATOR, "north", trust=Trust.VERIFIED))
+        refusal = await refused(a.directory.change(OPERATOR, "north", trust=Trust.VERIFIED))
         assert (refusal.code, a.id in refusal.message) == ("not_verified", True)
         await add(b, a.url)
-        assert (await a.acquaintances.change(OPERATOR, "north", trust=Trust.VERIFIED)).trust is Trust.VERIFIED
+        assert (await a.directory.change(OPERATOR, "north", trust=Trust.VERIFIED)).trust is Trust.VERIFIED
 
-    async def test_what_an_operator_has_lowered_stays_lowered_though_it_answers(self, two: tuple[House, House]) -> None:
+    async def test_what_an_operator_has_lowered_stays_lowered_though_it_answers(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await introduced(a, b)
-        await a.acquaintances.change(OPERATOR, b.id, trust=Trust.PEER)
-        assert (await a.acquaintances.verify(at(a, b.id))).trust is Trust.PEER
-        raised = await a.acquaintances.change(OPERATOR, b.id, trust=Trust.VERIFIED)
+        await a.directory.change(OPERATOR, b.id, trust=Trust.PEER)
+        assert (await a.directory.verify(at(a, b.id))).trust is Trust.PEER
+        raised = await a.directory.change(OPERATOR, b.id, trust=Trust.VERIFIED)
         assert raised.trust is Trust.VERIFIED
 
     async def test_a_new_address_is_looked_at_and_a_stranger_there_is_shown(
-        self, two: tuple[House, House], tmp_path: Path
+        self, two: tuple[TransportUnderTest, TransportUnderTest], tmp_path: Path
     ) -> None:
         a, b = two
         await introduced(a, b)
         async with instance(tmp_path / "c") as c:
-            changed = await a.acquaintances.change(OPERATOR, b.id, url=c.url)
+            changed = await a.directory.change(OPERATOR, b.id, url=c.url)
             assert (changed.url, changed.conflict, changed.trust) == (c.url, "identity_changed", Trust.VERIFIED)
-            back = await a.acquaintances.change(OPERATOR, b.id, url=b.url)
+            back = await a.directory.change(OPERATOR, b.id, url=b.url)
             assert back.conflict is None
 
 
@@ -215,10 +238,10 @@ class TestKeys:
         clock = Clock()
         async with instance(tmp_path / "a", clock=clock) as a, instance(tmp_path / "b", clock=clock) as b:
             peer = await add(a, b.url)
-            first = await a.acquaintances.prekey_for(peer)
-            assert await a.acquaintances.prekey_for(peer) == first
+            first = await a.directory.prekey_for(peer)
+            assert await a.directory.prekey_for(peer) == first
             clock.ahead_ms += 2 * PREKEY_PERIOD_MS
-            second = await a.acquaintances.prekey_for(peer)
+            second = await a.directory.prekey_for(peer)
             assert second.kid != first.kid
             assert second == b.prekey()
 
@@ -231,65 +254,69 @@ class TestKeys:
                 await introduced(a, b)
             keys.prekeys.clear()  # as after a restore from a backup without them
             async with instance(tmp_path / "b", keys) as b:
-                peer = await a.acquaintances.verify(at(a, b.id))
+                peer = await a.directory.verify(at(a, b.id))
                 assert (peer.challenge, peer.keys) == (None, b.keyring.bundle(b.clock()))
 
-    async def test_older_keys_than_we_have_are_not_taken_back(self, two: tuple[House, House]) -> None:
+    async def test_older_keys_than_we_have_are_not_taken_back(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await add(a, b.url)
         b.clock.ahead_ms += 3_600_000
         newer = b.keyring.bundle(b.clock())
         a.clock.ahead_ms += 3_600_000
-        assert (await a.acquaintances.refresh(at(a, b.id))).keys == newer
+        assert (await a.directory.refresh(at(a, b.id))).keys == newer
         b.clock.ahead_ms -= 3_600_000
         older = b.keyring.bundle(b.clock())
         assert older.issued_at_ms < newer.issued_at_ms
-        assert (await a.acquaintances.refresh(at(a, b.id))).keys == newer
+        assert (await a.directory.refresh(at(a, b.id))).keys == newer
 
     async def test_one_without_an_address_that_has_shown_no_keys_cannot_be_sealed_to(
-        self, two: tuple[House, House]
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
     ) -> None:
         a, b = two
         peer = await add(a, peer_id=b.id, name="north")
-        assert (await refused(a.acquaintances.prekey_for(peer))).code == "no_keys"
+        assert (await refused(a.directory.prekey_for(peer))).code == "no_keys"
 
-    async def test_many_who_want_fresh_keys_at_once_ask_once(self, two: tuple[House, House]) -> None:
+    async def test_many_who_want_fresh_keys_at_once_ask_once(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         peer = await add(a, b.url)
-        seen = await asyncio.gather(*(a.acquaintances.prekey_for(peer, fresh=True) for _ in range(20)))
+        seen = await asyncio.gather(*(a.directory.prekey_for(peer, fresh=True) for _ in range(20)))
         assert len({each.kid for each in seen}) == 1
 
 
 class TestStrangers:
     async def test_another_at_a_peers_address_gets_nothing_and_the_peer_keeps_its_trust(self, tmp_path: Path) -> None:
-        async with house(tmp_path / "b", offering=OFFERING) as b, instance(tmp_path / "a") as a:
+        async with transport_under_test(tmp_path / "b", offering=OFFERING) as b, instance(tmp_path / "a") as a:
             async with listening(b):
                 await introduced(a, b)
             before = at(a, b.id)
             async with instance(tmp_path / "c", Keys(port=b.keys.port)) as c:
                 await add(c, a.url)
-                after = await a.acquaintances.refresh(before)
+                after = await a.directory.refresh(before)
                 assert (after.conflict, after.trust, after.keys) == ("identity_changed", Trust.VERIFIED, before.keys)
                 assert a.ledger.peer(c.id) is None
                 with pytest.raises((PeerCallFailed, Refusal)):
-                    await a.acquaintances.capabilities(after, fresh=True)
+                    await a.directory.capabilities(after, fresh=True)
                 assert await c.ledger.message_log() == ()
             async with listening(b):
-                assert (await a.acquaintances.refresh(after)).conflict is None
+                assert (await a.directory.refresh(after)).conflict is None
 
     async def test_a_successor_that_the_old_key_names_keeps_the_trust(self, tmp_path: Path) -> None:
         old, new = Keys(), Keys()
         async with instance(tmp_path / "a") as a:
             async with instance(tmp_path / "b", old) as b:
                 await introduced(a, b)
-                await a.acquaintances.change(OPERATOR, b.id, trust=Trust.TRUSTED)
+                await a.directory.change(OPERATOR, b.id, trust=Trust.TRUSTED)
             before = at(a, b.id)
             new.port, new.change = old.port, sign_change(old.private_key, new.private_key, a.clock())
             async with instance(tmp_path / "b2", new) as b2:
-                after = await a.acquaintances.refresh(before)
+                after = await a.directory.refresh(before)
                 assert (after.id, after.trust, after.name) == (b2.id, Trust.TRUSTED, before.name)
                 assert (a.ledger.peer(b.id), len(a.ledger.peers())) == (None, 1)
-                assert (await refused(a.acquaintances.prekey_for(before, fresh=True))).code == "unknown_peer"
+                assert (await refused(a.directory.prekey_for(before, fresh=True))).code == "unknown_peer"
 
     @pytest.mark.parametrize("forged", ["another's old key", "for another successor"])
     async def test_a_change_that_is_not_this_peers_and_this_successors_changes_nothing(
@@ -303,7 +330,7 @@ class TestStrangers:
             pair = (third, new.private_key) if forged == "another's old key" else (old.private_key, third)
             new.change = sign_change(*pair, a.clock())
             async with instance(tmp_path / "c", new):
-                after = await a.acquaintances.refresh(at(a, b.id))
+                after = await a.directory.refresh(at(a, b.id))
                 assert (after.id, after.conflict, after.trust) == (b.id, "identity_changed", Trust.VERIFIED)
 
     async def test_a_successor_that_is_a_peer_already_is_left_to_the_operator(self, tmp_path: Path) -> None:
@@ -314,7 +341,7 @@ class TestStrangers:
             new.port, new.change = old.port, sign_change(old.private_key, new.private_key, a.clock())
             async with instance(tmp_path / "b2", new) as b2:
                 await add(a, peer_id=b2.id, name="other")
-                after = await a.acquaintances.refresh(at(a, b.id))
+                after = await a.directory.refresh(at(a, b.id))
                 assert (after.id, after.conflict) == (b.id, "identity_changed")
 
     async def test_the_operator_may_vouch_for_a_successor_and_then_it_must_prove_itself_anew(
@@ -324,55 +351,61 @@ class TestStrangers:
         async with instance(tmp_path / "a") as a:
             async with instance(tmp_path / "b", old) as b:
                 await introduced(a, b)
-                await a.acquaintances.change(OPERATOR, b.id, trust=Trust.TRUSTED)
+                await a.directory.change(OPERATOR, b.id, trust=Trust.TRUSTED)
             new.port = old.port
             async with instance(tmp_path / "b2", new) as b2:
                 wrong = InstanceIdentity(new_private_key()).id
-                assert (await refused(a.acquaintances.succeed(OPERATOR, b.id, wrong))).code == "identity_changed"
-                after = await a.acquaintances.succeed(OPERATOR, b.id, b2.id)
+                assert (await refused(a.directory.succeed(OPERATOR, b.id, wrong))).code == "identity_changed"
+                after = await a.directory.succeed(OPERATOR, b.id, b2.id)
                 assert (after.id, after.trust) == (b2.id, Trust.PEER)
                 await add(b2, a.url)
-                assert (await a.acquaintances.verify(at(a, b2.id))).trust is Trust.VERIFIED
+                assert (await a.directory.verify(at(a, b2.id))).trust is Trust.VERIFIED
 
-    async def test_our_own_keys_at_a_peers_address_are_nobodys(self, two: tuple[House, House]) -> None:
+    async def test_our_own_keys_at_a_peers_address_are_nobodys(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await introduced(a, b)
-        changed = await a.acquaintances.change(OPERATOR, b.id, url=a.url)
+        changed = await a.directory.change(OPERATOR, b.id, url=a.url)
         assert changed.conflict == "identity_changed"
 
 
 class TestCapabilities:
-    async def test_a_verified_peer_hears_what_there_is_and_gets_a_token(self, two: tuple[House, House]) -> None:
+    async def test_a_verified_peer_hears_what_there_is_and_gets_a_token(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await introduced(a, b)
-        said = await a.acquaintances.capabilities(at(a, b.id))
+        said = await a.directory.capabilities(at(a, b.id))
         assert (said.profiles, said.active_delegations, said.free_slots) == ((CODER,), 1, 4)
         assert (said.trust_level, said.token is not None) == (Trust.VERIFIED, True)
         assert said.expires_at_ms == said.issued_at_ms + QUICK.capabilities_life_ms
 
-    async def test_a_mere_peer_hears_what_there_is_and_gets_no_token(self, two: tuple[House, House]) -> None:
+    async def test_a_mere_peer_hears_what_there_is_and_gets_no_token(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await add(a, b.url)
         await b.knows(a, trust=Trust.PEER, url=None)
-        said = await a.acquaintances.capabilities(at(a, b.id))
+        said = await a.directory.capabilities(at(a, b.id))
         assert (said.profiles, said.trust_level, said.token) == ((CODER,), Trust.PEER, None)
 
     async def test_what_was_said_is_believed_until_it_is_over(self, tmp_path: Path) -> None:
         clock = Clock()
         async with instance(tmp_path / "a", clock=clock) as a, instance(tmp_path / "b", clock=clock) as b:
             await introduced(a, b)
-            first = await a.acquaintances.capabilities(at(a, b.id))
+            first = await a.directory.capabilities(at(a, b.id))
             clock.ahead_ms += QUICK.capabilities_life_ms // 2
-            assert await a.acquaintances.capabilities(at(a, b.id)) == first
-            assert (await a.acquaintances.capabilities(at(a, b.id), fresh=True)).issued_at_ms > first.issued_at_ms
+            assert await a.directory.capabilities(at(a, b.id)) == first
+            assert (await a.directory.capabilities(at(a, b.id), fresh=True)).issued_at_ms > first.issued_at_ms
             clock.ahead_ms += QUICK.capabilities_life_ms + 1
-            assert (await a.acquaintances.capabilities(at(a, b.id))).issued_at_ms > first.expires_at_ms
+            assert (await a.directory.capabilities(at(a, b.id))).issued_at_ms > first.expires_at_ms
 
-    async def test_many_who_ask_at_once_ask_once(self, two: tuple[House, House]) -> None:
+    async def test_many_who_ask_at_once_ask_once(self, two: tuple[TransportUnderTest, TransportUnderTest]) -> None:
         a, b = two
         await introduced(a, b)
         before = len(await b.ledger.message_log())
-        said = await asyncio.gather(*(a.acquaintances.capabilities(at(a, b.id), fresh=True) for _ in range(20)))
+        said = await asyncio.gather(*(a.directory.capabilities(at(a, b.id), fresh=True) for _ in range(20)))
         assert len({each.issued_at_ms for each in said}) == 1
         assert len(await b.ledger.message_log()) == before + 1
 
@@ -380,45 +413,51 @@ class TestCapabilities:
         clock = Clock()
         async with (
             instance(tmp_path / "a", clock=clock) as a,
-            house(tmp_path / "b", clock=clock, offering=OFFERING) as b,
+            transport_under_test(tmp_path / "b", clock=clock, offering=OFFERING) as b,
         ):
             async with listening(b):
                 await introduced(a, b)
             clock.ahead_ms += QUICK.capabilities_life_ms + 1
-            first = await failed(a.acquaintances.capabilities(at(a, b.id)))
+            first = await failed(a.directory.capabilities(at(a, b.id)))
             async with listening(b):
-                assert await failed(a.acquaintances.capabilities(at(a, b.id))) == first
+                assert await failed(a.directory.capabilities(at(a, b.id))) == first
                 clock.ahead_ms += 5_001
-                assert (await a.acquaintances.capabilities(at(a, b.id))).token is not None
+                assert (await a.directory.capabilities(at(a, b.id))).token is not None
 
-    async def test_one_that_does_not_know_us_says_no_more_than_to_any_stranger(self, two: tuple[House, House]) -> None:
+    async def test_one_that_does_not_know_us_says_no_more_than_to_any_stranger(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await add(a, b.url)
-        assert await failed(a.acquaintances.verify(at(a, b.id))) == "refused"
+        assert await failed(a.directory.verify(at(a, b.id))) == "refused"
         assert at(a, b.id).trust is Trust.PEER
 
-    async def test_clocks_that_are_apart_are_told_as_such(self, two: tuple[House, House]) -> None:
+    async def test_clocks_that_are_apart_are_told_as_such(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await introduced(a, b)
         a.clock.ahead_ms = 120_000
         with pytest.raises(PeerCallFailed, match="clock") as failure:
-            await a.acquaintances.verify(at(a, b.id))
+            await a.directory.verify(at(a, b.id))
         assert failure.value.code == "from_future"
         a.clock.ahead_ms = -PREKEY_PERIOD_MS
         with pytest.raises(Refusal, match="clock") as refusal:
-            await a.acquaintances.verify(at(a, b.id))
+            await a.directory.verify(at(a, b.id))
         assert refusal.value.code == "no_keys"
 
-    async def test_one_that_is_denied_is_told_nothing(self, two: tuple[House, House]) -> None:
+    async def test_one_that_is_denied_is_told_nothing(self, two: tuple[TransportUnderTest, TransportUnderTest]) -> None:
         a, b = two
         await introduced(a, b)
-        await b.acquaintances.change(OPERATOR, a.id, denied=True)
-        assert await failed(a.acquaintances.verify(at(a, b.id))) == "refused"
+        await b.directory.change(OPERATOR, a.id, denied=True)
+        assert await failed(a.directory.verify(at(a, b.id))) == "refused"
 
-    async def test_a_token_is_narrowed_to_an_offer_and_bounds_what_is_agreed(self, two: tuple[House, House]) -> None:
+    async def test_a_token_is_narrowed_to_an_offer_and_bounds_what_is_agreed(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         of_b, of_a = await introduced(a, b)
-        said = await a.acquaintances.capabilities(of_b)
+        said = await a.directory.capabilities(of_b)
         assert said.token is not None
         narrowed = narrow(said.token, b.keyring.key, Narrowing(budget=500, offer_id=offer_id(1), depth=1))
         made = DelegationOffer(
@@ -442,12 +481,12 @@ class TestCapabilities:
         assert (terms.budget, terms.depth_remaining, terms.timeout_ms) == (500, 1, 1_000)
 
     async def test_the_keys_in_a_question_are_learned_and_the_answer_is_sealed_to_them(
-        self, two: tuple[House, House]
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
     ) -> None:
         a, b = two
         await b.knows(a, trust=Trust.PEER, url=None, keys=False)
         query = CapabilityQuery(nonce=new_challenge(), versions=SUPPORTED_VERSIONS, keys=a.keyring.bundle(a.clock()))
-        answer = await b.reception.receive(a.sealed(query, b), None)
+        answer = await b.inbox.receive(a.sealed(query, b), None)
         assert isinstance(answer.envelope, msgspec.Raw)
         opened = open_(
             bytes(answer.envelope),
@@ -462,7 +501,7 @@ class TestCapabilities:
         assert (said.nonce, said.audience, at(b, a.id).keys) == (query.nonce, a.id, query.keys)
 
     async def test_keys_that_are_shown_at_each_word_are_not_written_down_at_each_word(
-        self, two: tuple[House, House]
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
     ) -> None:
         a, b = two
         await b.knows(a)
@@ -471,21 +510,23 @@ class TestCapabilities:
         for later_ms in (1_000, 59_000, 60_000):
             shown = sign_bundle(a.keyring.private_key, before.prekeys, before.issued_at_ms + later_ms)
             query = CapabilityQuery(nonce=new_challenge(), versions=SUPPORTED_VERSIONS, keys=shown)
-            await b.reception.receive(a.sealed(query, b), None)
+            await b.inbox.receive(a.sealed(query, b), None)
             assert at(b, a.id).keys == (shown if later_ms == 60_000 else before)
 
-    async def test_keys_of_somebody_else_in_a_question_are_refused(self, two: tuple[House, House]) -> None:
+    async def test_keys_of_somebody_else_in_a_question_are_refused(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await b.knows(a)
         before = at(b, a.id).keys
         query = CapabilityQuery(nonce=new_challenge(), versions=SUPPORTED_VERSIONS, keys=b.keyring.bundle(b.clock()))
-        assert (await refused(b.reception.receive(a.sealed(query, b), None))).code == "unverified_keys"
+        assert (await refused(b.inbox.receive(a.sealed(query, b), None))).code == "unverified_keys"
         assert at(b, a.id).keys == before
 
 
 class TestTokens:
-    async def asked(self, a: House, b: House) -> str:
-        token = (await a.acquaintances.capabilities(at(a, b.id), fresh=True)).token
+    async def asked(self, a: TransportUnderTest, b: TransportUnderTest) -> str:
+        token = (await a.directory.capabilities(at(a, b.id), fresh=True)).token
         assert token is not None
         return token
 
@@ -502,7 +543,7 @@ class TestTokens:
             assert [each.id for each in at(b, a.id).issued] == ids
 
     async def test_one_that_was_revoked_or_allows_what_is_not_allowed_any_more_is_not_given_again(
-        self, two: tuple[House, House]
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
     ) -> None:
         a, b = two
         await introduced(a, b)
@@ -510,18 +551,20 @@ class TestTokens:
         (given,) = at(b, a.id).issued
         await b.ledger.commit(RevokeToken(by=OPERATOR, token_id=given.id, until_ms=given.until_ms))
         second = await self.asked(a, b)
-        await b.acquaintances.change(OPERATOR, a.id, limits=PeerLimits(budget_max=7))
+        await b.directory.change(OPERATOR, a.id, limits=PeerLimits(budget_max=7))
         third = await self.asked(a, b)
         assert len({first, second, third}) == 3
-        await b.acquaintances.change(OPERATOR, a.id, trust=Trust.PEER)
-        assert (await a.acquaintances.capabilities(at(a, b.id), fresh=True)).token is None
+        await b.directory.change(OPERATOR, a.id, trust=Trust.PEER)
+        assert (await a.directory.capabilities(at(a, b.id), fresh=True)).token is None
 
-    async def test_of_too_many_the_oldest_is_revoked_before_it_is_forgotten(self, two: tuple[House, House]) -> None:
+    async def test_of_too_many_the_oldest_is_revoked_before_it_is_forgotten(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         await introduced(a, b)
         first = token_ids(await self.asked(a, b), b.keyring.key)[0]
         for most in range(1, ISSUED_MAX + 1):
-            await b.acquaintances.change(OPERATOR, a.id, limits=PeerLimits(budget_max=most))
+            await b.directory.change(OPERATOR, a.id, limits=PeerLimits(budget_max=most))
             await self.asked(a, b)
         issued = [each.id for each in at(b, a.id).issued]
         assert (len(issued), first in issued, b.ledger.token_revoked(first)) == (ISSUED_MAX, False, True)
@@ -529,7 +572,9 @@ class TestTokens:
 
 
 class TestAnswers:
-    async def answer(self, a: House, b: House, asked: str, /, **changes: Any) -> CapabilityResponse:
+    async def answer(
+        self, a: TransportUnderTest, b: TransportUnderTest, asked: str, /, **changes: Any
+    ) -> CapabilityResponse:
         """B's answer to A, as B's own code makes it."""
         query = CapabilityQuery(nonce=asked, versions=SUPPORTED_VERSIONS)
         of_a = Peer(id=a.id, name="a", trust=Trust.VERIFIED)
@@ -537,35 +582,37 @@ class TestAnswers:
         changed = msgspec.structs.replace(made, **changes)
         return sign_capabilities(b.keyring.private_key, changed) if changes else made
 
-    def envelope(self, b: House, jti: str = "j") -> ReceivedEnvelope:
+    def envelope(self, b: TransportUnderTest, jti: str = "j") -> ReceivedEnvelope:
         return ReceivedEnvelope(sender=b.id, jti=jti, typ="capability_response", until_ms=b.clock() + 60_000)
 
-    async def waiting(self, a: House, b: House) -> tuple[Peer, str]:
+    async def waiting(self, a: TransportUnderTest, b: TransportUnderTest) -> tuple[Peer, str]:
         """A has asked B, which has no address; B has not fetched the question yet."""
         peer = await add(a, peer_id=b.id, name="north")
         assert peer.challenge is not None
         return peer, peer.challenge.nonce
 
     async def test_a_peer_without_an_address_is_asked_when_it_fetches_and_verified_when_it_answers(
-        self, two: tuple[House, House]
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
     ) -> None:
         a, b = two
         peer, nonce = await self.waiting(a, b)
-        query = a.acquaintances.pending_query(peer)
+        query = a.directory.pending_query(peer)
         assert query is not None
         assert (query.nonce, query.keys) == (nonce, a.keyring.bundle(a.clock()))
-        assert a.acquaintances.pending_query(peer) is None, "it has time to answer"
+        assert a.directory.pending_query(peer) is None, "it has time to answer"
         a.clock.ahead_ms += 10_000
-        assert a.acquaintances.pending_query(peer) == query
-        await a.acquaintances.hear_response(peer, self.envelope(b), await self.answer(a, b, nonce))
-        assert (at(a, b.id).trust, a.acquaintances.pending_query(peer)) == (Trust.VERIFIED, None)
+        assert a.directory.pending_query(peer) == query
+        await a.directory.hear_response(peer, self.envelope(b), await self.answer(a, b, nonce))
+        assert (at(a, b.id).trust, a.directory.pending_query(peer)) == (Trust.VERIFIED, None)
 
-    async def test_whoever_wants_to_know_waits_for_one_that_fetches(self, two: tuple[House, House]) -> None:
+    async def test_whoever_wants_to_know_waits_for_one_that_fetches(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         peer, nonce = await self.waiting(a, b)
-        wanting = asyncio.ensure_future(a.acquaintances.capabilities(peer))
+        wanting = asyncio.ensure_future(a.directory.capabilities(peer))
         await a.until(lambda: at(a, b.id).challenge is not None)
-        await a.acquaintances.hear_response(peer, self.envelope(b), await self.answer(a, b, nonce))
+        await a.directory.hear_response(peer, self.envelope(b), await self.answer(a, b, nonce))
         async with asyncio.timeout(20):
             assert (await wanting).profiles == (CODER,)
 
@@ -581,37 +628,39 @@ class TestAnswers:
         ],
     )
     async def test_what_is_not_the_answer_to_our_question_verifies_nobody(
-        self, two: tuple[House, House], changes: dict[str, Any], code: str
+        self, two: tuple[TransportUnderTest, TransportUnderTest], changes: dict[str, Any], code: str
     ) -> None:
         a, b = two
         peer, nonce = await self.waiting(a, b)
         response = await self.answer(a, b, nonce, **changes)
-        assert (await refused(a.acquaintances.hear_response(peer, self.envelope(b), response))).code == code
+        assert (await refused(a.directory.hear_response(peer, self.envelope(b), response))).code == code
         assert at(a, b.id).trust is Trust.PEER
 
-    async def test_more_profiles_than_anybody_needs_are_not_kept(self, two: tuple[House, House]) -> None:
+    async def test_more_profiles_than_anybody_needs_are_not_kept(
+        self, two: tuple[TransportUnderTest, TransportUnderTest]
+    ) -> None:
         a, b = two
         peer, nonce = await self.waiting(a, b)
         many = tuple(Profile(name=f"p{number}", description="ä" * 500, max_token_budget=1) for number in range(500))
         response = await self.answer(a, b, nonce, profiles=many)
-        await a.acquaintances.hear_response(peer, self.envelope(b), response)
-        kept = await a.acquaintances.capabilities(at(a, b.id))
+        await a.directory.hear_response(peer, self.envelope(b), response)
+        kept = await a.directory.capabilities(at(a, b.id))
         assert 0 < len(kept.profiles) < 100
         assert kept.profiles == many[: len(kept.profiles)]
 
     async def test_an_answer_that_another_signed_or_that_comes_twice_verifies_nobody(
-        self, two: tuple[House, House], tmp_path: Path
+        self, two: tuple[TransportUnderTest, TransportUnderTest], tmp_path: Path
     ) -> None:
         a, b = two
         peer, nonce = await self.waiting(a, b)
-        async with house(tmp_path / "c") as c:
+        async with transport_under_test(tmp_path / "c") as c:
             forged = msgspec.structs.replace(await self.answer(a, c, nonce), provider=b.id)
-            assert (await refused(a.acquaintances.hear_response(peer, self.envelope(b), forged))).code == "unproven"
+            assert (await refused(a.directory.hear_response(peer, self.envelope(b), forged))).code == "unproven"
         good = await self.answer(a, b, nonce)
-        await a.acquaintances.hear_response(peer, self.envelope(b, "j2"), good)
-        again = a.acquaintances.hear_response(peer, self.envelope(b, "j2"), good)
+        await a.directory.hear_response(peer, self.envelope(b, "j2"), good)
+        again = a.directory.hear_response(peer, self.envelope(b, "j2"), good)
         assert (await refused(again)).code == "replayed"
-        later = a.acquaintances.hear_response(peer, self.envelope(b, "j3"), good)
+        later = a.directory.hear_response(peer, self.envelope(b, "j3"), good)
         assert (await refused(later)).code == "challenge_over"
 
 
@@ -624,4 +673,4 @@ async def test_all_that_was_learned_is_there_after_a_restart(tmp_path: Path) -> 
         async with instance(tmp_path / "a", keys) as a:
             assert at(a, b.id) == before
             assert as_agent(before).display == "house@peer"
-            assert (await a.acquaintances.verify(before)).challenge is None
+            assert (await a.directory.verify(before)).challenge is None

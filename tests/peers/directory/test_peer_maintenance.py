@@ -11,21 +11,23 @@ from covenant.model.peers.instance import Trust
 from covenant.peers.directory.peer_maintenance import PeerMaintenance
 from covenant.seal.identity import PREKEY_PERIOD_MS
 from tests.ledger_contract.samples import OPERATOR
-from tests.peers.houses import BOUND_S, Clock, House, Keys, house, listening
+from tests.peers.transport_under_test import BOUND_S, Clock, Keys, TransportUnderTest, listening, transport_under_test
 
 
-def upkeep(of: House) -> PeerMaintenance:
-    return PeerMaintenance(of.ledger, of.keyring, of.acquaintances, us=OPERATOR, now_ms=of.clock)
+def upkeep(of: TransportUnderTest) -> PeerMaintenance:
+    return PeerMaintenance(of.context, of.directory)
 
 
 @asynccontextmanager
-async def instance(folder: Path, keys: Keys | None = None, clock: Clock | None = None) -> AsyncIterator[House]:
-    async with house(folder, keys, clock=clock) as at, listening(at):
+async def instance(
+    folder: Path, keys: Keys | None = None, clock: Clock | None = None
+) -> AsyncIterator[TransportUnderTest]:
+    async with transport_under_test(folder, keys, clock=clock) as at, listening(at):
         yield at
 
 
 @asynccontextmanager
-async def kept_up(at: House) -> AsyncIterator[PeerMaintenance]:
+async def kept_up(at: TransportUnderTest) -> AsyncIterator[PeerMaintenance]:
     keeping = upkeep(at)
     running = asyncio.create_task(keeping.run())
     try:
@@ -44,7 +46,7 @@ class FullDisk(Keys):
         super().save(prekeys)
 
 
-def trust(at: House, of: House) -> Trust | None:
+def trust(at: TransportUnderTest, of: TransportUnderTest) -> Trust | None:
     peer = at.ledger.peer(of.id)
     return peer.trust if peer is not None else None
 
@@ -65,7 +67,10 @@ async def test_what_is_wrong_in_the_settings_stops_nothing_and_nobody_else(tmp_p
 
 async def test_one_that_is_not_there_yet_is_met_when_it_is(tmp_path: Path) -> None:
     clock = Clock()
-    async with house(tmp_path / "a", clock=clock) as a, house(tmp_path / "b", clock=clock) as b:
+    async with (
+        transport_under_test(tmp_path / "a", clock=clock) as a,
+        transport_under_test(tmp_path / "b", clock=clock) as b,
+    ):
         async with listening(b):
             pass
         keeping = upkeep(a)
@@ -82,54 +87,54 @@ async def test_one_that_is_not_there_yet_is_met_when_it_is(tmp_path: Path) -> No
 async def test_what_an_operator_has_changed_is_newer_than_the_setting(tmp_path: Path) -> None:
     async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
         await upkeep(a).settle_static([f"north={b.url}"])
-        await a.acquaintances.change(OPERATOR, "north", name="south")
+        await a.directory.change(OPERATOR, "north", name="south")
         await upkeep(a).settle_static([f"north={b.url}"])
         assert [peer.name for peer in a.ledger.peers()] == ["south"]
 
 
 async def test_both_are_verified_by_themselves_once_the_second_one_adds_the_first(tmp_path: Path) -> None:
     async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b, kept_up(a), kept_up(b):
-        await a.acquaintances.add(OPERATOR, url=b.url, peer_id=None, name=None)
+        await a.directory.add(OPERATOR, url=b.url, peer_id=None, name=None)
         assert trust(a, b) is Trust.PEER
-        await b.acquaintances.add(OPERATOR, url=a.url, peer_id=None, name=None)
+        await b.directory.add(OPERATOR, url=a.url, peer_id=None, name=None)
         await a.until(lambda: trust(a, b) is Trust.VERIFIED)
         await b.until(lambda: trust(b, a) is Trust.VERIFIED)
 
 
 async def test_one_that_an_operator_has_lowered_or_denied_is_left_alone(tmp_path: Path) -> None:
     async with instance(tmp_path / "a") as a, instance(tmp_path / "b") as b:
-        await a.acquaintances.add(OPERATOR, url=b.url, peer_id=None, name=None)
-        await b.acquaintances.add(OPERATOR, url=a.url, peer_id=None, name=None)
-        await a.acquaintances.change(OPERATOR, b.id, denied=True)
+        await a.directory.add(OPERATOR, url=b.url, peer_id=None, name=None)
+        await b.directory.add(OPERATOR, url=a.url, peer_id=None, name=None)
+        await a.directory.change(OPERATOR, b.id, denied=True)
         heard = len(await b.ledger.message_log())
         await upkeep(a).sweep()
         assert (trust(a, b), len(await b.ledger.message_log())) == (Trust.PEER, heard)
-        await a.acquaintances.change(OPERATOR, b.id, denied=False)
+        await a.directory.change(OPERATOR, b.id, denied=False)
         await upkeep(a).sweep()
         assert trust(a, b) is Trust.VERIFIED
-        await a.acquaintances.change(OPERATOR, b.id, trust=Trust.PEER)
+        await a.directory.change(OPERATOR, b.id, trust=Trust.PEER)
         await upkeep(a).sweep()
         assert trust(a, b) is Trust.PEER
 
 
 async def test_where_a_stranger_was_it_is_looked_again_until_the_peer_is_back(tmp_path: Path) -> None:
     clock = Clock()
-    async with instance(tmp_path / "a", clock=clock) as a, house(tmp_path / "b", clock=clock) as b:
+    async with instance(tmp_path / "a", clock=clock) as a, transport_under_test(tmp_path / "b", clock=clock) as b:
         async with listening(b):
-            await a.acquaintances.add(OPERATOR, url=b.url, peer_id=None, name=None)
+            await a.directory.add(OPERATOR, url=b.url, peer_id=None, name=None)
         keeping = upkeep(a)
         async with instance(tmp_path / "c", Keys(port=b.keys.port), clock):
-            await a.acquaintances.refresh(a.acquaintances.find(b.id))
+            await a.directory.refresh(a.directory.find(b.id))
             await keeping.sweep()
-            assert a.acquaintances.find(b.id).conflict == "identity_changed"
+            assert a.directory.find(b.id).conflict == "identity_changed"
         async with listening(b):
             clock.ahead_ms += 2_000
             await keeping.sweep()
-            assert a.acquaintances.find(b.id).conflict is None
+            assert a.directory.find(b.id).conflict is None
 
 
 async def test_our_keys_are_renewed_each_day_and_a_disk_that_is_full_stops_nothing(tmp_path: Path) -> None:
-    async with house(tmp_path / "a") as a:
+    async with transport_under_test(tmp_path / "a") as a:
         keeping = upkeep(a)
         (first,) = a.keys.prekeys
         await keeping.sweep()
@@ -139,7 +144,7 @@ async def test_our_keys_are_renewed_each_day_and_a_disk_that_is_full_stops_nothi
         assert (len(a.keys.prekeys), a.keys.prekeys[0]) == (2, first)
 
     full = FullDisk()
-    async with house(tmp_path / "b", full) as b:
+    async with transport_under_test(tmp_path / "b", full) as b:
         full.is_full = True
         b.clock.ahead_ms += PREKEY_PERIOD_MS
         await upkeep(b).sweep()
@@ -148,7 +153,7 @@ async def test_our_keys_are_renewed_each_day_and_a_disk_that_is_full_stops_nothi
 
 async def test_a_clock_that_was_set_forward_throws_no_key_away_before_it_was_steady(tmp_path: Path) -> None:
     """Its peers still seal to the key that it has."""
-    async with house(tmp_path) as alice:
+    async with transport_under_test(tmp_path) as alice:
         held = alice.prekey().kid
         alice.clock.stepped_ms += 400 * 86_400_000
         await upkeep(alice).sweep()

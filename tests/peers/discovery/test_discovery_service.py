@@ -14,7 +14,7 @@ from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.peers.discovery.candidates import CandidateConflict, CandidateNote
 from covenant.peers.discovery.discovery_service import IdentityNotShown
 from covenant.peers.peer_settings import DiscoverySettings
-from covenant.peers.transport.peer_client import IDENTITY
+from covenant.wire.peers import IDENTITY_PATH
 from tests.outbound.dns_server import NameServer, name_server
 from tests.outbound.http_servers import HERE, Request, always, by_path, fetcher, http_server, redirect, reply, silence
 from tests.peers.discovery.neighbours import WAIT_S, Neighbour, announcing, discovery, heard, of, until
@@ -43,7 +43,7 @@ async def test_an_instance_in_the_settings_is_asked_who_it_is() -> None:
     async with http_server(ALPHA.shows(name="Research")) as there:
         async with discovery(static(there.url()), US) as finding:
             (found,) = await finding.scan()
-        assert there.requests[0].target == IDENTITY
+        assert there.requests[0].target == IDENTITY_PATH
     assert (found.instance_id, found.fingerprint, found.name) == (ALPHA.id, ALPHA.fingerprint, "Research")
     assert (found.url, found.source, found.host) == (f"http://127.0.0.1:{there.port}", "static", HERE)
     assert (found.versions, found.conflict, found.note) == ((2,), None, None)
@@ -137,14 +137,14 @@ async def test_an_address_where_nobody_answers_is_noted_within_the_time_given() 
 
 
 async def test_an_instance_that_sends_on_to_another_is_not_followed() -> None:
-    async with http_server(ALPHA.shows()) as other, http_server(redirect(other.url(IDENTITY))) as there:
+    async with http_server(ALPHA.shows()) as other, http_server(redirect(other.url(IDENTITY_PATH))) as there:
         async with discovery(static(there.url()), US) as finding:
             (found,) = await finding.scan()
         assert (found.note, found.instance_id, other.requests) == (CandidateNote.NOT_ALLOWED, "", [])
 
 
 async def test_an_identity_that_is_shown_in_another_place_is_none() -> None:
-    answers = {IDENTITY.strip("/"): redirect("/another"), "another": ALPHA.shows()}
+    answers = {IDENTITY_PATH.strip("/"): redirect("/another"), "another": ALPHA.shows()}
     async with http_server(by_path(**answers)) as there, discovery(static(there.url()), US) as finding:
         (found,) = await finding.scan()
         assert (found.note, found.instance_id) == (CandidateNote.NO_ANSWER, "")

@@ -11,7 +11,7 @@ from covenant.model.peers.instance import Trust
 from covenant.model.peers.peer_record import Peer
 from tests.e2e.peers.gate import Gate, says
 from tests.ledger_contract.samples import OPERATOR
-from tests.peers.estates import Estate, changed, estate, worker
+from tests.peers.peers_under_test import PeerUnderTest, changed, peer_under_test, worker
 
 ACCEPT, STATUS = "delegation_accept", "delegation_status"
 SELDOM = changed(status_interval_ms=600_000)
@@ -31,11 +31,11 @@ class Teller:
 
 
 @asynccontextmanager
-async def acquainted(home: Path, teller: Teller) -> AsyncIterator[tuple[Estate, Estate, Gate]]:
+async def acquainted(home: Path, teller: Teller) -> AsyncIterator[tuple[PeerUnderTest, PeerUnderTest, Gate]]:
     """Rita asks paul, whose teller works; what he says to her goes through the gate."""
     async with (
-        estate(home / "rita") as rita,
-        estate(home / "paul", worker(teller.tell), settings=SELDOM) as paul,
+        peer_under_test(home / "rita") as rita,
+        peer_under_test(home / "paul", worker(teller.tell), settings=SELDOM) as paul,
     ):
         with Gate(rita.keys.port) as to_rita:
             await rita.knows(paul)
@@ -45,13 +45,13 @@ async def acquainted(home: Path, teller: Teller) -> AsyncIterator[tuple[Estate, 
             yield rita, paul, to_rita
 
 
-async def say(teller: Teller, paul: Estate, word: str) -> None:
+async def say(teller: Teller, paul: PeerUnderTest, word: str) -> None:
     """Until it is among what is to be sent."""
     teller.words.put_nowait(word)
     await paul.until_works(lambda works: works and works[0].message == word)
 
 
-async def waiting(paul: Estate, rita: Estate) -> list[str]:
+async def waiting(paul: PeerUnderTest, rita: PeerUnderTest) -> list[str]:
     return [each.typ for each in await paul.ledger.parcels(rita.id)]
 
 

@@ -15,14 +15,13 @@ from covenant.wire import peers as polling
 from covenant.wire.peers import Ack, Poll
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import always, http_server, reply
-from tests.peers.houses import (
+from tests.peers.transport_under_test import (
     BOUND_S,
-    House,
+    TransportUnderTest,
     accept,
     begun,
     cancel,
     delivering,
-    house,
     listening,
     offer,
     offer_id,
@@ -30,6 +29,7 @@ from tests.peers.houses import (
     result,
     said,
     status,
+    transport_under_test,
 )
 
 FETCHING = PeerSettings(retry_first_ms=10, retry_max_ms=50, poll_wait_ms=30_000, poll=("*",))
@@ -37,71 +37,84 @@ LONG_MS = 30_000
 
 
 @pytest.fixture
-async def alice(tmp_path: Path) -> AsyncIterator[House]:
+async def alice(tmp_path: Path) -> AsyncIterator[TransportUnderTest]:
     """Can be reached."""
-    async with house(tmp_path / "alice") as opened, listening(opened):
+    async with transport_under_test(tmp_path / "alice") as opened, listening(opened):
         yield opened
 
 
 @pytest.fixture
-async def bob(tmp_path: Path, alice: House) -> AsyncIterator[House]:
+async def bob(tmp_path: Path, alice: TransportUnderTest) -> AsyncIterator[TransportUnderTest]:
     """Cannot be reached, and fetches from everybody that can."""
-    async with house(tmp_path / "bob", settings=FETCHING) as opened:
+    async with transport_under_test(tmp_path / "bob", settings=FETCHING) as opened:
         await opened.knows(alice)
         await alice.knows(opened, url=None)
         yield opened
 
 
-def poll(by: House, of: House, *acks: Ack, wait_ms: int = 0, most: int = 50, keys: KeyBundle | None = None) -> bytes:
+def poll(
+    by: TransportUnderTest,
+    of: TransportUnderTest,
+    *acks: Ack,
+    wait_ms: int = 0,
+    most: int = 50,
+    keys: KeyBundle | None = None,
+) -> bytes:
     asked = Poll(keys=keys or by.keyring.bundle(by.clock()), acks=acks, wait_ms=wait_ms, max=most)
     return by.keyring.seal(polling.encode(asked), typ=polling.POLL, to=of.id, prekey=of.prekey(), now_ms=by.clock())
 
 
-async def fetch(by: House, of: House, *acks: Ack, wait_ms: int = 0, most: int = 50) -> list[bytes]:
-    polled = await of.reception.poll(poll(by, of, *acks, wait_ms=wait_ms, most=most), None)
+async def fetch(
+    by: TransportUnderTest, of: TransportUnderTest, *acks: Ack, wait_ms: int = 0, most: int = 50
+) -> list[bytes]:
+    polled = await of.inbox.poll(poll(by, of, *acks, wait_ms=wait_ms, most=most), None)
     return [bytes(each) for each in polled.envelopes]
 
 
-def heard_from(who: House, at: House) -> int:
+def heard_from(who: TransportUnderTest, at: TransportUnderTest) -> int:
     known = at.ledger.peer(who.id)
     assert known is not None
     return known.heard_at_ms
 
 
-async def test_what_is_said_is_fetched_and_acknowledged(alice: House, bob: House) -> None:
+async def test_what_is_said_is_fetched_and_acknowledged(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     async with delivering(bob), delivering(alice):
         for number in (1, 2, 3):
             await alice.offers(bob.id, number, cancel(number))
         await alice.delivered()
-    heard = [(named, seq) for _, named, seq in bob.providing.heard]
+    heard = [(named, seq) for _, named, seq in bob.provider.heard]
     assert sorted(heard) == [(offer_id(number), seq) for number in (1, 2, 3) for seq in (1, 2)]
     assert [heard.index((offer_id(n), 1)) < heard.index((offer_id(n), 2)) for n in (1, 2, 3)] == [True] * 3
 
 
-async def test_a_whole_delegation_goes_by_one_reachable_side(alice: House, bob: House) -> None:
+async def test_a_whole_delegation_goes_by_one_reachable_side(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     """Alice offers, and cannot call bob; bob can call her, and does both."""
     async with delivering(bob), delivering(alice):
         await alice.offers(bob.id)
-        await bob.providing.until(1)
+        await bob.provider.until(1)
         await bob.says(
             DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), result(), happenings=("result_completed",)
         )
-        await alice.requesting.until(3)
+        await alice.requester.until(3)
         await bob.delivered()
         await alice.delivered()
-    assert [seq for *_, seq in alice.requesting.heard] == [1, 2, 3]
+    assert [seq for *_, seq in alice.requester.heard] == [1, 2, 3]
 
 
-async def test_what_was_handed_out_waits_until_it_is_acknowledged(alice: House, bob: House) -> None:
+async def test_what_was_handed_out_waits_until_it_is_acknowledged(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     await alice.offers(bob.id, 1, cancel(1))
     first, again = await fetch(bob, alice), await fetch(bob, alice)
     assert len(first) == len(again) == 2
     assert not set(first) & set(again), "each time sealed anew"
-    acks = [(await bob.reception.take(each)).ack for each in again]
+    acks = [(await bob.inbox.take(each)).ack for each in again]
     assert acks == [Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=seq) for seq in (1, 2)]
     for each in first:
-        assert (await bob.reception.take(each)).ack is not None, "what comes twice is acknowledged twice"
-    assert [seq for *_, seq in bob.providing.heard] == [1, 2]
+        assert (await bob.inbox.take(each)).ack is not None, "what comes twice is acknowledged twice"
+    assert [seq for *_, seq in bob.provider.heard] == [1, 2]
     assert len(await alice.ledger.parcels(bob.id)) == 2
     assert acks[0] is not None
     assert len(await fetch(bob, alice, acks[0])) == 1
@@ -110,7 +123,7 @@ async def test_what_was_handed_out_waits_until_it_is_acknowledged(alice: House, 
     assert not await alice.ledger.addressees()
 
 
-async def test_a_lost_answer_loses_nothing_and_doubles_nothing(tmp_path: Path, alice: House) -> None:
+async def test_a_lost_answer_loses_nothing_and_doubles_nothing(tmp_path: Path, alice: TransportUnderTest) -> None:
     """Between the two stands somebody who drops every answer at first."""
     lost = [True, True, True]
 
@@ -139,57 +152,63 @@ async def test_a_lost_answer_loses_nothing_and_doubles_nothing(tmp_path: Path, a
 
     server = await asyncio.start_server(forward, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, house(tmp_path / "bob", settings=FETCHING) as bob:
+    async with server, transport_under_test(tmp_path / "bob", settings=FETCHING) as bob:
         await bob.knows(alice, url=f"http://127.0.0.1:{port}")
         await alice.knows(bob, url=None)
         async with delivering(bob):
             await alice.offers(bob.id, 1, cancel(1))
             await alice.delivered()
     assert not lost
-    assert [seq for *_, seq in bob.providing.heard] == [1, 2]
+    assert [seq for *_, seq in bob.provider.heard] == [1, 2]
 
 
-async def test_a_poll_waits_until_there_is_something(alice: House, bob: House) -> None:
+async def test_a_poll_waits_until_there_is_something(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     waiting = asyncio.create_task(fetch(bob, alice, wait_ms=LONG_MS))
     await alice.until(lambda: heard_from(bob, alice))
     await alice.offers(bob.id)
     assert len(await asyncio.wait_for(waiting, BOUND_S)) == 1
 
 
-async def test_a_poll_that_nobody_answers_ends_with_its_time(alice: House, bob: House) -> None:
+async def test_a_poll_that_nobody_answers_ends_with_its_time(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     assert await asyncio.wait_for(fetch(bob, alice, wait_ms=1), BOUND_S) == []
 
 
-async def test_the_next_poll_ends_the_one_before(alice: House, bob: House) -> None:
+async def test_the_next_poll_ends_the_one_before(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     first = asyncio.create_task(fetch(bob, alice, wait_ms=LONG_MS))
     await alice.until(lambda: heard_from(bob, alice))
     second = asyncio.create_task(fetch(bob, alice, wait_ms=LONG_MS))
     assert await asyncio.wait_for(first, BOUND_S) == []
-    alice.reception.close()
+    alice.inbox.close()
     assert await asyncio.wait_for(second, BOUND_S) == [], "a stop answers those who wait"
 
 
-async def test_a_replayed_poll_gives_nothing(alice: House, bob: House) -> None:
+async def test_a_replayed_poll_gives_nothing(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     await alice.offers(bob.id)
     envelope = poll(bob, alice)
-    assert len((await alice.reception.poll(envelope, None)).envelopes) == 1
-    refusal = await refused(alice.reception.poll(envelope, None))
+    assert len((await alice.inbox.poll(envelope, None)).envelopes) == 1
+    refusal = await refused(alice.inbox.poll(envelope, None))
     assert (refusal.status, refusal.code) == (409, "replayed")
 
 
-async def test_a_poll_with_somebody_elses_keys_is_refused(alice: House, bob: House, tmp_path: Path) -> None:
-    async with house(tmp_path / "mallory") as mallory:
+async def test_a_poll_with_somebody_elses_keys_is_refused(
+    alice: TransportUnderTest, bob: TransportUnderTest, tmp_path: Path
+) -> None:
+    async with transport_under_test(tmp_path / "mallory") as mallory:
         stolen = mallory.keyring.bundle(mallory.clock())
         forged = msgspec.structs.replace(stolen, id=bob.id)
         for keys in (stolen, forged):
-            refusal = await refused(alice.reception.poll(poll(bob, alice, keys=keys), None))
+            refusal = await refused(alice.inbox.poll(poll(bob, alice, keys=keys), None))
             assert (refusal.status, refusal.code) == (400, "bad_keys")
     assert not heard_from(bob, alice)
 
 
-async def test_only_whoever_it_is_for_is_handed_anything(alice: House, bob: House, tmp_path: Path) -> None:
+async def test_only_whoever_it_is_for_is_handed_anything(
+    alice: TransportUnderTest, bob: TransportUnderTest, tmp_path: Path
+) -> None:
     await alice.offers(bob.id)
-    async with house(tmp_path / "carol") as carol:
+    async with transport_under_test(tmp_path / "carol") as carol:
         await alice.knows(carol, url=None)
         assert await fetch(carol, alice) == []
         acks = (Ack(role=DelegationRole.REQUESTER, offer_id=offer_id(1), seq=9),)
@@ -197,7 +216,7 @@ async def test_only_whoever_it_is_for_is_handed_anything(alice: House, bob: Hous
     assert len(await alice.ledger.parcels(bob.id)) == 1, "nobody acknowledges for another"
 
 
-async def test_keys_that_a_poll_brings_are_learned(alice: House, bob: House) -> None:
+async def test_keys_that_a_poll_brings_are_learned(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     alice.clock.ahead_ms = bob.clock.ahead_ms = 50 * 3_600_000
     bob.keyring.rotate(bob.clock())
     alice.keyring.rotate(alice.clock())
@@ -207,7 +226,7 @@ async def test_keys_that_a_poll_brings_are_learned(alice: House, bob: House) -> 
     assert known.keys == bob.keyring.bundle(bob.clock())
 
 
-async def test_an_answer_is_bounded_in_number_and_size(alice: House, bob: House) -> None:
+async def test_an_answer_is_bounded_in_number_and_size(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     for number in range(1, 12):
         await alice.offers(bob.id, number)
     assert len(await fetch(bob, alice, most=4)) == 4
@@ -215,8 +234,8 @@ async def test_an_answer_is_bounded_in_number_and_size(alice: House, bob: House)
         await alice.offers(bob.id, number, task="x" * 50_000)
     assert len(await fetch(bob, alice)) == 17
     large = "y" * 2_500_000
-    await alice.reception.receive(bob.sealed(offer(50), alice, seq=1), None)
-    await alice.reception.receive(bob.sealed(offer(51), alice, seq=1), None)
+    await alice.inbox.receive(bob.sealed(offer(50), alice, seq=1), None)
+    await alice.inbox.receive(bob.sealed(offer(51), alice, seq=1), None)
     for number in (50, 51):
         await alice.says(
             DelegationRole.PROVIDER, bob.id, number, result(number, large), happenings=("result_completed",)
@@ -226,17 +245,19 @@ async def test_an_answer_is_bounded_in_number_and_size(alice: House, bob: House)
     assert sum(sizes) < 5_000_000
 
 
-async def test_what_is_larger_than_an_answer_comes_alone(alice: House, bob: House) -> None:
-    await alice.reception.receive(bob.sealed(offer(50), alice, seq=1), None)
+async def test_what_is_larger_than_an_answer_comes_alone(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
+    await alice.inbox.receive(bob.sealed(offer(50), alice, seq=1), None)
     large = "é" * 3_900_000
     await alice.says(DelegationRole.PROVIDER, bob.id, 50, result(50, large), happenings=("result_completed",))
     await bob.offers(alice.id, 50)
     async with delivering(bob):
-        await bob.requesting.until(1)
+        await bob.requester.until(1)
         await alice.delivered()
 
 
-async def test_what_a_peer_cannot_take_holds_up_nothing_else(alice: House, bob: House) -> None:
+async def test_what_a_peer_cannot_take_holds_up_nothing_else(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     """As many as an answer may have are of delegations that bob knows nothing of, and he does not trust alice yet."""
     await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, trust=Trust.PEER))
     for number in range(1, polling.ENVELOPES_MAX + 11):
@@ -246,22 +267,22 @@ async def test_what_a_peer_cannot_take_holds_up_nothing_else(alice: House, bob: 
     await alice.offers(bob.id, 500)
     async with delivering(bob):
         await alice.until_parcels(bob.id, lambda parcels: offer_id(500) not in {each.offer_id for each in parcels})
-        assert bob.courier.troubles()[0].failure.startswith("untrusted")
+        assert bob.outbox.troubles()[0].failure.startswith("untrusted")
         await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, trust=Trust.VERIFIED))
         await alice.delivered()
 
 
-async def test_a_question_is_asked_and_answered_by_way_of_a_poll(tmp_path: Path, alice: House) -> None:
-    async with house(tmp_path / "bob", settings=FETCHING) as bob:
+async def test_a_question_is_asked_and_answered_by_way_of_a_poll(tmp_path: Path, alice: TransportUnderTest) -> None:
+    async with transport_under_test(tmp_path / "bob", settings=FETCHING) as bob:
         await bob.knows(alice)
         peer = await alice.knows(bob, url=None, trust=Trust.PEER, keys=False)
-        await alice.acquaintances.verify(peer)
+        await alice.directory.verify(peer)
         async with delivering(bob):
             await alice.until(lambda: alice.ledger.peer(bob.id).trust is Trust.VERIFIED)  # type: ignore[union-attr]
 
 
-async def test_a_mere_peer_fetches_what_was_said_to_it(tmp_path: Path, alice: House) -> None:
-    async with house(tmp_path / "bob", settings=FETCHING) as bob:
+async def test_a_mere_peer_fetches_what_was_said_to_it(tmp_path: Path, alice: TransportUnderTest) -> None:
+    async with transport_under_test(tmp_path / "bob", settings=FETCHING) as bob:
         await bob.knows(alice)
         await alice.knows(bob, url=None, trust=Trust.PEER)
         assert await fetch(bob, alice) == []
@@ -269,7 +290,9 @@ async def test_a_mere_peer_fetches_what_was_said_to_it(tmp_path: Path, alice: Ho
         assert len(await fetch(bob, alice)) == 1
 
 
-async def test_one_that_is_denied_while_it_waits_is_handed_nothing(alice: House, bob: House) -> None:
+async def test_one_that_is_denied_while_it_waits_is_handed_nothing(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     waiting = asyncio.create_task(fetch(bob, alice, wait_ms=1_000))
     await alice.until(lambda: heard_from(bob, alice))
     await alice.ledger.commit(ChangePeer(id=bob.id, by=OPERATOR, denied=True))
@@ -277,9 +300,9 @@ async def test_one_that_is_denied_while_it_waits_is_handed_nothing(alice: House,
     assert await asyncio.wait_for(waiting, BOUND_S) == []
 
 
-async def test_a_peer_that_does_not_answer_is_polled_again_and_shown(tmp_path: Path, alice: House) -> None:
+async def test_a_peer_that_does_not_answer_is_polled_again_and_shown(tmp_path: Path, alice: TransportUnderTest) -> None:
     async with (
-        house(tmp_path / "bob", settings=FETCHING) as bob,
+        transport_under_test(tmp_path / "bob", settings=FETCHING) as bob,
         http_server(always(reply(503))) as broken,
         delivering(bob),
     ):
@@ -287,29 +310,29 @@ async def test_a_peer_that_does_not_answer_is_polled_again_and_shown(tmp_path: P
         await alice.knows(bob, url=None)
         await alice.offers(bob.id)
         async with asyncio.timeout(BOUND_S):
-            while not bob.courier.troubles() or bob.courier.troubles()[0].attempts < 2:
+            while not bob.outbox.troubles() or bob.outbox.troubles()[0].attempts < 2:
                 broken.asked.clear()
                 await broken.asked.wait()
-        assert bob.courier.troubles()[0].failure == "http_503: HTTP 503"
+        assert bob.outbox.troubles()[0].failure == "http_503: HTTP 503"
         await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, url=alice.url))
         await alice.delivered()
 
 
 async def test_a_restart_of_either_side_between_handing_out_and_acknowledging_loses_nothing(tmp_path: Path) -> None:
-    async with house(tmp_path / "alice") as alice, house(tmp_path / "bob") as bob:
+    async with transport_under_test(tmp_path / "alice") as alice, transport_under_test(tmp_path / "bob") as bob:
         await alice.knows(bob, url=None)
         await bob.knows(alice)
         await alice.offers(bob.id, 1, cancel(1))
         envelopes = await fetch(bob, alice)
-        await bob.reception.take(envelopes[0])
+        await bob.inbox.take(envelopes[0])
         keys = (alice.keys, bob.keys)
     async with (
-        house(tmp_path / "alice", keys[0]) as alice,
+        transport_under_test(tmp_path / "alice", keys[0]) as alice,
         listening(alice),
-        house(tmp_path / "bob", keys[1], settings=FETCHING) as bob,
+        transport_under_test(tmp_path / "bob", keys[1], settings=FETCHING) as bob,
     ):
         # The port is another one: alice did not listen before.
         await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, url=alice.url))
         async with delivering(bob):
             await alice.delivered()
-        assert [(typ, seq) for typ, _, seq in bob.providing.heard] == [("delegation_cancel", 2)]
+        assert [(typ, seq) for typ, _, seq in bob.provider.heard] == [("delegation_cancel", 2)]

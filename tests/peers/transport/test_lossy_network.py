@@ -10,17 +10,17 @@ import pytest
 
 from covenant.model.peers.delegation import DelegationRole
 from covenant.peers.peer_settings import PeerSettings
-from tests.peers.houses import (
-    House,
+from tests.peers.transport_under_test import (
     Keys,
+    TransportUnderTest,
     accept,
     cancel,
     delivering,
-    house,
     listening,
     offer_id,
     result,
     status,
+    transport_under_test,
 )
 
 DELEGATIONS = 12
@@ -85,8 +85,8 @@ def assert_whole(heard: list[tuple[str, str, int]], numbers: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_each_message_is_taken_once_over_lines_that_break(tmp_path: Path, seed: int) -> None:
     async with (
-        house(tmp_path / "alice", settings=CALLING) as alice,
-        house(tmp_path / "bob", settings=CALLING) as bob,
+        transport_under_test(tmp_path / "alice", settings=CALLING) as alice,
+        transport_under_test(tmp_path / "bob", settings=CALLING) as bob,
         listening(alice),
         listening(bob),
         breaking(seed, bob.keys.port) as (there, to_bob),
@@ -98,15 +98,15 @@ async def test_each_message_is_taken_once_over_lines_that_break(tmp_path: Path, 
             await _converse(alice, bob)
         assert there.broken
         assert back.broken
-    assert_whole(bob.providing.heard, 2)
-    assert_whole(alice.requesting.heard, 3)
+    assert_whole(bob.provider.heard, 2)
+    assert_whole(alice.requester.heard, 3)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_each_message_is_taken_once_if_one_side_fetches_over_such_a_line(tmp_path: Path, seed: int) -> None:
     async with (
-        house(tmp_path / "alice", settings=CALLING) as alice,
-        house(tmp_path / "bob", settings=FETCHING) as bob,
+        transport_under_test(tmp_path / "alice", settings=CALLING) as alice,
+        transport_under_test(tmp_path / "bob", settings=FETCHING) as bob,
         listening(alice),
         breaking(seed, alice.keys.port) as (breaker, to_alice),
     ):
@@ -115,15 +115,15 @@ async def test_each_message_is_taken_once_if_one_side_fetches_over_such_a_line(t
         async with delivering(alice), delivering(bob):
             await _converse(alice, bob)
         assert breaker.broken
-    assert_whole(bob.providing.heard, 2)
-    assert_whole(alice.requesting.heard, 3)
+    assert_whole(bob.provider.heard, 2)
+    assert_whole(alice.requester.heard, 3)
 
 
 async def test_a_partition_heals_by_itself(tmp_path: Path) -> None:
     """First nothing passes in either direction; then everything does."""
     async with (
-        house(tmp_path / "alice", settings=CALLING) as alice,
-        house(tmp_path / "bob", settings=CALLING) as bob,
+        transport_under_test(tmp_path / "alice", settings=CALLING) as alice,
+        transport_under_test(tmp_path / "bob", settings=CALLING) as bob,
         listening(alice),
         listening(bob),
         breaking(7, bob.keys.port, odds=1.0) as (there, to_bob),
@@ -133,10 +133,10 @@ async def test_a_partition_heals_by_itself(tmp_path: Path) -> None:
         await bob.knows(alice, url=to_alice)
         async with delivering(alice), delivering(bob):
             await alice.offers(bob.id, 1)
-            await alice.until(lambda: alice.courier.troubles() and alice.courier.troubles()[0].attempts >= 3)
+            await alice.until(lambda: alice.outbox.troubles() and alice.outbox.troubles()[0].attempts >= 3)
             there.odds = back.odds = 0.0
             await _converse(alice, bob, first=2)
-    assert bob.providing.heard[0][1:] == (offer_id(1), 1)
+    assert bob.provider.heard[0][1:] == (offer_id(1), 1)
 
 
 async def test_both_may_begin_again_at_any_time(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ async def test_both_may_begin_again_at_any_time(tmp_path: Path) -> None:
     heard: list[tuple[str, str, int]] = []
     for turn in range(6):
         async with (
-            house(tmp_path / "alice", keys[0], settings=CALLING) as alice,
-            house(tmp_path / "bob", keys[1], settings=CALLING) as bob,
+            transport_under_test(tmp_path / "alice", keys[0], settings=CALLING) as alice,
+            transport_under_test(tmp_path / "bob", keys[1], settings=CALLING) as bob,
             listening(bob),
         ):
             if turn == 0:
@@ -156,21 +156,21 @@ async def test_both_may_begin_again_at_any_time(tmp_path: Path) -> None:
                     await alice.offers(bob.id, number, cancel(number))
             async with delivering(alice):
                 if turn < 5:
-                    await alice.until_addressees(lambda waiting: len(bob.providing.heard) >= 3 or not waiting)
+                    await alice.until_addressees(lambda waiting: len(bob.provider.heard) >= 3 or not waiting)
                 else:
                     await alice.delivered()
                     known = await bob.ledger.delegations_live(DelegationRole.PROVIDER)
                     assert [each.heard for each in known] == [2] * DELEGATIONS
-        heard += bob.providing.heard
+        heard += bob.provider.heard
     assert len(heard) == len(set(heard)), "nothing was new to it twice"
 
 
-async def _converse(alice: House, bob: House, *, first: int = 1) -> None:
+async def _converse(alice: TransportUnderTest, bob: TransportUnderTest, *, first: int = 1) -> None:
     """Alice offers, bob answers in three messages, alice says one more thing; until all of it has arrived."""
     numbers = range(first, DELEGATIONS + 1)
     for number in numbers:
         await alice.offers(bob.id, number)
-    await bob.providing.until(len(numbers))
+    await bob.provider.until(len(numbers))
     for number in numbers:
         await bob.says(DelegationRole.PROVIDER, alice.id, number, accept(number), status(number, 1))
         await alice.says(DelegationRole.REQUESTER, bob.id, number, cancel(number))

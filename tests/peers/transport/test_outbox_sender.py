@@ -17,22 +17,22 @@ from covenant.seal.envelope import receipt
 from covenant.seal.identity import InstanceIdentity, sign_change
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Answer, Request, always, http_server, reply, silence
-from tests.peers.houses import (
+from tests.peers.transport_under_test import (
     BOUND_S,
     QUICK,
-    House,
     Keys,
+    TransportUnderTest,
     accept,
     begun,
     cancel,
     delivering,
-    house,
     listening,
     offer,
     offer_id,
     result,
     said,
     status,
+    transport_under_test,
 )
 
 SOMEBODY = Keys()
@@ -55,52 +55,56 @@ def taking(*, close: bool = False) -> Answer:
 
 
 @pytest.fixture
-async def alice(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path / "alice") as opened:
+async def alice(tmp_path: Path) -> AsyncIterator[TransportUnderTest]:
+    async with transport_under_test(tmp_path / "alice") as opened:
         yield opened
 
 
 @pytest.fixture
-async def bob(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path / "bob") as opened:
+async def bob(tmp_path: Path) -> AsyncIterator[TransportUnderTest]:
+    async with transport_under_test(tmp_path / "bob") as opened:
         yield opened
 
 
-async def acquaint(alice: House, bob: House) -> None:
+async def acquaint(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     """Alice can reach bob, and he takes what she sends."""
     await alice.knows(bob)
     await bob.knows(alice, url=None)
 
 
-async def test_what_is_said_of_a_delegation_arrives_in_its_order(alice: House, bob: House) -> None:
+async def test_what_is_said_of_a_delegation_arrives_in_its_order(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     async with listening(bob), delivering(alice):
         await acquaint(alice, bob)
         for number in range(1, 6):
             await alice.offers(bob.id, number, cancel(number))
         await alice.delivered()
     for number in range(1, 6):
-        of_one = [(typ, seq) for typ, named, seq in bob.providing.heard if named == offer_id(number)]
+        of_one = [(typ, seq) for typ, named, seq in bob.provider.heard if named == offer_id(number)]
         assert of_one == [("delegation_offer", 1), ("delegation_cancel", 2)]
-    assert not alice.courier.troubles()
+    assert not alice.outbox.troubles()
     assert [line.direction for line in await alice.ledger.message_log()] == ["sent"] * 10
 
 
-async def test_two_instances_talk_to_each_other(alice: House, bob: House) -> None:
+async def test_two_instances_talk_to_each_other(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     async with listening(alice), listening(bob), delivering(alice), delivering(bob):
         await alice.knows(bob)
         await bob.knows(alice)
         await alice.offers(bob.id)
-        await bob.providing.until(1)
+        await bob.provider.until(1)
         await bob.says(DelegationRole.PROVIDER, alice.id, 1, accept(), status(1, 1), status(1, 2))
         await bob.says(DelegationRole.PROVIDER, alice.id, 1, result(), happenings=("result_completed",))
-        await alice.requesting.until(4)
+        await alice.requester.until(4)
         await bob.delivered()
-    assert [seq for *_, seq in alice.requesting.heard] == [1, 2, 3, 4]
+    assert [seq for *_, seq in alice.requester.heard] == [1, 2, 3, 4]
     (delegation,) = await alice.ledger.delegations()
     assert (delegation.state, delegation.heard) == ("completed", 4)
 
 
-async def test_what_is_delivered_is_not_sent_again_and_what_is_under_way_not_twice_at_once(alice: House) -> None:
+async def test_what_is_delivered_is_not_sent_again_and_what_is_under_way_not_twice_at_once(
+    alice: TransportUnderTest,
+) -> None:
     """Of one delegation one at a time, of several as many as may be."""
     under_way, most = 0, 0
     enough, go = asyncio.Event(), asyncio.Event()
@@ -129,24 +133,28 @@ async def test_what_is_delivered_is_not_sent_again_and_what_is_under_way_not_twi
         assert served.connections <= 2 * QUICK.deliveries_per_peer, "connections are kept between messages"
 
 
-async def test_a_peer_that_is_away_gets_everything_once_it_is_back(alice: House, bob: House) -> None:
+async def test_a_peer_that_is_away_gets_everything_once_it_is_back(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     async with listening(bob):
         pass
     await acquaint(alice, bob)
     async with delivering(alice):
         await alice.offers(bob.id, 1, cancel(1))
         await alice.until_parcels(bob.id, lambda parcels: any(each.attempts >= 3 for each in parcels))
-        (trouble,) = alice.courier.troubles()
+        (trouble,) = alice.outbox.troubles()
         assert trouble.peer == bob.id
         assert trouble.failure.startswith("connect_failed")
         assert (await alice.ledger.parcels(bob.id))[0].failure == trouble.failure
         async with listening(bob):
             await alice.delivered()
-    assert [seq for *_, seq in bob.providing.heard] == [1, 2]
+    assert [seq for *_, seq in bob.provider.heard] == [1, 2]
 
 
-async def test_nobody_waits_for_a_peer_that_is_away(alice: House, bob: House, tmp_path: Path) -> None:
-    async with house(tmp_path / "carol") as carol, listening(carol), delivering(alice):
+async def test_nobody_waits_for_a_peer_that_is_away(
+    alice: TransportUnderTest, bob: TransportUnderTest, tmp_path: Path
+) -> None:
+    async with transport_under_test(tmp_path / "carol") as carol, listening(carol), delivering(alice):
         async with listening(bob):
             pass
         await acquaint(alice, bob)
@@ -157,18 +165,18 @@ async def test_nobody_waits_for_a_peer_that_is_away(alice: House, bob: House, tm
         await alice.until_addressees(lambda waiting: waiting == (bob.id,))
 
 
-async def test_a_peer_that_is_heard_of_again_is_tried_at_once(tmp_path: Path, bob: House) -> None:
+async def test_a_peer_that_is_heard_of_again_is_tried_at_once(tmp_path: Path, bob: TransportUnderTest) -> None:
     async with listening(bob):
         pass
     slow = PeerSettings(retry_first_ms=600_000, retry_max_ms=3_600_000)
-    async with house(tmp_path / "alice", settings=slow, clock=bob.clock) as alice, delivering(alice):
+    async with transport_under_test(tmp_path / "alice", settings=slow, clock=bob.clock) as alice, delivering(alice):
         await acquaint(alice, bob)
         await alice.offers(bob.id, 1)
-        await alice.until(lambda: alice.courier.troubles() and alice.courier.troubles()[0].attempts == 1)
+        await alice.until(lambda: alice.outbox.troubles() and alice.outbox.troubles()[0].attempts == 1)
         bob.clock.ahead_ms += 601_000
         await alice.offers(bob.id, 2)
-        await alice.until(lambda: alice.courier.troubles()[0].attempts == 2)
-        assert alice.courier.troubles()[0].next_ms > alice.clock() + 1_000_000, "twenty minutes from now"
+        await alice.until(lambda: alice.outbox.troubles()[0].attempts == 2)
+        assert alice.outbox.troubles()[0].next_ms > alice.clock() + 1_000_000, "twenty minutes from now"
         async with listening(bob):
             bob.clock.ahead_ms += 601_000
             assert len(await alice.ledger.parcels(bob.id)) == 2
@@ -178,9 +186,9 @@ async def test_a_peer_that_is_heard_of_again_is_tried_at_once(tmp_path: Path, bo
             await alice.delivered()
 
 
-async def test_an_address_that_was_mended_is_tried_at_once(tmp_path: Path, bob: House) -> None:
+async def test_an_address_that_was_mended_is_tried_at_once(tmp_path: Path, bob: TransportUnderTest) -> None:
     async with (
-        house(tmp_path / "alice", settings=SLOW) as alice,
+        transport_under_test(tmp_path / "alice", settings=SLOW) as alice,
         listening(bob),
         http_server(always(reply(500))) as broken,
         delivering(alice),
@@ -194,51 +202,53 @@ async def test_an_address_that_was_mended_is_tried_at_once(tmp_path: Path, bob: 
         await alice.delivered()
 
 
-async def test_what_an_earlier_run_left_is_delivered_by_the_next(tmp_path: Path, bob: House) -> None:
+async def test_what_an_earlier_run_left_is_delivered_by_the_next(tmp_path: Path, bob: TransportUnderTest) -> None:
     async with listening(bob):
         pass
-    async with house(tmp_path / "alice") as alice:
+    async with transport_under_test(tmp_path / "alice") as alice:
         await acquaint(alice, bob)
         await alice.offers(bob.id, 1, cancel(1))
         async with delivering(alice):
             await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
         keys = alice.keys
-    async with house(tmp_path / "alice", keys) as alice, listening(bob), delivering(alice):
+    async with transport_under_test(tmp_path / "alice", keys) as alice, listening(bob), delivering(alice):
         assert (await alice.ledger.parcels(bob.id))[0].attempts
         await alice.delivered()
-    assert [seq for *_, seq in bob.providing.heard] == [1, 2]
+    assert [seq for *_, seq in bob.provider.heard] == [1, 2]
 
 
-async def test_what_was_taken_and_not_written_down_is_sent_again_and_known(tmp_path: Path, bob: House) -> None:
+async def test_what_was_taken_and_not_written_down_is_sent_again_and_known(
+    tmp_path: Path, bob: TransportUnderTest
+) -> None:
     """As after a crash between the peer's answer and our record."""
-    async with house(tmp_path / "alice") as alice, listening(bob):
+    async with transport_under_test(tmp_path / "alice") as alice, listening(bob):
         await acquaint(alice, bob)
         await alice.offers(bob.id)
         (parcel,) = await alice.ledger.parcels(bob.id)
         envelope = alice.keyring.seal(
             bytes(parcel.body), typ=parcel.typ, to=bob.id, prekey=bob.prekey(), now_ms=alice.clock(), seq=parcel.seq
         )
-        await bob.reception.receive(envelope, None)
+        await bob.inbox.receive(envelope, None)
         keys = alice.keys
-    async with house(tmp_path / "alice", keys) as alice, listening(bob), delivering(alice):
+    async with transport_under_test(tmp_path / "alice", keys) as alice, listening(bob), delivering(alice):
         await alice.delivered()
-    assert [seq for *_, seq in bob.providing.heard] == [1]
+    assert [seq for *_, seq in bob.provider.heard] == [1]
 
 
-async def test_a_receiver_that_begins_again_goes_on_where_it_was(tmp_path: Path, alice: House) -> None:
-    async with house(tmp_path / "bob") as bob, listening(bob), delivering(alice):
+async def test_a_receiver_that_begins_again_goes_on_where_it_was(tmp_path: Path, alice: TransportUnderTest) -> None:
+    async with transport_under_test(tmp_path / "bob") as bob, listening(bob), delivering(alice):
         await acquaint(alice, bob)
         await alice.offers(bob.id)
         await alice.delivered()
         keys = bob.keys
-    async with house(tmp_path / "bob", keys) as bob, delivering(alice):
+    async with transport_under_test(tmp_path / "bob", keys) as bob, delivering(alice):
         await alice.says(DelegationRole.REQUESTER, bob.id, 1, cancel())
         async with listening(bob):
             await alice.delivered()
-        assert [(typ, seq) for typ, _, seq in bob.providing.heard] == [("delegation_cancel", 2)]
+        assert [(typ, seq) for typ, _, seq in bob.provider.heard] == [("delegation_cancel", 2)]
 
 
-async def test_keys_are_renewed_between_two_messages(alice: House, bob: House) -> None:
+async def test_keys_are_renewed_between_two_messages(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     async with listening(bob), delivering(alice):
         await acquaint(alice, bob)
         await alice.offers(bob.id)
@@ -249,22 +259,24 @@ async def test_keys_are_renewed_between_two_messages(alice: House, bob: House) -
         await alice.says(DelegationRole.REQUESTER, bob.id, 1, cancel())
         await alice.delivered()
         assert alice.ledger.peers()[0].keys != old
-    assert [seq for *_, seq in bob.providing.heard] == [1, 2]
+    assert [seq for *_, seq in bob.provider.heard] == [1, 2]
 
 
 async def test_a_key_that_is_unknown_over_there_costs_one_more_try_and_no_wait(tmp_path: Path) -> None:
-    async with house(tmp_path / "alice", settings=SLOW) as alice, delivering(alice):
-        async with house(tmp_path / "bob") as bob, listening(bob):
+    async with transport_under_test(tmp_path / "alice", settings=SLOW) as alice, delivering(alice):
+        async with transport_under_test(tmp_path / "bob") as bob, listening(bob):
             await acquaint(alice, bob)
         without_prekeys = Keys(bob.keys.private_key, [], bob.keys.port)
-        async with house(tmp_path / "bob", without_prekeys) as bob, listening(bob):
+        async with transport_under_test(tmp_path / "bob", without_prekeys) as bob, listening(bob):
             await alice.offers(bob.id)
             await alice.delivered()
             assert [row["code"] for row in await bob.audit()] == ["unknown_prekey"]
-            assert len(bob.providing.heard) == 1
+            assert len(bob.provider.heard) == 1
 
 
-async def test_a_delegation_that_is_refused_holds_up_no_other(alice: House, bob: House) -> None:
+async def test_a_delegation_that_is_refused_holds_up_no_other(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     async with listening(bob), delivering(alice):
         await alice.knows(bob)
         await bob.knows(alice, url=None, trust=Trust.PEER)
@@ -283,28 +295,30 @@ async def test_a_delegation_that_is_refused_holds_up_no_other(alice: House, bob:
         await alice.until_parcels(bob.id, lambda parcels: any(each.attempts >= 2 for each in parcels))
         await alice.says(DelegationRole.REQUESTER, bob.id, 1, cancel(1))
         await alice.until_parcels(bob.id, lambda parcels: {each.offer_id for each in parcels} == {offer_id(2)})
-        (trouble,) = alice.courier.troubles()
+        (trouble,) = alice.outbox.troubles()
         assert (trouble.offer_id, trouble.failure.partition(":")[0]) == (offer_id(2), "untrusted")
         # Once bob trusts alice it goes through by itself.
         await bob.ledger.commit(ChangePeer(id=alice.id, by=OPERATOR, trust=Trust.VERIFIED))
         await alice.delivered()
 
 
-async def test_a_peer_that_knows_nothing_of_it_any_more_takes_it_as_new(tmp_path: Path, alice: House) -> None:
+async def test_a_peer_that_knows_nothing_of_it_any_more_takes_it_as_new(
+    tmp_path: Path, alice: TransportUnderTest
+) -> None:
     """As when it was put back from an older backup."""
     async with delivering(alice):
-        async with house(tmp_path / "bob") as bob, listening(bob):
+        async with transport_under_test(tmp_path / "bob") as bob, listening(bob):
             await acquaint(alice, bob)
             await alice.offers(bob.id)
             await alice.delivered()
-        async with house(tmp_path / "older", bob.keys) as older, listening(older):
+        async with transport_under_test(tmp_path / "older", bob.keys) as older, listening(older):
             await older.knows(alice, url=None)
             await alice.says(DelegationRole.REQUESTER, bob.id, 1, offer(), happenings=("offer",))
             await alice.delivered()
-            assert older.providing.heard
+            assert older.provider.heard
 
 
-async def test_a_peer_that_asks_for_time_is_given_it(alice: House) -> None:
+async def test_a_peer_that_asks_for_time_is_given_it(alice: TransportUnderTest) -> None:
     answers = [reply(429, b'{"error":"slow down","code":"rate_limited"}', retry_after="7")]
 
     async def speak(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -314,7 +328,7 @@ async def test_a_peer_that_asks_for_time_is_given_it(alice: House) -> None:
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer, 1)
         await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
-        (trouble,) = alice.courier.troubles()
+        (trouble,) = alice.outbox.troubles()
         assert trouble.failure == "rate_limited: slow down"
         assert 6_000 < trouble.next_ms - alice.clock() <= 7_000
         await alice.offers(peer, 2)
@@ -325,7 +339,7 @@ async def test_a_peer_that_asks_for_time_is_given_it(alice: House) -> None:
 
 
 @pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000], ids=["forward", "back"])
-async def test_a_clock_that_is_set_makes_no_pause_shorter_or_longer(alice: House, step_ms: int) -> None:
+async def test_a_clock_that_is_set_makes_no_pause_shorter_or_longer(alice: TransportUnderTest, step_ms: int) -> None:
     answers = [reply(429, b'{"error":"slow down","code":"rate_limited"}', retry_after="7")]
 
     async def speak(request: Request, writer: asyncio.StreamWriter) -> None:
@@ -366,31 +380,35 @@ async def test_a_clock_that_is_set_makes_no_pause_shorter_or_longer(alice: House
         "no http",
     ],
 )
-async def test_only_an_instance_that_says_so_has_taken_a_message(alice: House, answer: bytes, failure: str) -> None:
+async def test_only_an_instance_that_says_so_has_taken_a_message(
+    alice: TransportUnderTest, answer: bytes, failure: str
+) -> None:
     async with http_server(always(answer, close=True)) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer)
         await alice.until_parcels(peer, lambda parcels: parcels[0].attempts >= 2)
-        (trouble,) = alice.courier.troubles()
+        (trouble,) = alice.outbox.troubles()
         assert (trouble.offer_id, trouble.failure.partition(":")[0]) == (None, failure)
 
 
-async def test_many_that_wait_for_a_peer_that_is_away_cost_one_try_at_a_time(alice: House, bob: House) -> None:
+async def test_many_that_wait_for_a_peer_that_is_away_cost_one_try_at_a_time(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
     async with listening(bob):
         pass
     await acquaint(alice, bob)
     for number in range(1, 101):
         await alice.offers(bob.id, number)
     async with delivering(alice):
-        await alice.until(lambda: alice.courier.troubles() and alice.courier.troubles()[0].attempts >= 3)
+        await alice.until(lambda: alice.outbox.troubles() and alice.outbox.troubles()[0].attempts >= 3)
         tried = sum(each.attempts for each in await alice.ledger.parcels(bob.id))
-        assert tried <= QUICK.deliveries_per_peer + alice.courier.troubles()[0].attempts
+        assert tried <= QUICK.deliveries_per_peer + alice.outbox.troubles()[0].attempts
         async with listening(bob):
             await alice.delivered()
-    assert len(bob.providing.heard) == 100
+    assert len(bob.provider.heard) == 100
 
 
-async def test_nothing_is_sent_to_a_peer_without_an_address_or_one_that_is_denied(alice: House) -> None:
+async def test_nothing_is_sent_to_a_peer_without_an_address_or_one_that_is_denied(alice: TransportUnderTest) -> None:
     async with http_server(taking()) as served, delivering(alice):
         peer = await _somebody_at(alice, served.url())
         await alice.ledger.commit(ChangePeer(id=peer, by=OPERATOR, denied=True))
@@ -398,13 +416,13 @@ async def test_nothing_is_sent_to_a_peer_without_an_address_or_one_that_is_denie
         await alice.ledger.commit(ChangePeer(id=peer, by=OPERATOR, denied=False, url=""))
         await alice.offers(peer, 2)
         assert not served.requests
-        assert not alice.courier.troubles()
+        assert not alice.outbox.troubles()
         await alice.ledger.commit(ChangePeer(id=peer, by=OPERATOR, url=served.url().rstrip("/")))
         await alice.delivered()
         assert len(served.requests) == 2
 
 
-async def test_a_stop_does_not_wait_for_a_peer_that_hangs(alice: House) -> None:
+async def test_a_stop_does_not_wait_for_a_peer_that_hangs(alice: TransportUnderTest) -> None:
     async with http_server(silence) as served:
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer)
@@ -419,7 +437,7 @@ async def test_a_stop_does_not_wait_for_a_peer_that_hangs(alice: House) -> None:
 
 async def test_a_kept_connection_that_the_peer_closed_costs_no_wait(tmp_path: Path) -> None:
     async with (
-        house(tmp_path / "alice", settings=SLOW) as alice,
+        transport_under_test(tmp_path / "alice", settings=SLOW) as alice,
         http_server(taking(close=True)) as served,
         delivering(alice),
     ):
@@ -440,7 +458,7 @@ async def test_a_kept_connection_that_the_peer_closed_costs_no_wait(tmp_path: Pa
         "http://nobody.example",
     ],
 )
-async def test_no_place_is_called_that_nobody_can_mean(alice: House, url: str) -> None:
+async def test_no_place_is_called_that_nobody_can_mean(alice: TransportUnderTest, url: str) -> None:
     async with delivering(alice):
         peer = await _somebody_at(alice, url)
         await alice.offers(peer)
@@ -448,13 +466,15 @@ async def test_no_place_is_called_that_nobody_can_mean(alice: House, url: str) -
         assert ((await alice.ledger.parcels(peer))[0].failure or "").startswith("address_refused")
 
 
-async def _somebody_at(alice: House, url: str) -> InstanceId:
+async def _somebody_at(alice: TransportUnderTest, url: str) -> InstanceId:
     """A peer whose keys are known, and for whom a script answers."""
-    async with house(alice.folder.parent / "somebody", SOMEBODY) as somebody:
+    async with transport_under_test(alice.folder.parent / "somebody", SOMEBODY) as somebody:
         return (await alice.knows(somebody, url=url.rstrip("/"))).id
 
 
-async def test_what_waited_for_a_peer_goes_to_its_new_identity(alice: House, bob: House, tmp_path: Path) -> None:
+async def test_what_waited_for_a_peer_goes_to_its_new_identity(
+    alice: TransportUnderTest, bob: TransportUnderTest, tmp_path: Path
+) -> None:
     """The old key has named the new one, and whoever is asked at the old address says so."""
     old = bob.keys
     async with listening(bob):
@@ -465,26 +485,29 @@ async def test_what_waited_for_a_peer_goes_to_its_new_identity(alice: House, bob
         await alice.until_parcels(bob.id, lambda parcels: parcels[0].attempts)
         anew = Keys(port=old.port)
         anew.change = sign_change(old.private_key, anew.private_key, alice.clock())
-        async with house(tmp_path / "anew", anew) as after, listening(after):
+        async with transport_under_test(tmp_path / "anew", anew) as after, listening(after):
             await after.knows(alice, url=None)
-            await alice.acquaintances.refresh(alice.ledger.peers()[0])
+            await alice.directory.refresh(alice.ledger.peers()[0])
             await alice.delivered()
-            assert [seq for *_, seq in after.providing.heard] == [1]
+            assert [seq for *_, seq in after.provider.heard] == [1]
             assert [peer.id for peer in alice.ledger.peers()] == [after.id]
 
 
 async def test_what_cannot_be_written_down_any_more_is_not_delivered_again_and_again(tmp_path: Path) -> None:
-    async with house(tmp_path / "alice") as alice, http_server(taking()) as served:
+    async with transport_under_test(tmp_path / "alice") as alice, http_server(taking()) as served:
         peer = await _somebody_at(alice, served.url())
         for number in range(1, 101):
             await alice.offers(peer, number)
         keys = alice.keys
         plan = fault_points.Plan("journal.sync", fault_points.fail(errno.EIO))
         with fault_points.armed(plan):
-            await asyncio.wait_for(alice.courier.run(), BOUND_S)
+            await asyncio.wait_for(alice.outbox.run(), BOUND_S)
         assert plan.fired
         assert 1 <= len(served.requests) <= 100
-    async with house(tmp_path / "alice", keys) as alice, http_server(taking(), port=served.port) as again:
+    async with (
+        transport_under_test(tmp_path / "alice", keys) as alice,
+        http_server(taking(), port=served.port) as again,
+    ):
         # What was being written when the disk failed may be there or not.
         left = len(await alice.ledger.parcels(peer))
         assert left >= 100 - len(served.requests)
@@ -494,7 +517,9 @@ async def test_what_cannot_be_written_down_any_more_is_not_delivered_again_and_a
 
 
 @pytest.mark.parametrize("said", [{}, {"receipt": "AAAA"}, {"receipt": "of another envelope"}])
-async def test_what_somebody_on_the_way_says_was_taken_is_sent_again(alice: House, said: dict[str, str]) -> None:
+async def test_what_somebody_on_the_way_says_was_taken_is_sent_again(
+    alice: TransportUnderTest, said: dict[str, str]
+) -> None:
     """He cannot sign for the peer, and a receipt for one envelope is none for another."""
     if said.get("receipt") == "of another envelope":
         said = {"receipt": receipt(InstanceIdentity(SOMEBODY.private_key), b"another one")}
@@ -503,7 +528,7 @@ async def test_what_somebody_on_the_way_says_was_taken_is_sent_again(alice: Hous
         peer = await _somebody_at(alice, served.url())
         await alice.offers(peer, 1)
         await alice.until_parcels(peer, lambda parcels: parcels[0].attempts)
-        (trouble,) = alice.courier.troubles()
+        (trouble,) = alice.outbox.troubles()
         assert trouble.failure == "bad_receipt: somebody else says that the peer has taken it"
     async with http_server(taking(), port=served.port), delivering(alice):
         await alice.delivered()

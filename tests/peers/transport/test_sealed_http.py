@@ -9,32 +9,48 @@ from typing import Any
 import pytest
 
 from covenant.doors.metrics import Meter
-from covenant.doors.peer_envelopes import DESCRIBED, IDENTITY, POLL, RECEIVE, sealed_routes
+from covenant.doors.peer_envelopes import DESCRIBED, sealed_routes
 from covenant.model.errors import Refusal
 from covenant.model.peers.instance import KeyBundle
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX, receipt_holds
 from covenant.seal.identity import bundle_holds
-from covenant.wire.peers import Introduction, Polled, Received, decode_introduction
-from tests.peers.houses import BOUND_S, House, house, listening, offer, serving, stranger_pool
+from covenant.wire.peers import (
+    IDENTITY_PATH,
+    POLL_PATH,
+    RECEIVE_PATH,
+    Introduction,
+    Polled,
+    Received,
+    decode_introduction,
+)
+from tests.peers.transport_under_test import (
+    BOUND_S,
+    TransportUnderTest,
+    listening,
+    offer,
+    serving,
+    stranger_pool,
+    transport_under_test,
+)
 
 
 @pytest.fixture
-async def alice(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(tmp_path / "alice") as opened:
+async def alice(tmp_path: Path) -> AsyncIterator[TransportUnderTest]:
+    async with transport_under_test(tmp_path / "alice") as opened:
         yield opened
 
 
 @pytest.fixture
-async def bob(tmp_path: Path, alice: House) -> AsyncIterator[House]:
+async def bob(tmp_path: Path, alice: TransportUnderTest) -> AsyncIterator[TransportUnderTest]:
     strict = PeerSettings(messages_per_min=3)
-    async with house(tmp_path / "bob", settings=strict) as opened, listening(opened):
+    async with transport_under_test(tmp_path / "bob", settings=strict) as opened, listening(opened):
         await opened.knows(alice, url=None)
         yield opened
 
 
 async def call(
-    at: House, method: str, path: str, body: bytes = b"", **headers: str
+    at: TransportUnderTest, method: str, path: str, body: bytes = b"", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
     """One request by hand, and the whole answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", at.keys.port)
@@ -49,39 +65,43 @@ async def call(
     return int(first.split()[1]), {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}, rest
 
 
-async def test_anybody_hears_who_we_are_under_our_signature(bob: House) -> None:
-    code, headers, body = await call(bob, "GET", IDENTITY)
+async def test_anybody_hears_who_we_are_under_our_signature(bob: TransportUnderTest) -> None:
+    code, headers, body = await call(bob, "GET", IDENTITY_PATH)
     assert (code, headers["content-type"], headers["cache-control"]) == (200, "application/json", "public, max-age=60")
     keys = decode_introduction(body).keys
     assert isinstance(keys, KeyBundle)
     assert bundle_holds(keys, bob.id, bob.clock())
 
 
-async def test_an_envelope_is_answered_once_it_is_taken(alice: House, bob: House) -> None:
+async def test_an_envelope_is_answered_once_it_is_taken(alice: TransportUnderTest, bob: TransportUnderTest) -> None:
     envelope = alice.sealed(offer(), bob, seq=1)
-    code, headers, body = await call(bob, "POST", RECEIVE, envelope)
+    code, headers, body = await call(bob, "POST", RECEIVE_PATH, envelope)
     said = json.loads(body)
     assert receipt_holds(bob.keyring.identity.key, envelope, said.pop("receipt"))
     assert (code, headers["cache-control"], said) == (200, "no-store", {"status": "accepted", "duplicate": False})
-    code, _, body = await call(bob, "POST", RECEIVE, envelope)
+    code, _, body = await call(bob, "POST", RECEIVE_PATH, envelope)
     assert (code, json.loads(body)["code"]) == (409, "replayed")
-    code, _, body = await call(bob, "POST", RECEIVE, alice.sealed(offer(), bob, seq=1))
+    code, _, body = await call(bob, "POST", RECEIVE_PATH, alice.sealed(offer(), bob, seq=1))
     assert (code, json.loads(body)["duplicate"]) == (200, True)
 
 
-async def test_what_is_missing_and_when_to_come_back_is_told(alice: House, bob: House) -> None:
-    await call(bob, "POST", RECEIVE, alice.sealed(offer(1), bob, seq=1))
-    code, _, body = await call(bob, "POST", RECEIVE, alice.sealed(offer(1), bob, seq=3))
+async def test_what_is_missing_and_when_to_come_back_is_told(
+    alice: TransportUnderTest, bob: TransportUnderTest
+) -> None:
+    await call(bob, "POST", RECEIVE_PATH, alice.sealed(offer(1), bob, seq=1))
+    code, _, body = await call(bob, "POST", RECEIVE_PATH, alice.sealed(offer(1), bob, seq=3))
     said = json.loads(body)
     assert (code, said["code"], said["expected"]) == (409, "out_of_order", 2)
-    await call(bob, "POST", RECEIVE, alice.sealed(offer(2), bob, seq=1))
-    code, headers, body = await call(bob, "POST", RECEIVE, alice.sealed(offer(3), bob, seq=1))
+    await call(bob, "POST", RECEIVE_PATH, alice.sealed(offer(2), bob, seq=1))
+    code, headers, body = await call(bob, "POST", RECEIVE_PATH, alice.sealed(offer(3), bob, seq=1))
     assert (code, json.loads(body)["code"]) == (429, "rate_limited")
     assert 1 <= int(headers["retry-after"]) <= 20
 
 
-async def test_a_stranger_hears_the_same_bytes_whatever_is_wrong(alice: House, bob: House, tmp_path: Path) -> None:
-    async with house(tmp_path / "mallory") as mallory:
+async def test_a_stranger_hears_the_same_bytes_whatever_is_wrong(
+    alice: TransportUnderTest, bob: TransportUnderTest, tmp_path: Path
+) -> None:
+    async with transport_under_test(tmp_path / "mallory") as mallory:
         envelope = alice.sealed(offer(), bob, seq=1)
         parts = json.loads(envelope)
         wrong: list[bytes] = [
@@ -96,7 +116,7 @@ async def test_a_stranger_hears_the_same_bytes_whatever_is_wrong(alice: House, b
         ]
         heard: set[Any] = set()
         for body in wrong:
-            for path in (RECEIVE, POLL):
+            for path in (RECEIVE_PATH, POLL_PATH):
                 code, headers, said = await call(bob, "POST", path, body)
                 heard.add((code, said, headers["content-type"], headers["cache-control"]))
     assert len(heard) == 1
@@ -104,7 +124,7 @@ async def test_a_stranger_hears_the_same_bytes_whatever_is_wrong(alice: House, b
     assert (code, json.loads(said)["code"]) == (400, "refused")
 
 
-async def test_other_methods_are_told_which_there_are(bob: House) -> None:
+async def test_other_methods_are_told_which_there_are(bob: TransportUnderTest) -> None:
     for route in DESCRIBED:
         code, headers, body = await call(bob, "DELETE", route.path)
         assert (code, headers["allow"], json.loads(body)["code"]) == (405, route.method, "method_not_allowed")
@@ -131,7 +151,7 @@ class Hanging:
         raise AssertionError
 
 
-async def test_a_wait_ends_when_the_one_who_waits_has_left(bob: House) -> None:
+async def test_a_wait_ends_when_the_one_who_waits_has_left(bob: TransportUnderTest) -> None:
     hanging = Hanging()
     routes = sealed_routes(
         hanging,
@@ -141,7 +161,7 @@ async def test_a_wait_ends_when_the_one_who_waits_has_left(bob: House) -> None:
     )
     async with serving(routes) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(f"POST {POLL} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n\r\n{{}}".encode())
+        writer.write(f"POST {POLL_PATH} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n\r\n{{}}".encode())
         await asyncio.wait_for(hanging.begun.wait(), BOUND_S)
         writer.close()
         await asyncio.wait_for(hanging.ended.wait(), BOUND_S)

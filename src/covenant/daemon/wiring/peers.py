@@ -32,17 +32,13 @@ from covenant.model.tracing import Tracer
 from covenant.outbound.address_guard import AddressGuard
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.directory.peer_directory import PeerDirectory, read_peer_entry
-from covenant.peers.directory.peer_maintenance import PeerMaintenance
+from covenant.peers.directory.peer_directory import read_peer_entry
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.dns_sd import TxtRecord
 from covenant.peers.discovery.mdns import Announcement
 from covenant.peers.peer_admin import PeerAdmin
-from covenant.peers.peer_settings import DiscoverySettings, PeerSettings
-from covenant.peers.provider.provider_service import Provider
-from covenant.peers.requester.requester_service import Requester
-from covenant.peers.transport.inbox import Inbox
-from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.peers.peer_services import PeerServices
+from covenant.peers.peer_settings import DiscoverySettings, PeerContext, PeerSettings
 from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction
 
@@ -76,53 +72,26 @@ class Peering:
         keyring = outside.keyring
         assert keyring is not None
         ours = PeerSettings(**{name: getattr(settings.peers, name) for name in PeerSettings.__struct_fields__})
-        depth_max = settings.delegation.depth_max
         self._around = around
         self._fetcher = outside.fetcher
-        self._keyring = keyring
-        self._settings = ours
         self._lines = PeerLines(outside.guard, user_agent=f"covenant/{covenant.__version__}")
-        self._providing = Provider(
-            ledger,
-            keyring,
-            around.catalogue,
-            ours,
+        context = PeerContext(
+            ledger=ledger,
+            keyring=keyring,
+            connections=self._lines,
+            settings=ours,
             us=us,
-            depth_max=depth_max,
-            now_ms=ledger.now_ms,
-            used=workers.used,
-            begun=lambda key: max(self._courier.begun(key), self._reception.handed(key)),
-        )
-        acquaintances = PeerDirectory(
-            ledger, keyring, self._lines, ours, us=us, offering=self._providing.offering, now_ms=ledger.now_ms
-        )
-        self.requesting = Requester(ledger, keyring, acquaintances, ours, depth_max=depth_max, now_ms=ledger.now_ms)
-        self._reception = Inbox(
-            ledger, keyring, acquaintances, self._providing, self.requesting, ours, us=us, now_ms=ledger.now_ms
-        )
-        self._courier = OutboxSender(
-            ledger,
-            keyring,
-            acquaintances,
-            self._reception,
-            self._lines,
-            ours,
-            now_ms=ledger.now_ms,
+            depth_max=settings.delegation.depth_max,
             chance=random.random,
         )
-        self._upkeep = PeerMaintenance(ledger, keyring, acquaintances, us=us, now_ms=ledger.now_ms)
+        self._keyring = keyring
+        self._services = PeerServices(context, around.catalogue, workers.used)
+        self.requester = self._services.requester
         self._discovery = self._look_around(settings.http.bind_addr, settings.http.port)
         self.desk = PeerAdmin(
-            ledger,
-            around.catalogue,
+            self._services,
             TaskWriter(ledger, workers, tracer),
-            settings=ours,
-            config=asdict(settings.peers),
-            us=keyring.id,
-            acquaintances=acquaintances,
-            providing=self._providing,
-            requesting=self.requesting,
-            courier=self._courier,
+            asdict(settings.peers),
             discovery=lambda: self._discovery,
             new_id=lambda: str(uuid4()),
         )
@@ -132,7 +101,7 @@ class Peering:
         return self._keyring.id
 
     def routes(self) -> list[BaseRoute]:
-        return sealed_routes(self._reception, self._introduction, self._around.meter, self._around.pool)
+        return sealed_routes(self._services.inbox, self._introduction, self._around.meter, self._around.pool)
 
     def _introduction(self) -> Introduction:
         return Introduction(name=self.desk.name, keys=self._keyring.bundle(self._around.ledger.now_ms()))
@@ -143,28 +112,17 @@ class Peering:
 
     async def run(self) -> None:
         await self._discovery.start()
-        parts = (self._providing.run, self.requesting.run, self._courier.run, self._keep_up)
         try:
-            async with asyncio.TaskGroup() as group:
-                for run in parts:
-                    group.create_task(run())
+            await self._services.run(self._around.settings.peers.static)
         finally:
             await self._discovery.stop()
 
-    async def _keep_up(self) -> None:
-        await self._upkeep.settle_static(self._around.settings.peers.static)
-        await self._upkeep.run()
-
     def hush(self) -> None:
         """Answer those who wait to fetch something: the daemon is about to stop."""
-        self._reception.close()
+        self._services.inbox.close()
 
     async def close(self) -> None:
-        self.hush()
-        await self._providing.stop()
-        await self.requesting.stop()
-        await self._courier.stop()
-        await self._upkeep.stop()
+        await self._services.stop()
         await self._lines.close()
 
     def _look_around(self, address: str, port: int) -> Discovery:
@@ -221,6 +179,6 @@ def join_peers(around: Around, workers: WorkerPool, outside: Outside, *, tracer:
         return None
     peering = Peering(around, workers, outside, tracer=tracer)
     if workers.delegations is not None:
-        workers.delegations.peers = peering.requesting.callee
+        workers.delegations.peers = peering.requester.callee
     log.info("peers.on", id=peering.id, peers=len(around.ledger.peers()))
     return peering

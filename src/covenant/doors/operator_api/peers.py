@@ -13,12 +13,18 @@ from covenant.exchange.access.principals import Principal, require_operator
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.errors import Conflict, Invalid
 from covenant.model.ids import AgentId
-from covenant.model.peers.delegation import Delegation, LoggedMessage
+from covenant.model.peers.delegation import (
+    Delegation,
+    DelegationBegun,
+    DelegationEvidence,
+    LoggedMessage,
+    PendingMessages,
+)
 from covenant.model.peers.delegation_messages import Profile
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
-from covenant.wire.peers import DelegateRequest, DelegationBegun, DelegationEvidence, Named, PendingMessages
+from covenant.wire.peers import Named
 
 PAGE_MAX = 100
 
@@ -242,6 +248,7 @@ class PeerOperations(Protocol):
     def id(self) -> InstanceId: ...
     @property
     def name(self) -> str: ...
+    @property
     def config(self) -> dict[str, Any]: ...
 
     async def peers(self) -> Sequence[Peer]: ...
@@ -271,7 +278,18 @@ class PeerOperations(Protocol):
         """Candidates, and the ways they are found by."""
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]: ...
-    async def delegate(self, by: AgentId, request: DelegateRequest) -> DelegationBegun: ...
+    async def delegate(
+        self,
+        by: AgentId,
+        text: str,
+        *,
+        peer: str | None,
+        profile: str | None,
+        context: str | None,
+        budget: int | None,
+        timeout_ms: int | None,
+        task_id: str | None,
+    ) -> DelegationBegun: ...
     async def delegations(self) -> Sequence[Delegation]: ...
     async def standing(self, named: str) -> Delegation: ...
     async def outcome(self, delegation: Delegation) -> tuple[str | None, str | None]:
@@ -390,7 +408,7 @@ async def list_peer_messages(
 
 async def peer_config(services: Services, caller: Principal, _: EmptyRequest) -> ConfigAnswer:
     peers = await require_peers(services, caller, "showing the settings of peers")
-    return ConfigAnswer(id=peers.id, name=peers.name, config=peers.config())
+    return ConfigAnswer(id=peers.id, name=peers.name, config=peers.config)
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (

@@ -7,7 +7,7 @@ one is numbered from 1, delivered in that order and taken in once, however often
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -276,3 +276,29 @@ class LoggedMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
     id: str
     """The envelope's, of what was received; of what was sent, its number among what was said of the offer."""
     offer_id: str | None = None
+
+
+class PendingMessages(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """What a peer does not have yet, and why."""
+
+    count: int = 0
+    failure: str | None = None
+    next_ms: int | None = None
+
+
+class DelegationBegun(NamedTuple):
+    """`peer` is None where an agent here does it."""
+
+    task_id: str
+    peer: InstanceId | None
+    profile: str
+    duplicate: bool
+
+
+class DelegationEvidence(NamedTuple):
+    """What proves a result: all of it as it was sent."""
+
+    offer: Any
+    result: Any
+    transcript: Any
+    proof: Proof | None

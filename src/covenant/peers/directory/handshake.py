@@ -15,33 +15,29 @@ import re
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.decisions.peers import ISSUED_MAX, unknown_peer
 from covenant.ledger.machine.peer_commands import LearnPeer, ReceiveFromPeer, RevokeToken
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
-from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import ReceivedEnvelope
 from covenant.model.peers.delegation_messages import BUDGET_MAX, CapabilityQuery, CapabilityResponse, Profile
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle, Prekey, Trust, negotiate
 from covenant.model.peers.peer_record import Challenge, IssuedToken, Peer, PeerCapabilities
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.peer_settings import PeerContext, PeerService, PeerSettings
 from covenant.peers.transport.peer_client import (
     OTHER_KEYS,
-    RECEIVE,
     PeerCallFailed,
-    PeerConnections,
     PeerResponse,
     address,
 )
 from covenant.seal.assertions import capabilities_hold, new_challenge, sign_capabilities
 from covenant.seal.envelope import EnvelopeRefused, Opened, check, open_checked, remember_until_ms, replayed
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids
-from covenant.wire.peers import decode, decode_received, encode, type_of
+from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, encode, type_of
 
 BELIEVED_MS_MAX: Final = 3_600_000
 KEYS_EVERY_MS: Final = 60_000
@@ -179,28 +175,11 @@ FETCHED_S: Final = 30.0
 CLOCKS: Final = frozenset({"from_future", "stale"})
 
 
-class PrekeyFor(Protocol):
-    def __call__(self, peer: Peer, *, fresh: bool = False) -> Awaitable[Prekey]: ...
-
-
-class Handshake:
-    def __init__(
-        self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        lines: PeerConnections,
-        *,
-        us: AgentId,
-        prekey_for: PrekeyFor,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._ledger = ledger
-        self._keyring = keyring
-        self._lines = lines
-        self._us = us
+class Handshake(PeerService):
+    def __init__(self, context: PeerContext, prekey_for: Callable[..., Awaitable[Prekey]]) -> None:
+        """`prekey_for`: `PeerDirectory.prekey_for`."""
+        super().__init__(context)
         self._prekey_for = prekey_for
-        self._now_ms = now_ms
-        self._monotonic_ms = ledger.clock.monotonic_ms
         self._flights: SingleFlight[Peer] = SingleFlight()
         self._failures: dict[InstanceId, tuple[int, CovenantError]] = {}
         self._handed: dict[InstanceId, tuple[str, int]] = {}
@@ -282,7 +261,7 @@ class Handshake:
     async def _post(self, peer: Peer, prekey: Prekey) -> PeerResponse:
         query = self._query(peer)
         sealed = self._keyring.seal(encode(query), typ=type_of(query), to=peer.id, prekey=prekey, now_ms=self._now_ms())
-        return await self._lines.to(address(peer)).post(RECEIVE, sealed, timeout_s=TIMEOUT_S)
+        return await self._connections.to(address(peer)).post(RECEIVE_PATH, sealed, timeout_s=TIMEOUT_S)
 
     def _query(self, peer: Peer) -> CapabilityQuery:
         assert peer.challenge is not None
@@ -396,21 +375,9 @@ class _Given(NamedTuple):
     until_ms: int
 
 
-class TokenIssuer:
-    def __init__(
-        self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        settings: PeerSettings,
-        *,
-        us: AgentId,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._ledger = ledger
-        self._keyring = keyring
-        self._settings = settings
-        self._us = us
-        self._now_ms = now_ms
+class TokenIssuer(PeerService):
+    def __init__(self, context: PeerContext) -> None:
+        super().__init__(context)
         self._given: dict[InstanceId, _Given] = {}
 
     async def token_for(self, peer: Peer, offering: OfferedProfiles) -> str | None:

@@ -14,7 +14,6 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
-from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.decisions.peers import unknown_peer
 from covenant.ledger.machine.peer_commands import (
     AddPeer,
@@ -39,11 +38,10 @@ from covenant.peers.directory.handshake import (
     answer,
     keys_worth_keeping,
 )
-from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.transport.peer_client import IDENTITY, PeerCallFailed, PeerConnections, address
+from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.transport.peer_client import PeerCallFailed, address
 from covenant.seal.identity import bundle_holds, prekey_to_use
-from covenant.wire.peers import Introduction, decode_introduction, decode_refused, encode, type_of
+from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, decode_refused, encode, type_of
 
 ID_TAIL: Final = 8
 PATH_CHARS_MAX: Final = 200
@@ -135,34 +133,19 @@ def as_refusal(failed: PeerCallFailed) -> Refusal:
     return Unavailable(failed.code, failed.message) if failed.passing else Conflict(failed.code, failed.message)
 
 
-class PeerDirectory:
+class PeerDirectory(PeerService):
     """Lives on one loop. Whatever is told to a peer or an operator here is durable first."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        lines: PeerConnections,
-        settings: PeerSettings,
-        *,
-        us: AgentId,
-        offering: Callable[[Peer], Awaitable[OfferedProfiles]],
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._ledger = ledger
-        self._keyring = keyring
-        self._lines = lines
-        self._settings = settings
-        self._us = us
+    def __init__(self, context: PeerContext, offering: Callable[[Peer], Awaitable[OfferedProfiles]]) -> None:
+        super().__init__(context)
         self._offering = offering
-        self._now_ms = now_ms
-        self._asking = Handshake(ledger, keyring, lines, us=us, prekey_for=self.prekey_for, now_ms=now_ms)
-        self._issuing = TokenIssuer(ledger, keyring, settings, us=us, now_ms=now_ms)
+        self._handshake = Handshake(context, self.prekey_for)
+        self._tokens = TokenIssuer(context)
         self._refreshing: SingleFlight[Peer] = SingleFlight()
 
     async def stop(self) -> None:
         """End what is being asked."""
-        await self._asking.stop()
+        await self._handshake.stop()
         await self._refreshing.stop()
 
     def find(self, named: str) -> Peer:
@@ -360,19 +343,21 @@ class PeerDirectory:
         return prekey_to_use(peer.keys.prekeys, self._now_ms()) if peer.keys is not None else None
 
     async def _introduction(self, place: str) -> Introduction:
-        response = await self._lines.to(place).get(IDENTITY)
+        response = await self._connections.to(place).get(IDENTITY_PATH)
         if response.status != 200:
             passing = response.status >= 500 or response.status == 429
             raise PeerCallFailed(
                 "not_a_peer",
-                f"{place}{IDENTITY} answers {response.status}{_why(response.body)}; is that an instance?",
+                f"{place}{IDENTITY_PATH} answers {response.status}{_why(response.body)}; is that an instance?",
                 passing=passing,
             )
         try:
             return decode_introduction(response.body)
         except Invalid as wrong:
             raise PeerCallFailed(
-                "not_a_peer", f"{place}{IDENTITY} is not who an instance says it is: {wrong.message}", passing=False
+                "not_a_peer",
+                f"{place}{IDENTITY_PATH} is not who an instance says it is: {wrong.message}",
+                passing=False,
             ) from None
 
     # What they can do
@@ -380,20 +365,20 @@ class PeerDirectory:
     async def verify(self, peer: Peer) -> Peer:
         """Challenge it. One without an address is challenged when it fetches, and is what it was until then."""
         if peer.url is None:
-            return await self._asking.challenge(peer)
-        return await self._asking.ask(peer)
+            return await self._handshake.challenge(peer)
+        return await self._handshake.ask(peer)
 
     async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
         """As it last said, until that is over; then it is asked. `PeerCallFailed`, or a refusal, if it does not say."""
-        return await self._asking.capabilities(peer, fresh=fresh)
+        return await self._handshake.capabilities(peer, fresh=fresh)
 
     def pending_query(self, peer: Peer) -> CapabilityQuery | None:
         """What to ask a peer that comes to fetch. Not again for a while, so that it can answer."""
-        return self._asking.pending_query(peer)
+        return self._handshake.pending_query(peer)
 
     async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None:
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
-        await self._asking.learn(peer.id, response)
+        await self._handshake.learn(peer.id, response)
 
     async def hear_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes:
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))
@@ -415,7 +400,7 @@ class PeerDirectory:
             asker,
             offering,
             self._keyring,
-            token=await self._issuing.token_for(asker, offering),
+            token=await self._tokens.token_for(asker, offering),
             life_ms=self._settings.capabilities_life_ms,
             now_ms=self._now_ms(),
         )

@@ -14,13 +14,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
-from covenant.ledger.contract.ledger import Ledger
 from covenant.model.errors import Conflict, CovenantError, Refusal
-from covenant.model.ids import AgentId
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.peer_record import Peer
-from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import PeerDirectory, read_peer_entry
+from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import PeerCallFailed
 
 AT_ONCE_MAX: Final = 8
@@ -42,27 +40,15 @@ class _Tried(NamedTuple):
 _NEVER: Final = _Tried(0, 0, 0, 0)
 
 
-class PeerMaintenance:
-    def __init__(
-        self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        acquaintances: PeerDirectory,
-        *,
-        us: AgentId,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._ledger = ledger
-        self._keyring = keyring
-        self._acquaintances = acquaintances
-        self._us = us
-        self._now_ms = now_ms
-        self._monotonic_ms = ledger.clock.monotonic_ms
+class PeerMaintenance(PeerService):
+    def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
+        super().__init__(context)
+        self._directory = directory
         self._unsettled: dict[str, None] = {}
         self._tried: dict[str, _Tried] = {}
         self._stirred = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        ledger.on_peer(self._stir)
+        context.ledger.on_peer(self._stir)
 
     def _stir(self, peer_id: InstanceId) -> None:
         peer = self._ledger.peer(peer_id)
@@ -83,7 +69,7 @@ class PeerMaintenance:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
-        await self._acquaintances.stop()
+        await self._directory.stop()
 
     async def settle_static(self, entries: Iterable[str]) -> None:
         """Add the peers that the settings give (`read_peer_entry`); what cannot be done yet is tried again."""
@@ -142,9 +128,7 @@ class PeerMaintenance:
     async def _settle(self, entry: str) -> None:
         place = read_peer_entry(entry)
         try:
-            await self._acquaintances.add(
-                self._us, url=place.url, peer_id=place.peer_id, name=place.name, source="setting"
-            )
+            await self._directory.add(self._us, url=place.url, peer_id=place.peer_id, name=place.name, source="setting")
         except Conflict as conflict:
             if conflict.code != "peer_exists":
                 raise
@@ -153,11 +137,11 @@ class PeerMaintenance:
 
     async def _look(self, peer: Peer) -> None:
         if peer.conflict is not None:
-            peer = await self._acquaintances.refresh(peer)
+            peer = await self._directory.refresh(peer)
             if peer.conflict is not None:
                 raise Conflict(peer.conflict, f"something else is at the address of {peer.name}")
         if _unverified(peer):
-            await self._acquaintances.verify(peer)
+            await self._directory.verify(peer)
 
     def _forget(self) -> None:
         known = {*self._unsettled, *(peer.id for peer in self._ledger.peers())}

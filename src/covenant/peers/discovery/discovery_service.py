@@ -44,9 +44,8 @@ from covenant.peers.discovery.candidates import (
 from covenant.peers.discovery.dns_sd import CARD_PATH, DomainBrowser
 from covenant.peers.discovery.mdns import LOOK_AGAIN_S, Announcement, Mdns
 from covenant.peers.peer_settings import DiscoverySettings, root_of
-from covenant.peers.transport.peer_client import IDENTITY
 from covenant.seal.identity import bundle_holds, fingerprint
-from covenant.wire.peers import decode_introduction
+from covenant.wire.peers import IDENTITY_PATH, decode_introduction
 
 TOTAL_MS: Final = 5_000
 
@@ -74,7 +73,7 @@ class IdentityNotShown(CovenantError):
 async def ask_identity(fetcher: Fetcher, url: str, now_ms: Callable[[], int]) -> ShownIdentity:
     """Raises IdentityNotShown, and what fetching raises: AddressRefused, CallFailed. ValueError if `url` is none."""
     root = root_of(url)
-    asked = root + IDENTITY
+    asked = root + IDENTITY_PATH
     answer = await fetcher.fetch("GET", asked, headers={"accept": "application/json"}, total_ms=TOTAL_MS)
     if answer.url != asked:
         raise IdentityNotShown("no_identity", "it sends on to somebody else")

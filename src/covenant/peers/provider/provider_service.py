@@ -21,7 +21,6 @@ import msgspec
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import call_id
 from covenant.exchange.tasks.builder import build_task, check_message, check_size
-from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Accept as Begin
 from covenant.ledger.machine.commands import Cancel as EndTask
 from covenant.ledger.machine.peer_commands import DelegationChanges, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
@@ -30,7 +29,7 @@ from covenant.model.agent_definition import INDEX, CatalogueAgent
 from covenant.model.call_context import Hop
 from covenant.model.content import Content, Embedded, Resource, Text
 from covenant.model.errors import Invalid, NotFound, Refusal
-from covenant.model.ids import AgentId, TaskId
+from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
     CANCELLING,
     OFFERED,
@@ -57,10 +56,9 @@ from covenant.model.task import Task, fingerprint
 from covenant.model.task_view import first_message
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.handshake import OfferedProfiles, budget_max, is_barred
-from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import as_agent
 from covenant.peers.outgoing_messages import Redacted, log_findings, outgoing, redact_message, redact_reason
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.offer_admission import (
     BUSY_RETRY_MS,
     AgreedTerms,
@@ -69,7 +67,7 @@ from covenant.peers.provider.offer_admission import (
     OfferRejected,
     judge_offer,
 )
-from covenant.peers.provider.task_reporter import ReporterContext, TaskReporter
+from covenant.peers.provider.task_reporter import TaskReporter
 from covenant.peers.transport.inbox import IncomingMessage
 from covenant.wire import peers as wire
 
@@ -92,35 +90,20 @@ _REFUSED: Final[dict[str, RejectCode]] = {
 log = logging.getLogger(__name__)
 
 
-class Provider:
+class Provider(PeerService):
     """Lives on one loop. `run` it to attend to what an earlier run has left; `stop` it before the ledger closes."""
 
     def __init__(
         self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
+        context: PeerContext,
         catalogue: Catalogue,
-        settings: PeerSettings,
-        *,
-        us: AgentId,
-        depth_max: int,
-        now_ms: Callable[[], int],
         used: Callable[[TaskId], Mapping[str, Any] | None] = lambda _: None,
-        begun: Callable[[DelegationKey], int] = lambda _: 0,
-        rate: OfferRate | None = None,
     ) -> None:
-        """`us`: who ends tasks here that cannot go on. `depth_max`: of calls in this instance.
-
-        `used`: what a task at work has used so far. `begun`: up to which number the peer may have what we said.
-        """
-        self._ledger = ledger
-        self._keyring = keyring
+        """`used`: what a task at work has used so far, where that is known here."""
+        super().__init__(context)
         self._catalogue = catalogue
-        self._settings = settings
-        self._depth_max = depth_max
-        self._now_ms = now_ms
-        self._rate = rate or OfferRate(settings, ledger.clock.monotonic_ms)
-        self._means = ReporterContext(ledger, keyring.private_key, settings, us, used, begun)
+        self._used = used
+        self._rate = OfferRate(context.settings, self._monotonic_ms)
         self._attending: dict[DelegationKey, asyncio.Task[None]] = {}
         self._stopped = asyncio.Event()
 
@@ -322,7 +305,7 @@ class Provider:
             tenant=DEFAULT,
             origin=PEER,
             # What it delegates is one deeper, and may be so as often as is left.
-            hop=Hop(depth=max(0, self._depth_max - terms.depth_remaining), traceparent=offer.traceparent),
+            hop=Hop(depth=max(0, self._context.depth_max - terms.depth_remaining), traceparent=offer.traceparent),
             metadata={CONTEXT: offer.context} if offer.context else None,
             request_metadata={
                 TERMS: {
@@ -372,7 +355,7 @@ class Provider:
     async def _see_through(self, key: DelegationKey) -> None:
         while True:
             try:
-                await TaskReporter(self._means, key).run()
+                await TaskReporter(self._context, key, self._used).run()
                 return
             except Refusal as refusal:
                 log.warning("peer.unattended", extra={"offer_id": key.offer_id, "code": refusal.code})

@@ -11,24 +11,23 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from covenant.exchange.tasks.builder import text_of
 from covenant.exchange.tasks.task_stream import PAGE
-from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import Watch
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.peer_commands import DelegationChanges, PeerMessage, SendToPeer
 from covenant.model.errors import Conflict, NotFound
-from covenant.model.ids import AgentId, TaskId
+from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import ACCEPTED, CANCELLING, Delegation, DelegationKey
 from covenant.model.peers.delegation_messages import StatusReport, TokenUsage
 from covenant.model.task_event import MessageUpdate, Started, StatusUpdate, Step
 from covenant.model.task_view import TaskViewBuilder
 from covenant.peers.outgoing_messages import HEAVY_CHARS, log_findings, outgoing, redact_message, redact_report
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.result_builder import (
     INPUT_REQUIRED,
     BuiltResult,
@@ -51,23 +50,12 @@ HELD: Final = "the agent was lost while it worked on this; an operator decides h
 log = logging.getLogger(__name__)
 
 
-class ReporterContext(NamedTuple):
-    """What all attendants share. `used` says what a task has used so far, where somebody here knows.
-
-    `begun`: up to which number the peer may have what was said of a delegation.
-    """
-
-    ledger: Ledger
-    private_key: bytes
-    settings: PeerSettings
-    us: AgentId
-    used: Callable[[TaskId], Mapping[str, Any] | None]
-    begun: Callable[[DelegationKey], int]
-
-
-class TaskReporter:
-    def __init__(self, means: ReporterContext, key: DelegationKey) -> None:
-        self._means = means
+class TaskReporter(PeerService):
+    def __init__(
+        self, context: PeerContext, key: DelegationKey, used: Callable[[TaskId], Mapping[str, Any] | None]
+    ) -> None:
+        super().__init__(context)
+        self._used_by = used
         self._key = key
         self._task_id: TaskId | None = None
         self._folder = TaskViewBuilder()
@@ -84,8 +72,7 @@ class TaskReporter:
 
     async def run(self) -> None:
         """Until the peer's last word is on its way."""
-        ledger = self._means.ledger
-        delegation = await ledger.delegation(self._key)
+        delegation = await self._ledger.delegation(self._key)
         if delegation is None or delegation.ended:
             return
         self._task_id = delegation.task_id
@@ -93,7 +80,7 @@ class TaskReporter:
             # Asked before the daemon stopped, and perhaps not done.
             await self._cancel(delegation.task_id, "cancelled by the peer")
         while not self._folder.state.terminal:
-            with ledger.watch(delegation.task_id) as watch:
+            with self._ledger.watch(delegation.task_id) as watch:
                 await self._read(delegation.task_id)
                 await self._follow(delegation, watch)
         await self._conclude()
@@ -116,11 +103,11 @@ class TaskReporter:
 
     async def _now(self) -> Delegation | None:
         """By its task: a peer can go by another identity while its work is done."""
-        return await self._means.ledger.delegation_of(self._task_id) if self._task_id is not None else None
+        return await self._ledger.delegation_of(self._task_id) if self._task_id is not None else None
 
     async def _read(self, task_id: TaskId) -> None:
         while True:
-            steps = await self._means.ledger.steps(task_id, self._folder.generation, PAGE)
+            steps = await self._ledger.steps(task_id, self._folder.generation, PAGE)
             for step in steps:
                 self._take(step)
             if len(steps) < PAGE:
@@ -148,24 +135,23 @@ class TaskReporter:
 
     async def _refuse_question(self, delegation: Delegation) -> None:
         """A delegation cannot be answered: the task is canceled, and the delegation keeps why."""
-        await self._means.ledger.commit(SendToPeer(key=delegation.key, changes=DelegationChanges(code=INPUT_REQUIRED)))
+        await self._ledger.commit(SendToPeer(key=delegation.key, changes=DelegationChanges(code=INPUT_REQUIRED)))
         await self._cancel(delegation.task_id, ASKS_BACK)
 
     async def _cancel(self, task_id: TaskId, reason: str) -> None:
         with suppress(NotFound):
-            await self._means.ledger.commit(Cancel(task_id=task_id, by=self._means.us, reason=reason))
+            await self._ledger.commit(Cancel(task_id=task_id, by=self._us, reason=reason))
 
     # What is said
 
     async def _report(self) -> None:
         """How it goes."""
-        means = self._means
         delegation = await self._now()
         self._news, self._told_s = False, asyncio.get_running_loop().time()
         if delegation is None or delegation.ended or delegation.delegation_id is None:
             return
-        entry = await means.ledger.entry(delegation.task_id)
-        held = entry is not None and entry.holder_lost(means.ledger.alive)
+        entry = await self._ledger.entry(delegation.task_id)
+        held = entry is not None and entry.holder_lost(self._ledger.alive)
         made = StatusReport(
             offer_id=delegation.offer_id,
             delegation_id=delegation.delegation_id,
@@ -175,7 +161,7 @@ class TaskReporter:
             message=HELD if held else self._message,
             token_usage=self._used(delegation),
         )
-        mode = means.settings.redaction
+        mode = self._settings.redaction
         cleared = await redact_message(redact_report, made, mode, len(made.message or ""))
         report = cleared.message
         log_findings(self._key, cleared.findings)
@@ -190,18 +176,21 @@ class TaskReporter:
                 redacted=delegation.redacted + cleared.found,
             ),
             # What took the place of words that are on their way would be taken for delivered with them.
-            said=(outgoing(report, latest=means.begun(delegation.key) < delegation.said),),
+            said=(outgoing(report, latest=self._in_flight(delegation.key) < delegation.said),),
         )
         # A cancel may have come in between: then the next one says so.
         with suppress(Conflict):
-            await means.ledger.commit(told)
+            await self._ledger.commit(told)
+
+    def _in_flight(self, key: DelegationKey) -> int:
+        """Up to which number the peer may have the messages of this delegation."""
+        return max((through(key) for through in self._context.in_flight), default=0)
 
     def _used(self, delegation: Delegation) -> TokenUsage:
-        used = self._means.used(delegation.task_id)
+        used = self._used_by(delegation.task_id)
         return usage_of(used) if used else delegation.usage
 
     async def _conclude(self) -> None:
-        means = self._means
         delegation = await self._now()
         if delegation is None or delegation.ended:
             return
@@ -217,7 +206,7 @@ class TaskReporter:
         )
         last = PeerMessage(typ=wire.type_of(result), body=msgspec.Raw(conclusion.body))
         try:
-            await means.ledger.commit(
+            await self._ledger.commit(
                 SendToPeer(key=delegation.key, happenings=(f"result_{result.status}",), changes=changes, said=(last,))
             )
         except Conflict:
@@ -226,17 +215,17 @@ class TaskReporter:
                 raise
 
     async def _concluded(self, delegation: Delegation) -> BuiltResult:
-        means, view = self._means, self._folder.view()
+        view = self._folder.view()
         assert view is not None, "what has ended has begun"
         delegation_id = delegation.delegation_id or delegation.task_id
         asked = self._question if delegation.code == INPUT_REQUIRED else None
-        lines = self._transcriber.entries(lambda seq: line_salt(means.private_key, delegation_id, seq))
-        tree = await means.ledger.tree(delegation.task_id, None)
+        lines = self._transcriber.entries(lambda seq: line_salt(self._keyring.private_key, delegation_id, seq))
+        tree = await self._ledger.tree(delegation.task_id, None)
         work = FinishedWork(delegation, view, lines, below(tree), asked)
-        settings, now_ms = means.settings, means.ledger.now_ms()
+        settings, now_ms = self._settings, self._ledger.now_ms()
         if sum(len(line.content) + len(line.tool_result or "") for line in lines) < HEAVY_CHARS and not _large(work):
-            return build_result(work, means.private_key, settings, now_ms)
-        return await asyncio.to_thread(build_result, work, means.private_key, settings, now_ms)
+            return build_result(work, self._keyring.private_key, settings, now_ms)
+        return await asyncio.to_thread(build_result, work, self._keyring.private_key, settings, now_ms)
 
 
 def _large(work: FinishedWork) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.tasks.builder import text_of
-from covenant.ledger.contract.ledger import Ledger
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge
 from covenant.model.ids import PublicKey
@@ -31,10 +30,9 @@ from covenant.model.peers.instance import Trust
 from covenant.model.peers.peer_record import Peer, PeerCapabilities
 from covenant.model.task import Target, Task
 from covenant.model.tenants import DEFAULT
-from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.outgoing_messages import HEAVY_CHARS, Redacted, redact_message, redact_offer
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import PeerCallFailed
 from covenant.seal.assertions import assert_offer
 from covenant.seal.tokens import Narrowing, narrow
@@ -52,29 +50,15 @@ _replace = msgspec.structs.replace
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
 
 
-class OfferBuilder:
-    def __init__(
-        self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        acquaintances: PeerDirectory,
-        settings: PeerSettings,
-        *,
-        depth_max: int,
-        now_ms: Callable[[], int],
-    ) -> None:
-        """`depth_max`: of calls in this instance."""
-        self._ledger = ledger
-        self._keyring = keyring
-        self._acquaintances = acquaintances
-        self._settings = settings
-        self._depth_max = depth_max
-        self._now_ms = now_ms
+class OfferBuilder(PeerService):
+    def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
+        super().__init__(context)
+        self._directory = directory
 
     # Whom to ask
 
     def peer(self, named: str) -> Peer:
-        return self._acquaintances.find(named)
+        return self._directory.find(named)
 
     def provider(self, profile: str) -> Peer | None:
         """Of the peers that said they offer this, the most trusted, and of those one with most room."""
@@ -123,7 +107,7 @@ class OfferBuilder:
 
     async def _verified(self, peer: Peer) -> Peer:
         if not peer.trust.covers(Trust.VERIFIED):
-            peer = await self._acquaintances.verify(peer)
+            peer = await self._directory.verify(peer)
         if not peer.trust.covers(Trust.VERIFIED) or peer.keys is None:
             raise Forbidden("untrusted", f"{peer.name} has not proven who it is; see `covenant peers verify`")
         return peer
@@ -131,10 +115,10 @@ class OfferBuilder:
     async def _capabilities(self, peer: Peer, profile: str) -> PeerCapabilities:
         """As it says now; or as it said once, where it cannot be asked: the offer waits for it then."""
         try:
-            capabilities = await self._acquaintances.capabilities(peer)
+            capabilities = await self._directory.capabilities(peer)
             # What was said to a mere peer has no token; since then it may have verified us.
             if capabilities.token is None or not _has(capabilities, profile):
-                capabilities = await self._acquaintances.capabilities(peer, fresh=True)
+                capabilities = await self._directory.capabilities(peer, fresh=True)
         except (PeerCallFailed, Refusal):
             kept = self._ledger.peer(peer.id)
             if kept is None or kept.capabilities is None or not _has(kept.capabilities, profile):
@@ -174,14 +158,14 @@ class OfferBuilder:
         times = [timeout_ms or settings.timeout_ms, TIMEOUT_MS_MAX, task.timeout_ms]
         if task.deadline_ms is not None:
             times.append(self._ledger.clock.left_ms(task.deadline_ms))
-        left = min(self._depth_max - task.depth, settings.depth_max, DEPTH_MAX)
+        left = min(self._context.depth_max - task.depth, settings.depth_max, DEPTH_MAX)
         via = [*origin.get("via", ()), *([origin["peer"]] if "peer" in origin else ())]
         via = list(dict.fromkeys((*via, self._keyring.id)))
         timeout = min(each for each in times if each is not None)
         if timeout <= 0:
             raise Conflict("deadline_exceeded", "there is no time left for it")
         if left < 0 or len(via) > DEPTH_MAX:
-            raise Invalid("depth_exceeded", f"at most {self._depth_max} calls may follow from one another")
+            raise Invalid("depth_exceeded", f"at most {self._context.depth_max} calls may follow from one another")
         return DelegationOffer(
             offer_id=task.id,
             profile=profile,

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.decisions.peers import unknown_delegation
 from covenant.ledger.machine.peer_commands import (
     DelegationChanges,
@@ -49,10 +48,9 @@ from covenant.model.peers.delegation_messages import (
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.peer_record import Peer
 from covenant.model.task import Target, Task
-from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import PeerDirectory, as_refusal
 from covenant.peers.outgoing_messages import log_findings, outgoing, redact_message, redact_reason
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.requester.offer_builder import OfferBuilder, Told
 from covenant.peers.requester.reply_checks import cancel_message, check_accept, check_reject, check_result, check_status
 from covenant.peers.transport.inbox import IncomingMessage
@@ -80,31 +78,18 @@ class _Follower:
         self.seen: Delegation | None = None
 
 
-class Requester:
+class Requester(PeerService):
     """Lives on one loop. `run` it, so that silence is noticed; `stop` it before the ledger closes."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        acquaintances: PeerDirectory,
-        settings: PeerSettings,
-        *,
-        depth_max: int,
-        now_ms: Callable[[], int],
-    ) -> None:
-        """`depth_max`: of calls in this instance."""
-        self._ledger = ledger
-        self._offers = OfferBuilder(ledger, keyring, acquaintances, settings, depth_max=depth_max, now_ms=now_ms)
-        self._settings = settings
-        self._us = keyring.id
-        self._now_ms = now_ms
-        self._since_ms = now_ms()
+    def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
+        super().__init__(context)
+        self._offers = OfferBuilder(context, directory)
+        self._since_ms = self._now_ms()
         """Nobody is silent while we do not listen."""
         self._stopped = asyncio.Event()
         self._taken: set[str] = set()
         self._followers: set[_Follower] = set()
-        ledger.on_peer(self._wake)
+        context.ledger.on_peer(self._wake)
 
     # Who does what
 
@@ -276,7 +261,7 @@ class Requester:
                 return check_status(incoming, delegation, message)
             case DelegationResult():
                 wanted = await self._waits(delegation)
-                return await check_result(incoming, delegation, message, us=self._us, wanted=wanted)
+                return await check_result(incoming, delegation, message, us=self._keyring.id, wanted=wanted)
 
     async def _waits(self, delegation: Delegation) -> bool:
         """Whether its task here has not ended."""

@@ -20,19 +20,17 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from covenant.exchange.access.principals import AuditBudget
-from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import ReceivedFromPeer
 from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal, Unavailable
-from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationMessage
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.peer_record import Peer
-from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.transport.long_poll import PendingQueries, PollServer, TakenEnvelope
-from covenant.peers.transport.peer_client import MessageRate
+from covenant.model.rate_limits import TokenBuckets
+from covenant.peers.directory.peer_directory import PeerDirectory
+from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.transport.long_poll import PollServer, TakenEnvelope
 from covenant.seal.envelope import (
     Checked,
     Code,
@@ -45,26 +43,28 @@ from covenant.seal.envelope import (
     replayed,
     told,
 )
-from covenant.wire import peers
-from covenant.wire import peers as polling
+from covenant.wire import peers as wire
 
 log = logging.getLogger(__name__)
 
 REASON_CHARS_MAX: Final = 300
 
 
-class RefusalAudit:
-    """`us` is who is in the audit for it."""
+class RefusalAudit(PeerService):
+    """Refused envelopes in the audit: the operator sees what the sender may not hear.
 
-    def __init__(self, ledger: Ledger, us: AgentId) -> None:
-        self._ledger = ledger
-        self._us = us
+    An unknown address costs one row a window, whatever was wrong; a peer costs one a window for each fault. All unknown
+    senders together are limited, too. Each row says how many were left out before it.
+    """
+
+    def __init__(self, context: PeerContext) -> None:
+        super().__init__(context)
         self._budget = AuditBudget()
 
     async def note(self, code: str, reason: str, address: str | None, sender: InstanceId | None) -> None:
         """Nothing is raised: whoever is refused is told so even if it cannot be written down."""
         source = (sender, code) if sender is not None else address
-        left_out = self._budget.spend(source, self._ledger.clock.monotonic_ms(), stranger=sender is None)
+        left_out = self._budget.spend(source, self._monotonic_ms(), stranger=sender is None)
         if left_out is None:
             return
         row: dict[str, object] = {
@@ -95,62 +95,44 @@ LARGE_AT_ONCE: Final = 4
 TRUSTED_FACTOR: Final = 10
 
 OFFER: Final = "delegation_offer"
-CANCEL: Final = "delegation_cancel"
-QUERY: Final = "capability_query"
-RESPONSE: Final = "capability_response"
 
 T = TypeVar("T")
 M = TypeVar("M")
-
-
-class CapabilityHandler(PendingQueries, Protocol):
-    async def hear_query(self, peer: Peer, envelope: ReceivedEnvelope, query: CapabilityQuery) -> bytes: ...
-    async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None: ...
 
 
 class DelegationHandler(Protocol):
     async def hear(self, incoming: IncomingMessage) -> ReceivedFromPeer: ...
 
 
-class Inbox:
-    """`us`: who is in the audit for what is refused. Lives as long as its ledger, on one loop."""
-
-    def __init__(  # noqa: PLR0917  (one for each part that it stands between)
+class Inbox(PeerService):
+    def __init__(
         self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        acquaintances: CapabilityHandler,
-        providing: DelegationHandler,
-        requesting: DelegationHandler,
-        settings: PeerSettings,
-        *,
-        us: AgentId,
-        now_ms: Callable[[], int],
+        context: PeerContext,
+        directory: PeerDirectory,
+        provider: DelegationHandler,
+        requester: DelegationHandler,
     ) -> None:
-        self._ledger = ledger
-        self._keyring = keyring
-        self._acquaintances = acquaintances
-        self._providing = providing
-        self._requesting = requesting
-        self._settings = settings
-        self._now_ms = now_ms
-        self._rate = MessageRate(ledger.clock.monotonic_ms)
-        self._refusals = RefusalAudit(ledger, us)
-        self._handing_out = PollServer(ledger, keyring, acquaintances, us=us, now_ms=now_ms)
+        super().__init__(context)
+        self._directory = directory
+        self._provider = provider
+        self._requester = requester
+        self._rate = TokenBuckets()
+        self._refusals = RefusalAudit(context)
+        self._poll_server = PollServer(context, directory)
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
-    async def receive(self, body: bytes, address: str | None) -> polling.Received:
+    async def receive(self, body: bytes, address: str | None) -> wire.Received:
         """Answers once it is durable. Raises a `Refusal` that the sender may hear."""
-        received = await self._hear(body, address, peers.decode, self._received)
+        received = await self._hear(body, address, wire.decode, self._received)
         return msgspec.structs.replace(received, receipt=receipt(self._keyring.identity, body))
 
-    async def poll(self, body: bytes, address: str | None) -> polling.Polled:
+    async def poll(self, body: bytes, address: str | None) -> wire.Polled:
         """What waits for the one who asks; the answer may take as long as it is ready to wait."""
-        return await self._hear(body, address, _decode_poll, self._handing_out.answer)
+        return await self._hear(body, address, _decode_poll, self._poll_server.answer)
 
     async def take(self, body: bytes) -> TakenEnvelope:
         """An envelope that we fetched ourselves. At our own pace, so no rate is asked for."""
-        return await self._hear(body, None, peers.decode, self._took, metered=False)
+        return await self._hear(body, None, wire.decode, self._took, metered=False)
 
     async def too_large(self, address: str | None) -> Refusal:
         """The answer to what was too large to be read to its end."""
@@ -158,13 +140,9 @@ class Inbox:
         await self._refusals.note(refused.code.value, refused.message, address, None)
         return told(refused)
 
-    def handed(self, key: DelegationKey) -> int:
-        """Up to which number the peer may have fetched what was said of this."""
-        return self._handing_out.handed(key)
-
     def close(self) -> None:
         """Answer those who wait, now and from now on: nothing is lost by it."""
-        self._handing_out.close()
+        self._poll_server.close()
 
     async def _hear(
         self,
@@ -216,7 +194,7 @@ class Inbox:
         per_min = self._settings.messages_per_min
         if self._peer(sender).trust is Trust.TRUSTED:
             per_min *= TRUSTED_FACTOR
-        wait_ms = self._rate.take(sender, per_min)
+        wait_ms = self._rate.take(sender, self._monotonic_ms(), per_min)
         if wait_ms is not None:
             message = f"more than {per_min} messages a minute; slow down"
             raise OverLimit("rate_limited", message, retry_after_ms=wait_ms)
@@ -237,20 +215,20 @@ class Inbox:
 
     # Acting on it
 
-    async def _received(self, peer: Peer, envelope: ReceivedEnvelope, message: DelegationMessage) -> polling.Received:
+    async def _received(self, peer: Peer, envelope: ReceivedEnvelope, message: DelegationMessage) -> wire.Received:
         reply, heard = await self._dispatch(IncomingMessage(peer, envelope, message))
         if reply is not None:
-            return polling.Received(status="accepted", envelope=msgspec.Raw(reply))
+            return wire.Received(status="accepted", envelope=msgspec.Raw(reply))
         known = heard.known or (heard.moved is not None and not heard.moved.changed)
-        return polling.Received(status="accepted", duplicate=known)
+        return wire.Received(status="accepted", duplicate=known)
 
     async def _took(self, peer: Peer, envelope: ReceivedEnvelope, message: DelegationMessage) -> TakenEnvelope:
         reply, _ = await self._dispatch(IncomingMessage(peer, envelope, message))
         if isinstance(message, CapabilityQuery | CapabilityResponse):
             return TakenEnvelope(reply=reply)
         assert envelope.seq is not None
-        said_by = DelegationRole.REQUESTER if envelope.typ in peers.REQUESTER_SENDS else DelegationRole.PROVIDER
-        return TakenEnvelope(ack=polling.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
+        said_by = DelegationRole.REQUESTER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.PROVIDER
+        return TakenEnvelope(ack=wire.Ack(role=said_by, offer_id=message.offer_id, seq=envelope.seq))
 
     async def _dispatch(self, incoming: IncomingMessage) -> tuple[bytes | None, ReceivedFromPeer]:
         peer, envelope, message = incoming
@@ -258,22 +236,22 @@ class Inbox:
             if envelope.seq is not None:
                 raise Invalid("invalid_seq", "this belongs to no delegation, and has no number")
             if isinstance(message, CapabilityQuery):
-                return await self._acquaintances.hear_query(peer, envelope, message), ReceivedFromPeer()
-            await self._acquaintances.hear_response(peer, envelope, message)
+                return await self._directory.hear_query(peer, envelope, message), ReceivedFromPeer()
+            await self._directory.hear_response(peer, envelope, message)
             return None, ReceivedFromPeer()
         if envelope.seq is None:
             raise Invalid("invalid_seq", "what is said of a delegation is numbered, from 1")
-        ours = DelegationRole.PROVIDER if envelope.typ in peers.REQUESTER_SENDS else DelegationRole.REQUESTER
+        ours = DelegationRole.PROVIDER if envelope.typ in wire.REQUESTER_SENDS else DelegationRole.REQUESTER
         key = DelegationKey(ours, peer.id, message.offer_id)
         await self._check_trust(incoming, key)
-        hearing = self._providing if ours is DelegationRole.PROVIDER else self._requesting
+        hearing = self._provider if ours is DelegationRole.PROVIDER else self._requester
         try:
             return None, await hearing.hear(incoming)
         except Refusal as refusal:
             if refusal.code != "out_of_order":
                 raise
             record = await self._ledger.delegation(key)
-            raise polling.OutOfOrder(record.heard + 1 if record is not None else 1) from None
+            raise wire.OutOfOrder(record.heard + 1 if record is not None else 1) from None
 
     async def _check_trust(self, incoming: IncomingMessage, key: DelegationKey) -> None:
         """An offer is answered by a message, whoever makes it. Everything else is about one that is known."""
@@ -285,10 +263,10 @@ class Inbox:
             )
 
 
-def _decode_poll(typ: str, body: bytes) -> polling.Poll:
-    if typ != polling.POLL:
+def _decode_poll(typ: str, body: bytes) -> wire.Poll:
+    if typ != wire.POLL:
         raise Invalid("type_not_supported", f"a poll is not of type {typ[:64]!r}")
-    return polling.decode_poll(body)
+    return wire.decode_poll(body)
 
 
 def _record(header: Header) -> ReceivedEnvelope:

@@ -13,27 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.peer_commands import LearnPeer, MoveParcels, ReceiveFromPeer
 from covenant.model.errors import Invalid, Refusal
-from covenant.model.ids import AgentId
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, OutboxMove, ReceivedEnvelope
-from covenant.model.peers.delegation_messages import CapabilityQuery
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey
 from covenant.model.peers.peer_record import Peer
 from covenant.peers.directory.handshake import keys_worth_keeping
-from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.transport.peer_client import DELIVERY_S, POLL, RECEIVE, DeliveryFailure, EnvelopeSender, backoff_ms
+from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.transport.peer_client import DELIVERY_S, DeliveryFailure, DeliveryTrouble, EnvelopeSender
 from covenant.seal.identity import bundle_holds, prekey_to_use
-from covenant.wire import peers
-from covenant.wire import peers as polling
-from covenant.wire.peers import Poll, Polled
+from covenant.wire import peers as wire
+from covenant.wire.peers import POLL_PATH, RECEIVE_PATH, Poll, Polled
+
+if TYPE_CHECKING:
+    from covenant.peers.directory.peer_directory import PeerDirectory
+    from covenant.peers.transport.inbox import Inbox
 
 ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
 """Of all envelopes in an answer, unless the first alone has more."""
@@ -44,37 +43,22 @@ ASIDE_MIN: Final = 8
 ASIDE_BYTES: Final = 64 * 1024
 
 
-class PendingQueries(Protocol):
-    def pending_query(self, peer: Peer) -> CapabilityQuery | None:
-        """What this peer was asked and has not answered, if it is time to hand it that (again)."""
-
-
 class _Letter(NamedTuple):
     typ: str
     body: bytes
     seq: int | None
 
 
-class PollServer:
-    def __init__(
-        self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        questions: PendingQueries,
-        *,
-        us: AgentId,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._ledger = ledger
-        self._keyring = keyring
-        self._questions = questions
-        self._us = us
-        self._now_ms = now_ms
+class PollServer(PeerService):
+    def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
+        super().__init__(context)
+        self._directory = directory
         self._waiting: dict[InstanceId, asyncio.Event] = {}
         self._handed: dict[InstanceId, dict[DelegationKey, int]] = {}
         """Of which delegations each peer had something in its last answer, and up to which number."""
         self._closed = False
-        ledger.on_peer(self._news)
+        context.in_flight.append(self.handed)
+        context.ledger.on_peer(self._news)
 
     async def answer(self, peer: Peer, envelope: ReceivedEnvelope, poll: Poll) -> Polled:
         until = asyncio.get_running_loop().time() + poll.wait_ms / 1000
@@ -164,8 +148,8 @@ class PollServer:
         return letters
 
     def _question(self, peer: Peer) -> list[_Letter]:
-        query = self._questions.pending_query(peer)
-        return [] if query is None else [_Letter(peers.type_of(query), peers.encode(query), None)]
+        query = self._directory.pending_query(peer)
+        return [] if query is None else [_Letter(wire.type_of(query), wire.encode(query), None)]
 
     async def _sealed(self, to: InstanceId, letters: Sequence[_Letter], prekey: Prekey) -> tuple[msgspec.Raw, ...]:
         now_ms, seal = self._now_ms(), self._keyring.seal
@@ -200,48 +184,16 @@ Acks = dict[tuple[DelegationRole, str], int]
 class TakenEnvelope(NamedTuple):
     """Of an envelope that we fetched: what is acknowledged with the next poll, and what is to be said at once."""
 
-    ack: polling.Ack | None = None
+    ack: wire.Ack | None = None
     reply: bytes | None = None
 
 
-class EnvelopeTaker(Protocol):
-    async def take(self, body: bytes) -> TakenEnvelope: ...
-
-
-class DeliveryTrouble(NamedTuple):
-    """What does not get through. `offer_id` is None if nothing does.
-
-    `next_ms`: when it is tried again, for people. `due_ms`: the same by the clock that nobody sets, by which we wait.
-    """
-
-    peer: InstanceId
-    offer_id: str | None
-    failure: str
-    attempts: int
-    next_ms: int
-    due_ms: int
-
-
-class PollClient:
-    def __init__(
-        self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        delivery: EnvelopeSender,
-        reception: EnvelopeTaker,
-        settings: PeerSettings,
-        *,
-        now_ms: Callable[[], int],
-        chance: Callable[[], float],
-    ) -> None:
-        self._ledger = ledger
-        self._keyring = keyring
-        self._delivery = delivery
-        self._reception = reception
-        self._settings = settings
-        self._now_ms = now_ms
-        self._chance = chance
-        self._named = frozenset(settings.poll)
+class PollClient(PeerService):
+    def __init__(self, context: PeerContext, sender: EnvelopeSender, inbox: Inbox) -> None:
+        super().__init__(context)
+        self._sender = sender
+        self._inbox = inbox
+        self._named = frozenset(context.settings.poll)
         self._fetching: dict[InstanceId, asyncio.Task[None]] = {}
         self._troubles: dict[InstanceId, DeliveryTrouble] = {}
         self._woken = asyncio.Event()
@@ -298,32 +250,27 @@ class PollClient:
                 self._troubles.pop(peer_id, None)
                 continue
             attempts += 1
-            settings = self._settings
-            pause_ms = backoff_ms(attempts, settings.retry_first_ms, settings.retry_max_ms, self._chance())
-            pause_ms = max(pause_ms, failed.retry_after_ms)
-            due_ms = self._ledger.clock.monotonic_ms() + pause_ms
-            self._troubles[peer_id] = DeliveryTrouble(
-                peer_id, None, str(failed), attempts, self._now_ms() + pause_ms, due_ms
-            )
+            trouble = self._troubles[peer_id] = self._sender.trouble(peer_id, failed, attempts)
+            pause_ms = trouble.due_ms - self._monotonic_ms()
             log.info("polling.failed", extra={"peer": peer_id, "reason": str(failed), "again_in_ms": pause_ms})
             await asyncio.sleep(pause_ms / 1000)
 
     async def _fetch(self, peer: Peer, acks: Acks) -> DeliveryFailure | None:
         """One poll. `acks` are what the peer is told that we have; those that it was told are taken out."""
-        told = dict(list(acks.items())[: polling.ACKS_MAX])
-        wait_ms = min(self._settings.poll_wait_ms, polling.WAIT_MS_MAX)
-        asked = polling.Poll(
+        told = dict(list(acks.items())[: wire.ACKS_MAX])
+        wait_ms = min(self._settings.poll_wait_ms, wire.WAIT_MS_MAX)
+        asked = wire.Poll(
             keys=self._keyring.bundle(self._now_ms()),
-            acks=tuple(polling.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in told.items()),
+            acks=tuple(wire.Ack(role=role, offer_id=offer_id, seq=seq) for (role, offer_id), seq in told.items()),
             wait_ms=wait_ms,
         )
-        answer = await self._delivery.hand(
-            peer, POLL, polling.encode(asked), typ=polling.POLL, timeout_s=wait_ms / 1000 + DELIVERY_S
+        answer = await self._sender.hand(
+            peer, POLL_PATH, wire.encode(asked), typ=wire.POLL, timeout_s=wait_ms / 1000 + DELIVERY_S
         )
         if isinstance(answer, DeliveryFailure):
             return answer
         try:
-            envelopes = polling.decode_polled(answer.body).envelopes
+            envelopes = wire.decode_polled(answer.body).envelopes
         except Invalid:
             return DeliveryFailure("bad_response", "the answer is not one to a poll", whole=True)
         for key, seq in told.items():
@@ -336,7 +283,7 @@ class PollClient:
         failed: DeliveryFailure | None = None
         for envelope in envelopes:
             try:
-                taken = await self._reception.take(bytes(envelope))
+                taken = await self._inbox.take(bytes(envelope))
             except Refusal as refusal:
                 failed = DeliveryFailure(refusal.code, refusal.message, whole=False)
                 continue
@@ -344,6 +291,6 @@ class PollClient:
                 key = (taken.ack.role, taken.ack.offer_id)
                 acks[key] = max(taken.ack.seq, acks.get(key, 0))
             if taken.reply is not None:
-                answered = await self._delivery.post(peer, RECEIVE, taken.reply)
+                answered = await self._sender.post(peer, RECEIVE_PATH, taken.reply)
                 failed = answered if isinstance(answered, DeliveryFailure) else failed
         return failed

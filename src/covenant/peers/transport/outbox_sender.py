@@ -14,30 +14,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby, islice
 from typing import Final
 
-from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.peer_commands import MoveParcels
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import DelegationKey, OutboxMessage, OutboxMove
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.peer_record import Peer
-from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.transport.long_poll import DeliveryTrouble, EnvelopeTaker, PollClient
-from covenant.peers.transport.peer_client import (
-    RECEIVE,
-    DeliveryFailure,
-    EnvelopeSender,
-    PeerConnections,
-    PrekeySource,
-    backoff_ms,
-)
+from covenant.peers.directory.peer_directory import PeerDirectory
+from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.transport.inbox import Inbox
+from covenant.peers.transport.long_poll import PollClient
+from covenant.peers.transport.peer_client import DeliveryFailure, DeliveryTrouble, EnvelopeSender
 from covenant.seal.envelope import receipt_holds
-from covenant.wire.peers import decode_received
+from covenant.wire.peers import RECEIVE_PATH, decode_received
 
 log = logging.getLogger(__name__)
 
@@ -77,26 +70,11 @@ class _Round:
         self.task: asyncio.Task[None] | None = None
 
 
-class OutboxSender:
-    def __init__(  # noqa: PLR0917  (one for each part that it works with)
-        self,
-        ledger: Ledger,
-        keyring: InstanceKeys,
-        acquaintances: PrekeySource,
-        reception: EnvelopeTaker,
-        lines: PeerConnections,
-        settings: PeerSettings,
-        *,
-        now_ms: Callable[[], int],
-        chance: Callable[[], float],
-    ) -> None:
-        self._ledger = ledger
-        self._settings = settings
-        self._now_ms = now_ms
-        self._monotonic_ms = ledger.clock.monotonic_ms
-        self._chance = chance
-        self._delivery = EnvelopeSender(keyring, acquaintances, lines, now_ms=now_ms)
-        self._poller = PollClient(ledger, keyring, self._delivery, reception, settings, now_ms=now_ms, chance=chance)
+class OutboxSender(PeerService):
+    def __init__(self, context: PeerContext, directory: PeerDirectory, inbox: Inbox) -> None:
+        super().__init__(context)
+        self._sender = EnvelopeSender(context, directory)
+        self._poll_client = PollClient(context, self._sender, inbox)
         self._rounds: dict[InstanceId, _Round] = {}
         self._ahead: dict[DelegationKey, int] = {}
         """What peers have taken of each, while the ledger does not know that yet."""
@@ -105,7 +83,8 @@ class OutboxSender:
         self._moved = asyncio.Event()
         self._running = False
         self._stop, self._ended = asyncio.Event(), asyncio.Event()
-        ledger.on_peer(self._news)
+        context.in_flight.append(self.begun)
+        context.ledger.on_peer(self._news)
 
     async def run(self) -> None:
         """Until stopped or canceled. Begins with what an earlier run left."""
@@ -113,7 +92,7 @@ class OutboxSender:
         self._ended.clear()
         self._running = True
         saving = asyncio.create_task(self._save_always())
-        polling = asyncio.create_task(self._poller.run())
+        polling = asyncio.create_task(self._poll_client.run())
         stopped = asyncio.create_task(self._stop.wait())
         for peer in await self._ledger.addressees():
             self._news(peer)
@@ -141,7 +120,7 @@ class OutboxSender:
         for each in self._rounds.values():
             found += [each.trouble] if each.trouble is not None else []
             found += each.held.values()
-        return found + list(self._poller.troubles())
+        return found + list(self._poll_client.troubles())
 
     def begun(self, key: DelegationKey) -> int:
         """Up to which number what was said of this has been read to be sent: nothing can take its place any more."""
@@ -166,7 +145,7 @@ class OutboxSender:
         """Something about this peer is durable."""
         if not self._running:
             return
-        self._poller.news()
+        self._poll_client.news()
         known = self._rounds.get(peer_id)
         if known is not None:
             known.news.set()
@@ -295,7 +274,7 @@ class OutboxSender:
             round_.news.set()
 
     async def _hand(self, peer: Peer, parcel: OutboxMessage) -> DeliveryFailure | None:
-        answer = await self._delivery.hand(peer, RECEIVE, bytes(parcel.body), typ=parcel.typ, seq=parcel.seq)
+        answer = await self._sender.hand(peer, RECEIVE_PATH, bytes(parcel.body), typ=parcel.typ, seq=parcel.seq)
         if isinstance(answer, DeliveryFailure):
             return answer
         try:
@@ -311,7 +290,6 @@ class OutboxSender:
 
     def _fail(self, round_: _Round, parcel: OutboxMessage, failed: DeliveryFailure, began: float) -> None:
         settings, key = self._settings, parcel.delegation
-        now_ms, monotonic_ms = self._now_ms(), self._monotonic_ms()
         time = asyncio.get_running_loop().time()
         # What others have come through since it failed last time does not keep them.
         alone = round_.in_vain.get(key, time) < round_.passed_at
@@ -321,25 +299,31 @@ class OutboxSender:
         # Those that were under way together have failed together.
         again = before is not None and (not whole or began > round_.failed_at)
         attempts = (before.attempts if before is not None else 0) + (1 if again or before is None else 0)
-        pause_ms = backoff_ms(attempts, settings.retry_first_ms, settings.retry_max_ms, self._chance())
-        pause_ms = max(pause_ms, failed.retry_after_ms)
-        next_ms, offer_id = now_ms + pause_ms, None if whole else parcel.offer_id
-        trouble = DeliveryTrouble(round_.id, offer_id, str(failed), attempts, next_ms, monotonic_ms + pause_ms)
+        trouble = self._sender.trouble(round_.id, failed, attempts, None if whole else parcel.offer_id)
         if whole:
             round_.trouble = trouble
-            round_.sooner_ms = monotonic_ms + max(settings.retry_first_ms, failed.retry_after_ms)
+            round_.sooner_ms = self._monotonic_ms() + max(settings.retry_first_ms, failed.retry_after_ms)
             round_.failed_at = time
         else:
             round_.trouble = None
             round_.held[key] = trouble
         self._keep(
             OutboxMove(
-                delegation=key, seq=parcel.seq, attempts=parcel.attempts + 1, next_ms=next_ms, failure=str(failed)
+                delegation=key,
+                seq=parcel.seq,
+                attempts=parcel.attempts + 1,
+                next_ms=trouble.next_ms,
+                failure=trouble.failure,
             )
         )
         log.info(
             "courier.failed",
-            extra={"peer": round_.id, "typ": parcel.typ, "reason": str(failed), "again_in_ms": pause_ms},
+            extra={
+                "peer": round_.id,
+                "typ": parcel.typ,
+                "reason": trouble.failure,
+                "again_in_ms": trouble.due_ms - self._monotonic_ms(),
+            },
         )
 
     # Keeping what came of it
@@ -375,4 +359,4 @@ class OutboxSender:
 
 def _blames_one(trouble: DeliveryTrouble) -> bool:
     """Whether it is time to look if it is the first in order that does not pass. Nobody there is nobody's fault."""
-    return trouble.attempts % TURNS == TURNS - 1 and not trouble.failure.startswith(AWAY)
+    return trouble.attempts % TURNS == TURNS - 1 and trouble.code != AWAY

@@ -8,50 +8,19 @@ same happens when a kept connection turns out to be closed.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from covenant.model.errors import CovenantError, Invalid, Refusal
-from covenant.model.peers.instance import InstanceId, Prekey
+from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.peer_record import Peer
-from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.model.rate_limits import Backoff
+from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.seal.envelope import Code
 from covenant.wire.peers import EnvelopeRefusal, decode_refused
 
-MINUTE_MS: Final = 60_000
-JITTER: Final = 0.2
-DOUBLINGS_MAX: Final = 30
-
-
-class MessageRate:
-    """A bucket for each peer, that holds what it may say in a minute and fills at that rate. In memory: a restart
-    gives everybody a full one."""
-
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        self._now_ms = now_ms
-        self._buckets: dict[InstanceId, tuple[float, int]] = {}
-
-    def take(self, peer: InstanceId, per_min: int) -> int | None:
-        """Spend one. None, or in how many milliseconds there will be one to spend."""
-        now_ms = self._now_ms()
-        left, at_ms = self._buckets.get(peer, (float(per_min), now_ms))
-        # A clock that was set back gives nothing, and takes nothing.
-        left = min(float(per_min), left + max(0, now_ms - at_ms) * per_min / MINUTE_MS)
-        taken = left >= 1
-        self._buckets[peer] = (left - 1 if taken else left, now_ms)
-        return None if taken else math.ceil((1 - left) * MINUTE_MS / per_min)
-
-
-def backoff_ms(attempts: int, first_ms: int, max_ms: int, chance: float) -> int:
-    """The pause after so many failures in a row: twice as long each time, a fifth more or less by `chance` (0 to 1)."""
-    pause_ms = min(max_ms, first_ms * 2 ** min(max(0, attempts - 1), DOUBLINGS_MAX))
-    return max(1, int(pause_ms * (1 + JITTER * (2 * chance - 1))))
-
-
-IDENTITY: Final = "/api/v1/a2a/identity"
-RECEIVE: Final = "/api/v1/a2a/receive"
-POLL: Final = "/api/v1/a2a/poll"
+if TYPE_CHECKING:
+    from covenant.peers.directory.peer_directory import PeerDirectory
 
 
 class PeerResponse(NamedTuple):
@@ -94,6 +63,7 @@ def address(peer: Peer) -> str:
 
 
 TRIES: Final = 2
+JITTER: Final = 0.2
 ASIDE_BYTES: Final = 64 * 1024
 DELIVERY_S: Final = 30.0
 RETRY_AFTER_S_MAX: Final = 3_600
@@ -118,6 +88,21 @@ class DeliveryFailure(NamedTuple):
         return f"{self.code}: {self.reason}"[:FAILURE_CHARS_MAX]
 
 
+class DeliveryTrouble(NamedTuple):
+    """What does not get through. `offer_id` is None if nothing does.
+
+    `next_ms`: when it is tried again, for people. `due_ms`: the same by the clock that nobody sets, by which we wait.
+    """
+
+    peer: InstanceId
+    offer_id: str | None
+    failure: str
+    code: str
+    attempts: int
+    next_ms: int
+    due_ms: int
+
+
 class DeliveryAnswer(NamedTuple):
     """What the other side said to this envelope."""
 
@@ -125,19 +110,10 @@ class DeliveryAnswer(NamedTuple):
     body: bytes
 
 
-class PrekeySource(Protocol):
-    async def prekey_for(self, peer: Peer, *, fresh: bool = False) -> Prekey:
-        """What to seal to. Raises PeerCallFailed, or a Refusal if there is none."""
-
-
-class EnvelopeSender:
-    def __init__(
-        self, keyring: InstanceKeys, prekeys: PrekeySource, lines: PeerConnections, *, now_ms: Callable[[], int]
-    ) -> None:
-        self._keyring = keyring
-        self._prekeys = prekeys
-        self._lines = lines
-        self._now_ms = now_ms
+class EnvelopeSender(PeerService):
+    def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
+        super().__init__(context)
+        self._directory = directory
 
     async def hand(
         self,
@@ -155,7 +131,7 @@ class EnvelopeSender:
         for _ in range(TRIES):
             try:
                 envelope = await self._seal(peer, body, typ=typ, seq=seq, fresh=fresh)
-                response = await self._lines.to(address(peer)).post(path, envelope, timeout_s=timeout_s)
+                response = await self._connections.to(address(peer)).post(path, envelope, timeout_s=timeout_s)
             except PeerCallFailed as line:
                 if fresh:
                     return failed  # what the peer said of it is more than that nobody says who is there
@@ -176,13 +152,22 @@ class EnvelopeSender:
     async def post(self, peer: Peer, path: str, envelope: bytes) -> bytes | DeliveryFailure:
         """What is sealed already."""
         try:
-            response = await self._lines.to(address(peer)).post(path, envelope, timeout_s=DELIVERY_S)
+            response = await self._connections.to(address(peer)).post(path, envelope, timeout_s=DELIVERY_S)
         except PeerCallFailed as line:
             return DeliveryFailure(line.code, line.message, whole=True)
         return response.body if response.status == 200 else _failed(response)
 
+    def trouble(
+        self, peer: InstanceId, failed: DeliveryFailure, attempts: int, offer_id: str | None = None
+    ) -> DeliveryTrouble:
+        """When it is tried again after so many failures in a row."""
+        backoff = Backoff(self._settings.retry_first_ms, self._settings.retry_max_ms, jitter=JITTER)
+        pause_ms = max(1, int(backoff.pause(attempts, self._context.chance())), failed.retry_after_ms)
+        next_ms, due_ms = self._now_ms() + pause_ms, self._monotonic_ms() + pause_ms
+        return DeliveryTrouble(peer, offer_id, str(failed), failed.code, attempts, next_ms, due_ms)
+
     async def _seal(self, peer: Peer, body: bytes, *, typ: str, seq: int | None, fresh: bool) -> bytes:
-        prekey = await self._prekeys.prekey_for(peer, fresh=fresh)
+        prekey = await self._directory.prekey_for(peer, fresh=fresh)
         now_ms, seal = self._now_ms(), self._keyring.seal
 
         def sealing() -> bytes:

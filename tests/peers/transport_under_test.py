@@ -43,7 +43,7 @@ from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.peers.directory.handshake import OfferedProfiles
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.directory.peer_directory import PeerDirectory
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.peer_settings import PeerContext, PeerSettings
 from covenant.peers.transport.inbox import Inbox, IncomingMessage
 from covenant.peers.transport.outbox_sender import OutboxSender
 from covenant.seal.identity import PrivatePrekey, prekey_to_use
@@ -53,6 +53,7 @@ from covenant.wire.peers import Introduction
 from tests.ledger_contract.samples import OPERATOR
 
 BOUND_S: Final = 20.0
+DEPTH_MAX: Final = 3
 NOTHING: Final = OfferedProfiles((), 0, 0)
 QUICK: Final = PeerSettings(retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000)
 
@@ -189,18 +190,19 @@ class Keys:
 
 
 @dataclass
-class House:
+class TransportUnderTest:
     folder: Path
     clock: Clock
     keys: Keys
     ledger: EmbeddedLedger
     keyring: InstanceKeys
-    lines: PeerLines
-    acquaintances: PeerDirectory
-    providing: Listener
-    requesting: Listener
-    reception: Inbox
-    courier: OutboxSender
+    context: PeerContext
+    connections: PeerLines
+    directory: PeerDirectory
+    provider: Listener
+    requester: Listener
+    inbox: Inbox
+    outbox: OutboxSender
     bells: list[asyncio.Event] = field(default_factory=list)
 
     @property
@@ -217,7 +219,7 @@ class House:
         return prekey
 
     async def knows(
-        self, other: "House", *, trust: Trust = Trust.VERIFIED, url: str | None = "", keys: bool = True
+        self, other: "TransportUnderTest", *, trust: Trust = Trust.VERIFIED, url: str | None = "", keys: bool = True
     ) -> Peer:
         """`url` None: it cannot be reached from here."""
         return await self.ledger.commit(
@@ -258,7 +260,9 @@ class House:
         key = DelegationKey(role, to, offer_id(number))
         await self.ledger.commit(SendToPeer(key=key, happenings=happenings, said=tuple(map(said, messages))))
 
-    def sealed(self, message: DelegationMessage, to: "House", *, seq: int | None = None, **more: Any) -> bytes:
+    def sealed(
+        self, message: DelegationMessage, to: "TransportUnderTest", *, seq: int | None = None, **more: Any
+    ) -> bytes:
         """An envelope, as this instance would make it."""
         return self.keyring.seal(
             peers.encode(message),
@@ -312,8 +316,22 @@ class House:
         return [row for row in rows if row["type"] == kind]
 
 
+def peer_context(
+    ledger: EmbeddedLedger, keyring: InstanceKeys, connections: PeerLines, settings: PeerSettings
+) -> PeerContext:
+    return PeerContext(
+        ledger=ledger,
+        keyring=keyring,
+        connections=connections,
+        settings=settings,
+        us=OPERATOR,
+        depth_max=DEPTH_MAX,
+        chance=lambda: 0.5,
+    )
+
+
 @asynccontextmanager
-async def house(
+async def transport_under_test(
     folder: Path,
     keys: Keys | None = None,
     *,
@@ -321,29 +339,32 @@ async def house(
     clock: Clock | None = None,
     limits: Limits | None = None,
     offering: OfferedProfiles = NOTHING,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[TransportUnderTest]:
     """An instance that is open, listens nowhere and delivers nothing yet."""
     keys, clock = keys or Keys(), clock or Clock()
     ledger = await open_ledger(folder, clock=clock, monotonic_ms=clock.monotonic_ms, limits=limits)
     keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save, change=keys.change)
     keyring.rotate(clock())
-    lines = PeerLines(AddressGuard((), resolver=nobody))
+    connections = PeerLines(AddressGuard((), resolver=nobody))
 
     async def offered(_: Peer) -> OfferedProfiles:
         return offering
 
-    acquaintances = PeerDirectory(ledger, keyring, lines, settings, us=OPERATOR, offering=offered, now_ms=clock)
-    providing, requesting = Listener(ledger, DelegationRole.PROVIDER), Listener(ledger, DelegationRole.REQUESTER)
-    reception = Inbox(ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock)
-    courier = OutboxSender(ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5)
-    made = House(folder, clock, keys, ledger, keyring, lines, acquaintances, providing, requesting, reception, courier)
+    context = peer_context(ledger, keyring, connections, settings)
+    directory = PeerDirectory(context, offered)
+    provider, requester = Listener(ledger, DelegationRole.PROVIDER), Listener(ledger, DelegationRole.REQUESTER)
+    inbox = Inbox(context, directory, provider, requester)
+    outbox = OutboxSender(context, directory, inbox)
+    made = TransportUnderTest(
+        folder, clock, keys, ledger, keyring, context, connections, directory, provider, requester, inbox, outbox
+    )
     ledger.on_peer(made.ring)
     try:
         yield made
     finally:
-        reception.close()
-        await acquaintances.stop()
-        await lines.close()
+        inbox.close()
+        await directory.stop()
+        await connections.close()
         await ledger.close()
 
 
@@ -352,14 +373,14 @@ def stranger_pool() -> AnonymousPool:
 
 
 @asynccontextmanager
-async def listening(at: House) -> AsyncIterator[House]:
+async def listening(at: TransportUnderTest) -> AsyncIterator[TransportUnderTest]:
     """It takes envelopes at its port, which stays the same when it listens again."""
 
     def introduce() -> Introduction:
         return Introduction(name="house", keys=at.keyring.bundle(at.clock()))
 
     async with serving(
-        sealed_routes(at.reception, introduce, Meter(), stranger_pool()),
+        sealed_routes(at.inbox, introduce, Meter(), stranger_pool()),
         at.keys.port,
     ) as port:
         at.keys.port = port
@@ -381,12 +402,12 @@ async def serving(routes: list[BaseRoute], port: int = 0) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def delivering(at: House) -> AsyncIterator[House]:
-    running = asyncio.create_task(at.courier.run())
+async def delivering(at: TransportUnderTest) -> AsyncIterator[TransportUnderTest]:
+    running = asyncio.create_task(at.outbox.run())
     try:
         yield at
     finally:
-        await asyncio.wait_for(at.courier.stop(), BOUND_S)
+        await asyncio.wait_for(at.outbox.stop(), BOUND_S)
         await asyncio.wait_for(running, BOUND_S)
 
 

@@ -6,7 +6,6 @@ An estate can be left and entered again: its folder, keys and port stay.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Final, cast
@@ -39,38 +38,47 @@ from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT, Tenant
 from covenant.outbound.address_guard import AddressGuard
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.directory.peer_directory import PeerDirectory
-from covenant.peers.peer_settings import PeerSettings
-from covenant.peers.provider.provider_service import Provider
-from covenant.peers.requester.requester_service import Requester
-from covenant.peers.transport.inbox import Inbox
-from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.peers.peer_services import PeerServices
+from covenant.peers.peer_settings import PeerContext, PeerSettings
 from covenant.seal.identity import prekey_to_use
 from tests.ledger_contract.samples import ALICE, OPERATOR
-from tests.peers.houses import BOUND_S, Clock, Keys, delivering, listening, nobody
+from tests.peers.transport_under_test import (
+    BOUND_S,
+    DEPTH_MAX,
+    Clock,
+    Keys,
+    delivering,
+    listening,
+    nobody,
+    peer_context,
+)
 
-DEPTH_MAX: Final = 3
 QUICK: Final = PeerSettings(
     retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000, status_interval_ms=300, timeout_ms=30_000
 )
 
 
-@dataclass
-class Estate:
-    name: str
-    clock: Clock
-    keys: Keys
-    ledger: EmbeddedLedger
-    catalogue: Catalogue
-    workers: WorkerPool
-    keyring: InstanceKeys
-    lines: PeerLines
-    acquaintances: PeerDirectory
-    providing: Provider
-    requesting: Requester
-    reception: Inbox
-    courier: OutboxSender
-    bells: list[asyncio.Event] = field(default_factory=list)
+class PeerUnderTest(PeerServices):
+    """The services of a daemon's peers, a pool of its agents, and the ledger, folder, keys and port under them."""
+
+    def __init__(self, name: str, clock: Clock, keys: Keys, ledger: EmbeddedLedger, context: PeerContext) -> None:
+        catalogue = Catalogue(ledger, keys.private_key)
+
+        def delegations(pool: WorkerPool) -> Delegations:
+            limits = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
+            return Delegations(ledger, catalogue, pool, limits, peers=self.callee)
+
+        self.workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations)
+        super().__init__(context, catalogue, self.workers.used)
+        self.name = name
+        self.clock = clock
+        self.keys = keys
+        self.ledger = ledger
+        self.keyring = context.keyring
+        self.bells: list[asyncio.Event] = []
+
+    def callee(self, tenant: str, named: str) -> Target | None:
+        return self.requester.callee(tenant, named)
 
     @property
     def id(self) -> InstanceId:
@@ -85,14 +93,20 @@ class Estate:
         assert prekey is not None
         return prekey
 
-    async def knows(self, *others: "Estate", trust: Trust = Trust.VERIFIED, **more: Any) -> None:
+    async def knows(self, *others: "PeerUnderTest", trust: Trust = Trust.VERIFIED, **more: Any) -> None:
         for other in others:
             keys = other.keyring.bundle(self.clock())
             peer = Peer(id=other.id, name=other.name, url=other.url, trust=trust, keys=keys, **more)
             await self.ledger.commit(AddPeer(by=OPERATOR, peer=peer))
 
     async def delegate(
-        self, to: "Estate", text: str = "go", *, profile: str = "worker", parts: tuple[Content, ...] = (), **more: Any
+        self,
+        to: "PeerUnderTest",
+        text: str = "go",
+        *,
+        profile: str = "worker",
+        parts: tuple[Content, ...] = (),
+        **more: Any,
     ) -> TaskId:
         """As an operator does: a task whose target is named."""
         fields = {name: more.pop(name) for name in ("timeout_ms", "deadline_ms") if name in more}
@@ -211,7 +225,7 @@ def said(view: TaskView) -> str:
 
 
 @asynccontextmanager
-async def estate(
+async def peer_under_test(
     home: Path,
     *agents: Agent,
     keys: Keys | None = None,
@@ -221,7 +235,7 @@ async def estate(
     delivers: bool = True,
     works: bool = True,
     limits: Limits | None = None,
-) -> AsyncIterator[Estate]:
+) -> AsyncIterator[PeerUnderTest]:
     """`works`: its agents do, those of its peers with them. Without, whatever is accepted stays in the queue."""
     keys, clock = keys or Keys(), clock or Clock()
     ledger = await open_ledger(home / "ledger", clock=clock, monotonic_ms=clock.monotonic_ms, limits=limits)
@@ -231,39 +245,12 @@ async def estate(
             await ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name=DEFAULT, created_at_ms=clock())))
         keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save)
         keyring.rotate(clock())
-        catalogue = Catalogue(ledger, keys.private_key)
-        calls = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
-
-        def delegations(pool: WorkerPool) -> Delegations:
-            def peer(tenant: str, name: str) -> Target | None:
-                return requesting.callee(tenant, name)
-
-            return Delegations(ledger, catalogue, pool, calls, peers=peer)
-
-        workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations)
-        lines = PeerLines(AddressGuard((), resolver=nobody))
-        stack.push_async_callback(lines.close)
-        providing = Provider(
-            ledger,
-            keyring,
-            catalogue,
-            settings,
-            us=OPERATOR,
-            depth_max=DEPTH_MAX,
-            now_ms=clock,
-            used=workers.used,
-            begun=lambda key: max(courier.begun(key), reception.handed(key)),
-        )
-        acquaintances = PeerDirectory(
-            ledger, keyring, lines, settings, us=OPERATOR, offering=providing.offering, now_ms=clock
-        )
-        stack.push_async_callback(acquaintances.stop)
-        requesting = Requester(ledger, keyring, acquaintances, settings, depth_max=DEPTH_MAX, now_ms=clock)
-        reception = Inbox(ledger, keyring, acquaintances, providing, requesting, settings, us=OPERATOR, now_ms=clock)
-        stack.callback(reception.close)
-        courier = OutboxSender(
-            ledger, keyring, acquaintances, reception, lines, settings, now_ms=clock, chance=lambda: 0.5
-        )
+        connections = PeerLines(AddressGuard((), resolver=nobody))
+        stack.push_async_callback(connections.close)
+        made = PeerUnderTest(home.name, clock, keys, ledger, peer_context(ledger, keyring, connections, settings))
+        catalogue, workers = made.catalogue, made.workers
+        stack.push_async_callback(made.directory.stop)
+        stack.callback(made.inbox.close)
         for agent in agents:
             definition, body = load_agent(agent)
             catalogue.add_resident(DEFAULT, definition, "code")
@@ -277,49 +264,37 @@ async def estate(
         if works:
             workers.register(
                 catalogue.identity(DEFAULT, PEERS),
-                PeerAgent(requesting),
+                PeerAgent(made.requester),
                 idempotent=True,
                 on_lost="requeue",
                 follows=True,
             )
-        made = Estate(
-            home.name,
-            clock,
-            keys,
-            ledger,
-            catalogue,
-            workers,
-            keyring,
-            lines,
-            acquaintances,
-            providing,
-            requesting,
-            reception,
-            courier,
-        )
         ledger.on_peer(made.ring)
         if listens:
             await stack.enter_async_context(listening(cast("Any", made)))
         if delivers:
             await stack.enter_async_context(delivering(cast("Any", made)))
-        running = [asyncio.create_task(each) for each in (workers.run(), providing.run(), requesting.run())]
+        running = [asyncio.create_task(each) for each in (workers.run(), made.provider.run(), made.requester.run())]
         await asyncio.sleep(0)
         try:
             yield made
         finally:
-            await providing.stop()
-            await requesting.stop()
+            await made.provider.stop()
+            await made.requester.stop()
             workers.stop()
             running[0].cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
 
 @asynccontextmanager
-async def pair(
+async def two_peers(
     home: Path, *agents: Agent, ours: PeerSettings = QUICK, theirs: PeerSettings = QUICK
-) -> AsyncIterator[tuple[Estate, Estate]]:
+) -> AsyncIterator[tuple[PeerUnderTest, PeerUnderTest]]:
     """Two that know each other; the second has the agents."""
-    async with estate(home / "rita", settings=ours) as rita, estate(home / "paul", *agents, settings=theirs) as paul:
+    async with (
+        peer_under_test(home / "rita", settings=ours) as rita,
+        peer_under_test(home / "paul", *agents, settings=theirs) as paul,
+    ):
         await rita.knows(paul)
         await paul.knows(rita)
         yield rita, paul
