@@ -134,7 +134,7 @@ async def test_what_is_live_is_told_while_the_archive_cannot_be_written(
         during = await live_reads(driver)
         shown = [without_past(await driver.ledger.show(task_id(n), None, 100)) for n in range(1, 31)]
         assert len(await driver.ledger.steps(task_id(30), 0, 10)) == 1, "it has not moved since it was archived"
-        with refused("archive_lagging", 503):
+        with refused("history_lagging", 503):
             await driver.ledger.steps(task_id(1), 0, 10)
     await driver.ledger.of_tenant("acme", 1)  # waits until the archive has everything
     assert during == await live_reads(driver)

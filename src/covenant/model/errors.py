@@ -17,7 +17,7 @@
     ├── HomeLocked              another process has this home open
     └── SettingsError           a setting has a bad value; names the setting
 
-Each refusal names its status once, here; doors translate, they never choose.
+Each code stands for one status, that of its class; doors translate, they never choose.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import ClassVar, Final
 
 
 class CovenantError(Exception):
-    """The root: nothing else is raised on purpose."""
+    """The root of every error that leaves a package. Inside one, modules may signal each other by other exceptions."""
 
 
 class Refusal(CovenantError):

@@ -15,6 +15,8 @@ from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, 
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from covenant.model.errors import CovenantError
+
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
@@ -108,7 +110,7 @@ _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _TARGET_SAFE: Final = "%/?:@!$&'()*+,;=-._~[]"
 
 
-class InvalidUrl(ValueError):
+class InvalidUrl(CovenantError, ValueError):
     """Not a URL that can be called. The text says why, in terms of the text alone."""
 
 

@@ -16,6 +16,7 @@ import rfc8785
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from covenant.model.errors import CovenantError
 from covenant.model.ids import PublicKey, from_base58
 from covenant.seal.keys import public_key
 
@@ -23,7 +24,7 @@ ALGORITHM: Final = "Ed25519"
 PREFIX: Final = "covenant-"
 
 
-class Uncanonical(ValueError):
+class Uncanonical(CovenantError, ValueError):
     """Not JSON that has a canonical form: a whole number beyond 2^53 - 1, NaN, or half of a character."""
 
 

@@ -218,7 +218,7 @@ async def test_a_reader_that_is_too_slow_is_cut_off_and_goes_on_where_it_was(tmp
             agent.go.set()
             await completed(s, first.task.id)
             events, told = await rest_of(stream)
-        assert (told.code, told.machine_code, told.retry_s) == ("UNAVAILABLE", "too_slow", 1.0)
+        assert (told.code, told.machine_code, told.retry_s) == ("UNAVAILABLE", "stream_cut", 1.0)
         cursor = dict(told.trailers)["last-event-id"]
         assert cursor == str(generation_of(events[-1]))
         _, *rest = await s.streamed("SubscribeToTask", subscribe(first.task.id), last_event_id=cursor)

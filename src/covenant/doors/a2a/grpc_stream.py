@@ -98,7 +98,7 @@ def _turned_out() -> Refusal:
 
 def _too_slow() -> Refusal:
     message = f"too slow: the task goes on; come back to it with {CURSOR}"
-    return Unavailable("too_slow", message, retry_after_ms=RETRY_MS)
+    return Unavailable("stream_cut", message, retry_after_ms=RETRY_MS)
 
 
 def stopping() -> Refusal:

@@ -138,7 +138,7 @@ class Reads:
         entry = self._state.entries.get(task_id)
         if whole and entry is not None and through < entry.generation:
             why = f": {self._archive.failure}" if self._archive.failure else ""
-            raise Unavailable("archive_lagging", f"the newest steps are not in the archive yet{why}; ask again")
+            raise Unavailable("history_lagging", f"the newest steps are not in the archive yet{why}; ask again")
 
     async def listing(self, query: ListQuery) -> Listing:
         await self._archived()

@@ -602,7 +602,7 @@ async def test_catching_up_waits_only_for_what_it_needs(path: Path) -> None:
         await asyncio.gather(*(archive.caught_up(1, WAIT_S) for _ in range(3)))
         with pytest.raises(Unavailable) as refusal:
             await archive.caught_up(2, 0.01)
-        assert refusal.value.code == "archive_lagging"
+        assert refusal.value.code == "history_lagging"
         recorded.record(sent(2))
         archive.notify(2)
         await archive.caught_up(2, WAIT_S)

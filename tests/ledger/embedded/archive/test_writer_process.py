@@ -123,7 +123,7 @@ async def test_while_no_writer_can_be_had_whoever_asks_is_told_why(
         archive.notify(1)
         with pytest.raises(Unavailable, match="writer has died") as refusal:
             await archive.caught_up(1, 1.0)
-        assert refusal.value.code == "archive_lagging"
+        assert refusal.value.code == "history_lagging"
         assert await archive.checkpoint() == 0
 
 

@@ -206,7 +206,7 @@ class Archive:
             why = f": {self.failure}" if self.failure else ""
             behind = seq - self.archived_seq
             raise Unavailable(
-                "archive_lagging", f"history is {behind} records behind{why}; ask again", retry_after_ms=1_000
+                "history_lagging", f"history is {behind} records behind{why}; ask again", retry_after_ms=1_000
             ) from None
 
     async def reachable(self, seq: int, timeout_s: float) -> bool:
@@ -250,7 +250,7 @@ class Archive:
         """Nobody waits for a thread that has ended."""
         for _, _, future in self._waiting:
             if not future.done():
-                future.set_exception(Unavailable("archive_lagging", "the archive is closed"))
+                future.set_exception(Unavailable("history_lagging", "the archive is closed"))
         while self._checkpoints:
             _answer(self._checkpoints.popleft(), self._durable_seq)
 

@@ -17,13 +17,13 @@ from zlib import crc32
 import msgspec
 
 from covenant.ledger.machine.events import AnyEvent
-from covenant.model.errors import WrongType
+from covenant.model.errors import CovenantError, WrongType
 from covenant.wire.validation import encode, read_back
 
 SEAL_LENGTH: Final = len(b',"crc":"00000000"}\n')
 
 
-class BadLine(ValueError):
+class BadLine(CovenantError, ValueError):
     """These bytes are not a line that `encode_line` wrote. Opening decides what that means."""
 
     def __init__(self, reason: str) -> None:
