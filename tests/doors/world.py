@@ -13,13 +13,13 @@ from typing import Any, Final
 from covenant.daemon.http_listener import bound, make_server
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.settings import HttpSettings
+from covenant.doors import native
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.server.http_exchange import Door
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
-from covenant.doors.ipc.ipc_server import IpcServer
+from covenant.doors.ipc_server import IpcServer
 from covenant.doors.metrics import Meter
-from covenant.doors.native import agent_routes as native_agents
 from covenant.doors.operator_api.operation import Services
 from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
@@ -190,9 +190,9 @@ async def _open_doors(
     of_ipc = {
         name: options.pop(name) for name in ("frame_bytes_max", "connections_max", "handshake_s") if name in options
     }
-    routes = native_agents.agent_routes(catalogue, TenantGate(tenancy, limiter), meter)
+    routes = native.agent_routes(catalogue, TenantGate(tenancy, limiter), meter)
     routes += options.pop("more_routes", ())
-    door = build_http(**parts, **options, more_routes=routes, described=native_agents.DESCRIBED)
+    door = build_http(**parts, **options, more_routes=routes, described=native.AGENT_ROUTES)
     ipc = IpcServer(folder / "sock", **parts, **of_ipc)
     await ipc.start()
     async with _listening(door, door.refusal_form) as port:

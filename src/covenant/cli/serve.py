@@ -124,7 +124,7 @@ def mcp(*, home: str | None, token_file: str | None, url: str | None) -> None:
     address = found.rstrip("/").removesuffix(MCP_PATH) + MCP_PATH
     _check_mcp(address, token)
     try:
-        from covenant.doors.mcp.stdio_bridge import bridge
+        from covenant.doors.mcp.mcp_server import bridge
     except ModuleNotFoundError as missing:
         raise Failure(
             "mcp_not_installed",

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from covenant.ledger.embedded.fault_points import Plan, armed, fail
 from tests.doors.clients import Http
-from tests.doors.ipc.test_ipc_session import INFO
+from tests.doors.test_ipc_session import INFO
 from tests.doors.world import World, new_task
 
 

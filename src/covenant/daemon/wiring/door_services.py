@@ -19,7 +19,7 @@ from covenant.daemon.settings import A2aSettings, Settings
 from covenant.daemon.wiring.cards import base_url_of, publishing_of
 from covenant.daemon.wiring.push import check_push
 from covenant.daemon.wiring.remote_agents import Elsewhere
-from covenant.doors import simple
+from covenant.doors import native, simple
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, extended_cards
 from covenant.doors.a2a.http_bindings import A2ADoor
@@ -28,11 +28,8 @@ from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.mcp.remote_tools import RemoteTools
 from covenant.doors.mcp.streamable_http import McpDoor, installed
-from covenant.doors.mcp.tool_handlers import ToolHandlers
+from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
-from covenant.doors.native import agent_routes as agents
-from covenant.doors.native import request_routes as requests
-from covenant.doors.native import run_routes as orchestrate
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.cards import Cards
@@ -52,7 +49,7 @@ if TYPE_CHECKING:
     from covenant.doors.a2a.grpc import GrpcServer
 
 
-DESCRIBED: Final = (*agents.DESCRIBED, *orchestrate.DESCRIBED, *requests.DESCRIBED, *simple.DESCRIBED)
+DESCRIBED: Final = (*native.AGENT_ROUTES, *native.RUN_ROUTES, *native.REQUEST_ROUTES, *simple.DESCRIBED)
 
 
 class Built(NamedTuple):
@@ -71,11 +68,11 @@ def tenant_routes(settings: A2aSettings, built: Built, tools: Sequence[Tool]) ->
     tasks = SimpleExchange(ledger, catalogue, conversations, Uuids(), tools=tools, limits=limits)
     asked, new_id = TaskLookup(ledger, catalogue), Uuids()
     runs = NativeRuns(catalogue, conversations, asked, new_id)
-    native = orchestrate.NativeDoor(runs, Conversations(ledger, catalogue, new_id), conversations)
+    door = native.RunDoor(runs, Conversations(ledger, catalogue, new_id), conversations)
     return [
-        *agents.agent_routes(catalogue, gate, meter),
-        *requests.request_routes(asked, gate, meter),
-        *orchestrate.native_routes(native, gate, meter, body_bytes_max=2 * settings.message_bytes_max),
+        *native.agent_routes(catalogue, gate, meter),
+        *native.request_routes(asked, gate, meter),
+        *native.run_routes(door, gate, meter, body_bytes_max=2 * settings.message_bytes_max),
         *simple.simple_routes(tasks, gate, meter),
     ]
 
@@ -124,7 +121,7 @@ def make_door(settings: Settings, gate: Admission, office: A2AServices, pages: C
 def make_mcp(settings: Settings, built: Built, operator: Principal, elsewhere: Elsewhere) -> McpDoor:
     gate, new_id = built.gate, Uuids()
     oversight = TaskLookup(built.ledger, built.catalogue, operator)
-    desk = ToolHandlers(
+    desk = ToolCalls(
         built.conversations,
         oversight,
         built.catalogue,

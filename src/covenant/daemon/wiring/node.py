@@ -61,7 +61,7 @@ from covenant.doors.http.app import DoorUnder, HttpDoor, build_http
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.host_names import as_host
 from covenant.doors.http.request_body import AnonymousPool
-from covenant.doors.ipc.ipc_server import IpcServer
+from covenant.doors.ipc_server import IpcServer
 from covenant.doors.mcp.streamable_http import McpDoor
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.peers import PeerOperations

@@ -10,15 +10,19 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+import httpx2
 import mcp_types as types
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
 from mcp.server.lowlevel.server import Server
+from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from covenant.doors.mcp.render import ToolAnswer
 from covenant.doors.mcp.streamable_http import CALLER
 from covenant.doors.mcp.tool_arguments import BY_NAME, TOOLS, ToolRow
-from covenant.doors.mcp.tool_handlers import ReportProgress, ToolHandlers
+from covenant.doors.mcp.tool_calls import ReportProgress, ToolCalls
 from covenant.exchange.access.tenants import Caller
 from covenant.model.errors import Refusal
 
@@ -34,7 +38,7 @@ log = logging.getLogger(__name__)
 Run = Callable[[Caller, str, Mapping[str, Any] | None, ReportProgress], Awaitable[ToolAnswer]]
 
 
-def session_manager(desk: ToolHandlers, *, version: str, body_bytes_max: int) -> StreamableHTTPSessionManager:
+def session_manager(desk: ToolCalls, *, version: str, body_bytes_max: int) -> StreamableHTTPSessionManager:
     """Serves what an ASGI application hands to it, while its `run()` is open."""
     server = make_server(desk.call, version)
     return StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=body_bytes_max)
@@ -118,3 +122,56 @@ def _result(told: ToolAnswer) -> types.CallToolResult:
         structured_content=told.data,
         is_error=told.failed,
     )
+
+
+CONNECT_S: Final = 5.0
+CALL_S: Final = 24 * 3_600.0
+"""The daemon decides how long a call may take."""
+
+
+async def bridge(url: str, token: str, version: str) -> None:
+    """Until standard input ends."""
+    headers = {"authorization": f"Bearer {token}"}
+    timeout = httpx2.Timeout(CALL_S, connect=CONNECT_S)
+    # Not through a proxy from the environment: the token is for the daemon alone.
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=False) as http,
+        stdio_server() as (reading, writing),
+    ):
+        # A client for each call: the SDK's does not survive a daemon that is away for a moment, and one costs little.
+        server = _bridge_server(lambda: Client(streamable_http_client(url, http_client=http)), version)
+        await server.run(reading, writing, server.create_initialization_options())
+
+
+def _bridge_server(daemon: Callable[[], Client], version: str) -> Server[Any]:
+    async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        async with daemon() as client:
+            return await client.list_tools()
+
+    async def call_tool(context: Any, asked: types.CallToolRequestParams) -> types.CallToolResult:
+        tell = progress_of(context)
+
+        async def told(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001  (as called)
+            await tell(message or "")
+
+        try:
+            async with daemon() as client:
+                return await client.call_tool(asked.name, asked.arguments, progress_callback=told)
+        except Exception as error:  # noqa: BLE001  (whatever stands between us and the daemon, the client hears of it)
+            said = f"unavailable: the daemon did not answer ({_cause(error)}); tasks go on, see get_task"
+            return types.CallToolResult(content=[types.TextContent(type="text", text=said)], is_error=True)
+
+    return Server(
+        NAME,
+        version=version,
+        title="Covenant",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+def _cause(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

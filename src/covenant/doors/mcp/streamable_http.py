@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
 from covenant.doors.http.responses import MCP_PATH, Style, problem_body
-from covenant.doors.mcp.tool_handlers import ToolHandlers
+from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import CancelScope
 from covenant.model.errors import Refusal, Unavailable
@@ -45,7 +45,7 @@ class McpDoor(Endpoint):
     _streams = True
 
     def __init__(
-        self, desk: ToolHandlers, gate: TenantGate, meter: Meter, *, version: str, body_bytes_max: int, present: bool
+        self, desk: ToolCalls, gate: TenantGate, meter: Meter, *, version: str, body_bytes_max: int, present: bool
     ) -> None:
         super().__init__("request", STYLE, meter)
         self._desk = desk

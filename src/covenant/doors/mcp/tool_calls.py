@@ -35,7 +35,7 @@ TOLD_PER_S: Final = 10.0
 """How much progress is told of one call, at once and in the long run: a stream of words is no progress bar."""
 
 
-class ToolHandlers:
+class ToolCalls:
     def __init__(
         self,
         conversations: A2AExchange,

@@ -11,8 +11,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from covenant.doors.ipc.frame_stream import FrameStream
-from covenant.doors.ipc.ipc_session import HANDSHAKE_BYTES_MAX, HANDSHAKE_S, IpcContext, IpcSession
+from covenant.doors.ipc_session import HANDSHAKE_BYTES_MAX, HANDSHAKE_S, FrameStream, IpcContext, IpcSession
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.answers import ErrorAnswer, encode, encode_legacy
 from covenant.doors.operator_api.operation import Services

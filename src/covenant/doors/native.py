@@ -1,0 +1,489 @@
+"""`/v1/agents`, `/v1/requests`, `/v1/orchestrate` and `/v1/conversations`: a tenant's own agents, and their work.
+
+- Agents: an agent comes as its bare definition, or as `{"agent_def": {…}}` beside what an answer shows of it, so
+  that what was read can be changed and sent back. PATCH replaces the whole definition.
+- Requests: the request id is the task id. Events are told from the beginning, or from where `Last-Event-ID` or `since`
+  says that the caller stopped listening, each once and under its number.
+- Runs: a run is a task like all others, told as server-sent events; leaving ends nothing. What is refused is refused
+  before the stream opens. `Idempotency-Key` names a run: the same again is told again from its beginning.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Final
+
+import msgspec
+from starlette.routing import BaseRoute
+from starlette.types import Send
+
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.endpoint import TOO_SLOW, TenantCall, Writer, tenant_routes
+from covenant.doors.http.openapi import Described
+from covenant.doors.http.responses import AlreadyExists
+from covenant.doors.metrics import Meter
+from covenant.doors.operator_api.tenants import AgentShown
+from covenant.exchange.a2a_service import A2AExchange, A2ARequest
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversations import Conversation, Conversations, context_of
+from covenant.exchange.native import NativeRun, NativeRuns
+from covenant.exchange.task_lookup import TaskLookup
+from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.ledger.contract.tasks import TaskRow
+from covenant.model.a2a_requests import Message, SendMessage
+from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, read_agent_definition
+from covenant.model.content import Text
+from covenant.model.errors import Conflict, Invalid, NotFound
+from covenant.model.ids import TaskId
+from covenant.model.task_view import TaskState, TaskView
+from covenant.wire.json_input import decode, decode_query
+from covenant.wire.native import (
+    NewConversation,
+    NewMessage,
+    RequestEvent,
+    RequestEvents,
+    RequestShown,
+    RunRequest,
+    conversation_of,
+    decode_conversation,
+    decode_message,
+    decode_run,
+    message_content,
+    request_state,
+    show_request,
+)
+from covenant.wire.sse import KEEP_ALIVE, last_event_id
+
+AGENTS: Final = "/v1/agents"
+AGENT: Final = "/v1/agents/{agent_id}"
+WRAPPER: Final = "agent_def"
+AGENT_BYTES_MAX: Final = 1024 * 1024
+
+_JSON: Final = msgspec.json.Decoder(dict[str, Any])
+_SHOWN: Final = frozenset(AgentShown.__struct_fields__)
+
+
+class Agents(msgspec.Struct, frozen=True, gc=False):
+    count: int
+    agents: tuple[AgentShown, ...]
+
+
+class Deleted(msgspec.Struct, frozen=True, gc=False):
+    deleted: bool = True
+
+
+class AgentDoor:
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+
+    async def list_own_agents(self, asked: TenantCall) -> tuple[int, Agents]:
+        found = await self._catalogue.list(asked.caller.tenant.name)
+        return 200, Agents(len(found), tuple(AgentShown.of(agent) for agent in found))
+
+    async def show_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
+        return 200, AgentShown.of(await self._agent(asked))
+
+    async def add_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
+        definition = read_agent_definition(_definition(asked.body))
+        try:
+            return 201, AgentShown.of(await self._catalogue.store(asked.caller, definition))
+        except Conflict as conflict:
+            existing = self._catalogue.agent(asked.caller.tenant.name, definition.id)
+            if existing is None:
+                raise
+            raise AlreadyExists(conflict, AgentShown.of(existing)) from None
+
+    async def replace_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
+        definition = _definition(asked.body)
+        agent = await self._agent(asked)
+        if definition.setdefault("id", agent.id) != agent.id:
+            raise Invalid("invalid_agent", f"/id: must be {agent.id!r}, as in the path")
+        if agent.source == "builtin":
+            # Its own id is reserved, which would be the wrong thing to say.
+            return 200, AgentShown.of(await self._catalogue.replace(asked.caller, agent.definition))
+        return 200, AgentShown.of(await self._catalogue.replace(asked.caller, read_agent_definition(definition)))
+
+    async def remove_own_agent(self, asked: TenantCall) -> tuple[int, Deleted]:
+        agent = await self._agent(asked)
+        await self._catalogue.remove(asked.caller, agent.id)
+        return 200, Deleted()
+
+    async def _agent(self, asked: TenantCall) -> CatalogueAgent:
+        return await self._catalogue.show(asked.caller.tenant.name, asked.path["agent_id"])
+
+
+def _definition(body: bytes) -> dict[str, Any]:
+    given = decode(_JSON, body)
+    definition = given.get(WRAPPER)
+    if definition is None:
+        return given
+    for key in given.keys() - _SHOWN:
+        raise Invalid("invalid_agent", f"unknown key /{key[:200]}; the definition goes into /{WRAPPER}")
+    if not isinstance(definition, dict):
+        raise Invalid("invalid_agent", f"/{WRAPPER}: must be an object")
+    return definition
+
+
+AGENT_ROUTES: Final = (
+    Described(path=AGENTS, method="GET", name="list_own_agents", summary="Your agents, index first", answer=Agents),
+    Described(
+        path=AGENTS,
+        method="POST",
+        name="add_own_agent",
+        summary="Add an agent: its definition, bare or as agent_def; 409 shows the existing one",
+        request=AgentDefinition,
+        answer=AgentShown,
+        status=201,
+    ),
+    Described(path=AGENT, method="GET", name="show_own_agent", summary="One of your agents", answer=AgentShown),
+    Described(
+        path=AGENT,
+        method="PATCH",
+        name="replace_own_agent",
+        summary="Replace an agent's definition wholesale",
+        request=AgentDefinition,
+        answer=AgentShown,
+    ),
+    Described(path=AGENT, method="DELETE", name="remove_own_agent", summary="Remove an agent", answer=Deleted),
+)
+
+
+def agent_routes(catalogue: Catalogue, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
+    return tenant_routes(AGENT_ROUTES, AgentDoor(catalogue), gate, meter, body_bytes_max=AGENT_BYTES_MAX)
+
+
+REQUESTS: Final = "/v1/requests"
+REQUEST: Final = "/v1/requests/{request_id}"
+EVENTS: Final = "/v1/requests/{request_id}/events"
+CANCEL: Final = "/v1/requests/{request_id}/cancel"
+REQUEST_BYTES_MAX: Final = 64 * 1024
+LIMIT: Final = 100
+LIMIT_MAX: Final = 200
+
+NOT_FOUND: Final = "request not found"
+NOT_RUNNING: Final = "no such request is running"
+
+Limit = Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)]
+Cursor = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
+class ListRequests(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    limit: Limit = LIMIT
+
+
+class FollowRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The number of the last event that was seen, under either name; 0 or none: from the beginning."""
+
+    since: Cursor | None = None
+    since_seq: Cursor | None = None
+
+
+class RequestList(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    count: int
+    requests: tuple[RequestShown, ...]
+
+
+class OneRequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    request: RequestShown
+
+
+class Cancelled(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """`reason` is the same for one that is unknown, another's, or over."""
+
+    request_id: str
+    cancelled: bool
+    reason: str | None = None
+
+
+class RequestDoor:
+    def __init__(self, requests: TaskLookup) -> None:
+        self._requests = requests
+
+    async def list_requests(self, asked: TenantCall) -> tuple[int, RequestList]:
+        limit = decode_query(ListRequests, asked.query).limit
+        found = await self._requests.list(asked.caller, limit)
+        rows = tuple(_listed(asked.caller.tenant.name, row) for row in found)
+        return 200, RequestList(count=len(rows), requests=rows)
+
+    async def show_request(self, asked: TenantCall) -> tuple[int, OneRequest]:
+        try:
+            view = await self._requests.get(asked.caller, asked.path["request_id"])
+        except NotFound:
+            raise _not_found() from None
+        return 200, OneRequest(request=show_request(view))
+
+    async def cancel_request(self, asked: TenantCall) -> tuple[int, Cancelled]:
+        request_id = asked.path["request_id"]
+        try:
+            await self._requests.cancel(asked.caller, request_id)
+        except (NotFound, Conflict):
+            # One that is unknown, another's or over is told apart by nobody.
+            return 404, Cancelled(request_id=request_id, cancelled=False, reason=NOT_RUNNING)
+        return 200, Cancelled(request_id=request_id, cancelled=True)
+
+    async def follow_request(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
+        after = _cursor(asked)
+        try:
+            request_id = asked.path["request_id"]
+            stream = await self._requests.follow(asked.caller, request_id, after, ends_when_parked=False)
+        except NotFound:
+            raise _not_found() from None
+        return stream, partial(write_events, stream, from_start=after == 0)
+
+
+def _not_found() -> NotFound:
+    return NotFound("unknown_request", NOT_FOUND)
+
+
+def _listed(tenant: str, row: TaskRow) -> RequestShown:
+    return RequestShown(
+        request_id=row.task_id,
+        tenant_id=tenant,
+        agent_id=row.agent_id,
+        conversation_id=conversation_of(row.origin, row.context_id),
+        origin=row.origin,
+        state=request_state(row.state),
+        a2a_state=row.state,
+        started_at_ms=row.created_at_ms,
+        updated_at_ms=row.updated_at_ms,
+        completed_at_ms=row.updated_at_ms if TaskState(row.state).terminal else None,
+        error_message=row.error_message or None,
+        last_seq=row.generation,
+    )
+
+
+def _cursor(asked: TenantCall) -> int:
+    """What a client that came back says by itself is newer than the address it was first given."""
+    header = asked.header(b"last-event-id")
+    seen = last_event_id(header) if header is not None else None
+    if seen is not None:
+        return seen
+    query = decode_query(FollowRequest, asked.query)
+    return query.since if query.since is not None else query.since_seq or 0
+
+
+async def write_events(stream: TaskStream, send: Send, *, from_start: bool) -> None:
+    events = RequestEvents(stream.first.task, stream.first.created_at_ms)
+    if from_start:
+        await send({"type": "http.response.body", "body": events.received(), "more_body": True})
+    async for steps in stream:
+        body = events.frames(steps) if steps else KEEP_ALIVE
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})
+
+
+REQUEST_ROUTES: Final = (
+    Described(
+        path=REQUESTS,
+        method="GET",
+        name="list_requests",
+        summary="Your requests, the newest first",
+        query=ListRequests,
+        answer=RequestList,
+    ),
+    Described(path=REQUEST, method="GET", name="show_request", summary="One of your requests", answer=OneRequest),
+    Described(
+        path=EVENTS,
+        method="GET",
+        name="follow_request",
+        summary="What happened and happens to it, as server-sent events; resume with Last-Event-ID, or since",
+        query=FollowRequest,
+        answer=RequestEvent,
+        media_type="text/event-stream",
+    ),
+    Described(
+        path=CANCEL,
+        method="POST",
+        name="cancel_request",
+        summary="End it; 404 says in the same shape that there was nothing to end",
+        answer=Cancelled,
+        same_at=404,
+    ),
+)
+
+
+def request_routes(requests: TaskLookup, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
+    return tenant_routes(REQUEST_ROUTES, RequestDoor(requests), gate, meter, body_bytes_max=REQUEST_BYTES_MAX)
+
+
+ORCHESTRATE: Final = "/v1/orchestrate"
+CONVERSATIONS: Final = "/v1/conversations"
+CONVERSATION: Final = "/v1/conversations/{conversation_id}"
+MESSAGES: Final = "/v1/conversations/{conversation_id}/messages"
+IDEMPOTENCY_KEY: Final = b"idempotency-key"
+CONVERSATIONS_LIMIT: Final = 50
+CONVERSATIONS_MAX: Final = 100
+
+ConversationLimit = Annotated[int, msgspec.Meta(ge=1, le=CONVERSATIONS_MAX)]
+
+
+class ListConversations(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`after` is what the page before said is `next`."""
+
+    limit: ConversationLimit = CONVERSATIONS_LIMIT
+    after: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class ConversationPage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """`next` is empty on the last page."""
+
+    count: int
+    conversations: tuple[Conversation, ...]
+    next: str
+
+
+class ListMessages(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How many requests back."""
+
+    limit: ConversationLimit = CONVERSATIONS_LIMIT
+
+
+class ConversationMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    role: str
+    content: str
+    request_id: str
+    state: str
+    """Of the request that it is part of, in A2A's words."""
+    created_at_ms: int
+
+
+class MessagePage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    count: int
+    messages: tuple[ConversationMessage, ...]
+
+
+class ConversationDeleted(msgspec.Struct, frozen=True, gc=False):
+    conversation_id: str
+    deleted: bool = True
+
+
+class RunDoor:
+    def __init__(self, runs: NativeRuns, threads: Conversations, conversations: A2AExchange) -> None:
+        self._runs = runs
+        self._threads = threads
+        self._conversations = conversations
+
+    async def orchestrate(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
+        given = decode_run(asked.body)
+        about = {"original_query": given.original_query, "channel": given.channel}
+        run = NativeRun(
+            parts=message_content(given.message),
+            agent=given.agent,
+            definition=given.agent_def,
+            about={name: said for name, said in about.items() if said is not None},
+        )
+        stream = await self._runs.start(asked.caller, run, asked.header(IDEMPOTENCY_KEY), asked.call_context)
+        return stream, partial(write_events, stream, from_start=True)
+
+    async def say_in_conversation(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
+        """A new task of the conversation's agent, or the answer that its last one waits for."""
+        caller, conversation_id, key = asked.caller, asked.path["conversation_id"], asked.header(IDEMPOTENCY_KEY)
+        thread = await self._threads.get(caller, conversation_id)
+        parts = message_content(decode_message(asked.body).message)
+        context_id = context_of(thread.conversation_id)
+        run, parent = NativeRun(parts=parts, agent=thread.agent), TaskId(thread.conversation_id)
+        task = await self._runs.task(caller, run, key, parent=parent, context_id=context_id, hop=asked.call_context)
+        waiting = await self._threads.waiting(caller, conversation_id, task.id)
+        if waiting is None:
+            stream = await self._runs.follow(caller, task)
+            return stream, partial(write_events, stream, from_start=True)
+        message = Message(message_id=task.id, parts=parts, task_id=waiting.task.id, context_id=context_id)
+        ask = A2ARequest(caller=caller, agent=self._runs.agent(caller, thread.agent), idempotency_key=key)
+        stream = await self._conversations.stream(ask, SendMessage(message=message))
+        return stream, partial(write_events, stream, from_start=False)
+
+    async def create_conversation(self, asked: TenantCall) -> tuple[int, Conversation]:
+        given = decode_conversation(asked.body)
+        agent = self._runs.agent(asked.caller, given.agent)
+        return 201, await self._threads.create(asked.caller, agent, given.title)
+
+    async def list_conversations(self, asked: TenantCall) -> tuple[int, ConversationPage]:
+        query = decode_query(ListConversations, asked.query)
+        found, after = await self._threads.list(asked.caller, query.limit, query.after)
+        return 200, ConversationPage(count=len(found), conversations=tuple(found), next=after)
+
+    async def show_conversation(self, asked: TenantCall) -> tuple[int, Conversation]:
+        return 200, await self._threads.get(asked.caller, asked.path["conversation_id"])
+
+    async def delete_conversation(self, asked: TenantCall) -> tuple[int, ConversationDeleted]:
+        conversation_id = asked.path["conversation_id"]
+        await self._threads.delete(asked.caller, conversation_id)
+        return 200, ConversationDeleted(conversation_id)
+
+    async def list_messages(self, asked: TenantCall) -> tuple[int, MessagePage]:
+        limit = decode_query(ListMessages, asked.query).limit
+        found = await self._threads.messages(asked.caller, asked.path["conversation_id"], limit)
+        shown = tuple(message for view in found for message in _shown(view))
+        return 200, MessagePage(count=len(shown), messages=shown)
+
+
+def _shown(view: TaskView) -> list[ConversationMessage]:
+    return [
+        ConversationMessage(
+            role=message.role,
+            content="".join(part.text for part in message.parts if isinstance(part, Text)),
+            request_id=view.task.id,
+            state=view.state.value,
+            created_at_ms=view.created_at_ms if message.role == "user" else view.updated_at_ms,
+        )
+        for message in view.history
+    ]
+
+
+RUN_ROUTES: Final = (
+    Described(
+        path=ORCHESTRATE,
+        method="POST",
+        name="orchestrate",
+        summary="Have an agent, or the master, do something; told as server-sent events. Idempotency-Key names the run",
+        request=RunRequest,
+        answer=RequestEvent,
+        media_type="text/event-stream",
+    ),
+    Described(
+        path=CONVERSATIONS,
+        method="POST",
+        name="create_conversation",
+        summary="Begin a conversation with an agent, the master unless said otherwise",
+        request=NewConversation,
+        answer=Conversation,
+        status=201,
+    ),
+    Described(
+        path=CONVERSATIONS,
+        method="GET",
+        name="list_conversations",
+        summary="Your open conversations, the newest first",
+        query=ListConversations,
+        answer=ConversationPage,
+    ),
+    Described(path=CONVERSATION, method="GET", name="show_conversation", summary="One of them", answer=Conversation),
+    Described(
+        path=CONVERSATION,
+        method="DELETE",
+        name="delete_conversation",
+        summary="End a conversation; what was said stays under /v1/requests",
+        answer=ConversationDeleted,
+    ),
+    Described(
+        path=MESSAGES,
+        method="POST",
+        name="say_in_conversation",
+        summary="The next message of a conversation; the answer comes as server-sent events",
+        request=NewMessage,
+        answer=RequestEvent,
+        media_type="text/event-stream",
+    ),
+    Described(
+        path=MESSAGES,
+        method="GET",
+        name="list_messages",
+        summary="What was said in a conversation, the oldest first",
+        query=ListMessages,
+        answer=MessagePage,
+    ),
+)
+
+
+def run_routes(door: RunDoor, gate: TenantGate, meter: Meter, *, body_bytes_max: int) -> list[BaseRoute]:
+    return tenant_routes(RUN_ROUTES, door, gate, meter, body_bytes_max=body_bytes_max)

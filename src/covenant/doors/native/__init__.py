@@ -1,1 +1,0 @@
-"""Covenant's own routes for tenants, under `/v1`."""
