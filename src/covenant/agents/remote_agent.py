@@ -26,8 +26,7 @@ from covenant.agents.runtime.job import DAEMON_STOPS, Job
 from covenant.agents.runtime.turn_limits import USAGE
 from covenant.exchange.delegation import REMOTE, target_of, tenant_of
 from covenant.exchange.tasks.builder import IDEMPOTENCY, text_of
-from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import ListQuery, QueueQuery
+from covenant.ledger.contract.tasks import ListQuery, QueueQuery, TaskLedger
 from covenant.model.call_context import Hop
 from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError, Refusal
@@ -264,7 +263,7 @@ OpenRemote = Callable[[str, Target], Awaitable[Remote]]
 
 
 class RemoteCancels:
-    def __init__(self, ledger: Ledger, open_remote: OpenRemote) -> None:
+    def __init__(self, ledger: TaskLedger, open_remote: OpenRemote) -> None:
         self._ledger = ledger
         self._open = open_remote
         self._under_way: dict[asyncio.Task[None], None] = {}

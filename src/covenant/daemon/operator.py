@@ -12,7 +12,7 @@ from typing import Final
 
 from covenant.daemon.home import UnsafeHome
 from covenant.exchange.access.principals import Principal
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.identities import IdentityLedger
 from covenant.ledger.machine.identity_commands import Enroll, RevokeIdentity, RotateToken
 from covenant.model.grant import Identity
 from covenant.model.ids import AgentId
@@ -21,7 +21,9 @@ from covenant.seal.keys import TOKEN_PREFIX_LENGTH, new_token, token_hash
 OPERATOR_DISPLAY: Final = "operator@local"
 
 
-async def admit_operator(ledger: Ledger, operator: AgentId, token: str, save: Callable[[str], None]) -> Principal:
+async def admit_operator(
+    ledger: IdentityLedger, operator: AgentId, token: str, save: Callable[[str], None]
+) -> Principal:
     """The operator's principal, after seeing to it that the ledger knows `token` as its one live token."""
     known = ledger.identity(token_hash(token))
     if known is not None and known.agent.pubkey != operator.pubkey:
@@ -55,7 +57,7 @@ def _check_key(live: list[Identity], operator: AgentId) -> None:
             )
 
 
-async def _rotate(ledger: Ledger, operator: AgentId, old: Identity, token: str) -> None:
+async def _rotate(ledger: IdentityLedger, operator: AgentId, old: Identity, token: str) -> None:
     await ledger.commit(
         RotateToken(
             by=operator,
@@ -66,7 +68,7 @@ async def _rotate(ledger: Ledger, operator: AgentId, old: Identity, token: str) 
     )
 
 
-async def _enroll(ledger: Ledger, operator: AgentId, token: str) -> None:
+async def _enroll(ledger: IdentityLedger, operator: AgentId, token: str) -> None:
     identity = Identity(
         agent=operator,
         token_sha256=token_hash(token),

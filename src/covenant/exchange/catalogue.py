@@ -15,8 +15,7 @@ from typing import Final
 
 from covenant.exchange.access.identities import ReservedIdentity
 from covenant.exchange.access.tenants import Caller
-from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.identities import IdentityLedger, Register, RegisterChange
 from covenant.ledger.machine.decisions.identities import agent_exists, unknown_agent, unknown_tenant
 from covenant.ledger.machine.identity_commands import PutAgent, RemoveAgent
 from covenant.model.agent_definition import (
@@ -38,7 +37,7 @@ _RANK: Final = {"builtin": 0, "code": 1, "file": 2, "stored": 3}
 
 
 class Catalogue:
-    def __init__(self, ledger: Ledger, private_key: bytes) -> None:
+    def __init__(self, ledger: IdentityLedger, private_key: bytes) -> None:
         self._ledger = ledger
         self._private_key = private_key
         self._operator_key = public_key(private_key)

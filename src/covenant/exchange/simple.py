@@ -20,8 +20,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.skills import skills_of
 from covenant.exchange.tasks.builder import build_task, check_message
 from covenant.exchange.tasks.reader import WATCH_S, parse_known_id, unknown_task
-from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import TaskScope
+from covenant.ledger.contract.tasks import TaskLedger, TaskScope
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_chain
@@ -68,7 +67,7 @@ class SimpleLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class SimpleExchange:
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: TaskLedger,
         catalogue: Catalogue,
         a2a: A2AExchange,
         new_id: Callable[[], str],

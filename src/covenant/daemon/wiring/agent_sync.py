@@ -22,7 +22,7 @@ from covenant.daemon.logs import Log
 from covenant.daemon.wiring.model_registry import Cast
 from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.exchange.catalogue import Catalogue
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.identities import IdentityLedger
 from covenant.model.agent_definition import INDEX, AgentDefinition
 from covenant.model.kinds import AgentKind
 from covenant.model.task import ELSEWHERE, PEERS, Target
@@ -36,7 +36,7 @@ _OF_PEERS: Final = AgentDefinition(id=PEERS, kind="peer")
 class AgentSync:
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: IdentityLedger,
         catalogue: Catalogue,
         workers: WorkerPool,
         log: Log,

@@ -12,8 +12,7 @@ from typing import Final
 
 import msgspec
 
-from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.identities import IdentityLedger, Register, RegisterChange
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.errors import Forbidden, Unauthenticated
 from covenant.model.ids import AgentId, PublicKey
@@ -74,7 +73,7 @@ TOKEN_LENGTH_MAX: Final = 256
 
 
 class IdentityAuth:
-    def __init__(self, ledger: Ledger, operator: AgentId) -> None:
+    def __init__(self, ledger: IdentityLedger, operator: AgentId) -> None:
         self._ledger = ledger
         self._operator = operator
         self._sessions: dict[str, set[Callable[[], None]]] = {}
@@ -130,7 +129,9 @@ class IdentityAuth:
                 end()
 
 
-async def require_operator(ledger: Ledger, principal: Principal, what: str, *, action: str | None = None) -> None:
+async def require_operator(
+    ledger: IdentityLedger, principal: Principal, what: str, *, action: str | None = None
+) -> None:
     if principal.operator:
         return
     await ledger.commit(

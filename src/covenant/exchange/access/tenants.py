@@ -13,8 +13,7 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.access.principals import TOKEN_LENGTH_MAX, IdentityAuth, Principal, require_operator
-from covenant.ledger.contract.identities import Register, RegisterChange
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.identities import IdentityLedger, Register, RegisterChange
 from covenant.ledger.machine.decisions.acceptance import LIVE_TASKS, QUEUED_BYTES
 from covenant.ledger.machine.decisions.identities import unknown_tenant
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant, RotateTenant
@@ -64,7 +63,7 @@ class TenantSession:
 
 
 class TenantAccess:
-    def __init__(self, ledger: Ledger, operator: AgentId, doorkeeper: IdentityAuth) -> None:
+    def __init__(self, ledger: IdentityLedger, operator: AgentId, doorkeeper: IdentityAuth) -> None:
         self._ledger = ledger
         self._operator = operator
         self._doorkeeper = doorkeeper

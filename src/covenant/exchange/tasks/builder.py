@@ -14,7 +14,7 @@ import msgspec
 
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import TaskLedger
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
 from covenant.model.call_context import Hop
@@ -244,7 +244,7 @@ class KeyedIds:
     same after every restart. Ids were once a plain hash; a task under such an id is still found by its key.
     """
 
-    def __init__(self, ledger: Ledger, catalogue: Catalogue) -> None:
+    def __init__(self, ledger: TaskLedger, catalogue: Catalogue) -> None:
         self._ledger = ledger
         self._catalogue = catalogue
 

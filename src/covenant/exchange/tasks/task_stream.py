@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
-from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.contract.tasks import Watch
+from covenant.ledger.contract.tasks import TaskLedger, Watch
 from covenant.model.task_event import Ended, StatusUpdate, Step
 from covenant.model.task_view import TaskView
 from covenant.wire.sse import KEEP_ALIVE_S
@@ -28,7 +27,7 @@ class TaskStream:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: TaskLedger,
         watch: Watch,
         first: TaskView,
         *,

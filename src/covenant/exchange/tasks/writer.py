@@ -17,7 +17,7 @@ from covenant.exchange.tasks.builder import (
     without_reserved_keys,
     without_way,
 )
-from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.contract.tasks import TaskLedger
 from covenant.ledger.machine.commands import Accept, Accepted, Cancel, Canceled, LeasedTask, Starter
 from covenant.ledger.machine.decisions.context import key_reused
 from covenant.ledger.machine.entry import Entry
@@ -69,7 +69,7 @@ class TaskWriter:
     """Accepts tasks, and cancels them, for every service. An accepted task is leased in the same record to whoever can
     start on it in this process."""
 
-    def __init__(self, ledger: Ledger, workers: LocalWorkers, tracer: Tracer = OFF) -> None:
+    def __init__(self, ledger: TaskLedger, workers: LocalWorkers, tracer: Tracer = OFF) -> None:
         self._ledger = ledger
         self._workers = workers
         self._tracer = tracer
