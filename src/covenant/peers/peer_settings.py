@@ -13,7 +13,7 @@ from covenant.outbound.address_guard import DNS_PORT
 from covenant.outbound.urls import InvalidUrl, read_address, read_host, read_url
 
 if TYPE_CHECKING:
-    from covenant.ledger.contract import Commits
+    from covenant.ledger.contract.ledger import Ledger
     from covenant.model.ids import AgentId
     from covenant.model.peers.delegation import DelegationKey
     from covenant.peers.directory.instance_keys import InstanceKeys
@@ -80,7 +80,7 @@ class PeerSettings(msgspec.Struct, frozen=True, kw_only=True):
 class PeerContext:
     """What all services of peers are made with."""
 
-    ledger: Commits
+    ledger: Ledger
     keyring: InstanceKeys
     connections: PeerConnections
     settings: PeerSettings
