@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Final
+
+import msgspec
 
 from covenant.model import agent_definition as written
 from covenant.model.agent_card import CardSkill
@@ -47,37 +51,27 @@ CAPABILITIES: Final = {
     "/mem": ("memory", "Remember facts between tasks."),
 }
 
-TOOL_PREFIXES: Final = ("covenant_", "corvid_")
-SPELLINGS: Final = {"github": "GitHub", "pr": "PR", "prs": "PRs", "a2a": "A2A", "api": "API"}
-TOOL_TAGS: Final = {
-    "send_message": ("messaging", "communication"),
-    "save_memory": ("memory", "blockchain"),
-    "recall_memory": ("memory", "blockchain"),
-    "list_agents": ("discovery", "agents"),
-    "extend_timeout": ("session", "management"),
-    "check_credits": ("credits", "billing"),
-    "grant_credits": ("credits", "billing", "admin"),
-    "credit_config": ("credits", "billing", "admin"),
-    "create_work_task": ("development", "automation"),
-    "manage_schedule": ("automation", "scheduling"),
-    "web_search": ("search", "web"),
-    "deep_research": ("search", "research"),
-    "discover_agent": ("discovery", "a2a"),
-    "check_reputation": ("reputation", "trust"),
-    "check_health_trends": ("health", "monitoring"),
-    "publish_attestation": ("reputation", "blockchain"),
-    "verify_agent_reputation": ("reputation", "trust", "blockchain"),
-    "invoke_remote_agent": ("a2a", "communication"),
-}
-# The first row that has a word of the tool's name.
-GITHUB_TAGS: Final = (
-    ({"star", "unstar", "follow"}, ("github", "social")),
-    ({"fork", "info"}, ("github", "repository")),
-    ({"review", "diff"}, ("github", "pull-requests", "review")),
-    ({"comment"}, ("github", "pull-requests", "communication")),
-    ({"pr", "prs"}, ("github", "pull-requests")),
-    ({"issue", "issues"}, ("github", "issues")),
-)
+
+class _TagRule(msgspec.Struct, frozen=True):
+    words: frozenset[str]
+    tags: tuple[str, ...]
+
+
+class _ToolNames(msgspec.Struct, frozen=True):
+    """`tool_tags.json`: how names of well-known tools are written for people, and which tags their skills have."""
+
+    prefixes: tuple[str, ...]
+    """Left out of titles and tags."""
+    spellings: dict[str, str]
+    tags: dict[str, tuple[str, ...]]
+    families: dict[str, tuple[_TagRule, ...]]
+    """By the first word of a name: the first rule that has another word of it."""
+
+
+@cache
+def _tool_names() -> _ToolNames:
+    data = files("covenant.exchange").joinpath("tool_tags.json").read_bytes()
+    return msgspec.json.decode(data, type=_ToolNames)
 
 
 def skills_of(
@@ -182,21 +176,23 @@ def _tool_skills(tools: Sequence[Tool]) -> Iterator[CardSkill]:
 
 
 def tool_title(name: str) -> str:
-    """`corvid_github_list_prs` as people would write it: GitHub List PRs."""
+    """`covenant_github_list_prs` as people would write it: GitHub List PRs."""
+    spellings = _tool_names().spellings
     words = filter(None, _plain(name).split("_"))
-    return " ".join(SPELLINGS.get(word, word[:1].upper() + word[1:]) for word in words) or name
+    return " ".join(spellings.get(word, word[:1].upper() + word[1:]) for word in words) or name
 
 
 def tool_tags(name: str) -> tuple[str, ...]:
-    plain = _plain(name)
-    if plain.startswith("github_"):
+    known, plain = _tool_names(), _plain(name)
+    family, _, rest = plain.partition("_")
+    if family in known.families and rest:
         words = set(plain.split("_"))
-        return next((tags for some, tags in GITHUB_TAGS if some & words), ("github",))
-    return TOOL_TAGS.get(plain, GENERAL)
+        return next((rule.tags for rule in known.families[family] if rule.words & words), (family,))
+    return known.tags.get(plain, GENERAL)
 
 
 def _plain(name: str) -> str:
-    for prefix in TOOL_PREFIXES:
+    for prefix in _tool_names().prefixes:
         name = name.removeprefix(prefix)
     return name
 

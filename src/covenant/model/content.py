@@ -65,7 +65,3 @@ Content = Text | Json | Image | Audio | Resource | ResourceLink
 def is_plain(block: Content) -> TypeGuard[Text]:
     """Text of which nothing more is said than its words."""
     return type(block) is Text and block.metadata is None and block.mimeType is None and block.filename is None
-
-
-def utf8_length(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

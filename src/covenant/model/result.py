@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from covenant.model.content import Content, Text, utf8_length
+from covenant.model.content import Content, Text
 from covenant.model.ids import TaskId
+from covenant.model.task import utf8_length
 
 
 class ResultStatus(enum.StrEnum):

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.clock_steps import STEADY, Ages
-from covenant.model.content import Content, utf8_length
+from covenant.model.content import Content
 from covenant.model.ids import AgentId, LeaseId, TaskId
 
 ELSEWHERE: Final = "remote.url"
@@ -139,6 +139,11 @@ def account_of(task: Task) -> str:
     No tenant's name has an `@`.
     """
     return task.tenant if task.tenant is not None else f"@{task.sender.pubkey}"
+
+
+def utf8_length(text: str) -> int:
+    """How many bytes a text has, without encoding it where that can be known."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def weigh(task: Task) -> int:
