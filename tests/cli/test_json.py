@@ -4,6 +4,7 @@ import json
 import re
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -282,3 +283,14 @@ def test_settings_tell_value_source_and_meaning(daemon: Daemon) -> None:
         "variable": "COVENANT_HOME",
         "meaning": "",
     }
+
+
+def test_a_command_answers_with_its_own_kind_whatever_the_daemon_calls_it(short_path: Path) -> None:
+    """A daemon with `legacy_kinds` answers `a2_a_…` on its socket."""
+    old = Daemon(short_path / "legacy", "--doors-legacy-kinds", "true")
+    try:
+        assert old.json("a2a", "next")["kind"] == "a2a_task_opt"
+        assert old.json("a2a", "results", "--next")["kind"] == "a2a_result_opt"
+        assert old.json("a2a", "status")["kind"] == "a2a_status"
+    finally:
+        assert old.stop() == 0

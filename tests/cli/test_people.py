@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from covenant.cli.terminal import age, brief, clean, distance
+from covenant.daemon.environment import now_ms
 from covenant.exchange.mailbox import MailboxLimits
 from tests.cli.daemons import BOUND_S, COVENANT, Daemon, environment
 
@@ -193,7 +194,8 @@ def test_an_age_is_its_largest_whole_unit(ms: int, word: str) -> None:
 
 
 def test_a_distance_says_whether_it_lies_ahead() -> None:
-    assert (distance(300_000), distance(-300_000)) == ("in 5m", "5m ago")
+    now = now_ms()
+    assert (distance(now + 330_000), distance(now - 330_000)) == ("in 5m", "5m ago")
 
 
 @pytest.mark.parametrize("text", ["\x1b[2Jgone", "a\rb", "\x9b31m", "bell\a", "\u202egnp.exe"])

@@ -10,8 +10,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, Invocation, daemon_command
-from covenant.cli.terminal import Failure, age, brief, console, put, table
-from covenant.daemon.environment import now_ms
+from covenant.cli.terminal import Failure, ago, brief, print_table, put
 from covenant.model.kinds import STORED_KINDS
 
 agents: Final = CommandGroup("agents", help="Agents: what each tenant's catalogue has.", no_args_is_help=True)
@@ -55,12 +54,12 @@ def list_agents(call: Invocation, *, tenant: str) -> None:
     answer = call.ask("list_agents", tenant=tenant)
     if call.answer(answer):
         return
-    rows = table("", "agent", "kind", "from", "name", "what it does")
+    rows = []
     for agent in answer["agents"]:
         made = agent["agent_def"]
         purpose = brief(made["description"] or made["goal"] or made["role"])
-        rows.add_row(agent["id"], agent["kind"], agent["source"], brief(agent["name"]), purpose)
-    console().print(rows)
+        rows.append(("", agent["id"], agent["kind"], agent["source"], brief(agent["name"]), purpose))
+    print_table(("agent", "kind", "from", "name", "what it does"), rows)
 
 
 @daemon_command(agents, "show", "agent", "tenant", "agent", "identity")
@@ -73,7 +72,7 @@ def show(call: Invocation, *, agent_id: str, tenant: str) -> None:
         return
     agent, who = answer["agent"], answer["identity"]
     put(f"{who['display']}  {who['pubkey']}")
-    changed = f", changed {age(now_ms() - agent['updated_at_ms'])} ago" if agent["updated_at_ms"] else ""
+    changed = f", changed {ago(agent['updated_at_ms'])}" if agent["updated_at_ms"] else ""
     put(f"{agent['kind']}, {agent['source']}{changed}")
     put(json.dumps(agent["agent_def"], ensure_ascii=False, indent=2))
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
-from covenant.cli.terminal import ExitCode, age, brief, console, put, say, table
-from covenant.daemon.environment import now_ms
+from covenant.cli.terminal import ExitCode, ago, brief, print_table, put, say
 
 VERIFY_S: Final = 3_600.0
 
@@ -28,18 +27,7 @@ def recent(call: Invocation, *, limit: int, since_ms: int | None) -> None:
     if not events:
         say("no audit rows")
         return
-    now = now_ms()
-    rows = table("", "when", "who", "what", "details")
-    for event in events:
-        kind = event["kind"]
-        rows.add_row(
-            f"{age(now - event['timestamp_ms'])} ago",
-            event["issuer"]["display"],
-            kind["type"].replace("_", " "),
-            brief(_details(kind), 100),
-            style="red" if _refused(kind) else "",
-        )
-    console().print(rows)
+    print_table(("when", "who", "what", "details"), map(_row, events))
 
 
 @daemon_command(audit, "verify", "audit_integrity", "report")
@@ -61,6 +49,12 @@ purge_command(
     "audit row(s)",
     "Drop old audit rows. A marker row says how many, and where the chain is anchored now.",
 )
+
+
+def _row(event: dict[str, Any]) -> tuple[str, ...]:
+    kind, who = event["kind"], event["issuer"]["display"]
+    style = "red" if _refused(kind) else ""
+    return style, ago(event["timestamp_ms"]), who, kind["type"].replace("_", " "), brief(_details(kind), 100)
 
 
 def _details(kind: dict[str, Any]) -> str:

@@ -10,8 +10,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
-from covenant.cli.terminal import Failure, age, brief, console, distance, put, say, table
-from covenant.daemon.environment import now_ms
+from covenant.cli.terminal import Failure, ago, brief, console, distance, put, say, table
 
 PREFIXES: Final = ("a2a.send.", "a2a.recv.", "a2a.respond.")
 MATCHES_MAX: Final = 16
@@ -31,17 +30,16 @@ def recent(call: Invocation, *, limit: int) -> None:
     if not grants:
         say("nothing is granted; grant with `covenant capabilities grant ACTION --to NAME@HOST`")
         return
-    now = now_ms()
     rows = table("", "who", "may", "granted", "state", "scope", "signature")
     rows.columns[-1].overflow = "fold"
     for each in grants:
         state = each["effective"]
         if state == "live" and each["expires_at"] is not None:
-            state = f"ends {distance(each['expires_at'] - now)}"
+            state = f"ends {distance(each['expires_at'])}"
         rows.add_row(
             each["subject"]["display"],
             each["action"],
-            f"{age(now - each['granted_at'])} ago",
+            ago(each["granted_at"]),
             state,
             brief(str(each["scope"])) if each["scope"] else "",
             each["signature_b58"],

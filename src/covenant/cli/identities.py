@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from covenant.cli.options import CommandGroup, Invocation, daemon_command, limit_option, purge_command
-from covenant.cli.terminal import age, console, say, table
-from covenant.daemon.environment import now_ms
+from covenant.cli.terminal import ago, print_table, say
 
 identities: Final = CommandGroup("identities", help="Identities: who holds a token.", no_args_is_help=True)
 
@@ -70,19 +69,7 @@ def list_identities(call: Invocation, *, limit: int, prefix: str | None, live_on
     if not found:
         say("no matching identities")
         return
-    now = now_ms()
-    rows = table("", "who", "pubkey", "token", "enrolled", "state")
-    for row in found:
-        who, revoked_at = row["agent_id"], row["revoked_at"]
-        rows.add_row(
-            who["display"] + (" (self)" if who["pubkey"] == operator else ""),
-            who["pubkey"],
-            f"{row['token_prefix']}…",
-            f"{age(now - row['registered_at'])} ago",
-            "live" if revoked_at is None else f"revoked {age(now - revoked_at)} ago",
-            style="" if revoked_at is None else "dim",
-        )
-    console().print(rows)
+    print_table(("who", "pubkey", "token", "enrolled", "state"), (_row(each, operator) for each in found))
     if answer["truncated"]:
         say("there are more; raise --limit or narrow with --prefix")
 
@@ -116,3 +103,10 @@ purge_command(
     "revoked token(s)",
     "Forget identities whose token was revoked long ago.",
 )
+
+
+def _row(identity: dict[str, Any], operator: str) -> tuple[str, ...]:
+    who, revoked_at = identity["agent_id"], identity["revoked_at"]
+    name = who["display"] + (" (self)" if who["pubkey"] == operator else "")
+    style, state = ("", "live") if revoked_at is None else ("dim", f"revoked {ago(revoked_at)}")
+    return style, name, who["pubkey"], f"{identity['token_prefix']}…", ago(identity["registered_at"]), state

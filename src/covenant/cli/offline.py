@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, given_before, given_home, home_option, json_option
-from covenant.cli.terminal import ExitCode, Failure, console, json_shape, put, put_json, say, table
+from covenant.cli.terminal import ExitCode, Failure, json_shape, print_table, put, put_json, say
 from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VARIABLE, environment
 from covenant.model.errors import CovenantError
 
@@ -42,11 +42,11 @@ def show_settings(*, home: str | None, as_json: bool) -> None:
     if as_json:
         put_json({"kind": "settings", "settings": [row._asdict() for row in rows(loaded)]})
         return
-    made = table("", "setting", "value", "from", "meaning")
+    made = []
     for row in rows(loaded):
         value = ",".join(row.value) if isinstance(row.value, tuple) else str(row.value)
-        made.add_row(row.name, value, row.source, row.meaning, style="" if row.source == "default" else "bold")
-    console().print(made)
+        made.append(("" if row.source == "default" else "bold", row.name, value, row.source, row.meaning))
+    print_table(("setting", "value", "from", "meaning"), made)
 
 
 @click.command("doctor", epilog=json_shape("doctor", "home", "well", "findings", "losses", "set_aside"))

@@ -10,8 +10,7 @@ import click
 
 from covenant.cli.daemon_client import ANSWER_S, Answer
 from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command, json_option
-from covenant.cli.terminal import ExitCode, Failure, age, brief, console, json_shape, put, put_json, say, table
-from covenant.daemon.environment import now_ms
+from covenant.cli.terminal import ExitCode, Failure, ago, brief, json_shape, print_table, put, put_json, say
 
 ELSEWHERE: Final = "⇄"
 STYLES: Final = {
@@ -55,20 +54,7 @@ def list_peers(call: Invocation, *, trust: str | None, limit: int) -> None:
     if not answer["peers"]:
         say("no peers; add one with: covenant peers add https://HOST")
         return
-    now = now_ms()
-    rows = table("", "name", "trust", "status", "heard", "where", "id", "")
-    for peer in answer["peers"]:
-        rows.add_row(
-            peer["name"],
-            peer["trustLevel"],
-            peer["status"],
-            _seen(peer["lastSeen"], now),
-            peer["url"] or "fetches by itself",
-            peer["id"],
-            _troubles(peer),
-            style="red" if peer["conflict"] else "dim" if peer["denied"] else "",
-        )
-    console().print(rows)
+    print_table(("name", "trust", "status", "heard", "where", "id", ""), map(_peer_row, answer["peers"]))
 
 
 @daemon_command(peers, "add", "peer", "peer", "note?")
@@ -94,9 +80,9 @@ def show(call: Invocation, *, peer: str) -> None:
     answer = call.ask("show_peer", peerId=peer)
     if call.answer(answer):
         return
-    found, now = answer["peer"], now_ms()
+    found = answer["peer"]
     put(_peer_line(found))
-    put(f"heard {_seen(found['lastSeen'], now)}, verified {_seen(found['verifiedAtMs'], now)}")
+    put(f"heard {ago(found['lastSeen'])}, verified {ago(found['verifiedAtMs'])}")
     for profile in found["capabilities"]:
         put(f"  {profile['name']}  {profile['maxTokenBudget']} tokens  {profile.get('description', '')}")
     if troubles := _troubles(found):
@@ -179,19 +165,7 @@ def discover(call: Invocation, *, wait_ms: int) -> None:
     if not answer["discovered"]:
         say("nobody was found")
         return
-    rows = table("", "found by", "name", "where", "id", "")
-    for each in answer["discovered"]:
-        wrong = each.get("conflict")
-        about = f"{wrong}: {each['detail']}" if wrong else each.get("note") or ""
-        rows.add_row(
-            each["source"],
-            brief(each["name"], 32),
-            brief(each["url"] or each["announcedAs"], 60),
-            each["instanceId"] or "unknown",
-            brief(about, 80),
-            style="red" if wrong else "",
-        )
-    console().print(rows)
+    print_table(("found by", "name", "where", "id", ""), map(_candidate_row, answer["discovered"]))
 
 
 @daemon_command(peers, "capabilities", "peer_capabilities", "peer", "capabilities")
@@ -203,13 +177,12 @@ def capabilities(call: Invocation, *, peer: str | None, fresh: bool) -> None:
     if call.answer(answer):
         return
     found = answer["capabilities"]
-    rows = table("", "profile", "tokens", "description")
-    for profile in found["profiles"]:
-        about = brief(profile.get("description", ""), 80)
-        rows.add_row(brief(profile["name"], 64), str(profile["maxTokenBudget"]), about)
-    console().print(rows)
-    said = age(now_ms() - found["issuedAtMs"])
-    put(f"{found['activeDelegations']} at work, {found['freeSlots']} slots free; said {said} ago")
+    rows = (
+        ("", brief(each["name"], 64), str(each["maxTokenBudget"]), brief(each.get("description", ""), 80))
+        for each in found["profiles"]
+    )
+    print_table(("profile", "tokens", "description"), rows)
+    put(f"{found['activeDelegations']} at work, {found['freeSlots']} slots free; said {ago(found['issuedAtMs'])}")
     if peer:
         put(f"we are {found['trustLevel']} to it")
 
@@ -275,20 +248,8 @@ def delegations(
     answer = call.ask("list_delegations", peerId=peer, status=status, role=role, limit=limit)
     if call.answer(answer):
         return
-    now = now_ms()
-    rows = table("", "state", "task", "with", "profile", "tokens", "moved", "")
-    for each in answer["delegations"]:
-        rows.add_row(
-            each["state"],
-            each["id"],
-            f"{ELSEWHERE} {each['peer']}" if each["role"] == "requester" else f"from {each['peer']}",
-            brief(each["profile"], 64),
-            _spent(each),
-            f"{age(now - each['movedAtMs'])} ago",
-            brief(each["reason"] or each["message"] or "", 60),
-            style=STYLES.get(each["state"], ""),
-        )
-    console().print(rows)
+    columns = ("state", "task", "with", "profile", "tokens", "moved", "")
+    print_table(columns, map(_delegation_row, answer["delegations"]))
     if any(each["state"] == "lost" for each in answer["delegations"]):
         say(f"lost ones wait for you: {call.again} peers offer-again ID, or force-error ID --reason WHY")
 
@@ -379,12 +340,11 @@ def messages(call: Invocation, *, peer: str | None, typ: str | None, limit: int)
     answer = call.ask("list_peer_messages", peerId=peer, type=typ, limit=limit)
     if call.answer(answer):
         return
-    now = now_ms()
-    rows = table("", "when", "", "type", "peer", "of")
-    for each in answer["messages"]:
-        when = f"{age(now - each['atMs'])} ago"
-        rows.add_row(when, each["direction"], each["type"], each["peer"], each.get("offerId", ""))
-    console().print(rows)
+    rows = (
+        ("", ago(each["atMs"]), each["direction"], each["type"], each["peer"], each.get("offerId", ""))
+        for each in answer["messages"]
+    )
+    print_table(("when", "", "type", "peer", "of"), rows)
 
 
 @daemon_command(peers, "config", "peer_config", "id", "name", "config")
@@ -478,5 +438,22 @@ def _spent(delegation: dict[str, Any]) -> str:
     return f"{used} of {delegation['maxTokenBudget']}" + (" overspent" if delegation["overspent"] else "")
 
 
-def _seen(at_ms: int | None, now: int) -> str:
-    return f"{age(now - at_ms)} ago" if at_ms else "never"
+def _peer_row(peer: dict[str, Any]) -> tuple[str, ...]:
+    style = "red" if peer["conflict"] else "dim" if peer["denied"] else ""
+    where = peer["url"] or "fetches by itself"
+    heard, troubles = ago(peer["lastSeen"]), _troubles(peer)
+    return style, peer["name"], peer["trustLevel"], peer["status"], heard, where, peer["id"], troubles
+
+
+def _candidate_row(found: dict[str, Any]) -> tuple[str, ...]:
+    wrong = found.get("conflict")
+    about = f"{wrong}: {found['detail']}" if wrong else found.get("note") or ""
+    name, where = brief(found["name"], 32), brief(found["url"] or found["announcedAs"], 60)
+    return "red" if wrong else "", found["source"], name, where, found["instanceId"] or "unknown", brief(about, 80)
+
+
+def _delegation_row(found: dict[str, Any]) -> tuple[str, ...]:
+    style, profile, moved = STYLES.get(found["state"], ""), brief(found["profile"], 64), ago(found["movedAtMs"])
+    way = f"{ELSEWHERE} {found['peer']}" if found["role"] == "requester" else f"from {found['peer']}"
+    about = brief(found["reason"] or found["message"] or "", 60)
+    return style, found["state"], found["id"], way, profile, _spent(found), moved, about

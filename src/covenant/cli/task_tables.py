@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from covenant.cli.terminal import age, brief, clean, content_text, distance, table
+from covenant.cli.terminal import age, ago, brief, clean, content_text, distance, table
+from covenant.daemon.environment import now_ms
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +28,7 @@ BY_PEER: Final = "remote.peer"
 STATE_STYLES: Final = {"ok": "green", "completed": "green", "error": "red", "failed": "red"}
 
 
-def queue_tables(answer: dict[str, Any], now_ms: int) -> RenderableType:
+def queue_tables(answer: dict[str, Any]) -> RenderableType:
     """Tasks and waiting results, what needs the operator first and in colour; then the counts that are not zero."""
     from rich.console import Group
 
@@ -37,7 +38,7 @@ def queue_tables(answer: dict[str, Any], now_ms: int) -> RenderableType:
         return f"nothing is queued, in flight or waiting to be drained{f'; {counts}' if counts else ''}"
     parts: list[RenderableType] = []
     if tasks:
-        parts.append(_task_table(tasks, now_ms))
+        parts.append(_task_table(tasks))
     if results:
         parts.append(_result_table(results))
     if counts:
@@ -45,7 +46,7 @@ def queue_tables(answer: dict[str, Any], now_ms: int) -> RenderableType:
     return Group(*parts)
 
 
-def _task_table(tasks: list[dict[str, Any]], now_ms: int) -> RenderableType:
+def _task_table(tasks: list[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
     rows = table("tasks", "state", "task", "from", "to", "try", "held", "deadline", "intent")
@@ -58,8 +59,8 @@ def _task_table(tasks: list[dict[str, Any]], now_ms: int) -> RenderableType:
             task["sender"]["display"],
             task["recipient"]["display"],
             str(entry["attempt"]),
-            _held(entry, now_ms),
-            Text(distance(deadline - now_ms), "red" if deadline < now_ms else "") if deadline else "",
+            _held(entry),
+            Text(distance(deadline), "red" if deadline < now_ms() else "") if deadline else "",
             Text(brief(task["intent_text"])),
         )
     return rows
@@ -73,12 +74,12 @@ def _queue_state(entry: dict[str, Any]) -> RenderableType:
     return Text(entry["state"].replace("_", " "), "yellow" if entry["state"] == "in_flight" else "green")
 
 
-def _held(entry: dict[str, Any], now_ms: int) -> str:
+def _held(entry: dict[str, Any]) -> str:
     leased_at_ms = entry.get("leased_at_ms")
     if leased_at_ms is None:
         return ""
     touched_ms = max(leased_at_ms, entry.get("renewed_at_ms") or 0)
-    return f"{age(now_ms - touched_ms)} by {entry['leased_to']['display']}"
+    return f"{age(now_ms() - touched_ms)} by {entry['leased_to']['display']}"
 
 
 def _result_table(results: list[dict[str, Any]]) -> RenderableType:
@@ -98,7 +99,7 @@ def summary(result: dict[str, Any]) -> str:
     return content_text(result["content"])
 
 
-def facts_table(shown: dict[str, Any], now_ms: int) -> RenderableType:
+def facts_table(shown: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     task, result = shown["task"], shown.get("result")
@@ -112,8 +113,8 @@ def facts_table(shown: dict[str, Any], now_ms: int) -> RenderableType:
         "kind": task.get("task_kind"),
         "parent": task.get("parent"),
         "key": (task.get("idempotency") or {}).get("key"),
-        "deadline": distance(task["deadline_ms"] - now_ms) if task.get("deadline_ms") else None,
-        "accepted": f"{age(now_ms - shown['created_at_ms'])} ago",
+        "deadline": distance(task["deadline_ms"]) if task.get("deadline_ms") else None,
+        "accepted": ago(shown["created_at_ms"]),
         "attempts": str(shown["attempt"]),
         "intent": task["intent_text"],
         "result": f"{result['status']}: {summary(result)}" if result else None,
@@ -126,7 +127,7 @@ def facts_table(shown: dict[str, Any], now_ms: int) -> RenderableType:
     return rows
 
 
-def lease_table(leases: list[dict[str, Any]], now_ms: int) -> RenderableType:
+def lease_table(leases: list[dict[str, Any]]) -> RenderableType:
     rows = table("leases", "try", "lease", "held by", "since", "ended", "outcome")
     for lease in leases:
         ended = lease.get("ended_at_ms")
@@ -134,18 +135,18 @@ def lease_table(leases: list[dict[str, Any]], now_ms: int) -> RenderableType:
             str(lease["attempt"]),
             lease["lease_id"],
             lease["leased_to"]["display"],
-            f"{age(now_ms - lease['leased_at_ms'])} ago",
-            f"{age(now_ms - ended)} ago" if ended else "",
+            ago(lease["leased_at_ms"]),
+            ago(ended) if ended else "",
             brief(" ".join(filter(None, (lease.get("outcome") or "live", lease.get("reason"))))),
         )
     return rows
 
 
-def update_table(updates: list[dict[str, Any]], now_ms: int) -> RenderableType:
+def update_table(updates: list[dict[str, Any]]) -> RenderableType:
     rows = table("updates", "gen", "when", "kind", "says")
     for update in updates:
-        when = f"{age(now_ms - update['ts_ms'])} ago"
-        rows.add_row(str(update["generation"]), when, update["kind"], brief(_body_text(update.get("body"))))
+        said = brief(_body_text(update.get("body")))
+        rows.add_row(str(update["generation"]), ago(update["ts_ms"]), update["kind"], said)
     return rows
 
 
@@ -161,18 +162,18 @@ def _body_text(body: Any) -> str:
             return str(body)
 
 
-def tree_of(root: dict[str, Any], now_ms: int) -> RenderableType:
+def tree_of(root: dict[str, Any]) -> RenderableType:
     from rich.tree import Tree
 
-    top = Tree(_label(root, now_ms))
+    top = Tree(_label(root))
     open_nodes = [(top, root)]
     while open_nodes:  # not recursive: a chain of tasks may be longer than the stack
         branch, node = open_nodes.pop()
-        open_nodes.extend((branch.add(_label(child, now_ms)), child) for child in node["children"])
+        open_nodes.extend((branch.add(_label(child)), child) for child in node["children"])
     return top
 
 
-def _label(node: dict[str, Any], now_ms: int) -> RenderableType:
+def _label(node: dict[str, Any]) -> RenderableType:
     from rich.text import Text
 
     task, task_id = node["task"], node["task_id"]
@@ -180,7 +181,7 @@ def _label(node: dict[str, Any], now_ms: int) -> RenderableType:
         return Text(f"{task_id} (not sent here)", "dim")
     state = _node_state(node)
     style = STATE_STYLES.get(state, "yellow")
-    facts = (_node_facts(node, now_ms), "dim")
+    facts = (_node_facts(node), "dim")
     return Text.assemble((state, style), " ", task_id, " ", *_agent(node), facts, " ", brief(task["intent_text"]))
 
 
@@ -206,14 +207,14 @@ def _node_state(node: dict[str, Any]) -> str:
     return told if told in ("canceled", "rejected", "input-required", "auth-required") else state
 
 
-def _node_facts(node: dict[str, Any], now_ms: int) -> str:
+def _node_facts(node: dict[str, Any]) -> str:
     from covenant.model.usage import tokens_of
 
     facts = []
     if node["attempt"] > 1:
         facts.append(f"attempt {node['attempt']}")
     if node["created_at_ms"] is not None:
-        until_ms = node["updated_at_ms"] if node.get("result_status") else now_ms
+        until_ms = node["updated_at_ms"] if node.get("result_status") else now_ms()
         took = _took(until_ms - node["created_at_ms"])
         facts.append(took if node.get("result_status") else f"{took} so far")
     tokens = tokens_of(node.get("usage_total") or {})

@@ -11,7 +11,19 @@ import click
 from covenant.cli.daemon_client import Answer
 from covenant.cli.options import CommandGroup, Duration, Function, Invocation, daemon_command, limit_option, read_text
 from covenant.cli.task_tables import facts_table, lease_table, queue_tables, summary, tree_of, update_table
-from covenant.cli.terminal import ExitCode, Failure, age, brief, console, content_text, json_shape, put, say, table
+from covenant.cli.terminal import (
+    ExitCode,
+    Failure,
+    age,
+    ago,
+    brief,
+    console,
+    content_text,
+    json_shape,
+    print_table,
+    put,
+    say,
+)
 from covenant.daemon.environment import monotonic_ms, now_ms
 
 STATES: Final = ("queued", "in_flight", "in-flight")
@@ -68,7 +80,7 @@ def status(call: Invocation, **given: Any) -> None:
     """
     told, answer = _queue(call, **given)
     if not call.answer(told):
-        console().print(queue_tables(answer, now_ms()))
+        console().print(queue_tables(answer))
 
 
 @daemon_command(a2a, "requeue", "a2a_repaired", "outcome")
@@ -121,14 +133,15 @@ def retry_stale(call: Invocation, **policy: Any) -> None:
     counted = f"considered {report['considered']} task(s), requeued {len(report['requeued'])}"
     put(f"{counted}, skipped {len(report['skipped'])}")
     if chosen or report["skipped"]:
-        rows = table("", "task", "try", "lease age", "what", "why")
-        for task in chosen:
-            rows.add_row(task["task_id"], str(task["attempt"]), "", verb, f"key {task['idempotency_key']!r}")
+        rows = [
+            ("", task["task_id"], str(task["attempt"]), "", verb, f"key {task['idempotency_key']!r}") for task in chosen
+        ]
         for task in report["skipped"]:
             if task["reason"] != "disabled":
                 held = age(task["lease_age_ms"]) if "lease_age_ms" in task else ""
-                rows.add_row(task["task_id"], str(task["attempt"]), held, "skipped", task["reason"].replace("_", " "))
-        console().print(rows)
+                why = task["reason"].replace("_", " ")
+                rows.append(("", task["task_id"], str(task["attempt"]), held, "skipped", why))
+        print_table(("task", "try", "lease age", "what", "why"), rows)
     if not policy["enabled"]:
         say("nothing was changed; add --enable to do it")
 
@@ -256,11 +269,11 @@ def results(call: Invocation, *, drain: bool, recent: bool, limit: int | None, *
     if not answer["results"]:
         say("no result is waiting")
         return
-    rows = table("results waiting to be drained", "status", "task", "says")
-    for result in answer["results"]:
-        style = "red" if result["status"] == "error" else ""
-        rows.add_row(result["status"], result["task_id"], brief(summary(result)), style=style)
-    console().print(rows)
+    rows = (
+        ("red" if each["status"] == "error" else "", each["status"], each["task_id"], brief(summary(each)))
+        for each in answer["results"]
+    )
+    print_table(("status", "task", "says"), rows, "results waiting to be drained")
 
 
 @daemon_command(a2a, "show", "a2a_task", *SHOWN_FIELDS)
@@ -270,13 +283,12 @@ def show(call: Invocation, *, task_id: str) -> None:
     answer = call.ask("show_a2a_task", task_id=task_id)
     if call.answer(answer):
         return
-    now = now_ms()
     screen = console()
-    screen.print(facts_table(answer, now))
+    screen.print(facts_table(answer))
     if answer["leases"]:
-        screen.print(lease_table(answer["leases"], now))
+        screen.print(lease_table(answer["leases"]))
     if answer["updates"]:
-        screen.print(update_table(answer["updates"], now))
+        screen.print(update_table(answer["updates"]))
 
 
 @daemon_command(a2a, "tree", "a2a_tree", "tree")
@@ -289,7 +301,7 @@ def tree(call: Invocation, *, task_id: str) -> None:
     """
     answer = call.ask("a2a_tree", task_id=task_id)
     if not call.answer(answer):
-        console().print(tree_of(answer["tree"], now_ms()))
+        console().print(tree_of(answer["tree"]))
 
 
 @daemon_command(a2a, "watch", "a2a_status", *STATUS_FIELDS)
@@ -306,15 +318,15 @@ def watch(call: Invocation, *, every_ms: int, once: bool, **given: Any) -> None:
         return
     screen = console()
     if once:
-        screen.print(queue_tables(answer, now_ms()))
+        screen.print(queue_tables(answer))
         return
     from rich.live import Live
 
-    with Live(queue_tables(answer, now_ms()), console=screen, auto_refresh=False, screen=screen.is_terminal) as live:
+    with Live(queue_tables(answer), console=screen, auto_refresh=False, screen=screen.is_terminal) as live:
         try:
             while True:
                 time.sleep(max(every_ms, 100) / 1000)
-                live.update(queue_tables(_queue(call, **given)[1], now_ms()), refresh=True)
+                live.update(queue_tables(_queue(call, **given)[1]), refresh=True)
         except KeyboardInterrupt:
             return
 
@@ -333,13 +345,8 @@ def list_pushes(call: Invocation, *, dead: bool, limit: int | None) -> None:
     answer = call.ask("a2a_pushes", dead=dead or None, limit=limit)
     if call.answer(answer):
         return
-    from rich.text import Text
-
-    now = now_ms()
-    rows = table(f"{answer['count']} push configurations, {answer['dead']} given up", *PUSH_COLUMNS)
-    for each in answer["pushes"]:
-        rows.add_row(*(Text(cell) for cell in _push_cells(each, now)), style="red" if each["state"] == "dead" else "")
-    console().print(rows)
+    title = f"{answer['count']} push configurations, {answer['dead']} given up"
+    print_table(PUSH_COLUMNS, map(_push_row, answer["pushes"]), title)
 
 
 @daemon_command(push, "retry", "a2a_push_retried", "push")
@@ -445,19 +452,16 @@ def _drain(call: Invocation, given: dict[str, Any]) -> None:
         put(summary(result))
 
 
-def _push_cells(push: Answer, now: int) -> tuple[str, ...]:
-    state = push["state"]
+def _push_row(push: Answer) -> tuple[str, ...]:
+    state, style = push["state"], "red" if push["state"] == "dead" else ""
     if "dead_at_ms" in push:
-        state = f"given up {age(now - push['dead_at_ms'])} ago"
+        state = f"given up {ago(push['dead_at_ms'])}"
     elif "next_ms" in push:
-        state = f"again in {age(max(0, push['next_ms'] - now))}"
-    return (
+        state = f"again in {age(push['next_ms'] - now_ms())}"
+    task, name, host, failure = (
         push["task_id"],
         brief(push["push_id"]),
-        push["agent"],
         brief(push["host"]),
-        str(push["delivered"]),
-        state,
-        str(push["attempts"]),
         brief(push.get("failure", "")),
     )
+    return style, task, name, push["agent"], host, str(push["delivered"]), state, str(push["attempts"]), failure

@@ -7,8 +7,7 @@ from typing import Any, Final
 import click
 
 from covenant.cli.options import CommandGroup, Function, Invocation, daemon_command
-from covenant.cli.terminal import age, console, table
-from covenant.daemon.environment import now_ms
+from covenant.cli.terminal import ago, print_table
 from covenant.model.tenants import TenantLimits
 
 LIMITS: Final = {
@@ -55,19 +54,7 @@ def list_tenants(call: Invocation) -> None:
     answer = call.ask("list_tenants")
     if call.answer(answer):
         return
-    now = now_ms()
-    rows = table("", "tenant", "token", "agents", "limits", "added", "state")
-    for row in answer["tenants"]:
-        rows.add_row(
-            row["name"],
-            f"{row['token_prefix']}…" if row["token_prefix"] else "none yet",
-            str(row["agents"]),
-            _limits(row),
-            f"{age(now - row['created_at_ms'])} ago",
-            f"disabled {age(now - row['disabled_at_ms'])} ago" if row["disabled"] else "live",
-            style="dim" if row["disabled"] else "",
-        )
-    console().print(rows)
+    print_table(("tenant", "token", "agents", "limits", "added", "state"), map(_row, answer["tenants"]))
 
 
 @daemon_command(tenants, "limit", "tenant_changed", "tenant")
@@ -102,6 +89,12 @@ def rotate(call: Invocation, *, name: str) -> None:
     answer = call.ask("rotate_tenant", name=name)
     said = f"this is the token of {answer['tenant']['name']} now; the old one is refused from here on"
     call.show(answer, answer["token"], said)
+
+
+def _row(tenant: dict[str, Any]) -> tuple[str, ...]:
+    token = f"{tenant['token_prefix']}…" if tenant["token_prefix"] else "none yet"
+    style, state = ("dim", f"disabled {ago(tenant['disabled_at_ms'])}") if tenant["disabled"] else ("", "live")
+    return style, tenant["name"], token, str(tenant["agents"]), _limits(tenant), ago(tenant["created_at_ms"]), state
 
 
 def _limits(tenant: dict[str, Any]) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import enum
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
+
+from covenant.daemon.environment import now_ms
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,9 +100,14 @@ def age(ms: int) -> str:
     return f"{ms // 1_000}s"
 
 
-def distance(ms: int) -> str:
-    """A time ahead ("in 5m") or behind ("5m ago")."""
-    return f"in {age(ms)}" if ms >= 0 else f"{age(-ms)} ago"
+def ago(at_ms: int | None) -> str:
+    return f"{age(now_ms() - at_ms)} ago" if at_ms else "never"
+
+
+def distance(at_ms: int) -> str:
+    """A moment as seen from now: "in 5m", or "5m ago"."""
+    ahead_ms = at_ms - now_ms()
+    return f"in {age(ahead_ms)}" if ahead_ms >= 0 else ago(at_ms)
 
 
 def content_text(content: list[dict[str, Any]]) -> str:
@@ -133,3 +140,11 @@ def table(title: str, *columns: str) -> Table:
     for name in columns:
         made.add_column(name, no_wrap=name in ("task", "state"))
     return made
+
+
+def print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]], title: str = "") -> None:
+    """Each row is its style and its cells."""
+    made = table(title, *columns)
+    for style, *cells in rows:
+        made.add_row(*cells, style=style)
+    console().print(made)
