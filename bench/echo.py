@@ -13,17 +13,27 @@ from typing import Final
 
 import msgspec
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bench.workload import run
 from covenant.daemon.http_listener import bound, make_server, url_of
 from covenant.daemon.settings import HttpSettings
-from covenant.doors.http.server.http_exchange import AsgiDoor
+from covenant.doors.http.server.http_exchange import HttpExchange
 
 PLAIN: Final = "--plain"
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
+
+
+class AsgiDoor:
+    """An ASGI application behind the server."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def serve(self, exchange: HttpExchange) -> None:
+        await self._app(exchange.scope, exchange.receive, exchange)
 
 
 async def echo(_: Scope, receive: Receive, send: Send) -> None:

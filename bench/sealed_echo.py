@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from bench.echo import AsgiDoor
 from bench.workload import run
 from covenant.daemon.http_listener import bound, make_server, url_of
 from covenant.daemon.settings import HttpSettings
-from covenant.doors.http.server.http_exchange import AsgiDoor
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey
 from covenant.seal.envelope import check, open_checked, seal
 from covenant.seal.identity import InstanceIdentity, PrivatePrekey, new_prekey, prekey_to_use, sign_bundle

@@ -19,7 +19,6 @@ from covenant.daemon.http_listener import make_server
 from covenant.daemon.peer_http import PeerLines
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.request_body import AnonymousPool
-from covenant.doors.http.server.http_exchange import AsgiDoor
 from covenant.doors.metrics import Meter
 from covenant.doors.peer_envelopes import sealed_routes
 from covenant.ledger.embedded.engine import EmbeddedLedger
@@ -50,6 +49,7 @@ from covenant.seal.identity import PrivatePrekey, prekey_to_use
 from covenant.seal.keys import new_private_key
 from covenant.wire import peers
 from covenant.wire.peers import Introduction
+from tests.doors.http.server.stage import AsgiDoor
 from tests.ledger_contract.samples import OPERATOR
 
 BOUND_S: Final = 20.0

@@ -47,6 +47,7 @@ def http_bounds(settings: HttpSettings) -> HttpBounds:
         head_s_max=settings.head_ms / 1000,
         body_idle_s_max=settings.body_idle_ms / 1000,
         body_s_max=settings.body_ms / 1000,
+        body_bytes_max=settings.body_bytes_max,
         keep_alive_s_max=settings.keep_alive_ms / 1000,
         unread_s_max=settings.unread_ms / 1000,
         connections_max=settings.connections_max,

@@ -25,7 +25,6 @@ from covenant.doors.a2a.cards import DESCRIBED, CardPages, PublishedAgent, exten
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.openapi import document
-from covenant.doors.http.server.http_exchange import AsgiDoor
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2ARequest
 from covenant.exchange.access.identities import operator_agent
@@ -42,6 +41,7 @@ from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from covenant.wire.a2a.dialects import V03, V1
 from tests.doors.clients import Http, Reply
+from tests.doors.http.server.stage import AsgiDoor
 from tests.doors.world import _listening
 
 WELL_KNOWN = "/.well-known/agent-card.json"

@@ -20,6 +20,7 @@ from covenant.doors.http.health import Health
 from covenant.doors.http.host_names import LOOPBACK, AllowedHosts, AllowedOrigins, cors_headers, reply_preflight
 from covenant.doors.http.openapi import Described, Page, document, reference_page
 from covenant.doors.http.responses import MAILBOX, Header, refusal_form, reply_refused, style_of
+from covenant.doors.http.server.bounds import DEFAULTS
 from covenant.doors.http.server.http_exchange import Door, HttpExchange
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api import OPERATIONS
@@ -37,9 +38,7 @@ from covenant.model.call_context import Hop
 from covenant.model.errors import Forbidden, NotFound, Refusal
 from covenant.model.tracing import Tracer, trace_of
 from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_context
-from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 
-BODY_BYTES_MAX: Final = FRAME_BYTES_MAX
 HOT: Final = frozenset({"send_a2a_task", "try_recv_a2a_task", "post_a2a_result", "try_recv_a2a_result"})
 
 PAGES: Final = (
@@ -123,7 +122,7 @@ def build_http(
     version: str,
     allowed_hosts: Sequence[str] = LOOPBACK,
     origins: Sequence[str] = (),
-    body_bytes_max: int = BODY_BYTES_MAX,
+    body_bytes_max: int = DEFAULTS.body_bytes_max,
     legacy_kinds: bool = False,
     metrics_token: str = "",
     peers: PeerOperations | None = None,

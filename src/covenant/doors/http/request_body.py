@@ -10,14 +10,15 @@ from typing import Final, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
+from covenant.doors.http.server.bounds import DEFAULTS
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.waits import CallerGoneError
 from covenant.model.errors import Invalid, TooLarge, Unavailable
 
 BODY_TOO_LARGE: Final = "body_too_large"
 
-# How much of a refused body is read and thrown away, so that a client that sends before it reads hears the refusal.
-DISCARD_BYTES_MAX: Final = 64 * 1024 * 1024
+# So much of a refused body is read and thrown away, so that a client that sends before it reads hears the refusal.
+DISCARD_BYTES_MAX: Final = DEFAULTS.body_discarded_bytes_max
 
 
 def body_at_hand(send: Send, bytes_max: int) -> bytes | None:

@@ -24,14 +24,15 @@ from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Text
+from covenant.model.rate_limits import TokenBucket
 from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT
 
 ReportProgress = Callable[[str], Awaitable[None]]
 """Reports progress to the caller. Does nothing for one that did not ask."""
 
-TOLD_AT_ONCE_MAX: Final = 50
-TOLD_PER_S: Final = 10.0
+REPORTS_AT_ONCE_MAX: Final = 50
+REPORTS_PER_MIN: Final = 600
 """How much progress is told of one call, at once and in the long run: a stream of words is no progress bar."""
 
 
@@ -146,14 +147,13 @@ class ToolCalls:
         return told_task(view, agent=agent_id if short else recipient.display)
 
 
-async def _follow(stream: TaskStream, tell: ReportProgress) -> None:
+async def _follow(stream: TaskStream, report: ReportProgress) -> None:
     """Tells what happens, and leaves some of it out where much does: the answer has everything."""
     loop = asyncio.get_running_loop()
-    left, at_s = float(TOLD_AT_ONCE_MAX), loop.time()
+    bucket = TokenBucket(REPORTS_AT_ONCE_MAX, int(loop.time() * 1000))
     async for steps in stream:
-        now_s = loop.time()
-        left, at_s = min(float(TOLD_AT_ONCE_MAX), left + (now_s - at_s) * TOLD_PER_S), now_s
+        now_ms = int(loop.time() * 1000)
         for step in steps:
-            if left >= 1 and (words := told_step(step)):
-                left -= 1
-                await tell(words)
+            words = told_step(step)
+            if words and bucket.take(now_ms, REPORTS_PER_MIN, REPORTS_AT_ONCE_MAX) is None:
+                await report(words)

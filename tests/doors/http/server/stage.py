@@ -12,12 +12,22 @@ from covenant.daemon.http_listener import bound
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_connection import HttpConnection
-from covenant.doors.http.server.http_exchange import AsgiDoor, HttpExchange
+from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_server import HttpServer
 
 BOUND_S = 20.0
 GET = b"GET /some%20where?a=b HTTP/1.1\r\nhost: h\r\n\r\n"
 HEALTH = "/healthz"
+
+
+class AsgiDoor:
+    """An ASGI application behind the server."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def serve(self, exchange: HttpExchange) -> None:
+        await self._app(exchange.scope, exchange.receive, exchange)
 
 
 async def hello(_: Scope, receive: Receive, send: Send) -> None:

@@ -22,11 +22,13 @@ class HttpBounds:
     body_idle_s_max: float = 30.0
     """Between two pieces of a body (408)."""
     body_s_max: float = 300.0
-    """From the head until the body is complete (408). The size of a body is each door's own bound (413)."""
+    """From the head until the body is complete (408)."""
+    body_bytes_max: int = 8 * MIB
+    """A whole body (413). Some doors take less."""
     body_kept_bytes_max: int = 64 * KIB
     """Of a body that its door has not read yet: above this, the connection is not read."""
     body_discarded_bytes_max: int = 64 * MIB
-    """Of a body whose request is answered already: above this, the connection is closed."""
+    """Of a body that is refused, or whose request is answered already: above this, the connection is closed."""
     trailer_bytes_max: int = 8 * KIB
     """After the last chunk of a body, or between two chunks without any data (431)."""
     pipelined_max: int = 16
@@ -35,6 +37,8 @@ class HttpBounds:
     """Bytes of those requests: above this, the connection is not read."""
     keep_alive_s_max: float = 75.0
     """From an answer until the next request begins; then the connection is closed."""
+    backlog: int = 2_048
+    """Connections that wait to be accepted; the system refuses more."""
     connections_max: int = 4_096
     """Connections in all. For another one, the connection that was silent for the longest time is closed."""
     connections_per_address_max: int = 1_024
@@ -56,3 +60,6 @@ class HttpBounds:
     """From the refusal of a malformed request until the connection is closed: a client that still sends can read it."""
     linger_bytes_max: int = 1 * MIB
     """What such a client may still send."""
+
+
+DEFAULTS: Final = HttpBounds()

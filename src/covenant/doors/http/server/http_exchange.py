@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
-from urllib.parse import unquote
 
-import httptools
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import Message, Scope
 
 from covenant.wire.sse import comment
 
@@ -33,12 +31,10 @@ _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
 
 
-def _status_line(status: int) -> bytes:
-    phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
-    return b"HTTP/1.1 %d %b\r\n" % (status, phrase.encode())
-
-
-STATUS_LINES: Final = MappingProxyType({status: _status_line(status) for status in range(100, 600)})
+_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+STATUS_LINES: Final = MappingProxyType(
+    {status: b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, b"")) for status in range(100, 600)}
+)
 
 
 class ResponseHeadCache:
@@ -309,46 +305,3 @@ class HttpExchange:
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
-
-
-URLS_MAX: Final = 1_024
-"""How many URLs are kept as they were read: most requests are for the same few."""
-URL_BYTES_MAX: Final = 512
-"""Longer ones are not kept."""
-
-Url = tuple[str, bytes, bytes]
-"""The path, the path as it was written, and the query."""
-
-
-class AsgiDoor:
-    """An ASGI application behind the server."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def serve(self, exchange: HttpExchange) -> None:
-        await self._app(exchange.scope, exchange.receive, exchange)
-
-
-class Urls:
-    """The URLs that one server has read."""
-
-    __slots__ = ("_kept",)
-
-    def __init__(self) -> None:
-        self._kept: dict[bytes, Url] = {}
-
-    def read(self, url: bytes) -> Url:
-        """Raises httptools.HttpParserInvalidURLError, or UnicodeDecodeError."""
-        return self._kept.get(url) or self._read(url)
-
-    def _read(self, url: bytes) -> Url:
-        parsed = httptools.parse_url(url)
-        raw_path: bytes = parsed.path or b"/"
-        path = raw_path.decode("ascii")
-        read = (unquote(path) if "%" in path else path, raw_path, parsed.query or b"")
-        if len(url) <= URL_BYTES_MAX:
-            if len(self._kept) >= URLS_MAX:
-                self._kept.clear()
-            self._kept[url] = read
-        return read

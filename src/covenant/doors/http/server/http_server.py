@@ -20,10 +20,10 @@ from typing import Final
 
 from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_connection import HttpConnection
-from covenant.doors.http.server.http_exchange import Door, ResponseHeadCache, Urls
+from covenant.doors.http.server.http_exchange import Door, ResponseHeadCache
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
+from covenant.doors.http.server.request_reader import Urls
 
-BACKLOG: Final = 2_048
 LOOK_S: Final = 0.5
 """How often deadlines are looked at, unless a bound is so short that it needs more."""
 LAST_WORDS_S: Final = 1.0
@@ -77,7 +77,9 @@ class HttpServer:
     async def start(self, listener: socket.socket) -> None:
         """Listen on a socket that is bound."""
         self._look_at_deadlines()
-        self._listening = await self.loop.create_server(lambda: HttpConnection(self), sock=listener, backlog=BACKLOG)
+        self._listening = await self.loop.create_server(
+            lambda: HttpConnection(self), sock=listener, backlog=self.bounds.backlog
+        )
 
     def adopt(self, accepted: socket.socket) -> asyncio.Task[None]:
         """Serve a connection that somebody else has accepted from the listening socket. Called on the loop."""

@@ -7,6 +7,7 @@ lets through besides, and we do not, is refused here. An `Upgrade` is ignored: i
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 import httptools
 from starlette.types import Scope
@@ -23,6 +24,15 @@ _ONCE: Final = (b"host", b"authorization", b"transfer-encoding")
 
 The parser itself refuses a second `content-length`.
 """
+
+
+URLS_MAX: Final = 1_024
+"""How many URLs are kept as they were read: most requests are for the same few."""
+URL_BYTES_MAX: Final = 512
+"""Longer ones are not kept."""
+
+Url = tuple[str, bytes, bytes]
+"""The path, the path as it was written, and the query."""
 
 
 class HttpRequestReader:
@@ -229,3 +239,27 @@ def _look_at(headers: list[Header]) -> None:
             raise refusals.repeated(once.decode().title())
         if once == b"transfer-encoding" and found and found[0].strip().lower() != b"chunked":
             raise refusals.unknown_coding()
+
+
+class Urls:
+    """The URLs that one server has read."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, Url] = {}
+
+    def read(self, url: bytes) -> Url:
+        """Raises httptools.HttpParserInvalidURLError, or UnicodeDecodeError."""
+        return self._kept.get(url) or self._read(url)
+
+    def _read(self, url: bytes) -> Url:
+        parsed = httptools.parse_url(url)
+        raw_path: bytes = parsed.path or b"/"
+        path = raw_path.decode("ascii")
+        read = (unquote(path) if "%" in path else path, raw_path, parsed.query or b"")
+        if len(url) <= URL_BYTES_MAX:
+            if len(self._kept) >= URLS_MAX:
+                self._kept.clear()
+            self._kept[url] = read
+        return read
