@@ -13,7 +13,7 @@ from covenant.model.errors import SettingsError
 from covenant.peers.directory.instance_keys import PREKEYS_KEPT_MAX, InstanceKeys
 from covenant.seal.identity import PREKEY_PERIOD_MS, PrivatePrekey, new_prekey, sign_change
 from covenant.seal.keys import new_private_key
-from covenant.seal.locked_key import COST_MIN, KEY_BYTES_MAX, KeyLocked, Locker, is_locked, lock_key
+from covenant.seal.locked_key import COST_MIN, KEY_BYTES_MAX, KeyLocked, Locker, is_locked
 from covenant.simple import A2ATaskDeps
 from tests.cli.daemons import Daemon, covenant
 from tests.places import short_folder
@@ -118,7 +118,7 @@ class TestTheKey:
     def test_a_locked_file_that_holds_something_else_is_no_key(self, tmp_path: Path) -> None:
         (tmp_path / "identity").mkdir()
         path = tmp_path / KEY_NAME
-        path.write_bytes(lock_key(b"not a key", PASSPHRASE, cost=COST_MIN))
+        path.write_bytes(Locker(PASSPHRASE, cost=COST_MIN).lock(b"not a key"))
         path.chmod(0o600)
         with pytest.raises(UnsafeHome, match="no key of 32 bytes"):
             keystore(tmp_path).read_key()

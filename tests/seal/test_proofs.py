@@ -37,8 +37,10 @@ from covenant.seal.proofs import (
     offer_hash,
     prove_line,
     result_hash,
+    show_line,
     sign_proof,
     transcript_root,
+    verify_evidence,
     verify_proof,
 )
 from covenant.wire.peers import decode, encode
@@ -206,6 +208,20 @@ def test_a_single_line_can_be_shown_without_the_others(index: int) -> None:
     assert not line_holds(PROOF, replace(line, index=index + 1))
     assert not line_holds(PROOF, replace(line, path=("zz", *line.path[1:])))
     assert not line_holds(proof_of(LINES[:3]), line)
+
+
+def test_evidence_of_one_line_holds_without_the_transcript() -> None:
+    line = show_line(msgspec.to_builtins(LINES), 1)
+    evidence = {"proof": msgspec.to_builtins(PROOF), "line": line}
+    report = verify_evidence(msgspec.json.encode(evidence))
+    assert report.holds
+    assert report.unchecked == ("transcript", "offer", "result")
+    line["entry"]["content"] = "another"
+    assert verify_evidence(msgspec.json.encode(evidence)).broken == ("line",)
+    with pytest.raises(IndexError):
+        show_line(msgspec.to_builtins(LINES), len(LINES))
+    with pytest.raises(ValueError, match="Expected"):
+        show_line(None, 0)
 
 
 def test_a_salt_hides_what_a_neighbouring_line_could_be_guessed_from() -> None:

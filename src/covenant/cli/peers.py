@@ -282,13 +282,21 @@ def force_error(call: Invocation, *, delegation: str, reason: str) -> None:
 
 @daemon_command(peers, "proof", "delegation_proof", "offer", "result", "transcript", "proof")
 @delegation_argument
-def proof(call: Invocation, *, delegation: str) -> None:
+@click.option("--line", type=click.IntRange(1), metavar="N", help="Show only this line of the conversation.")
+def proof(call: Invocation, *, delegation: str, line: int | None) -> None:
     """Write all that proves a delegation's result, for `covenant peers verify-proof` or for somebody else.
 
     \b
         covenant peers proof ID > proof.json
     """
     answer = call.ask("delegation_proof", delegationId=delegation)
+    if line is not None:
+        from covenant.seal.proofs import show_line
+
+        try:
+            answer = {**answer, "transcript": None, "line": show_line(answer["transcript"], line - 1)}
+        except (IndexError, ValueError):
+            raise Failure("no_line", f"the conversation is not here, or has no line {line}") from None
     call.show(answer, json.dumps(answer, ensure_ascii=False, indent=2))
 
 

@@ -2,10 +2,10 @@
 
     identity/local.key       the identity key
     identity/prekeys.json    what others seal to, with the private halves
-    identity/change.json     optional: that an earlier key has named this one as its successor, signed by both
+    identity/change.json     optional: an earlier key names this one as its successor, signed by both
 
 With a passphrase, from COVENANT_PASSPHRASE or the file that COVENANT_PASSPHRASE_FILE names, the two secrets are locked
-(`seal.locking`), and those that are not yet are locked in place. A key that is locked is never replaced for want of its
+(`Locker`), and those that are not yet are locked in place. A key that is locked is never replaced for want of its
 passphrase; prekeys that cannot be read are, since others find out by themselves. `relock` changes the passphrase.
 
 Only whoever holds the home's lock writes; reading the key is for anybody. Unlocking takes half a second of a processor:
@@ -38,7 +38,7 @@ from covenant.daemon.home import (
 from covenant.model.errors import SettingsError
 from covenant.model.peers.instance import IdentityChange, Prekey
 from covenant.seal.identity import PrivatePrekey
-from covenant.seal.locked_key import COST, KeyLocked, Locker
+from covenant.seal.locked_key import COST, KeyLocked, Locker, is_locked
 
 PREKEYS_NAME: Final = "identity/prekeys.json"
 CHANGE_NAME: Final = "identity/change.json"
@@ -166,7 +166,7 @@ class Keystore:
         except (ValueError, LockedHome) as wrong:
             log.warning("%s cannot be read, and is made anew: %s", path, wrong)
             return ()
-        if self._locker is not None and not _is_locked(data):
+        if self._locker is not None and not is_locked(data):
             self.save_prekeys(prekeys)
         return prekeys
 
@@ -203,10 +203,6 @@ def _locker(passphrase: str | None, cost: int) -> Locker | None:
     return Locker(passphrase, cost=cost) if passphrase is not None else None
 
 
-def _is_locked(data: bytes) -> bool:
-    return LOCKED_MARK.encode() in data
-
-
 def _unlock(locker: Locker | None, path: Path, data: bytes) -> bytes:
     if locker is None:
         raise LockedHome(f"{path} is locked with a passphrase; set {PASSPHRASE_VARIABLE}")
@@ -220,5 +216,5 @@ def _unlock(locker: Locker | None, path: Path, data: bytes) -> bytes:
 
 def _open_prekeys(locker: Locker | None, path: Path, data: bytes) -> tuple[PrivatePrekey, ...]:
     """Raises LockedHome, and ValueError if they are none."""
-    read = msgspec.json.decode(_unlock(locker, path, data) if _is_locked(data) else data, type=_KeptPrekeys)
+    read = msgspec.json.decode(_unlock(locker, path, data) if is_locked(data) else data, type=_KeptPrekeys)
     return tuple(PrivatePrekey(each.prekey, bytes.fromhex(each.private_key)) for each in read.prekeys)

@@ -1,7 +1,7 @@
 """Private keys at rest: scrypt over a passphrase, then AES-256-GCM. A file's mode is its writer's business.
 
-A locked key is JSON with everything but the passphrase, and its parameters are authenticated with it. `lock_key` makes
-a key of its own for each, from fresh salt; a `Locker` keeps the one that it has made, so that locking anew what changes
+A locked key is JSON with everything but the passphrase, and its parameters are authenticated with it. A `Locker` makes
+a key for each passphrase and salt, and keeps it, so that locking anew what changes
 each day takes no time. Unlocking never takes more memory than the greatest cost below, whatever the file says.
 """
 
@@ -97,16 +97,6 @@ class Locker:
         if made is None:
             made = self._made[salt, cost] = _derived(self._passphrase, salt, cost)
         return made
-
-
-def lock_key(private_key: bytes, passphrase: str, *, cost: int = COST) -> bytes:
-    return Locker(passphrase, cost=cost).lock(private_key)
-
-
-def unlock_key(locked: bytes, passphrase: str) -> bytes:
-    if not passphrase:
-        raise KeyLocked("wrong_passphrase", "the passphrase is empty")
-    return Locker(passphrase).unlock(locked)
 
 
 def is_locked(data: bytes) -> bool:

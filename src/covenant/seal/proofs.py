@@ -229,6 +229,13 @@ def prove_line(transcript: Sequence[TranscriptEntry], index: int) -> LineProof:
     return LineProof(index, transcript[index], tuple(each.hex() for each in path))
 
 
+def show_line(transcript: Any, index: int) -> dict[str, Any]:
+    """`prove_line` in plain values. `ValueError` or `IndexError` if there is no such line."""
+    lines = msgspec.convert(transcript, tuple[TranscriptEntry, ...])
+    shown: dict[str, Any] = msgspec.to_builtins(prove_line(lines, index))
+    return shown
+
+
 def line_holds(proof: Proof, line: LineProof) -> bool:
     """Whether the line is part of what was proven. The proof's own signature is for `verify_proof`."""
     try:
@@ -269,6 +276,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     offer: DelegationOffer | None = None
     result: DelegationResult | None = None
     transcript: Transcript | None = None
+    line: LineProof | None = None
+    """One line of a transcript that is not shown as a whole."""
 
 
 _READ: Final = msgspec.json.Decoder(Evidence)
@@ -285,7 +294,7 @@ def verify_evidence(
     transcript = evidence.transcript
     if transcript is None and evidence.result is not None:
         transcript = evidence.result.transcript
-    return verify_proof(
+    report = verify_proof(
         evidence.proof,
         offer=evidence.offer,
         result=evidence.result,
@@ -294,3 +303,7 @@ def verify_evidence(
         requester=InstanceId(requester) if requester is not None else None,
         budget=budget,
     )
+    if evidence.line is None:
+        return report
+    shown = Check("line", line_holds(evidence.proof, evidence.line), f"line {evidence.line.index + 1} as it was proven")
+    return msgspec.structs.replace(report, checks=(*report.checks, shown))
