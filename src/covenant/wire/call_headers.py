@@ -31,6 +31,10 @@ MEMBERS: Final = frozenset({DEPTH, CHAIN, DEADLINE, TRACEPARENT, TRACESTATE})
 DEPTH_HEADER: Final = "covenant-depth"
 CHAIN_HEADER: Final = "covenant-chain"
 DEADLINE_HEADER: Final = "covenant-deadline-ms"
+HEADERS: Final = {
+    name.encode(): name for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)
+}
+"""Their names, by the bytes that they are on the wire."""
 
 _DIGITS_MAX: Final = 18
 _TRACE_CHARS_MAX: Final = 512

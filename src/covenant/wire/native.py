@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Annotated, Any, Final, Literal, assert_never
 
 import msgspec
@@ -332,22 +333,14 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     message: MessageInput
 
 
-_run: Final = msgspec.json.Decoder(RunRequest)
+decode_run: Final = partial(decode, msgspec.json.Decoder(RunRequest))
+decode_message: Final = partial(decode, msgspec.json.Decoder(NewMessage))
 _conversation: Final = msgspec.json.Decoder(NewConversation)
-_message: Final = msgspec.json.Decoder(NewMessage)
-
-
-def decode_run(body: bytes) -> RunRequest:
-    return decode(_run, body)
 
 
 def decode_conversation(body: bytes) -> NewConversation:
-    """Nothing at all is a conversation with the master."""
+    """An empty body is a conversation with the index agent."""
     return decode(_conversation, body or b"{}")
-
-
-def decode_message(body: bytes) -> NewMessage:
-    return decode(_message, body)
 
 
 def message_content(message: MessageInput) -> tuple[Content, ...]:

@@ -10,6 +10,7 @@ sealed like any message, under the type `poll`. Its answer is a list of envelope
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -178,36 +179,11 @@ class OutOfOrder(Conflict):
         self.expected = expected
 
 
-_POLL: Final = msgspec.json.Decoder(Poll)
-_POLLED: Final = msgspec.json.Decoder(Polled)
-_RECEIVED: Final = msgspec.json.Decoder(Received)
-_REFUSED: Final = msgspec.json.Decoder(EnvelopeRefusal)
-_INTRODUCTION: Final = msgspec.json.Decoder(Introduction)
-
-
-def decode_poll(body: bytes) -> Poll:
-    poll: Poll = decode_json(_POLL, body)
-    return poll
-
-
-def decode_polled(body: bytes) -> Polled:
-    polled: Polled = decode_json(_POLLED, body)
-    return polled
-
-
-def decode_received(body: bytes) -> Received:
-    received: Received = decode_json(_RECEIVED, body)
-    return received
-
-
-def decode_refused(body: bytes) -> EnvelopeRefusal:
-    refused: EnvelopeRefusal = decode_json(_REFUSED, body)
-    return refused
-
-
-def decode_introduction(body: bytes) -> Introduction:
-    introduction: Introduction = decode_json(_INTRODUCTION, body)
-    return introduction
+decode_poll: Final = partial(decode_json, msgspec.json.Decoder(Poll))
+decode_polled: Final = partial(decode_json, msgspec.json.Decoder(Polled))
+decode_received: Final = partial(decode_json, msgspec.json.Decoder(Received))
+decode_refused: Final = partial(decode_json, msgspec.json.Decoder(EnvelopeRefusal))
+decode_introduction: Final = partial(decode_json, msgspec.json.Decoder(Introduction))
 
 
 Named = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]

@@ -27,14 +27,7 @@ from covenant.model.call_context import Hop
 from covenant.model.errors import Invalid
 from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a.dialects import V03, V1, Dialect
-from covenant.wire.call_headers import (
-    CHAIN_HEADER,
-    DEADLINE_HEADER,
-    DEPTH_HEADER,
-    TRACEPARENT,
-    TRACESTATE,
-    read_call_context,
-)
+from covenant.wire.call_headers import HEADERS, read_call_context
 from covenant.wire.sse import last_event_id
 
 S = TypeVar("S")
@@ -44,9 +37,6 @@ EXTENSIONS_MAX: Final = 50
 GRACE_S: Final = 1.0
 """How long an operation goes on for a caller who has left: nothing is broken off while it is made durable."""
 
-_HOP: Final = frozenset(
-    name.encode() for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)
-)
 _NO_HOP: Final = Hop()
 _ALWAYS: Final = ("1.0", "")
 _VERSIONS: Final = {V1: frozenset(_ALWAYS), V03: frozenset({*_ALWAYS, "1", "0.3"})}
@@ -77,9 +67,7 @@ class Headers:
 
     @property
     def of_hop(self) -> dict[str, str]:
-        if _HOP.isdisjoint(self._found):
-            return {}
-        return {name.decode(): value.decode("latin-1") for name, value in self._found.items() if name in _HOP}
+        return {HEADERS[name]: self._found[name].decode("latin-1") for name in HEADERS.keys() & self._found.keys()}
 
     def version(self, scope: Scope) -> str:
         """Said in a header or in the query."""

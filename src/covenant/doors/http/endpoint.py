@@ -40,19 +40,11 @@ from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticat
 from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.call_context import Hop
 from covenant.model.errors import Refusal, Unauthenticated
-from covenant.wire.call_headers import (
-    CHAIN_HEADER,
-    DEADLINE_HEADER,
-    DEPTH_HEADER,
-    TRACEPARENT,
-    TRACESTATE,
-    read_call_context,
-)
+from covenant.wire.call_headers import HEADERS, read_call_context
 from covenant.wire.json_input import check_fields, decode, decode_query
 from covenant.wire.mailbox import Request
 from covenant.wire.sse import comment
 
-_NAMES: Final = {name.encode(): name for name in (DEPTH_HEADER, CHAIN_HEADER, DEADLINE_HEADER, TRACEPARENT, TRACESTATE)}
 _NO_PLACE: Final = nullcontext()
 
 R = TypeVar("R", bound=Request)
@@ -211,7 +203,7 @@ class TenantCall:
     @property
     def call_context(self) -> Hop | None:
         """What the caller says of the calls before this one, in headers; None if it says nothing."""
-        said = {_NAMES[name]: value.decode("latin-1") for name, value in self.scope["headers"] if name in _NAMES}
+        said = {HEADERS[name]: value.decode("latin-1") for name, value in self.scope["headers"] if name in HEADERS}
         return read_call_context(None, said) if said else None
 
 
