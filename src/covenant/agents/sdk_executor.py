@@ -8,12 +8,11 @@ authentication parks the task when it returns. Only this module imports the SDK'
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
 import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
+import msgspec
 from a2a.auth.user import User
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.context import ServerCallContext
@@ -22,10 +21,12 @@ from a2a.types import a2a_pb2 as pb
 from google.protobuf import json_format, struct_pb2
 
 from covenant.agents.runtime.job import DAEMON_STOPS, FAILED, Job
-from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
-from covenant.model.sanitizer import without_reserved
+from covenant.model.content import Content, Text
+from covenant.model.sanitizer import unreserved_parts, without_reserved
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
 from covenant.model.task_view import TaskView
+from covenant.wire.a2a.dialects import V1
+from covenant.wire.a2a.parts_v1 import PartV1, contents_of, message_of
 
 CANCEL_S: Final = 1.0
 _INTERRUPTIONS: Final = {
@@ -181,51 +182,28 @@ def _context(job: Job, view: TaskView | None) -> RequestContext:
     context_id = task.context_id or task.id
     message = _message(said[-1], task.id, context_id)
     for more in said[:-1]:
-        message.parts.extend(_part(part) for part in more.parts)
+        message.parts.extend(_message(more, task.id, context_id).parts)
     request = pb.SendMessageRequest(
         message=message,
         configuration=pb.SendMessageConfiguration(accepted_output_modes=task.output_modes),
-        metadata=_struct(task.request_metadata),
+        metadata=task.request_metadata,
     )
     call = ServerCallContext(
         user=SdkUser(task.sender.display), tenant=task.tenant or "", requested_extensions=set(task.extensions)
     )
-    return RequestContext(
-        call, request=request, task_id=task.id, context_id=context_id, task=_task(view, context_id) if view else None
-    )
+    return RequestContext(call, request=request, task_id=task.id, context_id=context_id, task=_task(view))
 
 
-def _task(view: TaskView, context_id: str) -> pb.Task:
-    return pb.Task(
-        id=view.task.id,
-        context_id=context_id,
-        status=pb.TaskStatus(state=f"TASK_STATE_{view.state.name}"),
-        history=[_message(message, view.task.id, context_id) for message in view.history],
-        artifacts=[
-            pb.Artifact(
-                artifact_id=artifact.artifact_id,
-                name=artifact.name or "",
-                description=artifact.description or "",
-                parts=[_part(part) for part in artifact.parts],
-                metadata=_struct(artifact.metadata),
-                extensions=artifact.extensions,
-            )
-            for artifact in view.artifacts
-        ],
-    )
+def _task(view: TaskView | None) -> pb.Task | None:
+    """The task as a client would read it."""
+    if view is None:
+        return None
+    return json_format.Parse(V1.responses.encode_task(view), pb.Task(), ignore_unknown_fields=True)
 
 
-def _message(message: MessageUpdate, task_id: str, context_id: str) -> pb.Message:
-    return pb.Message(
-        message_id=message.message_id or "",
-        role=pb.ROLE_USER if message.role == "user" else pb.ROLE_AGENT,
-        parts=[_part(part) for part in message.parts],
-        task_id=task_id,
-        context_id=context_id,
-        metadata=_struct(message.metadata),
-        extensions=message.extensions,
-        reference_task_ids=message.reference_task_ids,
-    )
+def _message(said: MessageUpdate, task_id: str, context_id: str) -> pb.Message:
+    told = msgspec.to_builtins(message_of(said, task_id, context_id, ""))
+    return json_format.ParseDict(told, pb.Message())
 
 
 def _artifact(artifact: pb.Artifact, *, append: bool = False, last_chunk: bool = False) -> ArtifactUpdate:
@@ -241,51 +219,9 @@ def _artifact(artifact: pb.Artifact, *, append: bool = False, last_chunk: bool =
     )
 
 
-def _contents(parts: Any) -> tuple[Content, ...]:
-    return tuple(_content(part) for part in parts)
-
-
-def _content(part: pb.Part) -> Content:
-    kind, name, metadata = part.media_type or None, part.filename or None, _plain(part.metadata)
-    match part.WhichOneof("content"):
-        case "raw":
-            blob = base64.b64encode(part.raw).decode("ascii")
-            return Resource(Embedded(uri="", mimeType=kind, blob=blob), name, metadata)
-        case "url":
-            return ResourceLink(uri=part.url, name=name or "", mimeType=kind, metadata=metadata)
-        case "data":
-            return Json(_whole(json_format.MessageToDict(part.data)), kind, name, metadata)
-        case _:
-            return Text(part.text, kind, name, metadata)
-
-
-def _part(content: Content) -> pb.Part:
-    match content:
-        case Text(text, kind, name, metadata):
-            return pb.Part(text=text, media_type=kind or "", filename=name or "", metadata=_struct(metadata))
-        case Json(value, kind, name, metadata):
-            made = json_format.ParseDict(value, struct_pb2.Value())
-            return pb.Part(data=made, media_type=kind or "", filename=name or "", metadata=_struct(metadata))
-        case ResourceLink(uri=uri, name=name, mimeType=kind, metadata=metadata):
-            return pb.Part(url=uri, media_type=kind or "", filename=name, metadata=_struct(metadata))
-        case Image(data, kind) | Audio(data, kind):
-            return pb.Part(raw=base64.b64decode(data), media_type=kind)
-        case Resource(inner, name, metadata):
-            given = pb.Part(media_type=inner.mimeType or "", filename=name or "", metadata=_struct(metadata))
-            if inner.blob is not None:
-                given.raw = base64.b64decode(inner.blob)
-            else:
-                given.text = inner.text or ""
-            return given
-
-
-def _struct(values: dict[str, Any] | None) -> struct_pb2.Struct | None:
-    if not values:
-        return None
-    made = struct_pb2.Struct()
-    with contextlib.suppress(ValueError):  # what protobuf has no form for is left out
-        made.update(values)
-    return made
+def _contents(parts: Iterable[pb.Part]) -> tuple[Content, ...]:
+    given = [_whole(json_format.MessageToDict(part)) or {"text": ""} for part in parts]
+    return unreserved_parts(contents_of(msgspec.convert(given, list[PartV1]), "parts"))
 
 
 def _plain(struct: struct_pb2.Struct) -> dict[str, Any] | None:
