@@ -55,6 +55,7 @@ LINGER_S: Final = 0.25
 LOOK_S: Final = 0.1
 NOT_STARTED: Final = "the agent could not be started"
 APPROVAL: Final = "the agent asks for approval"
+_NAMES: Final = {"artifact": "an artifact", "call": "a call", "reply": "a reply"}
 
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -210,14 +211,14 @@ async def _end_what_it_left(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None
     await _exited(process)
     await asyncio.sleep(LINGER_S)
-    _signal(process, signal.SIGKILL)
+    signal_group(process, signal.SIGKILL)
     await asyncio.sleep(LINGER_S)
     process.stdout.feed_eof()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """The program, and what it started, are gone when this returns."""
-    _signal(process, signal.SIGTERM)
+    signal_group(process, signal.SIGTERM)
     try:
         async with asyncio.timeout(TERMINATE_S):
             await _exited(process)
@@ -225,21 +226,19 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         pass
     finally:
         # Also for what the program left behind, whether it ended by itself or not.
-        _signal(process, signal.SIGKILL)
+        signal_group(process, signal.SIGKILL)
     await _exited(process)
     process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """To the program, and to what it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
 class ProgramOutput:
-    """What a program says, as steps of its job. Forward only: the first end is the end.
-
-    `calls`: for one that converses.
-    """
+    """What a program says, as steps of its job. The first end is the end. `calls`: None if it may not call."""
 
     def __init__(self, job: Job, calls: ProgramCalls | None = None) -> None:
         self._job = job
@@ -255,11 +254,55 @@ class ProgramOutput:
             self._job.fail("the agent wrote a line that is not a JSON object")
             return
         kind = event.get("type")
-        heard = _EVENTS.get(kind) if isinstance(kind, str) else None
-        if heard is None:
-            log.debug("process.passed_over", extra=self._job.fields(type=str(kind)[:100]))
+        try:
+            self._hear(kind, event)
+        except (ValueError, TypeError) as wrong:
+            self._job.fail(f"the agent wrote {_NAMES.get(str(kind), kind)} that is none: {wrong}")
+
+    def _hear(self, kind: Any, event: dict[str, Any]) -> None:
+        job, speech = self._job, self._speech
+        match kind:
+            case "assistant":
+                speech.say(_words(event))
+            case "artifact":
+                speech.give(_content(event))
+            case "status":
+                speech.status(StatusUpdate(_words(event)))
+            case "usage":
+                job.spend(read_usage(event.get("usage")))
+            case "call" if self._calls is not None:
+                self._calls.begin(event)
+            case "call_off" if self._calls is not None:
+                self._calls.call_off(event)
+            case "result":
+                self._result(event)
+            case "reply":
+                parts = msgspec.convert(event.get("parts"), tuple[Content, ...])
+                # From the second turn on its sender knows of the task.
+                job.complete(*parts, reply=job.leased.turn == 1)
+            case "session_exited" | "session_stopped":
+                job.complete(*speech.close())
+            case "approval_request" | "auth_request":
+                speech.close()
+                state = Interruption.INPUT_REQUIRED if kind == "approval_request" else Interruption.AUTH_REQUIRED
+                job.park(StatusUpdate(_words(event) or APPROVAL, state.value))
+            case "reject":
+                job.reject(_words(event) or FAILED)
+            case "error" | "session_error":
+                job.fail(_complaint(event))
+            case _:
+                log.debug("process.passed_over", extra=job.fields(type=str(kind)[:100]))
+
+    def _result(self, event: dict[str, Any]) -> None:
+        self._job.spend(read_usage(event.get("usage")))
+        if event.get("status") == "error" or event.get("is_error") is True:
+            self._job.fail(_complaint(event))
             return
-        heard(self, event)
+        words, partial = _words(event), event.get("status") == "partial"
+        if not self._speech.text:
+            self._speech.say_at_once(words)
+        said = self._speech.close()
+        self._job.complete(*((Text(words),) if words else said), partial=partial)
 
     def exited(self, code: int) -> None:
         if code == 0 and self._calls is not None:
@@ -270,90 +313,6 @@ class ProgramOutput:
             self._job.fail(f"the agent was ended by signal {-code}")
         else:
             self._job.fail(f"the agent exited with status {code}")
-
-    def _assistant(self, event: dict[str, Any]) -> None:
-        self._speech.say(_words(event))
-
-    def _artifact(self, event: dict[str, Any]) -> None:
-        try:
-            content = _content(event)
-        except (ValueError, TypeError) as wrong:
-            self._job.fail(f"the agent wrote an artifact that is none: {wrong}")
-            return
-        self._speech.give(content)
-
-    def _status(self, event: dict[str, Any]) -> None:
-        self._speech.status(StatusUpdate(_words(event)))
-
-    def _usage(self, event: dict[str, Any]) -> None:
-        self._job.spend(read_usage(event.get("usage")))
-
-    def _result(self, event: dict[str, Any]) -> None:
-        self._usage(event)
-        if event.get("status") == "error" or event.get("is_error") is True:
-            self._job.fail(_complaint(event))
-            return
-        words, partial = _words(event), event.get("status") == "partial"
-        if not self._speech.text:
-            self._speech.say_at_once(words)
-        said = self._speech.close()
-        self._job.complete(*((Text(words),) if words else said), partial=partial)
-
-    def _over(self, event: dict[str, Any]) -> None:  # noqa: ARG002
-        self._job.complete(*self._speech.close())
-
-    def _reply(self, event: dict[str, Any]) -> None:
-        try:
-            parts = msgspec.convert(event.get("parts"), tuple[Content, ...])
-        except msgspec.ValidationError as wrong:
-            self._job.fail(f"the agent wrote a reply that is none: {wrong}")
-            return
-        # From the second turn on its sender knows of the task.
-        self._job.complete(*parts, reply=self._job.leased.turn == 1)
-
-    def _reject(self, event: dict[str, Any]) -> None:
-        self._job.reject(_words(event) or FAILED)
-
-    def _auth(self, event: dict[str, Any]) -> None:
-        self._speech.close()
-        self._job.park(StatusUpdate(_words(event) or APPROVAL, Interruption.AUTH_REQUIRED.value))
-
-    def _call(self, event: dict[str, Any]) -> None:
-        if self._calls is not None:
-            try:
-                self._calls.begin(event)
-            except msgspec.ValidationError as wrong:
-                self._job.fail(f"the agent wrote a call that is none: {wrong}")
-
-    def _call_off(self, event: dict[str, Any]) -> None:
-        if self._calls is not None:
-            self._calls.call_off(event)
-
-    def _approval(self, event: dict[str, Any]) -> None:
-        self._speech.close()
-        self._job.park(StatusUpdate(_words(event) or APPROVAL, Interruption.INPUT_REQUIRED.value))
-
-    def _error(self, event: dict[str, Any]) -> None:
-        self._job.fail(_complaint(event))
-
-
-_EVENTS: Final[dict[str, Callable[[ProgramOutput, dict[str, Any]], None]]] = {
-    "assistant": ProgramOutput._assistant,  # noqa: SLF001  (the table of the class above)
-    "artifact": ProgramOutput._artifact,  # noqa: SLF001
-    "status": ProgramOutput._status,  # noqa: SLF001
-    "usage": ProgramOutput._usage,  # noqa: SLF001
-    "call": ProgramOutput._call,  # noqa: SLF001
-    "call_off": ProgramOutput._call_off,  # noqa: SLF001
-    "reply": ProgramOutput._reply,  # noqa: SLF001
-    "reject": ProgramOutput._reject,  # noqa: SLF001
-    "auth_request": ProgramOutput._auth,  # noqa: SLF001
-    "result": ProgramOutput._result,  # noqa: SLF001
-    "session_exited": ProgramOutput._over,  # noqa: SLF001
-    "session_stopped": ProgramOutput._over,  # noqa: SLF001
-    "approval_request": ProgramOutput._approval,  # noqa: SLF001
-    "error": ProgramOutput._error,  # noqa: SLF001
-    "session_error": ProgramOutput._error,  # noqa: SLF001
-}
 
 
 def _words(event: dict[str, Any]) -> str:

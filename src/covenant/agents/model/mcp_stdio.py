@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
-from covenant.agents.process_agent import log_stderr
+from covenant.agents.process_agent import log_stderr, signal_group
 from covenant.model.mcp_servers import McpServer
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -180,11 +179,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     try:
         process.stdin.close()
         if not await _exited(process):
-            _signal(process, signal.SIGTERM)
+            signal_group(process, signal.SIGTERM)
             await _exited(process)
     finally:
         # Also for what the server left behind, whether it ended by itself or not; and if this was canceled.
-        _signal(process, signal.SIGKILL)
+        signal_group(process, signal.SIGKILL)
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
     await _exited(process)
 
@@ -196,8 +195,3 @@ async def _exited(process: asyncio.subprocess.Process) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
