@@ -1,7 +1,7 @@
-"""The roster: whom an agent can hand work to, here and elsewhere, as lines of text and as something to rank.
+"""The agents that an agent can hand work to, here and elsewhere: as lines of text, and to be ranked.
 
 Local agents are those of the tenant's catalogue that somebody plays. Remote ones are those that are configured and
-whose cards were found (see `abroad`). What is here is made again only when something has changed.
+whose cards were found; their cards are fetched in the background. A listing is made again only when something changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Final, Protocol
 
 import msgspec
 
-from covenant.agents.model.tool_specs import plain
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.agent_card import RemoteCard, RemoteSkill
 from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent
@@ -161,34 +160,6 @@ class RemoteCards:
         self.changes += 1
         self._ordered = {name: self._kept[name] for name in self._names if name in self._kept}
         self._told()
-
-
-def list_remotes(known: Mapping[str, RemoteCardEntry]) -> str:
-    """`/a2a list`."""
-    if not known:
-        return "no remote agents configured"
-    lines = [f"configured remote agents ({len(known)}):"]
-    for name, kept in known.items():
-        if kept.card is None:
-            lines.append(f"  {name} (card unavailable: {plain(kept.trouble)})")
-            continue
-        lines.append(f"  {name} — {plain(kept.card.description)}")
-        if kept.card.skills:
-            lines.append(f"    skills: {', '.join(plain(skill.id) for skill in kept.card.skills)}")
-    return "\n".join(lines)
-
-
-def describe_card(card: RemoteCard) -> str:
-    """`/a2a card`."""
-    ways = [f"{way.binding} {way.version}" for way in card.ways]
-    lines = [
-        f"name: {plain(card.name)}",
-        f"url: {card.ways[0].url if card.ways else card.url}",
-        f"protocol: {', '.join(ways) or 'unknown'}; version: {plain(card.version)}",
-        f"description: {plain(card.description)}",
-        *(f"- {plain(skill.id)}: {plain(skill.description or skill.name)}" for skill in card.skills),
-    ]
-    return "\n".join(lines)
 
 
 TENANTS_MAX: Final = 1_000

@@ -17,7 +17,7 @@ A plain function (`def`) runs in a thread, and is given a `SyncTurn`, whose call
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, Protocol, TypeVar, overload
 
 import msgspec
 
@@ -44,6 +44,7 @@ class BareReply(msgspec.Struct, frozen=True, gc=False):
     content: tuple[Content, ...]
 
 
+T = TypeVar("T")
 Sayable = str | Content | StatusUpdate | Rejection | BareReply
 Function = Callable[[Any], AsyncIterator[Sayable] | Awaitable[Sayable | Iterable[Sayable] | None] | Any]
 
@@ -213,6 +214,15 @@ class Turn(BaseTurn):
         return await self._job.calls.answer(call, what)
 
 
+class AskLoop(Protocol):
+    """From a thread: have the loop do something, and wait for what comes of it."""
+
+    @overload
+    def __call__(self, do: Callable[[], Awaitable[T]], /) -> T: ...
+    @overload
+    def __call__(self, do: Callable[[], None], /) -> None: ...
+
+
 class SyncTurn(BaseTurn):
     """One round of a task, for a plain function, which runs in a thread: the methods of a `Turn`, without `await`.
 
@@ -222,9 +232,7 @@ class SyncTurn(BaseTurn):
 
     __slots__ = ("_ask",)
 
-    def __init__(
-        self, job: TurnWork, history: tuple[MessageUpdate, ...], ask: Callable[[Callable[[], Any]], Any]
-    ) -> None:
+    def __init__(self, job: TurnWork, history: tuple[MessageUpdate, ...], ask: AskLoop) -> None:
         super().__init__(job, history)
         self._ask = ask
 
@@ -237,29 +245,20 @@ class SyncTurn(BaseTurn):
         key: str | None = None,
         idempotent: bool | None = None,
     ) -> Answer:
-        """As `Turn.call`."""
         call = Call(agent=agent, what=what, timeout_ms=timeout_ms, key=key, idempotent=idempotent)
-        answer: Answer = self._ask(lambda: self._job.calls.one(call))
-        return answer
+        return self._ask(lambda: self._job.calls.one(call))
 
     def call_all(self, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        """As `Turn.call_all`."""
-        answers: tuple[Answer, ...] = self._ask(lambda: self._job.calls.all(calls))
-        return answers
+        return self._ask(lambda: self._job.calls.all(calls))
 
     def call_first(self, calls: Sequence[Calling]) -> Answer:
-        """As `Turn.call_first`."""
         return self.call_quorum(1, calls)[0]
 
     def call_quorum(self, count: int, calls: Sequence[Calling]) -> tuple[Answer, ...]:
-        """As `Turn.call_quorum`."""
-        answers: tuple[Answer, ...] = self._ask(lambda: self._job.calls.quorum(count, calls))
-        return answers
+        return self._ask(lambda: self._job.calls.quorum(count, calls))
 
     def answer(self, call: Answer | str, what: Sendable) -> Answer:
-        """As `Turn.answer`."""
-        answer: Answer = self._ask(lambda: self._job.calls.answer(call, what))
-        return answer
+        return self._ask(lambda: self._job.calls.answer(call, what))
 
     def spend(self, tokens: float = 0, **more: float) -> None:
         self._ask(lambda: BaseTurn.spend(self, tokens, **more))

@@ -15,8 +15,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 from pydantic_ai.models.test import TestModel
 
 from covenant.agents.api import Agent
-from covenant.agents.model.tool_specs import RESULT_BYTES_MAX, SHARED_BYTES_MAX
-from covenant.agents.model.toolbox import ROUNDS_MAX, Toolbox
+from covenant.agents.model.toolbox import RESULT_BYTES_MAX, ROUNDS_MAX, SHARED_BYTES_MAX, Toolbox
 from covenant.agents.router import NO_MODEL
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput

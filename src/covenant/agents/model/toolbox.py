@@ -3,45 +3,118 @@
 What an agent may use is decided here, when a tool is called, and not by what the model was told: a tool that its
 definition does not allow, or that is not configured, does nothing, whoever asks for it.
 
-Results are text (see `framing`). One that begins with `ERR:` failed. Each use leaves an artifact `<task>-tool-<n>`, and
-each answer of another agent one `<task>-sub-<n>`. An agent elsewhere is sent the text of the message and nothing else.
+A result is text between `[/command …]` and `[END …]`; one that begins with `ERR:` failed. Each result is cut at 16,384
+bytes, and those of one round of the model share 32,768. Nothing that others wrote can look like a result's end. Each use
+leaves an artifact `<task>-tool-<n>`, and each answer of another agent one `<task>-sub-<n>`. An agent elsewhere is sent
+the text of the message and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import msgspec
 
-from covenant.agents.agent_directory import AgentDirectory, RemoteCardEntry, describe_card, list_remotes
+from covenant.agents.agent_directory import AgentDirectory, RemoteCardEntry
 from covenant.agents.model.agent_memory import AgentMemories, AgentMemory, MemoryNote
 from covenant.agents.model.mcp_tools import McpTools
-from covenant.agents.model.tool_specs import (
-    RESULT_BYTES_MAX,
-    SHARED_BYTES_MAX,
-    TRUNCATED,
-    ToolSpec,
-    cut,
-    framed,
-    label,
-    plain,
-    specs_of,
-    tool,
-)
 from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.runtime import turn_output as saying
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.exchange.skills import MCP, usable
+from covenant.model.agent_card import RemoteCard
 from covenant.model.agent_definition import INDEX, AgentDefinition
 from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError
 from covenant.model.task_view import Artifact
 from covenant.outbound.remote.remote_task import Sendable
+
+RESULT_BYTES_MAX: Final = 16_384
+SHARED_BYTES_MAX: Final = 32_768
+TRUNCATED: Final = "\n[truncated]"
+HEAD_CHARS_MAX: Final = 200
+
+Method = TypeVar("Method", bound=Callable[..., Awaitable[str]])
+
+
+class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`command`: the capability that an agent needs for it. `takes`: a struct of its arguments."""
+
+    name: str
+    command: str
+    about: str
+    takes: type[msgspec.Struct]
+    run: Callable[..., Awaitable[str]]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        _, parts = msgspec.json.schema_components((self.takes,), ref_template="#/$defs/{name}")
+        whole = dict(parts.pop(self.takes.__name__))
+        return {**whole, "$defs": parts} if parts else whole
+
+
+def tool(command: str, about: str) -> Callable[[Method], Method]:
+    """The decorated method is a tool: its name and parameters are those that the model is told of."""
+
+    def decorate(method: Method) -> Method:
+        kinds = get_type_hints(method, include_extras=True)
+        fields: list[Any] = []
+        for parameter in [*inspect.signature(method).parameters.values()][1:]:
+            default = () if parameter.default is parameter.empty else (parameter.default,)
+            fields.append((parameter.name, kinds[parameter.name], *default))
+        takes = msgspec.defstruct(method.__name__, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
+        spec = ToolSpec(name=method.__name__, command=command, about=about, takes=takes, run=method)
+        method.spec = spec  # type: ignore[attr-defined]
+        return method
+
+    return decorate
+
+
+def specs_of(toolbox: type) -> dict[str, ToolSpec]:
+    """By name, in the order of the class."""
+    return {name: method.spec for name, method in vars(toolbox).items() if hasattr(method, "spec")}
+
+
+def framed(command: str, name: str, given: Mapping[str, Any], body: str, room: int) -> tuple[str, int]:
+    """The result of the tool `name`, and how many bytes of the room it took. `command` has no slash."""
+    sub = name.partition("_")[2]
+    rest = " ".join(plain(value) for value in given.values())
+    head = " ".join(filter(None, (f"/{command}", sub, rest)))
+    shown = cut(body.replace("[END ", "[end "), max(0, min(RESULT_BYTES_MAX, room)))
+    return f"[{head[:HEAD_CHARS_MAX]}]\n{shown}\n[END {command.upper()}]", min(room, len(shown.encode()))
+
+
+def label(name: str, given: Mapping[str, Any]) -> str:
+    """Of a use, as its artifact has it: `a2a:weatherbot`, `mcp:server.tool`, `parallel`."""
+    match name:
+        case "agent":
+            return f"agent:{plain(given.get('agent', ''))}"[:HEAD_CHARS_MAX]
+        case "a2a_card" | "a2a_call":
+            return f"a2a:{plain(given.get('name', ''))}"[:HEAD_CHARS_MAX]
+        case "mcp_call":
+            return f"mcp:{plain(given.get('server', ''))}.{plain(given.get('tool', ''))}"[:HEAD_CHARS_MAX]
+        case _:
+            return name.replace("_", ":", 1)
+
+
+def plain(value: object) -> str:
+    """On one line."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return " ".join(text.split())[:400]
+
+
+def cut(text: str, most: int) -> str:
+    data = text.encode()
+    if len(data) <= most:
+        return text
+    return data[: max(0, most - len(TRUNCATED))].decode(errors="ignore") + TRUNCATED
+
 
 ROUNDS_MAX: Final = 6
 PAGES_MAX: Final = 3
@@ -238,14 +311,14 @@ class Toolbox:
 
     @tool("/a2a", "List the remote agents.")
     async def a2a_list(self) -> str:
-        return list_remotes(self._means.roster.known(self._tenant))
+        return _list_remotes(self._means.roster.known(self._tenant))
 
     @tool("/a2a", "Show a remote agent's card.")
     async def a2a_card(self, name: Short) -> str:
         kept = self._remote(name)
         if kept.card is None:
             raise ToolFailed(f"card fetch failed: {kept.trouble}")
-        return describe_card(kept.card)
+        return _describe_card(kept.card)
 
     @tool("/a2a", "Send a message to a remote agent, and get its answer. It sees this text and nothing else.")
     async def a2a_call(self, name: Short, message: Words) -> str:
@@ -360,6 +433,34 @@ def _why_not(answer: Answer) -> str:
     if failure.rpc_code is not None:
         return f"JSON-RPC error {failure.rpc_code}: {failure.message}"
     return f"HTTP {failure.status}: {failure.message}" if failure.status else f"transport: {failure.message}"
+
+
+def _list_remotes(known: Mapping[str, RemoteCardEntry]) -> str:
+    """`/a2a list`."""
+    if not known:
+        return "no remote agents configured"
+    lines = [f"configured remote agents ({len(known)}):"]
+    for name, kept in known.items():
+        if kept.card is None:
+            lines.append(f"  {name} (card unavailable: {plain(kept.trouble)})")
+            continue
+        lines.append(f"  {name} — {plain(kept.card.description)}")
+        if kept.card.skills:
+            lines.append(f"    skills: {', '.join(plain(skill.id) for skill in kept.card.skills)}")
+    return "\n".join(lines)
+
+
+def _describe_card(card: RemoteCard) -> str:
+    """`/a2a card`."""
+    ways = [f"{way.binding} {way.version}" for way in card.ways]
+    lines = [
+        f"name: {plain(card.name)}",
+        f"url: {card.ways[0].url if card.ways else card.url}",
+        f"protocol: {', '.join(ways) or 'unknown'}; version: {plain(card.version)}",
+        f"description: {plain(card.description)}",
+        *(f"- {plain(skill.id)}: {plain(skill.description or skill.name)}" for skill in card.skills),
+    ]
+    return "\n".join(lines)
 
 
 def _headline(note: MemoryNote) -> str:
