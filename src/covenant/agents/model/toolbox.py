@@ -4,9 +4,9 @@ What an agent may use is decided here, when a tool is called, and not by what th
 definition does not allow, or that is not configured, does nothing, whoever asks for it.
 
 A result is text between `[/command …]` and `[END …]`; one that begins with `ERR:` failed. Each result is cut at 16,384
-bytes, and those of one round of the model share 32,768. Nothing that others wrote can look like a result's end. Each use
-leaves an artifact `<task>-tool-<n>`, and each answer of another agent one `<task>-sub-<n>`. An agent elsewhere is sent
-the text of the message and nothing else.
+bytes, and those of one round of the model share 32,768. Nothing that others wrote can look like a result's end.
+Each use leaves an artifact `<task>-tool-<n>`, and each answer of another agent one `<task>-sub-<n>`. An agent
+elsewhere is sent the text of the message and nothing else.
 """
 
 from __future__ import annotations
