@@ -62,10 +62,10 @@ class House:
     workers: WorkerPool
     conversations: A2AExchange
     caller: Caller
-    roster: AgentDirectory
+    directory: AgentDirectory
     elsewhere: Elsewhere
-    abroad: RemoteCards
-    means: ToolServices
+    remote_cards: RemoteCards
+    services: ToolServices
     models: dict[str, Model] = field(default_factory=dict)
     """Of the model agents by id; under "" that of all others."""
     tokens_max: int = 0
@@ -78,7 +78,7 @@ class House:
         advisor = definition.advisor
         adviser = ModelAdvisor(self.models[advisor.model], advisor, request_s=BOUND_S) if advisor is not None else None
         return ModelAgent(
-            model, definition, self.means, tokens_max=self.tokens_max, remembers=remembers, adviser=adviser
+            model, definition, self.services, tokens_max=self.tokens_max, remembers=remembers, adviser=adviser
         )
 
     def add(self, agent: Agent | dict[str, Any], tenant: str = DEFAULT) -> None:
@@ -91,7 +91,7 @@ class House:
         self.workers.register(self.catalogue.identity(tenant, definition.id), body)
 
     def open_index(self, tenant: str = DEFAULT) -> None:
-        self.workers.register(self.catalogue.identity(tenant, INDEX), IndexAgent(self, self.roster))
+        self.workers.register(self.catalogue.identity(tenant, INDEX), IndexAgent(self, self.directory))
 
     async def ask(self, agent_id: str, said: str | Sequence[Content], *, task_id: str | None = None) -> TaskView:
         agent = self.catalogue.agent(self.caller.tenant.name, agent_id)
@@ -108,8 +108,8 @@ class House:
 
     async def known(self) -> None:
         """The cards of all remote agents were looked for."""
-        self.abroad.look()
-        await asyncio.wait_for(self.abroad.settled(), BOUND_S)
+        self.remote_cards.look()
+        await asyncio.wait_for(self.remote_cards.settled(), BOUND_S)
 
     def register(self, **urls: str) -> None:
         (self.home / FILE).write_text(json.dumps({"agents": {name: {"url": url} for name, url in urls.items()}}))
@@ -170,11 +170,11 @@ async def a_house(
         delegations=lambda pool: Delegations(ledger, catalogue, pool, limits, registered=elsewhere.registered),
     )
     workers.register(catalogue.identity(DEFAULT, ELSEWHERE), elsewhere.body())
-    abroad = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic)
+    remote_cards = RemoteCards(elsewhere.registry, elsewhere.card, time.monotonic)
     known = dict(models or {})
-    roster = AgentDirectory(catalogue, lambda definition: definition.kind != "model" or bool(known), abroad)
-    means = ToolServices(
-        roster=roster, pages=WebPages(fetcher), memories=AgentMemories(home / "memory", now_ms), mcp=tools
+    directory = AgentDirectory(catalogue, lambda definition: definition.kind != "model" or bool(known), remote_cards)
+    services = ToolServices(
+        directory=directory, pages=WebPages(fetcher), memories=AgentMemories(home / "memory", now_ms), mcp=tools
     )
     house = House(
         home=home,
@@ -184,10 +184,10 @@ async def a_house(
         workers=workers,
         conversations=A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits()),
         caller=caller,
-        roster=roster,
+        directory=directory,
         elsewhere=elsewhere,
-        abroad=abroad,
-        means=means,
+        remote_cards=remote_cards,
+        services=services,
         models=known,
         tokens_max=tokens_max,
         token=token,

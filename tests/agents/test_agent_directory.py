@@ -56,40 +56,40 @@ class Clock:
         return self.now_s
 
 
-async def settled(abroad: RemoteCards) -> None:
-    abroad.look()
-    await asyncio.wait_for(abroad.settled(), BOUND_S)
+async def settled(remote_cards: RemoteCards) -> None:
+    remote_cards.look()
+    await asyncio.wait_for(remote_cards.settled(), BOUND_S)
 
 
 async def test_cards_and_failures_are_kept_each_for_its_time() -> None:
     names, cards, clock = Names("a", "b"), Cards(), Clock()
     cards.dead = {"b"}
-    abroad = RemoteCards(names, cards.find, clock)
-    await settled(abroad)
-    await settled(abroad)
+    remote_cards = RemoteCards(names, cards.find, clock)
+    await settled(remote_cards)
+    await settled(remote_cards)
     assert cards.asked == ["a", "b"]
-    assert {name: kept.trouble for name, kept in abroad.known.items()} == {"a": "", "b": "b is dead"}
+    assert {name: kept.trouble for name, kept in remote_cards.known.items()} == {"a": "", "b": "b is dead"}
     clock.now_s += module.FAILURE_S
-    await settled(abroad)
+    await settled(remote_cards)
     assert cards.asked == ["a", "b", "b"]
     clock.now_s += module.CARD_S
-    await settled(abroad)
+    await settled(remote_cards)
     assert sorted(cards.asked[3:]) == ["a", "b"]
 
 
 async def test_an_entry_that_changes_is_asked_again_and_one_that_goes_is_forgotten() -> None:
     names, cards = Names("a", "b"), Cards()
     told: list[int] = []
-    abroad = RemoteCards(names, cards.find, Clock(), told=lambda: told.append(1))
-    await settled(abroad)
-    assert (bool(abroad), len(told) > 0) == (True, True)
+    remote_cards = RemoteCards(names, cards.find, Clock(), told=lambda: told.append(1))
+    await settled(remote_cards)
+    assert (bool(remote_cards), len(told) > 0) == (True, True)
     names.entries = {"a": "v2"}
-    await settled(abroad)
+    await settled(remote_cards)
     assert cards.asked == ["a", "b", "a"]
-    assert list(abroad.known) == ["a"]
+    assert list(remote_cards.known) == ["a"]
     names.entries = {}
-    await settled(abroad)
-    assert not abroad
+    await settled(remote_cards)
+    assert not remote_cards
 
 
 async def test_many_are_asked_at_once_but_not_all_and_nobody_waits_for_the_slow(
@@ -98,16 +98,16 @@ async def test_many_are_asked_at_once_but_not_all_and_nobody_waits_for_the_slow(
     monkeypatch.setattr(module, "SPACING_S", 0)
     names, cards = Names(*(f"r{number}" for number in range(40))), Cards()
     cards.held.clear()
-    abroad = RemoteCards(names, cards.find, Clock())
-    abroad.look()
+    remote_cards = RemoteCards(names, cards.find, Clock())
+    remote_cards.look()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert cards.under_way == FETCHES_MAX
-    assert abroad.known == {}
+    assert remote_cards.known == {}
     cards.held.set()
-    await asyncio.wait_for(abroad.settled(), BOUND_S)
+    await asyncio.wait_for(remote_cards.settled(), BOUND_S)
     # In the order of the file, whoever answered first.
-    assert list(abroad.known) == [f"r{number}" for number in range(40)]
+    assert list(remote_cards.known) == [f"r{number}" for number in range(40)]
     assert cards.most == FETCHES_MAX
 
 
@@ -115,9 +115,9 @@ async def test_one_that_never_answers_is_a_failure_in_the_end(monkeypatch: pytes
     monkeypatch.setattr(module, "FETCH_S", 0.01)
     cards = Cards()
     cards.held.clear()
-    abroad = RemoteCards(Names("a"), cards.find, Clock())
-    await settled(abroad)
-    assert abroad.known["a"].trouble.startswith("no card within")
+    remote_cards = RemoteCards(Names("a"), cards.find, Clock())
+    await settled(remote_cards)
+    assert remote_cards.known["a"].trouble.startswith("no card within")
 
 
 async def test_what_others_say_of_themselves_stays_on_one_line() -> None:
@@ -138,12 +138,12 @@ async def test_what_others_say_of_themselves_stays_on_one_line() -> None:
 async def test_the_roster_has_what_is_played_and_what_was_found_the_local_first(tmp_path: Path) -> None:
     weather: dict[str, Any] = {"description": "Tells the weather", "skills": ["forecast"]}
     async with a_house(tmp_path, function("weather", "x", **weather), {"id": "unplayed"}) as house:
-        assert [listed.name for listed in house.roster.all("default")] == ["weather"]
-        assert house.roster.all("default") is house.roster.all("default")
-        assert house.roster.text("default") == (
+        assert [listed.name for listed in house.directory.all("default")] == ["weather"]
+        assert house.directory.all("default") is house.directory.all("default")
+        assert house.directory.text("default") == (
             "AGENTS (call with the tool agent):\n- weather — Tells the weather (skills: forecast)"
         )
-        assert house.roster.text("default", without="weather") == ""
+        assert house.directory.text("default", without="weather") == ""
         house.add(function("poet", "x"))
-        assert [listed.name for listed in house.roster.all("default")] == ["weather", "poet"]
-        assert house.roster.all("nobody") == ()
+        assert [listed.name for listed in house.directory.all("default")] == ["weather", "poet"]
+        assert house.directory.all("nobody") == ()

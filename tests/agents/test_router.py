@@ -142,13 +142,13 @@ async def test_a_turn_neither_waits_for_dead_remotes_nor_asks_them(tmp_path: Pat
         await never.wait()
 
     async with a_house(tmp_path, function("weather", "sunny", **WEATHER)) as house:
-        house.abroad._find_card = hang
+        house.remote_cards._find_card = hang
         house.register(**{f"dead{number}": DEAD for number in range(50)})
-        house.abroad.look()
+        house.remote_cards.look()
         await busy.wait()
         assert said(await house.ask("index", "What is the forecast?")) == "sunny"
         assert len(asked) == FETCHES_MAX, "those who wait for a card hold up nobody, and the turn asked for none"
-        assert house.roster.remote("default") == []
+        assert house.directory.remote("default") == []
         never.set()
 
 

@@ -163,7 +163,7 @@ class RemoteCards:
 
 
 TENANTS_MAX: Final = 1_000
-"""Whose rosters are kept made."""
+"""Whose listings are kept."""
 SKILLS_MAX: Final = 5
 LINE_CHARACTERS_MAX: Final = 300
 
@@ -208,17 +208,17 @@ class AgentDirectory:
         self,
         catalogue: Catalogue,
         played: Callable[[AgentDefinition], bool],
-        abroad: RemoteCards | None = None,
+        remote_cards: RemoteCards | None = None,
         *,
         callable_by: Callable[[str], Container[str]] | None = None,
     ) -> None:
         """`played`: whether somebody does this agent's work.
 
-        `callable_by`: the names abroad that a tenant may call; None: every tenant may call all of them.
+        `callable_by`: the names of remote agents that a tenant may call; None: every tenant may call all of them.
         """
         self._catalogue = catalogue
         self._played = played
-        self._abroad = abroad
+        self._remote_cards = remote_cards
         self._callable_by = callable_by
         self._made: dict[str, tuple[tuple[int, int], tuple[CallableAgent, ...]]] = {}
 
@@ -227,7 +227,7 @@ class AgentDirectory:
 
         Equal (and the same object) until something changes.
         """
-        stamp = (self._catalogue.changes, self._abroad.changes if self._abroad is not None else 0)
+        stamp = (self._catalogue.changes, self._remote_cards.changes if self._remote_cards is not None else 0)
         known = self._made.get(tenant)
         if known is not None and known[0] == stamp:
             return known[1]
@@ -264,7 +264,7 @@ class AgentDirectory:
 
     def known(self, tenant: str) -> Mapping[str, RemoteCardEntry]:
         """What is known of the remote agents that a tenant may call, by name."""
-        known = self._abroad.known if self._abroad is not None else {}
+        known = self._remote_cards.known if self._remote_cards is not None else {}
         if not known or self._callable_by is None:
             return known
         may = self._callable_by(tenant)
@@ -273,7 +273,7 @@ class AgentDirectory:
     @property
     def reaches_out(self) -> bool:
         """Whether any remote agent is configured."""
-        return bool(self._abroad)
+        return bool(self._remote_cards)
 
     def _remote(self, tenant: str) -> Iterator[CallableAgent]:
         for name, kept in self.known(tenant).items():

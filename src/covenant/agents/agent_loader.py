@@ -1,4 +1,4 @@
-"""Finding agents in Python files: whatever stands at the top of a module and is an agent of a kind that can run here.
+"""Loads agents from Python files: whatever stands at the top of a module and is an agent of a kind that can run here.
 
 An `Agent` of ours, an `AgentExecutor` of the official SDK, an agent of pydantic-ai. The last two are looked for only in
 files that have imported those libraries themselves. An agent that says no name is called what its variable is called.

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar, overload
 
 import msgspec
 
-from covenant.agents.runtime import turn_output as speech
+from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.ledger.machine.commands import LeasedTask
@@ -127,12 +127,12 @@ class BaseTurn:
     @checks_arguments
     def file(name: str, data: bytes | None = None, *, url: str | None = None, media_type: str | None = None) -> Content:
         """Yield it: an artifact, by its bytes or by where they are. The media type follows from the name."""
-        return speech.file(name, data, url=url, media_type=media_type)
+        return turn_output.file(name, data, url=url, media_type=media_type)
 
     @staticmethod
     def data(value: Any) -> Content:
         """Yield it: an artifact of anything that can be JSON."""
-        return speech.data(value)
+        return turn_output.data(value)
 
     @staticmethod
     @checks_arguments

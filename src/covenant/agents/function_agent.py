@@ -1,7 +1,7 @@
-"""Function agents: a body that calls the author's function, and says what it yields or returns.
+"""Function agents: the author's function is called, and what it yields or returns is said.
 
-An async function runs on the loop. A plain one runs in a thread of its own (see `threads`). A function is async if it,
-what its decorator wraps (`functools.wraps`), or the `__call__` of an object is an `async def`.
+An async function runs on the loop. A plain one runs in a thread of its own (see `function_threads`). A function is
+async if it, what its decorator wraps (`functools.wraps`), or the `__call__` of an object is an `async def`.
 """
 
 from __future__ import annotations
@@ -75,26 +75,26 @@ class FunctionAgent:
     async def _go_on(self, job: Job) -> None:
         await self.perform(job, TurnOutput(job), await earlier(job))
 
-    async def perform(self, job: FunctionJob, speech: FunctionOutput, history: tuple[MessageUpdate, ...]) -> None:
+    async def perform(self, job: FunctionJob, output: FunctionOutput, history: tuple[MessageUpdate, ...]) -> None:
         if self._plain:
-            await self._listen_to_thread(job, speech, history)
+            await self._listen_to_thread(job, output, history)
         else:
             # A decorator may make something else of an async function: what counts is what was made.
             made: Any = self._function(Turn(job, history))
             if inspect.isasyncgen(made):
-                await self._listen(made, job, speech)
+                await self._listen(made, job, output)
             else:
-                _say_returned(await made if inspect.isawaitable(made) else made, job, speech)
+                _say_returned(await made if inspect.isawaitable(made) else made, job, output)
         if not job.ended:
-            job.complete(*speech.close())
+            job.complete(*output.close())
 
-    async def _listen(self, generator: AsyncGenerator[Any, Any], job: FunctionJob, speech: FunctionOutput) -> None:
+    async def _listen(self, generator: AsyncGenerator[Any, Any], job: FunctionJob, output: FunctionOutput) -> None:
         try:
             async for said in generator:
                 if type(said) is str:
-                    speech.say(said)
+                    output.say(said)
                 else:
-                    _say_checked(said, job, speech, "yielded")
+                    _say_checked(said, job, output, "yielded")
                     if job.ended:
                         return
                 if job.full:
@@ -103,14 +103,14 @@ class FunctionAgent:
             await generator.aclose()
 
     async def _listen_to_thread(
-        self, job: FunctionJob, speech: FunctionOutput, history: tuple[MessageUpdate, ...]
+        self, job: FunctionJob, output: FunctionOutput, history: tuple[MessageUpdate, ...]
     ) -> None:
         def hear(chunk: str) -> Awaitable[None] | None:
-            speech.say(chunk)
+            output.say(chunk)
             return job.room() if job.full else None
 
         def hear_yielded(said: Any) -> None:
-            _say_checked(said, job, speech, "yielded")
+            _say_checked(said, job, output, "yielded")
             if job.ended:
                 raise TurnStopped
 
@@ -119,7 +119,7 @@ class FunctionAgent:
             if inspect.isgenerator(made):
                 _tell_all(made, line, hear_yielded)
             else:
-                line.ask(lambda: _say_returned(made, job, speech))
+                line.ask(lambda: _say_returned(made, job, output))
 
         try:
             await job.threads.run(work, hear, job.holder.display)
@@ -158,22 +158,22 @@ async def earlier(job: Job) -> tuple[MessageUpdate, ...]:
     return tuple(said for said in view.history if said not in job.messages) if view is not None else ()
 
 
-def _say_returned(returned: Any, job: FunctionJob, speech: FunctionOutput) -> None:
+def _say_returned(returned: Any, job: FunctionJob, output: FunctionOutput) -> None:
     if returned is None:
         return
     if inspect.iscoroutine(returned):
         returned.close()  # of a plain function that was meant to be an async one
     if isinstance(returned, str):
-        speech.say_at_once(str.__str__(returned))
+        output.say_at_once(str.__str__(returned))
     elif isinstance(returned, list | tuple):
         for said in returned:
             if not job.ended:
-                _say_checked(said, job, speech, "returned")
+                _say_checked(said, job, output, "returned")
     else:
-        _say_checked(returned, job, speech, "returned")
+        _say_checked(returned, job, output, "returned")
 
 
-def _say_checked(said: Any, job: FunctionJob, speech: FunctionOutput, how: str) -> None:
+def _say_checked(said: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
     """What is no plain text is a value of ours, whose fields may be anything: authors make some of them by hand."""
     try:
         if isinstance(said, _VALUES):
@@ -181,30 +181,30 @@ def _say_checked(said: Any, job: FunctionJob, speech: FunctionOutput, how: str) 
     except WrongType as wrong:
         job.fail(f"the agent {how} what cannot be said: {wrong.message}")
     else:
-        _say(said, job, speech, how)
+        _say(said, job, output, how)
 
 
-def _say(said: Any, job: FunctionJob, speech: FunctionOutput, how: str) -> None:
+def _say(said: Any, job: FunctionJob, output: FunctionOutput, how: str) -> None:
     match said:
         case str():
-            speech.say(str.__str__(said))
+            output.say(str.__str__(said))
         case StatusUpdate(state="working"):
-            speech.status(said)
+            output.status(said)
         case StatusUpdate():
-            speech.close()
+            output.close()
             job.park(said)
         case Rejection(text):
             job.reject(text)
         case BareReply(content):
-            _reply(content, job, speech)
+            _reply(content, job, output)
         case _ if isinstance(said, _CONTENT):
-            speech.give(said)
+            output.give(said)
         case _:
             job.fail(f"the agent {how} {_article(type(said).__name__)}, which cannot be said; it may be {SAYABLE}")
 
 
-def _reply(content: tuple[Any, ...], job: FunctionJob, speech: FunctionOutput) -> None:
-    if speech.text:
+def _reply(content: tuple[Any, ...], job: FunctionJob, output: FunctionOutput) -> None:
+    if output.text:
         job.fail("the agent replied with a bare message after it had streamed text; a reply is all there is to say")
     elif not all(isinstance(block, _CONTENT) for block in content):
         job.fail("the agent replied with something that is neither text nor content")

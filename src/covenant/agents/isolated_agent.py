@@ -107,7 +107,11 @@ def raised(answered: ProgramCallAnswer) -> Refusal:
 
 
 class ProgramCalls:
-    """In the daemon: performs what a program asks, as calls of its job."""
+    """In the daemon: performs what a program asks on its standard output, as calls of its job.
+
+    A line `{"type": "call", "id", "verb", …}` is a `ProgramCall`. Its `ProgramCallAnswer` is a line on standard input.
+    `{"type": "call_off", "id"}` takes a call back. At most `CALLS_MAX` are under way at once; all end with the turn.
+    """
 
     def __init__(self, job: Job, stdin: asyncio.StreamWriter) -> None:
         self._job = job

@@ -1,4 +1,4 @@
-"""The program of an isolated function: it does one turn of one agent, and ends. See `isolated`.
+"""The program of an isolated function: it does one turn of one agent, and ends. See `isolated_agent`.
 
     python -m covenant.agents.isolated_program FILE AGENT
 
@@ -114,7 +114,7 @@ def _asked(call: Calling) -> ProgramCallTarget:
 
 
 class _Turn:
-    """The job of the daemon, as far as a function needs it, and its speech: what is said becomes lines."""
+    """The daemon's job and the turn's output, as far as a function needs them: what is said becomes lines."""
 
     def __init__(self, leased: LeasedTask, output: _Output, calls: _Calls) -> None:
         self.leased: Final = leased

@@ -48,21 +48,21 @@ class KeywordMatch(msgspec.Struct, frozen=True):
 
 
 class KeywordIndex:
-    """Made once for a roster, asked for each request."""
+    """Made once for a list of agents, and asked for each request."""
 
-    def __init__(self, roster: Sequence[CallableAgent]) -> None:
-        self._roster = roster
-        self._places = [_places(listed) for listed in roster]
+    def __init__(self, agents: Sequence[CallableAgent]) -> None:
+        self._agents = agents
+        self._places = [_places(listed) for listed in agents]
         having = Counter(stem for places in self._places for stem in places)
         # Where there is one agent alone, each of its words would be one that everybody has.
-        agents = max(2, len(roster))
-        self._rarity = {stem: math.log(1 + agents / count) for stem, count in having.items()}
+        total = max(2, len(agents))
+        self._rarity = {stem: math.log(1 + total / count) for stem, count in having.items()}
 
     def rank(self, text: str) -> list[KeywordMatch]:
         """The best first; those that share no word at all are left out."""
         asked = {stem: word for word, stem in _words(text)}
         found: list[KeywordMatch] = []
-        for listed, places in zip(self._roster, self._places, strict=True):
+        for listed, places in zip(self._agents, self._places, strict=True):
             shared = [stem for stem in asked if stem in places]
             score = sum(self._rarity[stem] * WEIGHTS[places[stem]] for stem in shared)
             if shared:

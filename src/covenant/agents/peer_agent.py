@@ -1,4 +1,4 @@
-"""Agents of peers: a body that has a task done by another instance, sealed and proven.
+"""Agents of peers: a task is done by another instance, sealed and proven.
 
 The offer goes under the task's own id, and everything said about it is in the ledger: an attempt that finds it offered
 goes on from there, so a daemon may stop or die at any moment. How it stands is noted in the task's updates, what proves

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from covenant.agents.function_agent import earlier
-from covenant.agents.runtime import turn_output as saying
+from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.job import FAILED, Job
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.model.content import Content, Text
@@ -243,7 +243,7 @@ class ProgramOutput:
     def __init__(self, job: Job, calls: ProgramCalls | None = None) -> None:
         self._job = job
         self._calls = calls
-        self._speech = TurnOutput(job)
+        self._output = TurnOutput(job)
 
     def hear(self, line: bytes) -> None:
         try:
@@ -260,14 +260,14 @@ class ProgramOutput:
             self._job.fail(f"the agent wrote {_NAMES.get(str(kind), kind)} that is none: {wrong}")
 
     def _hear(self, kind: Any, event: dict[str, Any]) -> None:
-        job, speech = self._job, self._speech
+        job, output = self._job, self._output
         match kind:
             case "assistant":
-                speech.say(_words(event))
+                output.say(_words(event))
             case "artifact":
-                speech.give(_content(event))
+                output.give(_content(event))
             case "status":
-                speech.status(StatusUpdate(_words(event)))
+                output.status(StatusUpdate(_words(event)))
             case "usage":
                 job.spend(read_usage(event.get("usage")))
             case "call" if self._calls is not None:
@@ -281,9 +281,9 @@ class ProgramOutput:
                 # From the second turn on its sender knows of the task.
                 job.complete(*parts, reply=job.leased.turn == 1)
             case "session_exited" | "session_stopped":
-                job.complete(*speech.close())
+                job.complete(*output.close())
             case "approval_request" | "auth_request":
-                speech.close()
+                output.close()
                 state = Interruption.INPUT_REQUIRED if kind == "approval_request" else Interruption.AUTH_REQUIRED
                 job.park(StatusUpdate(_words(event) or APPROVAL, state.value))
             case "reject":
@@ -299,16 +299,16 @@ class ProgramOutput:
             self._job.fail(_complaint(event))
             return
         words, partial = _words(event), event.get("status") == "partial"
-        if not self._speech.text:
-            self._speech.say_at_once(words)
-        said = self._speech.close()
+        if not self._output.text:
+            self._output.say_at_once(words)
+        said = self._output.close()
         self._job.complete(*((Text(words),) if words else said), partial=partial)
 
     def exited(self, code: int) -> None:
         if code == 0 and self._calls is not None:
             self._job.fail("the agent ended its process in the middle of its turn")
         elif code == 0:
-            self._job.complete(*self._speech.close())
+            self._job.complete(*self._output.close())
         elif code < 0:
             self._job.fail(f"the agent was ended by signal {-code}")
         else:
@@ -343,12 +343,12 @@ def _content(event: dict[str, Any]) -> Content:
     if not isinstance(name, str) or not isinstance(media_type, str | None):
         raise TypeError("name and media_type must be strings")
     if "value" in event:
-        return msgspec.structs.replace(saying.data(event["value"]), filename=name, mimeType=media_type)
+        return msgspec.structs.replace(turn_output.data(event["value"]), filename=name, mimeType=media_type)
     match event:
         case {"url": str(url)}:
-            return saying.file(name, url=url, media_type=media_type)
+            return turn_output.file(name, url=url, media_type=media_type)
         case {"data": str(data)}:
-            return saying.file(name, saying.from_base64(data), media_type=media_type)
+            return turn_output.file(name, turn_output.from_base64(data), media_type=media_type)
         case {"text": str(text)}:
             return Text(text, mimeType=media_type, filename=name)
         case _:

@@ -1,4 +1,4 @@
-"""Remote agents: a body that has a task done elsewhere, by an agent that is called over A2A.
+"""Remote agents: a task is done elsewhere, by an agent that is called over A2A.
 
 What is told there is the words of the message, how deep the call is and until when it is wanted; nothing else of ours.
 What it says comes back as updates of the task at hand, and its answer as the result. If it asks for something, the task
@@ -263,6 +263,13 @@ OpenRemote = Callable[[str, Target], Awaitable[Remote]]
 
 
 class RemoteCancels:
+    """Cancels remote tasks whose task here has ended while no job was at work on it.
+
+    Those are tasks that wait for an answer, that lost their holder, or that ended just when the daemon died. They are
+    watched, or found at the start. To cancel twice does no harm, so nothing is kept about it: after a start, tasks that
+    ended in the last hour are canceled again.
+    """
+
     def __init__(self, ledger: TaskLedger, open_remote: OpenRemote) -> None:
         self._ledger = ledger
         self._open = open_remote

@@ -37,66 +37,66 @@ NOBODY: Final = "None of the agents here seems to fit this request, and no model
 class RouterAgent:
     """The master without a model."""
 
-    def __init__(self, roster: AgentDirectory) -> None:
-        self._roster = roster
+    def __init__(self, directory: AgentDirectory) -> None:
+        self._directory = directory
         self._rankings: OrderedDict[str, tuple[tuple[CallableAgent, ...], KeywordIndex]] = OrderedDict()
 
     async def run(self, job: Job) -> None:
-        speech = TurnOutput(job)
+        output = TurnOutput(job)
         parts = tuple(part for message in job.messages for part in message.parts)
         asking = await job.noted(ASKING) if job.leased.turn > 1 else None
         if isinstance(asking, dict):
-            await self._pass_on(job, speech, asking, parts)
+            await self._pass_on(job, output, asking, parts)
             return
         tenant = job.holder.display.partition("@")[2]
         chosen = await self._chosen(job, tenant) if job.leased.lease.attempt > 1 else None
         if chosen is not None:
-            await self._hand_over(job, speech, chosen, parts)
+            await self._hand_over(job, output, chosen, parts)
             return
         ranked = self._ranking(tenant).rank(text_of(parts))
         best = ranked[0] if ranked else None
         route = {**_route(ranked), "turn": job.leased.turn}
         job.notes[ROUTE] = route
         if best is None or best.score < THRESHOLD:
-            speech.status(StatusUpdate(f"Answering this myself: {route['why']}", metadata={ROUTE: route}))
-            speech.say_at_once(self._honestly(tenant))
-            job.complete(*speech.close())
+            output.status(StatusUpdate(f"Answering this myself: {route['why']}", metadata={ROUTE: route}))
+            output.say_at_once(self._honestly(tenant))
+            job.complete(*output.close())
             return
-        speech.status(StatusUpdate(f"Handing this to {best.listed.name}: {best.why}", metadata={ROUTE: route}))
-        await self._hand_over(job, speech, best.listed, parts)
+        output.status(StatusUpdate(f"Handing this to {best.listed.name}: {best.why}", metadata={ROUTE: route}))
+        await self._hand_over(job, output, best.listed, parts)
 
     async def _chosen(self, job: Job, tenant: str) -> CallableAgent | None:
         """Whom an earlier attempt at this turn had picked, if it is still there."""
         route = await job.noted(ROUTE)
         if not isinstance(route, dict) or route.get("turn") != job.leased.turn:
             return None
-        found = next((each for each in self._roster.all(tenant) if each.name == route.get("agent")), None)
+        found = next((each for each in self._directory.all(tenant) if each.name == route.get("agent")), None)
         if found is not None:
             job.notes[ROUTE] = route
         return found
 
-    async def _hand_over(self, job: Job, speech: TurnOutput, listed: CallableAgent, parts: tuple[Content, ...]) -> None:
+    async def _hand_over(self, job: Job, output: TurnOutput, listed: CallableAgent, parts: tuple[Content, ...]) -> None:
         # What is elsewhere is sent the words, and nothing else.
         asked = text_of(parts) if listed.elsewhere or all(type(part) is Text for part in parts) else parts
         label = f"{'a2a' if listed.remote else 'agent'}:{listed.name}"
         try:
             answer = await ask(job, listed.name, asked)
         except CovenantError as error:
-            speech.tool(label, ok=False)
+            output.tool(label, ok=False)
             job.fail(f"{listed.name}: {error}")
             return
-        _tell_answer(job, speech, answer, agent=listed.name, label=label)
+        _tell_answer(job, output, answer, agent=listed.name, label=label)
 
-    async def _pass_on(self, job: Job, speech: TurnOutput, asking: dict[str, Any], parts: tuple[Content, ...]) -> None:
+    async def _pass_on(self, job: Job, output: TurnOutput, asking: dict[str, Any], parts: tuple[Content, ...]) -> None:
         """The answer to what an agent asked in the turn before."""
         name, label = str(asking.get("agent")), str(asking.get("label"))
         job.notes[ROUTE] = {"agent": name, "why": "it had asked for this", "by": "question"}
         answer = await job.calls.answer(str(asking.get("task_id")), parts)
-        _tell_answer(job, speech, answer, agent=name, label=label)
+        _tell_answer(job, output, answer, agent=name, label=label)
 
     def _ranking(self, tenant: str) -> KeywordIndex:
-        """Made again only when the roster has changed."""
-        listed = self._roster.all(tenant)
+        """Made again only when the directory has changed."""
+        listed = self._directory.all(tenant)
         known = self._rankings.get(tenant)
         if known is None or known[0] is not listed:
             known = listed, KeywordIndex(listed)
@@ -106,7 +106,7 @@ class RouterAgent:
         return known[1]
 
     def _honestly(self, tenant: str) -> str:
-        listed = self._roster.all(tenant)
+        listed = self._directory.all(tenant)
         if not listed:
             return f"{NOBODY} There are no agents yet: add one with /v1/agents, or serve one with `covenant serve`."
         lines = [f"- {each.line}{' (elsewhere)' if each.remote else ''}" for each in listed[:NAMED_MAX]]
@@ -134,9 +134,9 @@ def _route(ranked: list[KeywordMatch]) -> dict[str, Any]:
     }
 
 
-def _tell_answer(job: Job, speech: TurnOutput, answer: Answer, *, agent: str, label: str) -> None:
-    speech.tool(label, ok=answer.ok or answer.waits)
-    speech.sub(agent, job.task.depth + 1, answer.text)
+def _tell_answer(job: Job, output: TurnOutput, answer: Answer, *, agent: str, label: str) -> None:
+    output.tool(label, ok=answer.ok or answer.waits)
+    output.sub(agent, job.task.depth + 1, answer.text)
     if answer.waits:
         asking = {"agent": agent, "label": label, "task_id": answer.task_id}
         job.park(StatusUpdate(answer.text, answer.state.value, metadata={ASKING: asking}))
@@ -146,15 +146,17 @@ def _tell_answer(job: Job, speech: TurnOutput, answer: Answer, *, agent: str, la
         return
     made = [part for artifact in made_by(answer) for part in artifact.parts]
     for part in made:
-        speech.give(part)
-    speech.say_at_once(answer.text)
-    job.complete(*(speech.close() or made))
+        output.give(part)
+    output.say_at_once(answer.text)
+    job.complete(*(output.close() or made))
 
 
 NO_MODEL: Final = 'no model is configured: set model.name = "provider:name" and pip install "covenant[model]"'
 
 
 class ModelProvider(Protocol):
+    """Who plays the agents that a model is meant to play."""
+
     def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
         """A model in this role; None if there is no model."""
 
@@ -165,10 +167,12 @@ class NoModelAgent:
 
 
 class IndexAgent:
-    def __init__(self, casting: ModelProvider, roster: AgentDirectory) -> None:
-        self._casting = casting
-        model = casting.model(INDEX_DEFINITION)
-        self._master: RunnableAgent = model or RouterAgent(roster)
+    """`index`: a model, or the router. An agent that came with a request, for that request alone, takes its place."""
+
+    def __init__(self, models: ModelProvider, directory: AgentDirectory) -> None:
+        self._models = models
+        model = models.model(INDEX_DEFINITION)
+        self._master: RunnableAgent = model or RouterAgent(directory)
         self.repeatable = model is None
         """Whether a turn that was cut short may be begun again by itself: routing may, a model's work may not."""
 
@@ -177,4 +181,4 @@ class IndexAgent:
         if inline is None:
             await self._master.run(job)
         else:
-            await (self._casting.model(inline, remembers=False) or NoModelAgent()).run(job)
+            await (self._models.model(inline, remembers=False) or NoModelAgent()).run(job)

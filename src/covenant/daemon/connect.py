@@ -145,14 +145,14 @@ async def open_remote(url_or_name: str, options: Options) -> Remote:
         if close is not None:
             await close()
         raise
-    manners = RemoteOptions(
+    remote_options = RemoteOptions(
         timeout_s=options.timeout_s or entry.timeout or TIMEOUT_S,
         poll_s=options.poll_s,
         stream=options.stream,
         chance=random.random,
         left_ms=lambda deadline_ms: deadline_ms - now_ms(),
     )
-    return Remote(ways, fetcher, credentials, card=card, manners=manners, close=close)
+    return Remote(ways, fetcher, credentials, card=card, options=remote_options, close=close)
 
 
 async def open_card(url_or_name: str, options: Options, *, verify: bool) -> RemoteCard:

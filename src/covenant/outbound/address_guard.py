@@ -90,6 +90,19 @@ def port_is_open(port: int) -> bool:
 
 
 class AllowList:
+    """What the operator allows although it is not public: the setting `outbound.allow`.
+
+    | entry                        | allows                                                                    |
+    |------------------------------|---------------------------------------------------------------------------|
+    | `hooks.corp.example`         | this name, at private and loopback addresses, on the ports that are open  |
+    | `hooks.corp.example:25`      | the same on this port alone, which need not be an open one                |
+    | `10.1.2.3`, `10.0.0.0/8`     | these addresses, under whatever name, on the ports that are open          |
+    | `127.0.0.1:25`, `[::1]:25`   | this address, under whatever name, on this port alone                     |
+
+    A name trusts its name servers with every private and loopback address, so only names that the operator's own name
+    servers answer for belong here. Link-local addresses (a cloud's metadata) and the like need their address.
+    """
+
     def __init__(self, entries: Iterable[str]) -> None:
         """Raises ValueError, naming the entry that cannot be read."""
         self._names: set[tuple[Host, int | None]] = set()
@@ -148,7 +161,7 @@ class Unresolved(Exception):
 
 
 class SystemResolver:
-    """What every program on this machine would be told."""
+    """What every program on this machine would be told, from its hosts file and search domains. Blocks a thread."""
 
     def __init__(self) -> None:
         # Threads of its own: those of the loop are for the disk, and a slow name must not keep anybody from it.

@@ -4,7 +4,12 @@
     └── Invalid
         └── AddressRefused   400   the URL may not be called: its spelling, its port, or where it leads
     CovenantError
-    └── CallFailed                 it may be called, and the other side did not answer as it should
+    ├── CallFailed                 it may be called, and the other side did not answer as it should
+    └── RemoteError                names the remote's task where it is known
+        ├── NoCard                 no card was found, or it cannot be used: unreadable, unsigned, no interface
+        ├── RemoteRefused          the remote understood and said no; `code` is ours, the rest is what it said
+        ├── OutcomeUnknown         the message may have been taken: sending it again may do the work twice
+        └── RemoteTimedOut         no answer in the caller's time; the remote was told to stop
 
 `message` may be told to anybody: it says nothing that a stranger could not know already, so a name that leads inside
 and a name that leads nowhere read the same. `detail` is for the log and the operator: names, addresses, what to set.

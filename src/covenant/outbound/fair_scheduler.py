@@ -1,4 +1,4 @@
-"""FairScheduler: whose call is next, so that nobody waits for somebody else's slow host.
+"""A fair scheduler of calls: nobody waits for somebody else's slow host.
 
 Calls stand in lanes, one for each tenant and host, first in first out. Tenants take turns, and so do the hosts of a
 tenant; each host, each tenant and all together have so many places at once. Every operation costs the same, however

@@ -1,9 +1,9 @@
-"""The outbox at work: every step that a push configuration is owed, one after the other, until it is taken or given up.
+"""The push sender: delivers every step that a push configuration is owed, in order, until it is taken or given up.
 
 Promises: at least once, in order for each configuration, never a step skipped. What was taken is written down in the
 ledger soon after, many cursors at a time; a crash in between repeats it. A configuration that fails sleeps, longer each
 time, and costs a place in a heap while it does; given up, it waits for the operator. None waits for another's host
-(see `turns`). Deleting or replacing one stops the delivery that is under way; those of a disabled tenant wait.
+(see `fair_scheduler`). Deleting or replacing one stops the delivery that is under way; those of a disabled tenant wait.
 
 `run` may be canceled and called again: it begins with what the ledger knows.
 """
@@ -50,6 +50,12 @@ class PushFailure:
 
 
 class WebhookClient:
+    """Posts one step of a task to a webhook, authenticated as its owner asked, and signed (docs/formats/push.md).
+
+    The address is judged when it is called, and not when it was registered: by then the name may lead elsewhere, and a
+    refusal at registration would tell strangers about the inside network.
+    """
+
     def __init__(self, fetcher: Fetcher, signer: WebhookSigner, now_ms: Callable[[], int]) -> None:
         self._fetcher = fetcher
         self._signer = signer
@@ -146,7 +152,7 @@ class PushLimits:
 
 
 @dataclass(slots=True)
-class _Errand:
+class _Delivery:
     """A delivery with a place. `again`: there may be more than it has read."""
 
     push: Push
@@ -183,10 +189,10 @@ class PushSender:
         limits = self._limits
         # Half of the places are always somebody else's.
         per_tenant = max(1, limits.at_once_max // 2)
-        self._turns: FairScheduler[_Errand] = FairScheduler(
+        self._scheduler: FairScheduler[_Delivery] = FairScheduler(
             at_once=limits.at_once_max, per_tenant=per_tenant, per_host=limits.at_once_per_host_max
         )
-        self._errands: dict[Key, _Errand] = {}
+        self._deliveries: dict[Key, _Delivery] = {}
         """Waiting for a turn, or under way."""
         self._sleeping: dict[Key, int] = {}
         self._alarms: list[tuple[int, Key]] = []
@@ -219,15 +225,15 @@ class PushSender:
                 del self._touched[task_id]
                 await self._look(task_id)
             await self._wake()
-            while (errand := self._turns.next()) is not None:
-                errand.task = asyncio.create_task(self._go(errand))
+            while (delivery := self._scheduler.next()) is not None:
+                delivery.task = asyncio.create_task(self._go(delivery))
             await self._pause()
         error = saving.exception()
         assert isinstance(error, Refusal), error
         log.error("push.stopped", extra={"code": error.code, "reason": error.message})
-        for errand in tuple(self._errands.values()):
-            if errand.task is not None:
-                errand.task.cancel()
+        for delivery in tuple(self._deliveries.values()):
+            if delivery.task is not None:
+                delivery.task.cancel()
         await asyncio.Event().wait()
 
     async def _pause(self) -> None:
@@ -244,7 +250,7 @@ class PushSender:
     async def _leave(self, saving: asyncio.Task[None]) -> None:
         """Let deliveries under way end, for a moment, and keep what they came to."""
         self._ledger.on_push(lambda _: None)
-        under_way = [errand.task for errand in self._errands.values() if errand.task is not None]
+        under_way = [delivery.task for delivery in self._deliveries.values() if delivery.task is not None]
         if under_way:
             await asyncio.wait(under_way, timeout=LEAVE_S)
         for task in (*under_way, saving):
@@ -255,8 +261,6 @@ class PushSender:
         except Refusal as refusal:
             log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._ahead)})
 
-    # What there is to do.
-
     def _news(self, task_id: TaskId) -> None:
         """Something durable happened to a task with configurations, or to one of them."""
         self._touched[task_id] = None
@@ -266,16 +270,16 @@ class PushSender:
         known = {push.id: push for push in await self._ledger.pushes(task_id)}
         for push in known.values():
             self._consider(push)
-        for (of_task, push_id), errand in tuple(self._errands.items()):
-            if of_task == task_id and errand.task is not None and not _same(errand.push, known.get(push_id)):
-                errand.task.cancel()
+        for (of_task, push_id), delivery in tuple(self._deliveries.items()):
+            if of_task == task_id and delivery.task is not None and not _same(delivery.push, known.get(push_id)):
+                delivery.task.cancel()
 
     def _consider(self, push: Push, *, rested: bool = False) -> None:
         """`rested`: its sleep is over, whatever the wall clock says."""
         key = (push.task_id, push.id)
-        errand = self._errands.get(key)
-        if errand is not None:
-            errand.again = True
+        delivery = self._deliveries.get(key)
+        if delivery is not None:
+            delivery.again = True
             return
         if push.dead_at_ms is not None:
             return
@@ -294,8 +298,8 @@ class PushSender:
                 self._sleep(key, self._held_ms)
             return
         self._sleeping.pop(key, None)
-        self._errands[key] = errand = _Errand(push, tenant, host)
-        self._turns.wait(tenant, host, errand)
+        self._deliveries[key] = delivery = _Delivery(push, tenant, host)
+        self._scheduler.wait(tenant, host, delivery)
         self._changed.set()
 
     def _sleep(self, key: Key, pause_ms: int) -> None:
@@ -329,35 +333,33 @@ class PushSender:
             return ahead
         return move_of(push)
 
-    # Doing it.
-
-    async def _go(self, errand: _Errand) -> None:
-        key = (errand.push.task_id, errand.push.id)
+    async def _go(self, delivery: _Delivery) -> None:
+        key = (delivery.push.task_id, delivery.push.id)
         try:
             push = await self._find(key)
             if push is not None and push.dead_at_ms is None:
-                errand.push = push
-                await self._deliver(errand)
+                delivery.push = push
+                await self._deliver(delivery)
         except Refusal as refusal:
             log.warning("push.unread", extra={"task_id": key[0], "code": refusal.code})
             self._sleep(key, HICCUP_MS)
         except Exception:
             log.exception("push.fault", extra={"task_id": key[0], "push_id": key[1]})
             failed = PushFailure(reason="internal error; the daemon's log has the trace")
-            self._fail(errand.push, self._standing(await self._find(key) or errand.push), failed)
+            self._fail(delivery.push, self._standing(await self._find(key) or delivery.push), failed)
         finally:
-            del self._errands[key]
-            self._turns.done(errand.tenant, errand.host)
+            del self._deliveries[key]
+            self._scheduler.done(delivery.tenant, delivery.host)
             self._changed.set()
             push = await self._find(key)
-            if push is not None and (not _same(errand.push, push) or (errand.again and key not in self._sleeping)):
+            if push is not None and (not _same(delivery.push, push) or (delivery.again and key not in self._sleeping)):
                 self._consider(push)
 
-    async def _deliver(self, errand: _Errand) -> None:
-        push, count = errand.push, 0
+    async def _deliver(self, delivery: _Delivery) -> None:
+        push, count = delivery.push, 0
         standing, task = self._standing(push), None
-        while count < BURST_MAX and not (standing.dead or self._disabled(errand.tenant)):
-            errand.again = False
+        while count < BURST_MAX and not (standing.dead or self._disabled(delivery.tenant)):
+            delivery.again = False
             # What is read here is durable, and so is the configuration that was found before.
             steps = await self._ledger.steps(push.task_id, standing.delivered, STEPS_AT_ONCE)
             if not steps:
@@ -374,7 +376,7 @@ class PushSender:
                 count += 1
             if isinstance(steps[-1].what, Ended):
                 return
-        errand.again = True
+        delivery.again = True
 
     async def _task(self, push: Push, first: Step) -> Task:
         if not isinstance(first.what, Began):
@@ -400,8 +402,6 @@ class PushSender:
         else:
             log.info("push.failed", extra={**words, "again_in_ms": pause_ms})
             self._sleep((push.task_id, push.id), pause_ms)
-
-    # Keeping what came of it.
 
     def _keep(self, move: PushMove) -> None:
         key = (move.task_id, move.id)

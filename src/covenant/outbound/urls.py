@@ -81,7 +81,12 @@ _NOT_GLOBAL: Final = SpecialUse(IPv6Network("::/0"), "not global unicast")
 
 
 def special_use(address: Address) -> SpecialUse | None:
-    """What this address is for, or None if it is public."""
+    """What this address is for, or None if it is public.
+
+    The tables are our own, after IANA's registries: the standard library's differ between releases of Python. What
+    carries an IPv4 address inside is refused, whatever it carries. The exception is NAT64's well-known prefix, by which
+    hosts without IPv4 reach all of it: there the address inside is judged.
+    """
     if isinstance(address, IPv4Address):
         return _first(_SPECIAL_V4, address)
     if address in _NAT64:

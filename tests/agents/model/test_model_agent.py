@@ -134,7 +134,7 @@ async def test_a_tool_that_the_definition_does_not_allow_does_nothing_even_if_it
     class Body:
         async def run(self, job: Job) -> None:
             allowed = read_agent_definition({**BOT, "capabilities": ["/fetch"]})
-            toolbox = Toolbox(job, TurnOutput(job), allowed, house.means)
+            toolbox = Toolbox(job, TurnOutput(job), allowed, house.services)
             for name, given in (
                 ("agent", {"agent": "poet", "message": "x"}),
                 ("mem_write", {"text": "x"}),
@@ -233,7 +233,7 @@ async def test_remote_agents_are_listed_shown_and_called_and_see_the_words_alone
     ):
         house.register(far=far.served.url(""), gone=DEAD)
         await house.known()
-        await house.means.memories.of("default", "bot").write("canary-memory")  # type: ignore[union-attr]
+        await house.services.memories.of("default", "bot").write("canary-memory")  # type: ignore[union-attr]
         view = await asked(house, "canary-prompt")
         assert view.state is TaskState.COMPLETED
         listed, shown, gone, called, unknown = script.returned

@@ -27,8 +27,8 @@ class NoModel:
 
 
 def with_index(s: Stage) -> None:
-    roster = AgentDirectory(s.catalogue, lambda definition: definition.kind != "model")
-    s.workers.register(s.catalogue.identity("default", "index"), IndexAgent(NoModel(), roster))
+    directory = AgentDirectory(s.catalogue, lambda definition: definition.kind != "model")
+    s.workers.register(s.catalogue.identity("default", "index"), IndexAgent(NoModel(), directory))
 
 
 @asynccontextmanager

@@ -63,7 +63,7 @@ def by(way: tuple[str, str], fetching: Fetcher, url: str, token: str) -> Remote:
     """Called in this way, whatever its card prefers."""
     binding, version = way
     ways = [RemoteInterface(url=url, binding=binding, version=version)]
-    return Remote(ways, fetching, Credentials(url, token=token), manners=RemoteOptions(poll_s=0.02, timeout_s=20.0))
+    return Remote(ways, fetching, Credentials(url, token=token), options=RemoteOptions(poll_s=0.02, timeout_s=20.0))
 
 
 @every_way

@@ -31,7 +31,7 @@ async def test_a_stream_goes_on_after_the_last_number_that_it_told(tmp_path: Pat
         url = f"http://127.0.0.1:{wire.port}"
         ways = [RemoteInterface(url=url, binding="GRPC", version="1.0", tenant="counter")]
         credentials = Credentials(url, token=scene.http.token)
-        remote = Remote(ways, calls, credentials, manners=RemoteOptions(poll_s=0.02, timeout_s=20.0))
+        remote = Remote(ways, calls, credentials, options=RemoteOptions(poll_s=0.02, timeout_s=20.0))
         stream = remote.stream("go")
         told, steps = "", list[str]()
         async for news in stream:

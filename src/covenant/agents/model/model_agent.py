@@ -4,8 +4,7 @@ The model talks, calls tools in at most six rounds, and answers. Its text is str
 what its sub-agents used, is told with the result, and a task that has used up its tokens fails. Of a provider's failure
 the sender hears one word out of a closed list; the log hears the rest.
 
-Only this module, `advising`, `bounded_model` and `pydantic_agent` import pydantic-ai; they are loaded where a model is
-configured, and not before.
+Only this module and `pydantic_agent` import pydantic-ai; they are loaded where a model is configured, and not before.
 """
 
 from __future__ import annotations
@@ -59,6 +58,12 @@ class Verdict(NamedTuple):
 
 
 class ModelAdvisor:
+    """A second model, which an agent can ask (`consult`), or which sees each answer before anybody else (`gate`).
+
+    A gate lets an answer pass, sends the agent back with what to do better, or stops it. An advisor that says none of
+    these stops it too, unless its definition says otherwise. What an advisor uses is charged to the task.
+    """
+
     def __init__(self, model: Model, advisor: Advisor, *, request_s: float) -> None:
         self._model = model
         self._advisor = advisor
@@ -119,7 +124,7 @@ ROUTING: Final = (
 )
 
 
-def system_prompt(definition: AgentDefinition, roster: str = "", *, tools: bool = True, voice: bool = False) -> str:
+def system_prompt(definition: AgentDefinition, directory: str = "", *, tools: bool = True, voice: bool = False) -> str:
     """`voice`: whoever asks listens, whatever the definition says."""
     said = [f"You are {definition.name or definition.id}{f', {definition.role}' if definition.role else ''}."]
     for title, text in (
@@ -137,12 +142,12 @@ def system_prompt(definition: AgentDefinition, roster: str = "", *, tools: bool 
         VOICE if voice or definition.channel == "voice" else "",
     ]
     said.append(" ".join(filter(None, style)))
-    if definition.id == INDEX and roster:
+    if definition.id == INDEX and directory:
         said.append(ROUTING)
     if tools:
         said.append(TOOLS)
-    if roster:
-        said.append(roster)
+    if directory:
+        said.append(directory)
     return "\n\n".join(said)
 
 
@@ -176,7 +181,7 @@ class ModelAgent:
         self,
         model: Model,
         definition: AgentDefinition,
-        means: ToolServices,
+        services: ToolServices,
         *,
         tokens_max: int = 0,
         request_s: float = 120.0,
@@ -189,29 +194,29 @@ class ModelAgent:
         """
         self._model = model
         self._definition = definition
-        self._means = means
+        self._services = services
         self._tokens_max = tokens_max
         self._request_s = request_s
         self._remembers = remembers
         self._adviser = adviser
 
     async def run(self, job: Job) -> None:
-        speech, usage, adviser = TurnOutput(job), RunUsage(), self._adviser
+        output, usage, adviser = TurnOutput(job), RunUsage(), self._adviser
         model = BoundedModel(self._model, self._request_s)
         # Told even if somebody else ends this turn: what was used was used.
         job.spending.running = lambda: used(model.with_streamed(usage))
         gated = adviser is not None and adviser.gates
         toolbox = Toolbox(
             job,
-            speech,
+            output,
             self._definition,
-            self._means,
+            self._services,
             remembers=self._remembers,
             advise=partial(adviser.consult, usage=usage, limits=self._limits(job)) if adviser is not None else None,
             holds_files=gated,
         )
         try:
-            await (self._talk_gated if gated else self._talk)(job, speech, toolbox, model, usage)
+            await (self._talk_gated if gated else self._talk)(job, output, toolbox, model, usage)
         except OutOfTokens as spent:
             job.fail(str(spent))
         except UsageLimitExceeded:
@@ -228,17 +233,17 @@ class ModelAgent:
             job.spend(job.spending.end_running())
             job.notes.setdefault("model", self._model.model_name)
         if not job.ended:
-            job.complete(*speech.close(), partial=cut_at(model.stop_reason, job))
+            job.complete(*output.close(), partial=cut_at(model.stop_reason, job))
 
-    async def _talk(self, job: Job, speech: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage) -> None:
+    async def _talk(self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage) -> None:
         before = history_of(await earlier(job))
         async with self._agent(job, toolbox, model).run_stream_events(
             prompt_of(job), message_history=before, usage_limits=self._limits(job), usage=usage
         ) as events:
-            await listen(events, job, speech)
+            await listen(events, job, output)
 
     async def _talk_gated(
-        self, job: Job, speech: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
+        self, job: Job, output: TurnOutput, toolbox: Toolbox, model: BoundedModel, usage: RunUsage
     ) -> None:
         """Nothing of what it says goes out before its advisor has let it pass."""
         adviser, limits = self._adviser, self._limits(job)
@@ -252,10 +257,10 @@ class ModelAgent:
                 result = await _came_to(events)
             verdict = await adviser.judge(asked, result.output, usage, limits)
             told = {"signal": f"gate_{verdict.signal}", "redirects": redirects}
-            speech.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: told}))
+            output.status(StatusUpdate(f"The advisor says: {verdict.signal}", metadata={ADVISOR: told}))
             if verdict.signal == "continue":
                 toolbox.give_files()
-                speech.say_at_once(result.output)
+                output.say_at_once(result.output)
                 return
             if verdict.signal == "halt":
                 job.fail(f"the advisor stopped this answer: {verdict.words or 'it gave no reason'}")
@@ -274,7 +279,7 @@ class ModelAgent:
         definition = self._definition
         return Agent(
             model,
-            instructions=system_prompt(definition, toolbox.roster, tools=bool(toolbox.specs), voice=_spoken(job)),
+            instructions=system_prompt(definition, toolbox.agents, tools=bool(toolbox.specs), voice=_spoken(job)),
             tools=[
                 Tool.from_schema(
                     partial(self._use, job, toolbox, spec.name), spec.name, spec.about, spec.schema, takes_ctx=True

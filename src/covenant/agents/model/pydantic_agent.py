@@ -25,7 +25,7 @@ from pydantic_ai.usage import RunUsage
 from pydantic_core import to_jsonable_python
 
 from covenant.agents.function_agent import earlier
-from covenant.agents.runtime import turn_output as saying
+from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
@@ -39,29 +39,29 @@ class PydanticAiAgent:
         self._agent = agent
 
     async def run(self, job: Job) -> None:
-        speech, usage = TurnOutput(job), RunUsage()
+        output, usage = TurnOutput(job), RunUsage()
         before = history_of(await earlier(job))
         # Told even if somebody else ends this turn: what was used was used.
         job.spending.running = lambda: used(usage)
         try:
             async with self._agent.run_stream_events(prompt_of(job), message_history=before, usage=usage) as events:
-                await listen(events, job, speech)
+                await listen(events, job, output)
         finally:
             job.spend(job.spending.end_running())
         if not job.ended:
-            job.complete(*speech.close())
+            job.complete(*output.close())
 
 
-async def listen(events: AsyncIterable[Any], job: Job, speech: TurnOutput) -> None:
+async def listen(events: AsyncIterable[Any], job: Job, output: TurnOutput) -> None:
     """Say what a run says, and end the job with what it came to."""
     async for event in events:
         match event:
             case messages.PartStartEvent(part=messages.TextPart(content=text)):
-                speech.say(text)
+                output.say(text)
             case messages.PartDeltaEvent(delta=messages.TextPartDelta(content_delta=text)):
-                speech.say(text)
+                output.say(text)
             case AgentRunResultEvent(result=result):
-                _result(result, job, speech)
+                _result(result, job, output)
             case _:
                 pass
         if job.full:
@@ -82,17 +82,17 @@ def cut_at(stop_reason: str | None, job: Job) -> bool:
     return True
 
 
-def _result(result: AgentRunResult[Any], job: Job, speech: TurnOutput) -> None:
+def _result(result: AgentRunResult[Any], job: Job, output: TurnOutput) -> None:
     partial = cut_at(result.response.finish_reason, job)
     if isinstance(result.output, str):
-        if not speech.text:
-            speech.say_at_once(result.output)
-        speech.close()
+        if not output.text:
+            output.say_at_once(result.output)
+        output.close()
         job.complete(Text(result.output), partial=partial)
         return
-    made = saying.data(to_jsonable_python(result.output))
-    speech.give(made)
-    speech.close()
+    made = turn_output.data(to_jsonable_python(result.output))
+    output.give(made)
+    output.close()
     job.complete(made, partial=partial)
 
 
@@ -111,7 +111,7 @@ def _prompt(part: Content) -> messages.UserContent:
         case Text(text):
             return text
         case Json(value):
-            return saying.written(value)
+            return turn_output.written(value)
         case Image(data, kind) | Audio(data, kind):
             return messages.BinaryContent(base64.b64decode(data), media_type=kind)
         case Resource(inner):
@@ -141,7 +141,11 @@ CUT: Final = "length"
 
 
 class BoundedModel(WrapperModel):
-    """For one run. `stop_reason`: why the last answer ended, in the library's words."""
+    """A model whose whole answer has a time limit, its retries included. For one run.
+
+    The library's own timeout is for each read of a connection, and begins again with every retry: a server that sends a
+    word now and then could take any time. `stop_reason`: why the last answer ended, in the library's words.
+    """
 
     def __init__(self, model: Model, answer_s: float) -> None:
         super().__init__(model)

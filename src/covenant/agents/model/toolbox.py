@@ -23,7 +23,7 @@ from covenant.agents.agent_directory import AgentDirectory, RemoteCardEntry
 from covenant.agents.model.agent_memory import AgentMemories, AgentMemory, MemoryNote
 from covenant.agents.model.mcp_tools import McpTools
 from covenant.agents.model.web_fetch import WebPages
-from covenant.agents.runtime import turn_output as saying
+from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
@@ -136,7 +136,7 @@ FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 class ToolServices:
     """What this daemon has for its agents to use. None: not configured."""
 
-    roster: AgentDirectory
+    directory: AgentDirectory
     pages: WebPages | None = None
     memories: AgentMemories | None = None
     mcp: McpTools | None = None
@@ -147,7 +147,7 @@ class ToolServices:
         there = {
             "/agent": True,
             "/parallel": True,
-            "/a2a": self.roster.reaches_out,
+            "/a2a": self.directory.reaches_out,
             MCP: self.mcp is not None,
             "/fetch": self.pages is not None,
             "/mem": self.memories is not None,
@@ -187,7 +187,7 @@ def made_by(answer: Answer) -> list[Artifact]:
     return [
         artifact
         for artifact in answer.artifacts
-        if artifact.name not in (saying.TOOL_CALL, saying.SUB_AGENT)
+        if artifact.name not in (turn_output.TOOL_CALL, turn_output.SUB_AGENT)
         and not all(type(part) is Text and part == Text(part.text) for part in artifact.parts)
     ]
 
@@ -198,9 +198,9 @@ class Toolbox:
     def __init__(
         self,
         job: Job,
-        speech: TurnOutput,
+        output: TurnOutput,
         definition: AgentDefinition,
-        means: ToolServices,
+        services: ToolServices,
         *,
         remembers: bool = True,
         advise: Callable[[str], Awaitable[str]] | None = None,
@@ -211,16 +211,16 @@ class Toolbox:
         `advise`: asks its advisor. `holds_files`: what it writes is given only by `give_files`.
         """
         self._job = job
-        self._speech = speech
+        self._output = output
         self._definition = definition
-        self._means = means
+        self._services = services
         self._tenant = job.holder.display.partition("@")[2]
-        there = means.abilities
+        there = services.abilities
         if not remembers:
             there -= {"/mem"}
-        if not means.roster.known(self._tenant):
+        if not services.directory.known(self._tenant):
             there -= {"/a2a"}
-        if means.mcp is None or self._tenant not in means.mcp.tenants:
+        if services.mcp is None or self._tenant not in services.mcp.tenants:
             there -= {MCP}
         if advise is not None:
             there |= {"/advise"}
@@ -242,9 +242,10 @@ class Toolbox:
         return [spec for spec in TOOL_SPECS.values() if spec.command in self.commands]
 
     @property
-    def roster(self) -> str:
+    def agents(self) -> str:
+        """The agents that the model is told of."""
         local, remote = "/agent" in self.commands or "/parallel" in self.commands, "/a2a" in self.commands
-        return self._means.roster.text(self._tenant, without=self._definition.id, local=local, remote=remote)
+        return self._services.directory.text(self._tenant, without=self._definition.id, local=local, remote=remote)
 
     async def use(self, name: str, given: Mapping[str, Any], round_: int) -> str:
         """What the tool says, framed. `round_` counts the model's answers in this turn, from 1."""
@@ -253,7 +254,7 @@ class Toolbox:
         spec = TOOL_SPECS.get(name)
         key = (name, msgspec.json.encode(given))
         try:
-            if spec is not None and spec.command == "/a2a" and not self._means.roster.known(self._tenant):
+            if spec is not None and spec.command == "/a2a" and not self._services.directory.known(self._tenant):
                 raise ToolFailed("A2A unavailable in this context")
             if spec is None or spec.command not in self.commands:
                 raise ToolFailed(f"{name} is not among the tools of this agent")
@@ -268,7 +269,7 @@ class Toolbox:
         except (ToolFailed, CovenantError) as error:
             body, ok = f"{ERR}{error}", False
             self._failures[key] = self._failures.get(key, 0) + 1
-        self._speech.tool(label(name, given), ok=ok)
+        self._output.tool(label(name, given), ok=ok)
         command = spec.command.removeprefix("/") if spec is not None else name
         told, took = framed(command, name, given, body, self._room)
         self._room -= took
@@ -276,7 +277,7 @@ class Toolbox:
 
     @tool("/agent", "Hand a task to another agent, and get its answer.")
     async def agent(self, agent: Short, message: Words) -> str:
-        known = {listed.name for listed in self._means.roster.local(self._tenant)} - {INDEX, self._definition.id}
+        known = {listed.name for listed in self._services.directory.local(self._tenant)} - {INDEX, self._definition.id}
         if agent not in known:
             raise ToolFailed(f"there is no agent {agent!r} to call; there are: {', '.join(sorted(known)) or 'none'}")
         return await self._asked(agent, message)
@@ -287,7 +288,7 @@ class Toolbox:
             answer = await ask(self._job, name, message)
         else:
             answer = await self._job.calls.answer(asking, message)
-        self._speech.sub(name, self._job.task.depth + 1, answer.text)
+        self._output.sub(name, self._job.task.depth + 1, answer.text)
         if answer.waits:
             self._asking[name] = answer
             return f"{name} asks: {answer.text}\n(call it again, and it will take your message for the answer)"
@@ -311,7 +312,7 @@ class Toolbox:
 
     @tool("/a2a", "List the remote agents.")
     async def a2a_list(self) -> str:
-        return _list_remotes(self._means.roster.known(self._tenant))
+        return _list_remotes(self._services.directory.known(self._tenant))
 
     @tool("/a2a", "Show a remote agent's card.")
     async def a2a_card(self, name: Short) -> str:
@@ -326,15 +327,15 @@ class Toolbox:
         return await self._asked(name, message)
 
     def _remote(self, name: str) -> RemoteCardEntry:
-        kept = self._means.roster.known(self._tenant).get(name)
+        kept = self._services.directory.known(self._tenant).get(name)
         if kept is None:
             raise ToolFailed(f"unknown remote agent {name!r}; see /a2a list")
         return kept
 
     @tool(MCP, "List the tools of the MCP servers, or of one.")
     async def mcp_tools(self, server: str | None = None) -> str:
-        assert self._means.mcp is not None
-        offered = await self._means.mcp.list(self._tenant, self._definition)
+        assert self._services.mcp is not None
+        offered = await self._services.mcp.list(self._tenant, self._definition)
         lines = [
             f"{tool.full_name} — {plain(tool.description)}\n  takes: {plain(schema)}"
             for tool, schema in offered
@@ -344,8 +345,8 @@ class Toolbox:
 
     @tool(MCP, "Call a tool of an MCP server.")
     async def mcp_call(self, server: Short, tool: Short, arguments: Mapping[str, Any] = {}) -> str:
-        assert self._means.mcp is not None
-        mcp, definition = self._means.mcp, self._definition
+        assert self._services.mcp is not None
+        mcp, definition = self._services.mcp, self._definition
         answer = await mcp.call(self._tenant, definition, server, tool, arguments)
         if answer.failed:
             raise ToolFailed(answer.text or "the tool failed")
@@ -353,16 +354,16 @@ class Toolbox:
 
     @tool("/fetch", "Read a web address as text.")
     async def fetch(self, url: Url) -> str:
-        assert self._means.pages is not None
+        assert self._services.pages is not None
         if self._pages_left <= 0:
             raise ToolFailed(f"{PAGES_MAX} pages were read in this round, which is as many as may be")
         self._pages_left -= 1
-        return await self._means.pages.read(url)
+        return await self._services.pages.read(url)
 
     @property
     def _memory(self) -> AgentMemory:
-        assert self._means.memories is not None
-        return self._means.memories.of(self._tenant, self._definition.id)
+        assert self._services.memories is not None
+        return self._services.memories.of(self._tenant, self._definition.id)
 
     @tool("/mem", "Remember something beyond this task.")
     async def mem_write(self, text: Words, title: str = "") -> str:
@@ -399,7 +400,7 @@ class Toolbox:
         """Those that were held until now."""
         files, self._files = self._files or {}, None
         for file in files.values():
-            self._speech.give(file)
+            self._output.give(file)
 
     @tool("/write", "Give the user a file, as part of the answer.")
     async def write(self, path: FilePath, content: str, *, persist: bool = False) -> str:
@@ -407,9 +408,9 @@ class Toolbox:
         if len(data) > self._files_room:
             raise ToolFailed(f"the files of one turn may have {FILE_BYTES_MAX} bytes together")
         self._files_room -= len(data)
-        file = saying.file(path, data, media_type="text/plain")
+        file = turn_output.file(path, data, media_type="text/plain")
         if self._files is None:
-            self._speech.give(file)
+            self._output.give(file)
         else:
             self._files[path] = file
         note = "; it is part of the answer and kept nowhere else" if persist else ""

@@ -166,8 +166,6 @@ class AgentCalls:
         async with job.slot.lent():
             return self._answered(await self._delegations.answer(child_id, job.task, parts, message_id))
 
-    # Before a call
-
     async def _prepare(self, calls: Sequence[Calling]) -> list[DelegatedTask]:
         """All of them, or none: what cannot be asked is refused before anybody is."""
         if self._recalled is None:
@@ -249,8 +247,6 @@ class AgentCalls:
             if name is not None:
                 made_ms = clock.monotonic_ms() - clock.age_ms(child.created_at_ms or 0)
                 self._last_ms = made_ms if self._last_ms is None else max(self._last_ms, made_ms)
-
-    # A call
 
     async def _perform(self, asked: DelegatedTask) -> Answer:
         try:

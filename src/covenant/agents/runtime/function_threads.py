@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class TurnStopped(asyncio.CancelledError):
-    """The turn is over, and its body is still talking. Not an `Exception`: bodies catch those and go on."""
+    """The turn is over, and the agent still says something. Not an `Exception`: agents catch those and go on."""
 
 
 class ThreadRequest:
@@ -64,8 +64,6 @@ class ThreadChannel:
         self._closed = False
         self._arrived = asyncio.Event()
 
-    # In the thread
-
     def tell(self, said: str) -> None:
         """Does not wait, unless the loop is far behind."""
         self._put(said)
@@ -94,8 +92,6 @@ class ThreadChannel:
                 self._loop.call_soon_threadsafe(self._arrived.set)
             except RuntimeError:
                 raise TurnStopped from None  # the loop is closed: the process ends
-
-    # On the loop
 
     async def next(self) -> deque[str | ThreadRequest | None]:
         """What has come since the last time; at least one. None is the last of all."""

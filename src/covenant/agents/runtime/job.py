@@ -1,10 +1,10 @@
-"""A job: one attempt at a turn, while somebody in this process works on it.
+"""A job: one attempt at a turn of a task, while an agent in this process works on it.
 
-What the body says is buffered and written some of it at a time, in order, as one record each: the body does not wait
-for the disk, and nobody sees anything before it is durable. A body that says everything at once and ends costs one
-record. The buffer is bounded (a body that is faster than the disk waits for `room`), and what may be said in a turn.
+What the agent says is buffered, and written in order, several updates a record. The agent does not wait for the disk,
+and nobody sees an update before it is durable. An agent that says everything at once and ends costs one record. The
+buffer is bounded: an agent that is faster than the disk waits for `room`. So is the output of a turn (`JobLimits`).
 
-A job ends once, in the first way that was named; whatever is said after that, or after the job was stopped, is dropped.
+A job ends once, in the first way that was named. What is said after that, or after the job was stopped, is dropped.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Job:
         self._end(self._error(message, content), Ending.REJECTED)
 
     def give_up(self, message: str, *content: Content) -> None:
-        """The body itself calls the task canceled."""
+        """The agent itself calls the task canceled."""
         self._end(self._error(message, content), Ending.CANCELED)
 
     def park(self, update: StatusUpdate) -> None:
@@ -340,7 +340,7 @@ class Job:
         self._cancel(why)
 
     def cut(self, message: str) -> None:
-        """It has failed, whatever the body says or does about it."""
+        """The job has failed, whatever its agent says or does."""
         if self.over:
             return
         self._result, self._ending, self._parked = self._error(message, ()), Ending.FAILED, None
@@ -363,7 +363,7 @@ class Job:
         self._make_room()
 
     async def abandon(self) -> None:
-        """The body does not stop. Its job ends without it."""
+        """The agent does not stop. Its job ends without it."""
         if not self.over:
             self.spending.add(self.spending.end_running())
             try:

@@ -1,4 +1,4 @@
-"""What one job uses, with all that it delegates, and the budget for it. Who uses more than that is stopped.
+"""What limits a turn: the slots of its tenant, and the token budget of its task, with all that the task delegates.
 
 `Spending` writes into the notes of its job, which become the metadata of the result: `usage`, and as `delegated` how
 much of that others have used; with a budget also `spent`.
@@ -26,7 +26,11 @@ UNLIMITED: Final = 1_000_000
 
 
 class TenantSlots:
-    """Those of one tenant. `limit` is asked each time, so that a change counts at once; 0: no limit."""
+    """How many turns of one tenant are at work at once. `limit` is asked each time; 0: no limit.
+
+    A turn that waits for what it delegated gives its slot up, and has one again before it goes on: a tenant with a
+    single slot can still delegate. Whoever waits for a slot is served in order, and a free slot is handed over.
+    """
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit

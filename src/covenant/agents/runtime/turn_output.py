@@ -1,4 +1,4 @@
-"""TurnOutput: from what an agent produces to the updates of its task, the same for every kind of agent.
+"""The output of a turn: from what an agent produces to the updates of its task, the same for every kind of agent.
 
 All text of a turn is one artifact, `<task>-text-<n>` (0 in the first turn), called "response": its first chunk begins
 it, the others add to it, and an empty last chunk closes it. Files are `<task>-file-<n>`, data `<task>-data-<n>`,
@@ -31,7 +31,7 @@ _NO_TEXT: Final = (Text(""),)
 
 
 class TurnOutput:
-    """What a body says in one turn. `text` is everything that it said in words."""
+    """What an agent says in one turn. `text` is everything that it said in words."""
 
     __slots__ = ("_data", "_files", "_job", "_prefix", "_said", "_subs", "_task_id", "_text_id", "_tools")
 

@@ -1,12 +1,12 @@
 """The worker pool: the agents inside this process, and their jobs.
 
-A lease is taken only when its body can start now, and is durable before it does: by whoever accepts a task (`reserve`),
-or from the queue, as many as there are free places. When a lease is lost (canceled, timed out, repaired) its body is
-stopped; one that does not stop is abandoned, and nothing it says later is heard.
+A lease is taken only when its agent can start now, and is durable before the agent does. It is taken by whoever accepts
+a task (`reserve`), or from the queue, as many as there are free slots. When a lease is lost (canceled, timed out,
+repaired) its job is stopped. A job that does not stop is abandoned, and nothing that it says later is heard.
 
-Stopping takes nothing new and waits for what is under way; for jobs that only follow work elsewhere no longer than
-there are others, which may need what they hear. What is then still running is stopped: idempotent work goes back to the
-queue, the rest is marked interrupted, for an operator. None of it becomes failed or canceled by that.
+A pool that stops takes nothing new and waits for its jobs. Jobs that only follow work elsewhere are waited for only as
+long as there are others, which may need their answers. Jobs that still run are then stopped: idempotent work goes back
+to the queue, and other work is marked interrupted, for an operator. A stop makes no task failed or canceled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOST_AT_ONCE_MAX: Final = 1_000
 WAIT_MS: Final = 60_000
 RESTART_S: Final = 1.0
 STOP_S: Final = 2.0
-"""How long a body may take to stop."""
+"""How long a job may take to stop."""
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class WorkerPool:
         """While it stops: somebody is done."""
         self._others: set[asyncio.Task[None]] = set()
         self._abandoned: dict[asyncio.Task[None], Job] = {}
-        """Jobs that have ended without their bodies, by the body's task, for as long as that goes on."""
+        """Jobs that have ended although their agents go on, by the task of the agent."""
         self.delegations: Final = delegations(self) if delegations is not None else None
         self._services = JobServices(ledger, self._loop, limits or JobLimits(), self._done, self.delegations, tracer)
         ledger.on_lost(self._lost, self._told)
@@ -248,8 +248,6 @@ class WorkerPool:
         if not self._running:
             self._fewer.set()
 
-    # Stopping one job
-
     def _lost(self, task_id: TaskId) -> None:
         job = self._by_task.get(task_id)
         if job is not None and not job.finishing:
@@ -286,8 +284,6 @@ class WorkerPool:
     async def _end_without(self, job: Job) -> None:
         await job.abandon()
         self._done(job)
-
-    # Taking work
 
     async def run(self) -> None:
         """Until `stop`, and until all work here has ended. Canceled, or once it has: what is left is put down."""
@@ -408,8 +404,6 @@ class WorkerPool:
             await self._ledger.commit(release)
         except Refusal as refusal:
             log.warning("agent.release_refused", extra={"task_id": leased.task.id, "code": refusal.code})
-
-    # What a stop leaves, and what a crash left
 
     async def _stop_jobs(self) -> None:
         """Stop what is still running, see what becomes of it, and write that down."""

@@ -100,11 +100,11 @@ def _provider(name: str) -> str:
 class Cast:
     """Who plays the agents of kind `model`."""
 
-    def __init__(self, settings: ModelSettings, models: Models, means: ToolServices) -> None:
+    def __init__(self, settings: ModelSettings, models: Models, services: ToolServices) -> None:
         self._settings = settings
         self._models = models
-        self._means = means
-        self._index = IndexAgent(self, means.roster)
+        self._services = services
+        self._index = IndexAgent(self, services.directory)
 
     def repeatable(self, definition: AgentDefinition) -> bool:
         """Whether what was cut short may be begun again by itself, whatever the definition says."""
@@ -131,7 +131,7 @@ class Cast:
         return ModelAgent(
             model,
             definition,
-            self._means,
+            self._services,
             tokens_max=self._settings.task_tokens_max,
             request_s=request_s,
             remembers=remembers,
@@ -153,19 +153,19 @@ class Reach:
     """What agents can use here, kept in line with what is configured: a scheduler of the daemon."""
 
     def __init__(
-        self, abroad: RemoteCards, means: ToolServices, models: Models, cards: Cards, registry: RemoteRegistry
+        self, remote_cards: RemoteCards, services: ToolServices, models: Models, cards: Cards, registry: RemoteRegistry
     ) -> None:
-        self._abroad = abroad
+        self._remote_cards = remote_cards
         self._registry = registry
-        self._means = means
+        self._services = services
         self._models = models
         self._cards = cards
         self.tell()
 
     def tell(self) -> None:
         """Cards name what can be used, and nothing else."""
-        abilities = self._means.abilities if self._models.default is not None else frozenset[str]()
-        mcp = self._means.mcp
+        abilities = self._services.abilities if self._models.default is not None else frozenset[str]()
+        mcp = self._services.mcp
         self._cards.offer = msgspec.structs.replace(
             self._cards.offer,
             abilities=abilities,
@@ -174,7 +174,7 @@ class Reach:
         )
 
     async def run(self) -> None:
-        await self._abroad.run()
+        await self._remote_cards.run()
 
     async def close(self) -> None:
         await self._models.close()
@@ -196,25 +196,25 @@ def make_cast(
     if ours.name and models.default is None:
         log.warning("model.unusable", model=ours.name, why=models.trouble)
     told: list[Any] = []
-    abroad = RemoteCards(
+    remote_cards = RemoteCards(
         elsewhere.registry, elsewhere.card, time.monotonic, told=lambda: told[0].tell() if told else None
     )
-    roster = AgentDirectory(
+    directory = AgentDirectory(
         catalogue,
         lambda definition: _played(definition, models),
-        abroad,
+        remote_cards,
         # The token of an entry was given for the tenants of that entry, and for nobody else.
         callable_by=elsewhere.registry.names_of,
     )
-    means = ToolServices(
-        roster=roster,
+    services = ToolServices(
+        directory=directory,
         pages=WebPages(fetcher),
         memories=AgentMemories(home / MEMORY_FOLDER, now_ms),
         mcp=tools,
     )
-    reach = Reach(abroad, means, models, cards, elsewhere.registry)
+    reach = Reach(remote_cards, services, models, cards, elsewhere.registry)
     told.append(reach)
-    return Cast(ours, models, means), reach
+    return Cast(ours, models, services), reach
 
 
 def _played(definition: AgentDefinition, models: Models) -> bool:

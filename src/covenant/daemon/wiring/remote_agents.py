@@ -77,9 +77,9 @@ class Elsewhere:
         # What a token was shown is not for those who call the same address without it.
         card = await or_none(self._cards.get(f"{name or ''} {entry.url}", fetch), entry.url)
         # How long it may take is the task's matter, unless its entry says so.
-        manners = RemoteOptions(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, left_ms=self._left_ms)
+        options = RemoteOptions(timeout_s=entry.timeout or CALL_S_MAX, chance=random.random, left_ms=self._left_ms)
         ways = choose_interfaces(card, entry.url, credentials.covers)
-        return Remote(ways, fetcher, credentials, card=card, manners=manners)
+        return Remote(ways, fetcher, credentials, card=card, options=options)
 
     async def card(self, url_or_name: str, *, verify: bool = False) -> RemoteCard:
         """As it is now. Raises NoCard, and what fetching it raises."""

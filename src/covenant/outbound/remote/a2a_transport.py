@@ -1,4 +1,4 @@
-"""A line: one way to a remote agent, and the five things that are asked over it.
+"""A transport: one interface of a remote agent, and the five requests that are sent over it.
 
 Requests are written in the way's dialect and binding, answers read, and whatever the other side refuses becomes one
 `RemoteRefused`, by JSON-RPC code or by HTTP status. Nothing here repeats anything.

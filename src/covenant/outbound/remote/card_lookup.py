@@ -152,8 +152,10 @@ _OTHER: Final = {"1.0": "0.3", "0.3": "1.0"}
 
 
 def choose_interfaces(card: RemoteCard | None, url: str, at_home: Callable[[str], bool]) -> tuple[RemoteInterface, ...]:
-    """The ways to try, the best first. `url` is what the caller named: the address, where no card has another.
+    """The interfaces to try, the best first. `url` is what the caller named: the address, where no card has another.
 
+    JSON-RPC 1.0 comes first, then HTTP+JSON 1.0, JSON-RPC 0.3 and gRPC; those at the caller's origin before others.
+    Servers do not always speak what their card says, so a JSON-RPC address is also tried in the other dialect.
     `at_home` says whether a URL is at the origin that the caller named. Raises NoCard.
     """
     offered = card.ways if card is not None else ()
@@ -188,6 +190,11 @@ class _CachedCard:
 
 
 class CardCache:
+    """Cards that were fetched lately, and failures to fetch them. Each place is asked once, however many wait.
+
+    A fetch that several wait for goes on when one of them leaves.
+    """
+
     def __init__(
         self,
         *,

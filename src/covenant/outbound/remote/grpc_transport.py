@@ -1,4 +1,4 @@
-"""A line over gRPC (A2A 1.0), for agents that offer nothing else. Needs the extra `grpc`.
+"""The transport over gRPC (A2A 1.0), for agents that offer nothing else. Needs the extra `grpc`.
 
 The name is looked up by the guard, and the channel is made to an address from that answer: no second look-up, no proxy,
 no service configuration from DNS. Each call has a channel of its own, as each HTTP call has a connection. Messages are

@@ -62,14 +62,14 @@ class Remote:
         credentials: Credentials,
         *,
         card: RemoteCard | None = None,
-        manners: RemoteOptions | None = None,
+        options: RemoteOptions | None = None,
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.card = card
         self._ways = list(ways)
         self._fetcher = fetcher
         self._credentials = credentials
-        self._manners = manners or RemoteOptions()
+        self._options = options or RemoteOptions()
         self._close = close
         self._open: WeakSet[RemoteStream] = WeakSet()
 
@@ -138,8 +138,8 @@ class Remote:
         headers = call_context_headers(hop) if hop is not None else {}
         if idempotency_key is not None:
             headers[KEY_HEADER] = idempotency_key
-        wanted = self._manners.stream if stream is None else stream
-        errand = OutgoingMessage(
+        wanted = self._options.stream if stream is None else stream
+        outgoing = OutgoingMessage(
             ask=ask,
             headers=headers,
             streaming=self._streams() if wanted is None else wanted,
@@ -147,19 +147,19 @@ class Remote:
             troubled=troubled,
         )
         within_s = self._within(timeout_s, hop)
-        patience = WaitPolicy(
-            poll_s=self._manners.poll_s, within_ms=max(1, int(within_s * 1000)), chance=self._manners.chance
+        policy = WaitPolicy(
+            poll_s=self._options.poll_s, within_ms=max(1, int(within_s * 1000)), chance=self._options.chance
         )
-        opened = RemoteStream(self, TaskFollower(self._lines, errand, patience), within_s, stays)
+        opened = RemoteStream(self, TaskFollower(self._transports, outgoing, policy), within_s, stays)
         self._open.add(opened)
         return opened
 
     async def get(self, task_id: str) -> RemoteTask:
         """The task as it stands."""
-        return await next(self._lines()).get(task_id)
+        return await next(self._transports()).get(task_id)
 
     async def cancel(self, task_id: str) -> RemoteTask:
-        return await next(self._lines()).cancel(task_id)
+        return await next(self._transports()).cancel(task_id)
 
     def learned(self, way: RemoteInterface) -> None:
         """This way works: it is the first from now on."""
@@ -171,19 +171,19 @@ class Remote:
         return self.card is None or self.card.streaming is not False
 
     def _within(self, timeout_s: float | None, hop: Hop | None) -> float:
-        within_s = self._manners.timeout_s if timeout_s is None else timeout_s
-        if hop is not None and hop.deadline_ms is not None and self._manners.left_ms is not None:
-            left_ms = self._manners.left_ms(hop.deadline_ms)
+        within_s = self._options.timeout_s if timeout_s is None else timeout_s
+        if hop is not None and hop.deadline_ms is not None and self._options.left_ms is not None:
+            left_ms = self._options.left_ms(hop.deadline_ms)
             within_s = within_s if left_ms is None else min(within_s, left_ms / 1000)
         if within_s <= 0:
             raise RemoteTimedOut("the time for this call was over before it began")
         return within_s
 
-    def _lines(self) -> Iterator[A2ATransport]:
+    def _transports(self) -> Iterator[A2ATransport]:
         for way in tuple(self._ways):
-            yield self._line(way)
+            yield self._transport(way)
 
-    def _line(self, way: RemoteInterface) -> A2ATransport:
+    def _transport(self, way: RemoteInterface) -> A2ATransport:
         if way.binding == GRPC:
             try:
                 from covenant.outbound.remote.grpc_transport import GrpcTransport  # noqa: PLC0415  (needs an extra)
@@ -197,14 +197,14 @@ class RemoteStream:
     """News of one message, as it comes; then `reply`. To be read once."""
 
     def __init__(
-        self, remote: Remote, following: TaskFollower, within_s: float, stays: Callable[[], bool] | None = None
+        self, remote: Remote, follower: TaskFollower, within_s: float, stays: Callable[[], bool] | None = None
     ) -> None:
         self._stays = stays
         self._remote = remote
-        self._following = following
+        self._follower = follower
         self._within_s = within_s
         self._until_s: float | None = None
-        self._news: AsyncGenerator[RemoteEvent] = following.news()
+        self._news: AsyncGenerator[RemoteEvent] = follower.news()
 
     def __aiter__(self) -> Self:
         return self
@@ -220,12 +220,12 @@ class RemoteStream:
             self._learn()
             raise
         except TimeoutError as error:
-            await self._following.call_off()
+            await self._follower.call_off()
             words = f"no answer within {self._within_s:g} s{self.called_off}"
             raise RemoteTimedOut(words, task_id=self.task_id) from error
         except asyncio.CancelledError:
             if self._stays is None or not self._stays():
-                await self._following.call_off()
+                await self._follower.call_off()
             raise
         self._learn()
         return heard
@@ -233,17 +233,17 @@ class RemoteStream:
     @property
     def task_id(self) -> str | None:
         """The remote's task, as soon as it is known."""
-        return self._following.known.task_id
+        return self._follower.known.task_id
 
     @property
     def usage(self) -> dict[str, float]:
         """What the remote says that it has used by now; normalised."""
-        return self._following.known.usage
+        return self._follower.known.usage
 
     @property
     def called_off(self) -> str:
         """What became of telling the remote to stop, as the end of a sentence; empty if there was nothing to tell."""
-        told = self._following.called_off
+        told = self._follower.called_off
         if told is None:
             return ""
         return f"; task {self.task_id} {'was' if told else 'could not be'} told to stop"
@@ -251,19 +251,19 @@ class RemoteStream:
     @property
     def reply(self) -> Reply:
         """What was answered, when the stream is over; until then, what is known."""
-        if not self._following.known.known:
+        if not self._follower.known.known:
             raise Invalid("not_answered", "nothing was heard yet: read the stream first")
-        return reply_of(self._following.known, self._remote)
+        return reply_of(self._follower.known, self._remote)
 
     async def call_off(self) -> None:
         """Leave, and have the remote stop."""
         await self._news.aclose()
-        await self._following.call_off()
+        await self._follower.call_off()
 
     async def aclose(self) -> None:
         """Leave; the remote goes on."""
         await self._news.aclose()
 
     def _learn(self) -> None:
-        if self._following.line is not None and self._following.known.known:
-            self._remote.learned(self._following.line.way)
+        if self._follower.transport is not None and self._follower.known.known:
+            self._remote.learned(self._follower.transport.way)

@@ -198,6 +198,11 @@ TAKEN: Final = frozenset(
 
 
 class Credentials:
+    """A caller's secret for a remote agent, sent to the origin (scheme, host, port) of the URL that the caller named.
+
+    It also goes to origins that the caller trusts besides. Neither a card nor a redirect can change that.
+    """
+
     def __init__(
         self,
         url: str,

@@ -70,18 +70,18 @@ class TaskFollower:
     """`news` may be read once. Whoever leaves it early says `call_off` if the remote is to stop."""
 
     def __init__(
-        self, lines: Callable[[], Iterator[A2ATransport]], errand: OutgoingMessage, patience: WaitPolicy
+        self, transports: Callable[[], Iterator[A2ATransport]], outgoing: OutgoingMessage, policy: WaitPolicy
     ) -> None:
         """`lines` are the ways to the remote, the best first, as it is known now."""
         self.known = RemoteTaskView()
-        self.line: A2ATransport | None = None
+        self.transport: A2ATransport | None = None
         """The way that was taken, once one was."""
         self.called_off: bool | None = None
         """Whether the remote heard that it is to stop; None if there was nothing to tell."""
-        self._lines = lines
-        self._errand = errand
-        self._patience = patience
-        self._streaming = errand.streaming
+        self._transports = transports
+        self._outgoing = outgoing
+        self._policy = policy
+        self._streaming = outgoing.streaming
         self._stood_at: str | None = None
         self._failures = 0
         self._fruitless = 0
@@ -95,14 +95,14 @@ class TaskFollower:
         async with aclosing(self._open()) as opening:
             async for heard in opening:
                 yield heard
-        assert self.line is not None
+        assert self.transport is not None
         while not self.known.stopped:
-            going_on = self._resume(self.line) if self._streaming else self._poll(self.line)
+            going_on = self._resume(self.transport) if self._streaming else self._poll(self.transport)
             async with aclosing(going_on):
                 async for heard in going_on:
                     yield heard
         if self._unsure and self.known.state.terminal:
-            async with aclosing(self._look_again(self.line)) as looking:
+            async with aclosing(self._look_again(self.transport)) as looking:
                 async for heard in looking:
                     yield heard
 
@@ -114,11 +114,11 @@ class TaskFollower:
                     # It was on its way when its caller left: its answer says what there is to stop.
                     for _ in self.known.take(await self._sending):
                         pass
-                task_id = self.known.task_id or self._errand.ask.message.task_id
-                if self.line is not None and task_id is not None and not self.known.state.terminal:
+                task_id = self.known.task_id or self._outgoing.ask.message.task_id
+                if self.transport is not None and task_id is not None and not self.known.state.terminal:
                     log.info("remote.called_off", extra={"remote_task": task_id})
                     self.called_off = False
-                    canceled = await self.line.cancel(task_id)
+                    canceled = await self.transport.cancel(task_id)
                     self.called_off = True
                     # It may say only now what it has used.
                     for _ in self.known.take(canceled):
@@ -129,10 +129,10 @@ class TaskFollower:
     async def _open(self) -> AsyncGenerator[RemoteEvent]:
         """Posts the message, in the first way that the remote understands."""
         refused: RemoteRefused | None = None
-        for line in self._lines():
-            self.line, self._streaming = line, self._errand.streaming
+        for transport in self._transports():
+            self.transport, self._streaming = transport, self._outgoing.streaming
             try:
-                async with aclosing(self._post(line)) as posting:
+                async with aclosing(self._post(transport)) as posting:
                     async for heard in posting:
                         yield heard
                 return
@@ -143,13 +143,13 @@ class TaskFollower:
         assert refused is not None
         raise refused
 
-    async def _post(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+    async def _post(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         """Posts until it is known to be taken, as often as that is safe."""
         tries = 0
         while True:
             tries += 1
             try:
-                attempt = self._streamed(line) if self._streaming else self._sent(line)
+                attempt = self._streamed(transport) if self._streaming else self._sent(transport)
                 async with aclosing(attempt):
                     async for heard in attempt:
                         yield heard
@@ -171,27 +171,27 @@ class TaskFollower:
                     # It may know this dialect, and only have no streams.
                     self._streaming = False
                     continue
-                safe = refusal.code == "over_limit" or self._errand.repeatable
+                safe = refusal.code == "over_limit" or self._outgoing.repeatable
                 if not refusal.transient or not safe or tries == RESENDS_MAX:
                     raise
                 self._retry_after_s, trouble = refusal.retry_after_s, refusal
-            again = trouble.transient and self._errand.repeatable if isinstance(trouble, CallFailed) else True
+            again = trouble.transient and self._outgoing.repeatable if isinstance(trouble, CallFailed) else True
             if not again or tries == RESENDS_MAX:
                 raise OutcomeUnknown(
                     f"the remote did not answer ({trouble}); it may have taken the message. "
                     "Send it again only if doing it twice is harmless, or with an idempotency key"
                 ) from trouble
-            self._errand.troubled(str(trouble))
+            self._outgoing.troubled(str(trouble))
             await self._pause()
 
-    async def _streamed(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
-        async with line.stream(self._errand.ask, self._errand.headers) as frames:
+    async def _streamed(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+        async with transport.stream(self._outgoing.ask, self._outgoing.headers) as frames:
             async for heard in self._heard(frames, resumed=False):
                 yield heard
 
-    async def _sent(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
-        ask = msgspec.structs.replace(self._errand.ask, blocking=False)
-        self._sending = asyncio.create_task(line.send(ask, self._errand.headers, self._patience.within_ms))
+    async def _sent(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+        ask = msgspec.structs.replace(self._outgoing.ask, blocking=False)
+        self._sending = asyncio.create_task(transport.send(ask, self._outgoing.headers, self._policy.within_ms))
         heard = await asyncio.shield(self._sending)
         self._sending = None
         for news in self.known.take(heard):
@@ -199,12 +199,12 @@ class TaskFollower:
         if ask.message.task_id is not None and self.known.state.waits:
             # It may tell the state from before it read the message: what it says next counts.
             await self._pause()
-            for news in self.known.take(await line.get(ask.message.task_id)):
+            for news in self.known.take(await transport.get(ask.message.task_id)):
                 yield news
 
     async def _heard(self, frames: AsyncIterator[Numbered], *, resumed: bool) -> AsyncGenerator[RemoteEvent]:
         """What the frames of one stream say that is new, until it is over."""
-        for_more = self._errand.ask.message.task_id is not None and not resumed
+        for_more = self._outgoing.ask.message.task_id is not None and not resumed
         async for number, heard in frames:
             if resumed and self._seen(number, heard):
                 continue
@@ -222,14 +222,14 @@ class TaskFollower:
             return False
         return number.isdecimal() and self._stood_at.isdecimal() and int(number) <= int(self._stood_at)
 
-    async def _resume(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+    async def _resume(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         task_id = self.known.task_id
         assert task_id is not None
         if self._failures or self._fruitless:
             await self._pause()
         self._fruitless += 1
         try:
-            async with line.subscribe(task_id, self._stood_at) as frames:
+            async with transport.subscribe(task_id, self._stood_at) as frames:
                 first = await anext(frames, None)
                 if first is None:
                     return
@@ -249,19 +249,19 @@ class TaskFollower:
         finally:
             self._streaming = self._streaming and self._fruitless < FRUITLESS_MAX
 
-    async def _look_again(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+    async def _look_again(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         """What is known is the answer, if the remote does not say more."""
         assert self.known.task_id is not None
         with suppress(RemoteRefused, CallFailed):
-            for heard in self.known.take(await line.get(self.known.task_id)):
+            for heard in self.known.take(await transport.get(self.known.task_id)):
                 yield heard
 
-    async def _poll(self, line: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+    async def _poll(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         task_id = self.known.task_id
         assert task_id is not None
         await (self._pause() if self._failures else self._wait_for_poll())
         try:
-            task = await line.get(task_id)
+            task = await transport.get(task_id)
         except (RemoteRefused, CallFailed) as trouble:
             self._not_answered(trouble)
             return
@@ -275,7 +275,7 @@ class TaskFollower:
         if isinstance(trouble, CallFailed):
             if not trouble.transient or self._failures >= FAILURES_MAX:
                 raise trouble
-            self._errand.troubled(trouble.message)
+            self._outgoing.troubled(trouble.message)
             return
         trouble.task_id = self.known.task_id
         self._retry_after_s = trouble.retry_after_s
@@ -291,15 +291,15 @@ class TaskFollower:
         if not going or self._failures >= FAILURES_MAX:
             raise trouble
         if trouble.transient:
-            self._errand.troubled(trouble.message)
+            self._outgoing.troubled(trouble.message)
 
     async def _wait_for_poll(self) -> None:
         self._polls += 1
-        polls = Backoff(FIRST_PAUSE_S, self._patience.poll_s, jitter=JITTER)
-        await asyncio.sleep(polls.pause(self._polls, self._patience.chance()))
+        polls = Backoff(FIRST_PAUSE_S, self._policy.poll_s, jitter=JITTER)
+        await asyncio.sleep(polls.pause(self._polls, self._policy.chance()))
 
     async def _pause(self) -> None:
-        pause_s = AFTER_FAILURES.pause(self._failures + self._fruitless + 1, self._patience.chance())
+        pause_s = AFTER_FAILURES.pause(self._failures + self._fruitless + 1, self._policy.chance())
         asked_s, self._retry_after_s = self._retry_after_s, None
         # Whoever asks for a pause gets at least that.
         await asyncio.sleep(max(pause_s, asked_s or 0.0))
