@@ -12,7 +12,7 @@ from bench.cold import Opening
 from bench.report import Level, Table, at_most, fact
 from bench.workload import PAYLOAD_BYTES
 from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES
-from covenant.ledger.embedded.storage import SEALED_SEGMENTS_BEFORE_COMPACTION
+from covenant.ledger.embedded.open import SEALED_SEGMENTS_BEFORE_COMPACTION
 
 NAME: Final = "opening"
 OPEN_S: Final = 5.0

@@ -15,8 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.embedded.open import open_ledger
-from covenant.ledger.embedded.storage import CompactionFailed
+from covenant.ledger.embedded.open import CompactionFailed, open_ledger
 from covenant.ledger.machine.commands import DropPush, LeasedTask, MovePushes, PutPush
 from covenant.ledger.machine.identity_commands import Enroll
 from covenant.model.a2a_requests import PushConfig

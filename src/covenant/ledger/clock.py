@@ -1,4 +1,4 @@
-"""The ledger's clock: the wall clock, watched by one that nobody sets.
+"""The ledger's clock, and its source of ids: the wall clock, watched by one that nobody sets.
 
 `now_ms` is the wall clock, for stamps. Whoever waits uses `monotonic_ms`. Whoever acts on the age of something asks
 `ages`: after a step of the wall clock they are paused, and afterwards they are counted without the step.

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.commands import Accept, Command, LeasedTask, Take
-from covenant.ledger.machine.decide import decide
+from covenant.ledger.machine.decisions import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.events import AnyEvent
 from covenant.ledger.machine.view import Limits, View

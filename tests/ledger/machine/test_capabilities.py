@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from covenant.ledger.machine.commands import Access
-from covenant.ledger.machine.decisions.capabilities import authorize
-from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext
+from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext, authorize
 from covenant.ledger.machine.events import Audited, GrantUsed
 from covenant.ledger.machine.identity_commands import MakeGrant, RevokeGrant, WriteAuditRow
 from covenant.model.errors import Invalid, Refusal

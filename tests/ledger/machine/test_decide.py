@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from covenant.ledger.machine import commands as c
-from covenant.ledger.machine.decide import decide
+from covenant.ledger.machine.decisions import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Refusal

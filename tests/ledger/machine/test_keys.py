@@ -13,7 +13,7 @@ import pytest
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine import commands as c
 from covenant.ledger.machine import identity_commands as t
-from covenant.ledger.machine.decide import _DECISIONS
+from covenant.ledger.machine.decisions import _DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered, View

@@ -31,8 +31,8 @@ from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line, encode_line
 from covenant.ledger.embedded.journal.recovery import CANNOT_FOLLOW, records_in
 from covenant.ledger.embedded.journal.segments import Segment, create_segment, list_segments, segment_path, sync_dir
+from covenant.ledger.embedded.open import SEEN
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.embedded.storage import SEEN
 from covenant.ledger.machine.events import AnyEvent, TaskEvent
 from covenant.ledger.machine.view import Limits
 

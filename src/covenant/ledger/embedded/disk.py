@@ -1,4 +1,7 @@
-"""What to tell when the disk does not take or give a file: which file, why, how much room there is, and what to do."""
+"""Files of a home: folders for their owner alone, and what to tell when the disk does not take or give one.
+
+An error names the file, the reason, how much room there is, and what to do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log engine: decide in memory, append to the journal, answer when it is durable.
+"""The embedded engine: decide in memory, append to the journal, answer when it is durable.
 
 State changes when a command is decided, before its record is on disk, so that the next command is decided on top of
 it and both share a sync. Nobody sees that early: each answer, refusal and read first waits until everything decided
@@ -19,9 +19,8 @@ from covenant.ledger.contract.ledger import Counts
 from covenant.ledger.embedded.journal.record import encode_events
 from covenant.ledger.embedded.journal.recovery import TornTail
 from covenant.ledger.embedded.queues import BodyNeeded, ReadBodies
-from covenant.ledger.embedded.reads import CATCH_UP_S, Reads
+from covenant.ledger.embedded.reads import CATCH_UP_S, Reads, Storage
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.embedded.storage import Storage
 from covenant.ledger.embedded.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
 from covenant.ledger.machine.commands import (
     Accept,
@@ -33,7 +32,7 @@ from covenant.ledger.machine.commands import (
     TaskCommand,
     Withdraw,
 )
-from covenant.ledger.machine.decide import Decision, decide
+from covenant.ledger.machine.decisions import Decision, decide
 from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
@@ -53,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class EmbeddedLedger(Reads):
-    """Made by `homes.open_ledger` or `homes.memory_ledger`; used on the loop it was made on."""
+    """Made by `open_ledger` or `memory_ledger`; used on the loop it was made on."""
 
     def __init__(
         self,

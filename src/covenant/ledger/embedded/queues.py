@@ -1,4 +1,8 @@
-"""What the state keeps beside its entries: queues, the sizes of accounts, cached results and large bodies."""
+"""What the state keeps beside its entries: queues, the sizes of accounts, cached results and large bodies.
+
+A large body leaves memory once the archive has it, or earlier when too many wait for that. From then on the entry of
+its task is an index entry, and whoever leases the task has the body read first.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from itertools import chain, islice
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -30,12 +30,15 @@ from covenant.ledger.contract.tasks import (
     TaskScope,
     TreeNode,
 )
+from covenant.ledger.embedded.archive.archive import Archive
 from covenant.ledger.embedded.archive.history import History
+from covenant.ledger.embedded.archive.seen_filter import SeenIds
+from covenant.ledger.embedded.journal.journal import Journal, MemoryJournal
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.embedded.storage import Storage
 from covenant.ledger.machine.decisions.leases import body_unreadable
 from covenant.ledger.machine.entry import Alive, Entry
 from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED
+from covenant.ledger.machine.view import Limits
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.audit_chain import AuditHead, AuditReport
 from covenant.model.errors import Unavailable
@@ -385,3 +388,24 @@ def _lease_record(entry: Entry) -> LeaseRecord | None:
         turn=entry.turn,
         attempt=lease.attempt,
     )
+
+
+class Storage(Protocol):
+    @property
+    def journal(self) -> Journal | MemoryJournal: ...
+    @property
+    def archive(self) -> Archive: ...
+    @property
+    def history(self) -> History: ...
+    @property
+    def seen(self) -> SeenIds: ...
+
+    def follow(self, on_archived: Callable[[int], None]) -> None:
+        """Begin to archive what becomes durable; `on_archived(seq)` is called on the loop after each batch."""
+
+    def state_at(self, seq: int, limits: Limits, /) -> LedgerState:
+        """The state as it is on disk, read back. Blocks."""
+
+    def wants_compaction(self) -> bool: ...
+    async def compact(self, state: LedgerState) -> int: ...
+    async def close(self) -> None: ...

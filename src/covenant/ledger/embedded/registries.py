@@ -1,4 +1,4 @@
-"""Identities, grants, tenants, stored agents and the audit's head: what every request asks before anything else."""
+"""Identities, grants, tenants, stored agents, push configurations and the audit's head, in memory."""
 
 from __future__ import annotations
 

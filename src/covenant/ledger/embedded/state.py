@@ -1,8 +1,9 @@
 """The live tasks in memory, with an index for each question that a decision asks.
 
 Changed only by `apply`, record by record, in the same way whether the record was just decided or is read back from the
-journal. Finished tasks leave once the archive has them. Nothing here scans: each index answers in constant or
-logarithmic time, whatever else is in the ledger.
+journal. Finished tasks leave once the archive has them. Each index answers a decision in constant or logarithmic time,
+whatever else is in the ledger. Only rare events walk over all of a thing: a step of the wall clock, a purge of
+identities or grants, and a peer that goes by another identity.
 """
 
 from __future__ import annotations

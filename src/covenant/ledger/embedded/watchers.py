@@ -1,11 +1,14 @@
-"""Those who wait for a task or a result: what arrives wakes one of them, the longest waiting.
+"""Those who wait: for a task or a result, for the end of a task, or for each step of one.
 
-Promises: one arrival wakes at most one waiter, whatever the number of waiters. Waiters are woken in the order in which
-they began to wait, those for one identity and those for any identity together. No wake is lost: a waiter that was woken
-and leaves without having taken anything (it was cancelled, refused, or its caller left) wakes the next one if something
-is still there. A waiter that was woken in vain, because somebody else was faster, keeps its place.
+Waiters: one arrival wakes at most one waiter, the longest waiting, whether it waits for one identity or for any. No
+wake is lost: a waiter that was woken and leaves without having taken anything wakes the next one if something is still
+there; one that was woken in vain keeps its place. Waiting, waking and leaving cost O(log n) for n waiters.
 
-Costs: waiting, waking and leaving cost O(log n) for n waiters. Used on one loop.
+Watches: each durable step is handed to whoever watches its task, in order, once. A watch begins at once and misses
+nothing from then on. What happened before is in the archive: begin to watch, read the past, then go on with what is
+newer; generations tell them apart. Steps wait here until their record is durable.
+
+All of it is used on one loop.
 """
 
 from __future__ import annotations

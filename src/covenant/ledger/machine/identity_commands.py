@@ -1,3 +1,5 @@
+"""Commands about who may do what: identities, grants, tenants, the agents stored for them, and the audit."""
+
 from __future__ import annotations
 
 from covenant.ledger.machine.commands import AUDIT, Command, Key, _access_keys

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive import apply_batch
 from covenant.ledger.embedded.archive import archive as archive_module
-from covenant.ledger.embedded.archive.apply_batch import Live, apply_lines
+from covenant.ledger.embedded.archive.apply_batch import Batch, Known, Live, apply_lines
 from covenant.ledger.embedded.archive.archive import LAYOUTS, Archive, archived_seq_of, open_writer
-from covenant.ledger.embedded.archive.batch_rows import Batch, Known
 from covenant.ledger.embedded.archive.row_updates import Rows, TaskRowUpdate
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.embedded.journal.record import encode_line

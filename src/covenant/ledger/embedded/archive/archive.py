@@ -33,8 +33,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, Protocol
 
-from covenant.ledger.embedded.archive.apply_batch import Live, apply_or_reject, count_rejects
-from covenant.ledger.embedded.archive.batch_rows import PLACES_IN_RECORD
+from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, Live, apply_or_reject, count_rejects
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.embedded.disk import unusable
 from covenant.ledger.embedded.journal.segments import Cursor, Lines, sync_dir

@@ -21,8 +21,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from covenant.ledger.embedded.archive import apply_batch
-from covenant.ledger.embedded.archive.apply_batch import apply_within
-from covenant.ledger.embedded.archive.batch_rows import PLACES_IN_RECORD
+from covenant.ledger.embedded.archive.apply_batch import PLACES_IN_RECORD, apply_within
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.embedded.journal.record import encode_line, seq_of
 from covenant.ledger.embedded.state import LedgerState
@@ -184,7 +183,7 @@ def _apply(db: sqlite3.Connection, lines: Iterable[bytes]) -> int:
 
 
 def _apply_or_reject(db: sqlite3.Connection, batch: list[bytes]) -> int:
-    """As `rejects` does it, within one transaction."""
+    """As `apply_or_reject` does it, within one transaction."""
     last_seq = seq_of(batch[-1])
     try:
         apply_within(db, b"".join(batch), last_seq)

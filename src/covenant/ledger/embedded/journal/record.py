@@ -1,10 +1,15 @@
-"""One journal record as one line of bytes. Pure: bytes in, bytes out.
+"""One journal record as one line of bytes, and its events as JSON. Pure: bytes in, bytes out.
 
     {"seq":12,"ts_ms":1700000000000,"synced":9,"events":[...],"crc":"5f3a0c11"}\n
 
 `seq` has no gaps; `synced` is the highest seq that was known to be on disk when this line was written, so it is
 always lower than `seq`. `crc` is the CRC-32 of every byte before `,"crc":`, as 8 lowercase hex digits. Field
 order and spacing are part of the format: the checksum is checked on the raw bytes, before anything is parsed.
+
+`encode_events` stands before every append: nothing becomes a record that could not be read back from it. It decodes
+what it has encoded with the decoder that opening uses, so the check is as strict as the reader by construction. The
+decoded events are the ones to apply: memory holds what the journal holds, whatever its caller does to a dictionary
+afterwards.
 """
 
 from __future__ import annotations

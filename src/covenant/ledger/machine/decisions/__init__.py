@@ -1,0 +1,79 @@
+"""From a command to events and an answer, a module a noun. The table is the list of everything that can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from covenant.ledger.machine import commands, identity_commands, peer_commands
+from covenant.ledger.machine.commands import Command
+from covenant.ledger.machine.decisions import acceptance, identities, leases, peers, push, repairs, results
+from covenant.ledger.machine.decisions.context import DecisionContext, NewId
+from covenant.ledger.machine.events import AnyEvent
+from covenant.ledger.machine.view import View
+from covenant.model.clock_steps import STEADY, Ages
+
+A = TypeVar("A")
+
+_DECISIONS: Final[dict[type[Any], Callable[[DecisionContext, Any], Any]]] = {
+    commands.Accept: acceptance.accept,
+    commands.Take: leases.take,
+    commands.Renew: leases.renew,
+    commands.Release: leases.release,
+    commands.Interrupt: leases.interrupt,
+    commands.Report: leases.report,
+    commands.Advance: leases.advance,
+    commands.Continue: leases.continue_,
+    commands.Settle: results.settle,
+    commands.Cancel: results.cancel,
+    commands.Drain: results.drain,
+    commands.GiveBack: leases.give_back,
+    commands.Withdraw: leases.withdraw,
+    commands.Sweep: results.sweep,
+    commands.CancelOrphans: results.cancel_orphans,
+    commands.Repair: repairs.repair,
+    commands.RetryStale: repairs.retry_stale,
+    identity_commands.Enroll: identities.enroll,
+    identity_commands.RevokeIdentity: identities.revoke_identity,
+    identity_commands.RotateToken: identities.rotate_token,
+    identity_commands.PurgeIdentities: identities.purge_identities,
+    identity_commands.MakeGrant: identities.make_grant,
+    identity_commands.RevokeGrant: identities.revoke_grant,
+    identity_commands.PurgeGrants: identities.purge_grants,
+    identity_commands.AddTenant: identities.add_tenant,
+    identity_commands.ChangeTenant: identities.change_tenant,
+    identity_commands.RotateTenant: identities.rotate_tenant,
+    identity_commands.PutAgent: identities.put_agent,
+    identity_commands.RemoveAgent: identities.remove_agent,
+    commands.PutPush: push.put_push,
+    commands.DropPush: push.drop_push,
+    commands.MovePushes: push.move_pushes,
+    commands.RetryPush: push.retry_push,
+    peer_commands.AddPeer: peers.add_peer,
+    peer_commands.ChangePeer: peers.change_peer,
+    peer_commands.RemovePeer: peers.remove_peer,
+    peer_commands.LearnPeer: peers.learn_peer,
+    peer_commands.SucceedPeer: peers.succeed_peer,
+    peer_commands.RevokeToken: peers.revoke_token,
+    peer_commands.SendToPeer: peers.tell,
+    peer_commands.ReceiveFromPeer: peers.hear,
+    peer_commands.MoveParcels: peers.move_parcels,
+    identity_commands.PurgeAudit: identities.purge_audit,
+    identity_commands.WriteAuditRow: identities.note,
+}
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What happened and what the caller is told, once the events are durable. No events: nothing happened."""
+
+    events: list[AnyEvent]
+    answer: Any
+
+
+def decide(view: View, command: Command[A], now_ms: int, new_id: NewId, ages: Ages = STEADY) -> Decision:
+    """Raises `Refused` instead when the command is not allowed or not possible."""
+    deciding = DecisionContext(view, now_ms, new_id, ages)
+    answer = _DECISIONS[type(command)](deciding, command)
+    return Decision(deciding.events, answer)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from covenant.ledger.machine.commands import Accept, Accepted, LeasedTask, RecipientFault, Starter
-from covenant.ledger.machine.decisions.capabilities import authorize
-from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext
+from covenant.ledger.machine.decisions.context import CommandRefused, DecisionContext, authorize
 from covenant.ledger.machine.decisions.push import check_room, make_push
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskClosed, TaskFollowed, TaskLeased, TaskSent, TaskSettled

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from covenant.ledger.machine.decisions.capabilities import authorize
-from covenant.ledger.machine.decisions.context import DecisionContext
+from covenant.ledger.machine.decisions.context import DecisionContext, authorize
 from covenant.ledger.machine.events import (
     AgentPut,
     AgentRemoved,

@@ -11,8 +11,13 @@ from typing import assert_never
 import msgspec
 
 from covenant.ledger.machine.commands import Access, Repair, RetryStale
-from covenant.ledger.machine.decisions.capabilities import BulkAuthorization, authorize
-from covenant.ledger.machine.decisions.context import DecisionContext, find_task, unknown_task
+from covenant.ledger.machine.decisions.context import (
+    BulkAuthorization,
+    DecisionContext,
+    authorize,
+    find_task,
+    unknown_task,
+)
 from covenant.ledger.machine.decisions.results import end
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskRequeued

@@ -23,11 +23,11 @@ from covenant.ledger.machine.commands import (
     Swept,
 )
 from covenant.ledger.machine.decisions.acceptance import ended, ending_of
-from covenant.ledger.machine.decisions.capabilities import authorize
 from covenant.ledger.machine.decisions.context import (
     CommandRefused,
     DecisionContext,
     already_over,
+    authorize,
     find_task,
     not_lessee,
     not_sender,
