@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from covenant.daemon.settings import DelegationSettings, LimitSettings, Settings, TenantSettings
-from covenant.daemon.settings_field import address
 from covenant.daemon.settings_loader import FILE_NAME, SettingEntry, entries, load, rows
 from covenant.doors.waits import WAITS_MAX, WAITS_PER_CALLER_MAX
 from covenant.exchange.a2a_service import A2ALimits
@@ -17,6 +16,7 @@ from covenant.exchange.simple import SimpleLimits
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import SettingsError
 from covenant.model.retry_policy import RetryPolicy
+from covenant.model.settings_field import address
 
 
 def value(settings: Settings, name: str) -> object:

@@ -4,14 +4,13 @@ An estate can be left and entered again: its folder, keys and port stay.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Final, cast
 from uuid import uuid4
-
-import msgspec
 
 from covenant.agents.agent_loader import load_agent
 from covenant.agents.api import Agent
@@ -307,4 +306,4 @@ def worker(function: Callable[..., Any], name: str = "worker", **declared: Any) 
 
 
 def changed(settings: PeerSettings = QUICK, **more: Any) -> PeerSettings:
-    return msgspec.structs.replace(settings, **more)
+    return dataclasses.replace(settings, **more)

@@ -1,36 +1,39 @@
-"""The settings: one frozen tree. Each value has its default, what it allows and its meaning here, and nowhere else.
+"""The settings: one frozen tree. Each value has its default, limits and meaning once: here, or in its section.
 
 `settings_loader` fills the tree; docs/settings.md is written from it. Each part of the daemon gets its section.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from covenant.daemon.peer_settings import PeersSettings
-from covenant.daemon.settings_field import (
+from covenant.ledger.machine.view import Limits
+from covenant.model.settings_field import (
+    Kind,
     address,
     agent_id,
     base_url,
-    callees,
     choice,
     hosts,
     line,
     model_name,
     model_names,
-    name_servers,
     networks,
     node_name,
     origins,
     setting,
+    several,
     switch,
     url,
     variable,
     whole,
 )
-from covenant.ledger.machine.view import Limits
+from covenant.outbound.address_guard import read_entry
+from covenant.outbound.urls import read_address
+from covenant.peers.peer_settings import PeerSettings
 
 HOUR_MS: Final = 3_600_000
 MIB: Final = 1024 * 1024
@@ -40,6 +43,22 @@ LogFormat = Literal["text", "json"]
 Anonymous = Literal["never", "loopback", "anywhere"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Traces = Literal["auto", "off"]
+
+
+def _readable(read: Callable[[str], object]) -> Callable[[str], bool]:
+    """For readers that raise ValueError, as `Kind.read` does."""
+    return lambda item: read(item) is not None
+
+
+callees: Final = Kind(
+    several(_readable(read_entry)),
+    "host names and addresses, each with :port or without, and networks such as 10.0.0.0/8, separated by commas "
+    "(a list in the file)",
+)
+name_servers: Final = Kind(
+    several(_readable(lambda item: read_address(item, 53))),
+    "addresses such as 192.0.2.1, 192.0.2.1:5353 or 2001:db8::1, separated by commas (a list in the file)",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,7 +441,7 @@ class Settings:
     a2a: A2aSettings = field(default_factory=A2aSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     delegation: DelegationSettings = field(default_factory=DelegationSettings)
-    peers: PeersSettings = field(default_factory=PeersSettings)
+    peers: PeerSettings = field(default_factory=PeerSettings)
     doors: DoorSettings = field(default_factory=DoorSettings)
     outbound: OutboundSettings = field(default_factory=OutboundSettings)
     push: PushSettings = field(default_factory=PushSettings)

@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, NamedTuple, get_type_hints
 
 from covenant.daemon.environment import HOME_VARIABLE, find_home
 from covenant.daemon.settings import Settings
-from covenant.daemon.settings_field import Setting, setting_of
 from covenant.model.errors import SettingsError
+from covenant.model.settings_field import Setting, setting_of
 
 FILE_NAME: Final = "settings.toml"
 AROUND_BYTES: Final = 64 * 1024

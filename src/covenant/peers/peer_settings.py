@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-import msgspec
-
+from covenant.model.settings_field import choice, line, peer_places, setting, switch, whole, words
 from covenant.outbound.address_guard import DNS_PORT
 from covenant.outbound.urls import InvalidUrl, read_address, read_host, read_url
 
@@ -19,61 +18,82 @@ if TYPE_CHECKING:
     from covenant.peers.directory.instance_keys import InstanceKeys
     from covenant.peers.transport.peer_client import PeerConnections
 
+HOUR_MS: Final = 3_600_000
+
 Redaction = Literal["redact", "block", "warn", "off"]
 Transcripts = Literal["full", "root"]
 
 
-class PeerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    name: str = ""
-    """What others call us, unless they choose otherwise. Empty: the end of our id."""
-    allow: tuple[str, ...] = ()
-    """Ids or names of those who may delegate to us. Empty: all who are trusted enough."""
-    deny: tuple[str, ...] = ()
-    require_token: bool = True
-    """An offer must carry a token that we gave."""
-    profiles: tuple[str, ...] = ()
-    """The agents that peers may delegate to. Empty: all of the first tenant's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """Other instances: who they are, what they may have of us and we of them, how messages travel."""
 
-    # What others may have of us
-    slots: int = 5
-    """Delegations from peers that may be at work at once."""
-    slots_per_peer: int = 5
-    offers_per_min: int = 60
-    """From one peer; a trusted one may make ten times as many."""
-    messages_per_min: int = 1_200
-    budget_default: int = 50_000
-    """Tokens, where neither the offer nor the agent says."""
-    budget_max: int = 200_000
-    budget_min: int = 1
-    """An offer of less is not worth beginning."""
-    depth_max: int = 3
-    timeout_ms_max: int = 600_000
-    status_interval_ms: int = 5_000
-    token_life_ms: int = 24 * 3_600_000
-    """An offer waits with its token for a peer that is away."""
-    capabilities_life_ms: int = 300_000
-
-    # What we ask of others
-    timeout_ms: int = 300_000
-    silence_ms: int = 60_000
-    """A provider that has not been heard of for this long, and for three of its status intervals, is lost."""
-    force_lost: bool = False
-    """Give a lost delegation up by itself; otherwise it waits for an operator."""
-    lost_after_ms: int = 600_000
-    """How long it waits for that, with `force_lost`."""
-
-    # How messages travel
-    poll: tuple[str, ...] = ()
-    """Ids or names of peers from whom we fetch, because they cannot reach us. `*`: all that have an address."""
-    poll_wait_ms: int = 25_000
-    deliveries_per_peer: int = 4
-    retry_first_ms: int = 500
-    retry_max_ms: int = 60_000
-
-    # What leaves
-    redaction: Redaction = "redact"
-    transcripts: Transcripts = "full"
-    """`root`: the conversation stays here, and only its root and its proof leave."""
+    enabled: bool = setting(False, switch, "Whether other instances can talk to this one, and this one to them.")
+    name: str = setting("", line, "What others call this instance, unless they choose; empty: the end of its id.")
+    static: tuple[str, ...] = setting(
+        (), peer_places, "Instances that are peers: https://host, frd1_…@https://host or name=https://host."
+    )
+    mdns: bool = setting(False, switch, "Whether it is announced on the local network, and hears who else is there.")
+    mdns_interfaces: tuple[str, ...] = setting(
+        (), words, "Names or addresses of the network interfaces for that; none: all but the loopback."
+    )
+    dns_domains: tuple[str, ...] = setting((), words, "Domains whose DNS lists instances under _friday-a2a._tcp.")
+    dns_servers: tuple[str, ...] = setting(
+        (), words, "Whom to ask for them, as address or address:port; none: the system's."
+    )
+    allow: tuple[str, ...] = setting(
+        (), words, "Ids or names of the peers that may delegate to this instance; none: all that are trusted enough."
+    )
+    deny: tuple[str, ...] = setting((), words, "Ids or names of peers that may not.")
+    require_token: bool = setting(True, switch, "Whether an offer must carry a token that this instance gave.")
+    profiles: tuple[str, ...] = setting(
+        (), words, "The agents that peers may delegate to; none: all that work here, but `index`."
+    )
+    slots: int = setting(5, whole(0, 10_000), "Delegations from peers at work at once.")
+    slots_per_peer: int = setting(5, whole(0, 10_000), "The same, from one peer.")
+    offers_per_min: int = setting(
+        60, whole(1, 1_000_000), "Offers from one peer a minute; ten times as many if trusted."
+    )
+    messages_per_min: int = setting(
+        1_200, whole(10, 1_000_000), "Messages from one peer a minute (429 above); ten times as many if trusted."
+    )
+    budget_default: int = setting(50_000, whole(1, 500_000), "Tokens of a delegation where nobody says how many.")
+    budget_max: int = setting(200_000, whole(1, 500_000), "Most tokens of one delegation.")
+    budget_min: int = setting(1, whole(1, 500_000), "An offer of fewer tokens is rejected.")
+    depth_max: int = setting(3, whole(0, 10), "How often what a peer delegated may be delegated further.")
+    timeout_ms_max: int = setting(600_000, whole(1_000, 600_000), "Longest work on a delegation from a peer.")
+    status_interval_ms: int = setting(5_000, whole(100, 600_000), "How often a peer hears how its delegation stands.")
+    token_life_ms: int = setting(
+        24 * HOUR_MS,
+        whole(1_000, 30 * 24 * HOUR_MS),
+        "How long a token that was given is good for; an offer that waits longer for this instance is rejected.",
+    )
+    capabilities_life_ms: int = setting(
+        300_000, whole(1_000, 24 * HOUR_MS), "How long others may believe what was said of load and agents."
+    )
+    timeout_ms: int = setting(300_000, whole(1_000, 600_000), "Longest wait for a delegation that does not say.")
+    silence_ms: int = setting(60_000, whole(100, 24 * HOUR_MS), "A provider that is silent for this long is lost.")
+    force_lost: bool = setting(
+        False, switch, "Whether what a lost provider had is given up by itself (`provider_lost`), not by the operator."
+    )
+    lost_after_ms: int = setting(600_000, whole(100, 24 * HOUR_MS), "How long that waits for the provider to be back.")
+    poll: tuple[str, ...] = setting(
+        (), words, "Ids or names of peers to fetch messages from, because they cannot call here; `*`: all."
+    )
+    poll_wait_ms: int = setting(25_000, whole(0, 30_000), "How long such a call waits for something to fetch.")
+    deliveries_per_peer: int = setting(4, whole(1, 64), "Delegations whose messages go to one peer at once.")
+    retry_first_ms: int = setting(
+        500, whole(10, HOUR_MS), "Pause after a delivery that failed; twice as long each time."
+    )
+    retry_max_ms: int = setting(60_000, whole(10, HOUR_MS), "Longest such pause.")
+    redaction: Redaction = setting(  # noqa: RUF009  (makes a dataclass field)
+        "redact",
+        choice("redact", "block", "warn", "off"),
+        "What becomes of secrets in what leaves for a peer: taken out, nothing is sent, only reported, or neither.",
+    )
+    transcripts: Transcripts = setting(  # noqa: RUF009  (makes a dataclass field)
+        "full", choice("full", "root"), "Whether a result carries what was said, or only the root that proves it."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Which offers are taken, on which terms, and by which word each other one is turned away."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -88,7 +89,7 @@ def code(*given: Any, **named: Any) -> str:
 
 
 def changed(settings: PeerSettings = SETTINGS, **changes: Any) -> PeerSettings:
-    return msgspec.structs.replace(settings, **changes)
+    return dataclasses.replace(settings, **changes)
 
 
 def test_a_verified_peer_gets_what_it_asks_for_within_bounds() -> None:

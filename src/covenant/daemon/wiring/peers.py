@@ -38,7 +38,7 @@ from covenant.peers.discovery.dns_sd import TxtRecord
 from covenant.peers.discovery.mdns import Announcement
 from covenant.peers.peer_admin import PeerAdmin
 from covenant.peers.peer_services import PeerServices
-from covenant.peers.peer_settings import DiscoverySettings, PeerContext, PeerSettings
+from covenant.peers.peer_settings import DiscoverySettings, PeerContext
 from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction
 
@@ -71,7 +71,6 @@ class Peering:
         settings, ledger, us = around.settings, around.ledger, around.us
         keyring = outside.keyring
         assert keyring is not None
-        ours = PeerSettings(**{name: getattr(settings.peers, name) for name in PeerSettings.__struct_fields__})
         self._around = around
         self._fetcher = outside.fetcher
         self._lines = PeerLines(outside.guard, user_agent=f"covenant/{covenant.__version__}")
@@ -79,7 +78,7 @@ class Peering:
             ledger=ledger,
             keyring=keyring,
             connections=self._lines,
-            settings=ours,
+            settings=settings.peers,
             us=us,
             depth_max=settings.delegation.depth_max,
             chance=random.random,

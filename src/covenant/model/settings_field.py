@@ -12,9 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, TypeVar
 
-from covenant.outbound.address_guard import read_entry
-from covenant.outbound.urls import read_address
-
 T = TypeVar("T")
 
 _KEY: Final = "setting"
@@ -118,7 +115,7 @@ def _read_node(raw: object) -> str:
 node_name: Final = Kind(_read_node, "letters, digits, `_`, `.` and `-`, at most 128; empty for the machine's name")
 
 
-def _several(each: Callable[[str], bool]) -> Callable[[object], tuple[str, ...]]:
+def several(each: Callable[[str], bool]) -> Callable[[object], tuple[str, ...]]:
     def read(raw: object) -> tuple[str, ...]:
         if isinstance(raw, str):
             items = [item.strip() for item in raw.split(",") if item.strip()]
@@ -132,33 +129,17 @@ def _several(each: Callable[[str], bool]) -> Callable[[object], tuple[str, ...]]
 
 
 origins: Final = Kind(
-    _several(lambda item: _ORIGIN.fullmatch(item) is not None),
+    several(lambda item: _ORIGIN.fullmatch(item) is not None),
     "origins such as http://localhost:3000, separated by commas (a list in the file); no path, no `*`",
 )
 hosts: Final = Kind(
-    _several(lambda item: _HOST.fullmatch(item) is not None),
+    several(lambda item: _HOST.fullmatch(item) is not None),
     "host names and addresses without port, separated by commas (a list in the file); `*` for any",
 )
 
 
-def _readable(read: Callable[[str], object]) -> Callable[[str], bool]:
-    """For readers that raise ValueError, as `Kind.read` does."""
-    return lambda item: read(item) is not None
-
-
-callees: Final = Kind(
-    _several(_readable(read_entry)),
-    "host names and addresses, each with :port or without, and networks such as 10.0.0.0/8, separated by commas "
-    "(a list in the file)",
-)
-name_servers: Final = Kind(
-    _several(_readable(lambda item: read_address(item, 53))),
-    "addresses such as 192.0.2.1, 192.0.2.1:5353 or 2001:db8::1, separated by commas (a list in the file)",
-)
-
-
 def _read_networks(raw: object) -> tuple[str, ...]:
-    return tuple(str(ipaddress.ip_network(item.strip())) for item in _several(bool)(raw))
+    return tuple(str(ipaddress.ip_network(item.strip())) for item in several(bool)(raw))
 
 
 networks: Final = Kind(
@@ -186,18 +167,18 @@ base_url: Final = Kind(
 _MODEL: Final = r"[A-Za-z0-9_.\-]{1,64}(:[!-~]{1,200})?"
 model_name: Final = Kind(_text(_MODEL), "a provider and a model, such as openai:gpt-5; empty for none")
 model_names: Final = Kind(
-    _several(lambda item: re.fullmatch(_MODEL, item) is not None),
+    several(lambda item: re.fullmatch(_MODEL, item) is not None),
     "providers and models such as openai:gpt-5, separated by commas (a list in the file)",
 )
 variable: Final = Kind(_text(r"[A-Za-z_][A-Za-z0-9_]{0,127}"), "the name of a variable; empty for none")
 agent_id: Final = Kind(_text(r"[A-Za-z0-9_\-]{1,64}"), "letters, digits, `_` and `-`, at most 64; empty for none")
 line: Final = Kind(_text(r"[^\x00-\x1f\x7f]{1,200}"), "a line of text, at most 200 characters; empty for none")
 words: Final = Kind(
-    _several(lambda item: re.fullmatch(r"[!-~]{1,255}", item) is not None),
+    several(lambda item: re.fullmatch(r"[!-~]{1,255}", item) is not None),
     "words without spaces, separated by commas (a list in the file)",
 )
 _PLACE: Final = r"(?:frd1_[a-z2-7]{40}@|[A-Za-z0-9_.\-]{1,64}=)?https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-\"$->@-~]*)?"
 peer_places: Final = Kind(
-    _several(lambda item: re.fullmatch(_PLACE, item) is not None),
+    several(lambda item: re.fullmatch(_PLACE, item) is not None),
     "URLs such as https://host, after frd1_…@ or name= or neither, separated by commas (a list in the file)",
 )
