@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar, Final
+from typing import Final
 
 
 class CovenantError(Exception):
@@ -34,7 +34,7 @@ class CovenantError(Exception):
 class Refusal(CovenantError):
     """A request that was understood and not done. Nothing changed, unless `code` is `outcome_unknown`."""
 
-    status: ClassVar[int] = 400
+    status: int = 400
     code: str
 
     def __init__(self, code: str, message: str, *, retry_after_ms: int | None = None) -> None:

@@ -76,11 +76,29 @@ async def test_an_agent_without_a_card_is_no_error(near: Daemon, far: Daemon) ->
     assert text.startswith("No A2A Agent Card found")
 
 
-async def test_what_may_not_be_called_is_refused(near: Daemon) -> None:
+async def test_addresses_that_may_not_be_called_are_refused_before_anybody_is_called(near: Daemon) -> None:
+    reached: list[object] = []
+
+    async def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(writer.get_extra_info("peername"))
+        writer.close()
+
+    async with await asyncio.start_server(note, "127.0.0.1", 0) as server, over_http(near) as client:
+        port = server.sockets[0].getsockname()[1]
+        for url in (f"http://127.0.0.1:{port}/x", f"http://localhost:{port}/x", "http://169.254.169.254/"):
+            failed, text, data = await called(client, "discover_agent", url=url)
+            assert (failed, data["code"]) == (True, "address_refused"), text
+            failed, text, data = await called(client, "invoke_remote_agent", agent_url=url, message="hello")
+            assert (failed, data["code"]) == (True, "trust_too_low"), text
+            assert "this address may not be called" in text
+    assert reached == []
+
+
+@pytest.mark.parametrize("url", ["ftp://h/x", "nobody"])
+async def test_what_is_no_address_is_refused(near: Daemon, url: str) -> None:
     async with over_http(near) as client:
-        for url in ("http://127.0.0.1:1/x", "http://169.254.169.254/", "ftp://h/x", "nobody"):
-            failed, text, _ = await called(client, "discover_agent", url=url)
-            assert failed, text
+        failed, text, _ = await called(client, "discover_agent", url=url)
+    assert failed, text
 
 
 async def test_a_remote_agent_answers_and_the_task_is_here_too(near: Daemon, far: Daemon, gate: Gate) -> None:

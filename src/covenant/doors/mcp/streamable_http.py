@@ -18,10 +18,11 @@ from starlette.types import Receive, Scope, Send
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.endpoint import Endpoint, MethodRouter
 from covenant.doors.http.responses import MCP_PATH, Style, problem_body
+from covenant.doors.http.server.http_refusals import HttpRefusal
 from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
 from covenant.doors.waits import CancelScope
-from covenant.model.errors import Refusal, Unavailable
+from covenant.model.errors import Unavailable
 
 PATH: Final = MCP_PATH
 CALLER: Final = "covenant.caller"
@@ -33,10 +34,6 @@ STYLE: Final = Style(problem_body, transport="mcp", failed="mcp.failed")
 
 def installed() -> bool:
     return find_spec("mcp") is not None
-
-
-class NotInstalled(Refusal):
-    status = 501
 
 
 class McpDoor(Endpoint):
@@ -79,7 +76,7 @@ class McpDoor(Endpoint):
         caller = await self._gate.enter(scope)
         with self._gate.limiter.connected(caller):
             if not self._present:
-                raise NotInstalled("mcp_not_installed", MISSING)
+                raise HttpRefusal(501, "mcp_not_installed", MISSING)
             try:
                 manager = await self._manager()
             finally:

@@ -16,74 +16,52 @@ RefusalForm = Callable[[str, Refusal], tuple[tuple[Header, ...], bytes]]
 """From a path and a refusal to headers and a body, in the form of the door at that path."""
 
 
-class BadRequest(Refusal):
-    """A request that cannot be read. Nothing after it on its connection can be read either."""
+class HttpRefusal(Refusal):
+    """With a status of its own. After most of these nothing more on the connection can be read."""
 
-    status = 400
-
-
-class MethodNotAllowed(Refusal):
-    status = 405
-
-
-class RequestTimeout(Refusal):
-    status = 408
-
-
-class HeadTooLarge(Refusal):
-    status = 431
-
-
-class NotImplementedHere(Refusal):
-    status = 501
-
-
-class VersionNotSupported(Refusal):
-    status = 505
-
-
-class InternalFault(Refusal):
-    status = 500
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.status = status
 
 
 def head_too_large(bytes_max: int) -> Refusal:
-    return HeadTooLarge("head_too_large", f"the head of a request may have {bytes_max} bytes")
+    return HttpRefusal(431, "head_too_large", f"the head of a request may have {bytes_max} bytes")
 
 
 def too_many_headers(most: int) -> Refusal:
-    return HeadTooLarge("too_many_headers", f"a request may have {most} headers")
+    return HttpRefusal(431, "too_many_headers", f"a request may have {most} headers")
 
 
 def trailers_too_large(bytes_max: int) -> Refusal:
-    return HeadTooLarge("trailers_too_large", f"what stands beside the data of a body may have {bytes_max} bytes")
+    return HttpRefusal(431, "trailers_too_large", f"what stands beside the data of a body may have {bytes_max} bytes")
 
 
 def malformed() -> Refusal:
-    return BadRequest("malformed_http", "this is not a request of HTTP/1.1")
+    return HttpRefusal(400, "malformed_http", "this is not a request of HTTP/1.1")
 
 
 def repeated(header: str) -> Refusal:
-    return BadRequest("repeated_header", f"a request may have one {header} header")
+    return HttpRefusal(400, "repeated_header", f"a request may have one {header} header")
 
 
 def unknown_coding() -> Refusal:
-    return NotImplementedHere("unknown_transfer_encoding", "the only transfer encoding that is read here is chunked")
+    return HttpRefusal(501, "unknown_transfer_encoding", "the only transfer encoding that is read here is chunked")
 
 
 def method_not_allowed(allowed: str) -> Refusal:
-    return MethodNotAllowed("method_not_allowed", f"this path takes {allowed}")
+    return HttpRefusal(405, "method_not_allowed", f"this path takes {allowed}")
 
 
 def no_tunnel() -> Refusal:
-    return NotImplementedHere("no_tunnel", "CONNECT is not served here")
+    return HttpRefusal(501, "no_tunnel", "CONNECT is not served here")
 
 
 def unknown_version() -> Refusal:
-    return VersionNotSupported("unknown_http_version", "HTTP/1.1 and HTTP/1.0 are served here")
+    return HttpRefusal(505, "unknown_http_version", "HTTP/1.1 and HTTP/1.0 are served here")
 
 
 def timed_out(what: str) -> Refusal:
-    return RequestTimeout("request_timeout", f"{what} did not arrive in time")
+    return HttpRefusal(408, "request_timeout", f"{what} did not arrive in time")
 
 
 def stopping() -> Refusal:
@@ -97,7 +75,7 @@ def crowded() -> Refusal:
 
 
 def internal() -> Refusal:
-    return InternalFault("internal", "internal error")
+    return HttpRefusal(500, "internal", "internal error")
 
 
 def plain_form(_: str, refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
