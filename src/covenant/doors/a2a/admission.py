@@ -156,30 +156,30 @@ class Admission:
         """Whether somebody without a token may call this agent."""
         return self._anonymous(scope, agent_id) is not None
 
-    async def read_body(self, visit: AdmittedCaller, receive: Receive, send: Send, bytes_max: int) -> bytes:
+    async def read_body(self, admitted: AdmittedCaller, receive: Receive, send: Send, bytes_max: int) -> bytes:
         """The body of the request. Of a caller without a token, it is held out of the pool until all of it is here."""
         body = body_at_hand(send, bytes_max)
         if body is not None:
             return body
-        if not visit.caller.anonymous:
-            return await read_body(visit.scope, receive, bytes_max)
-        with self.pool.lease(address(visit.scope)) as take:
-            return await self.pool.read(visit.scope, receive, bytes_max, take)
+        if not admitted.caller.anonymous:
+            return await read_body(admitted.scope, receive, bytes_max)
+        with self.pool.lease(address(admitted.scope)) as take:
+            return await self.pool.read(admitted.scope, receive, bytes_max, take)
 
     def call(
         self,
-        visit: AdmittedCaller,
+        admitted: AdmittedCaller,
         operation: A2AOperation,
         dialect: Dialect,
         decode: Callable[[S], Any],
         said: S,
     ) -> A2ACall:
         """The request, checked in this order: version, agent, params. `decode` makes it of what was said."""
-        headers, caller = visit.headers, visit.caller
-        check_version(headers.version(visit.scope), dialect)
-        agent = self.catalogue.agent(caller.tenant.name, visit.agent_id)
+        headers, caller = admitted.headers, admitted.caller
+        check_version(headers.version(admitted.scope), dialect)
+        agent = self.catalogue.agent(caller.tenant.name, admitted.agent_id)
         if agent is None:
-            raise unknown_agent(visit.agent_id)
+            raise unknown_agent(admitted.agent_id)
         cursor = last_event_id(headers.get(b"last-event-id")) if operation.open_stream is not None else None
         request = decode(said)
         ask = A2ARequest(
@@ -189,7 +189,7 @@ class Admission:
             idempotency_key=headers.get(b"idempotency-key"),
             hop=hop_of(request, headers) if isinstance(request, SendMessage) else None,
         )
-        return A2ACall(ask, request, dialect, cursor, self.base_url, visit.scope)
+        return A2ACall(ask, request, dialect, cursor, self.base_url, admitted.scope)
 
     async def run(
         self,

@@ -75,8 +75,8 @@ class _Row:
     """A method: its operation, and its messages in protocol buffers."""
 
     operation: A2AOperation
-    asking: RequestReader
-    telling: ResponseWriter[Message]
+    reader: RequestReader
+    writer: ResponseWriter[Message]
     timer: Timer
 
 
@@ -91,13 +91,19 @@ class GrpcCalls:
     """Every method of the service. `published` is the agent that is meant where none is named."""
 
     def __init__(
-        self, gate: Admission, office: A2AServices, pool: AnonymousPool, *, message_bytes_max: int, published: str = ""
+        self,
+        admission: Admission,
+        services: A2AServices,
+        pool: AnonymousPool,
+        *,
+        message_bytes_max: int,
+        published: str = "",
     ) -> None:
         """`pool`: what all strangers may make us hold. `message_bytes_max`: of one message."""
         self.http_at: tuple[str, int] | None = None
         """Where HTTP listens: what a card names, unless a setting says otherwise."""
-        self._gate = gate
-        self._office = office
+        self._admission = admission
+        self._services = services
         self._pool = pool
         self.message_bytes_max = message_bytes_max
         self._published = published
@@ -113,7 +119,7 @@ class GrpcCalls:
                 operation,
                 RequestReader(GetMessageClass(method.input_type)),
                 ResponseWriter(GetMessageClass(method.output_type)),
-                self._gate.meter.timer(TRANSPORT, operation.name),
+                self._admission.meter.timer(TRANSPORT, operation.name),
             )
             # As if requests were streams: on the wire it is the same, and the message is read when we ask for it.
             streams = operation.open_stream is not None
@@ -124,8 +130,8 @@ class GrpcCalls:
     def stop(self) -> None:
         """Streams end, now and from now on; who waits for one answer still gets it."""
         self._stopping = True
-        for pouring in tuple(self._open):
-            pouring.end(stopping())
+        for stream in tuple(self._open):
+            stream.end(stopping())
 
     async def settled(self) -> None:
         """Until nothing is under way for callers that have left."""
@@ -136,40 +142,40 @@ class GrpcCalls:
         try:
             asked = await self._asked(row, context)
             caller = asked.ask.caller
-            operation, limiter = row.operation, self._gate.tenants.limiter
+            operation, limiter = row.operation, self._admission.tenants.limiter
             with limiter.connected(caller):
                 if operation.open_stream is not None:
                     with limiter.streaming(caller):
-                        stream = await self._unbroken(operation.open_stream(self._office, asked))
+                        stream = await self._unbroken(operation.open_stream(self._services, asked))
                         await self._run(GrpcStream(stream, asked, context))
                     return None
-                told = await self._unbroken(self._gate.run(operation, self._office, asked))
-            return row.telling.message(told).SerializeToString()
+                told = await self._unbroken(self._admission.run(operation, self._services, asked))
+            return row.writer.message(told).SerializeToString()
         except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
             wrong = error
         finally:
             row.timer.observe(perf_counter() - started_s)
         return await self._refuse(row, wrong, context)
 
-    async def _run(self, pouring: GrpcStream) -> None:
-        self._open.add(pouring)
+    async def _run(self, stream: GrpcStream) -> None:
+        self._open.add(stream)
         if self._stopping:
-            pouring.end(stopping())
+            stream.end(stopping())
         try:
-            await pouring.run(self._gate.tenants.tenancy)
+            await stream.run(self._admission.tenants.tenancy)
         finally:
-            self._open.discard(pouring)
+            self._open.discard(stream)
 
     async def _asked(self, row: _Row, context: Any) -> A2ACall:
         """Who calls comes before what it says: nothing of a stranger's message is kept that nobody may send."""
         scope = self._scope(context)
         headers = Headers(scope)
         if headers.credential is not None:
-            if self._gate.tenants.recognised(headers.credential) is None:
-                await self._gate.enter(scope, headers, "")
+            if self._admission.tenants.recognised(headers.credential) is None:
+                await self._admission.enter(scope, headers, "")
             return await self._read(row, scope, headers, await self._pool.within(context.read()))
-        if not self._gate.admits_strangers(scope, self._published):
-            await self._gate.enter(scope, headers, "")
+        if not self._admission.admits_strangers(scope, self._published):
+            await self._admission.enter(scope, headers, "")
         with self._pool.lease(address(scope)) as take:
             await self._pool.take_when_free(take, min(self.message_bytes_max, self._pool.share))
             # A client sends its message with the call. Who does not soon makes room for the next.
@@ -180,17 +186,17 @@ class GrpcCalls:
         try:
             if request is grpc.aio.EOF:
                 raise Invalid("invalid_request", "the call ended before its message")
-            message = row.asking.read(request)
+            message = row.reader.read(request)
         except Invalid:
             # Who may call at all comes first, also where nothing can be read.
-            await self._gate.enter(scope, headers, "")
+            await self._admission.enter(scope, headers, "")
             raise
         named: str = getattr(message, "tenant", "")
-        visit = await self._gate.enter(scope, headers, named or self._published)
-        if not named and not (self._published and visit.caller.tenant.name == DEFAULT):
+        admitted = await self._admission.enter(scope, headers, named or self._published)
+        if not named and not (self._published and admitted.caller.tenant.name == DEFAULT):
             raise NotFound("unknown_agent", "no agent is published for you; name one in the field `tenant`")
-        params = row.asking.params(message)
-        return self._gate.call(visit, row.operation, V1, row.operation.decode(V1.requests), params)
+        params = row.reader.params(message)
+        return self._admission.call(admitted, row.operation, V1, row.operation.decode(V1.requests), params)
 
     def _scope(self, context: Any) -> Scope:
         """The call as if it had come over HTTP: metadata are headers, and what is said twice is a list."""
@@ -232,7 +238,7 @@ class GrpcCalls:
     async def _refuse(self, row: _Row, error: Exception, context: Any) -> NoReturn:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": row.operation.name}, exc_info=error)
-        self._gate.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
+        self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
         await refuse(context, error)
 
 

@@ -23,15 +23,15 @@ CURSOR: Final = "last-event-id"
 GENERATION: Final = "covenant.generation"
 RETRY_MS: Final = 1_000
 
-_telling = ResponseWriter(a2a_pb2.StreamResponse)
+_writer = ResponseWriter(a2a_pb2.StreamResponse)
 
 
 class GrpcStream:
     """One stream on its way to its caller. Leaving, or being made to leave, ends the stream and not the task."""
 
-    def __init__(self, stream: TaskStream, asked: A2ACall, context: Any) -> None:
+    def __init__(self, stream: TaskStream, call: A2ACall, context: Any) -> None:
         self._stream = stream
-        self._asked = asked
+        self._call = call
         self._context = context
         self._sent: int | None = None
         self._refusal: Refusal | None = None
@@ -49,17 +49,17 @@ class GrpcStream:
         with self._stream:
             # Alone, since a first write that is broken off would have this sent a second time, which ends the call.
             await self._context.send_initial_metadata(())
-            await self._pour(tenancy)
+            await self._write_until_end(tenancy)
         if self._refusal is not None:
             raise self._refusal
         if self._stream.cut:
             raise _too_slow()
 
-    async def _pour(self, tenancy: TenantAccess) -> None:
+    async def _write_until_end(self, tenancy: TenantAccess) -> None:
         work = self._work = asyncio.current_task()
         assert work is not None
         try:
-            with tenancy.session(self._asked.ask.caller, partial(self.end, _turned_out())):
+            with tenancy.session(self._call.ask.caller, partial(self.end, _turned_out())):
                 # Where the session ended as it began, that is noticed here and not in the middle of a write.
                 await asyncio.sleep(0)
                 if self._refusal is None:
@@ -74,7 +74,7 @@ class GrpcStream:
                 self._context.set_trailing_metadata(((CURSOR, str(self._sent)),))
 
     async def _write_all(self) -> None:
-        stream, request = self._stream, self._asked.request
+        stream, request = self._stream, self._call.request
         if stream.reply is not None:
             await self._write(stream.reply.generation, V1.responses.encode_message(stream.reply))
             return
@@ -85,7 +85,7 @@ class GrpcStream:
                 await self._write(step.generation, V1.responses.encode_step(first.task, step))
 
     async def _write(self, generation: int, told: bytes) -> None:
-        event = _telling.message(told)
+        event = _writer.message(told)
         getattr(event, event.WhichOneof("payload")).metadata[GENERATION] = generation
         # A write that was begun arrives before the trailers do, also if nobody waits for it any more.
         self._sent = generation

@@ -105,11 +105,11 @@ def split_path(path: str) -> tuple[str, str, str]:
 
 
 class _Binding:
-    def __init__(self, gate: Admission, services: A2AServices, *, body_bytes_max: int) -> None:
-        self._gate = gate
+    def __init__(self, admission: Admission, services: A2AServices, *, body_bytes_max: int) -> None:
+        self._admission = admission
         self._services = services
         self._body_bytes_max = body_bytes_max
-        self._timers = {operation.name: gate.meter.timer(TRANSPORT, operation.name) for operation in OPERATIONS}
+        self._timers = {operation.name: admission.meter.timer(TRANSPORT, operation.name) for operation in OPERATIONS}
 
     async def _run(
         self,
@@ -123,10 +123,10 @@ class _Binding:
     ) -> None:
         """Answer, or stream. `around`: the bytes before and after each answer."""
         if operation.open_stream is None:
-            answer = await self._gate.run(operation, self._services, call, send, receive)
+            answer = await self._admission.run(operation, self._services, call, send, receive)
             await reply(send, 200, answer.join(around), kind=kind)
             return
-        tenants = self._gate.tenants
+        tenants = self._admission.tenants
         with tenants.limiter.streaming(call.ask.caller):
             stream = await operation.open_stream(self._services, call)
             sse = SseFormat(*around, named=call.dialect.named_events)
@@ -139,7 +139,7 @@ class RestBinding(_Binding):
         kind = JSON if (headers.get(b"content-type") or "").startswith("application/json") else A2A_JSON
         name = "unknown"
         try:
-            visit = await self._gate.enter(scope, headers, agent_id)
+            admitted = await self._admission.enter(scope, headers, agent_id)
             place, task_id, config_id = split_path(path)
             by_method = ROUTES.get(place)
             if by_method is None:
@@ -149,23 +149,23 @@ class RestBinding(_Binding):
                 await _not_allowed(send, kind, tuple(by_method))
                 return
             name = found.operation.name
-            with self._gate.tenants.limiter.connected(visit.caller):
-                body = await self._body(visit, receive, send)
+            with self._admission.tenants.limiter.connected(admitted.caller):
+                body = await self._body(admitted, receive, send)
                 at = RestCall(task_id, config_id, scope["query_string"], body)
-                call = self._gate.call(visit, found.operation, V1, found.decode, at)
+                call = self._admission.call(admitted, found.operation, V1, found.decode, at)
                 await self._run(found.operation, call, receive, send, kind=kind)
         except CallerGoneError:
             return
         except Exception as error:  # noqa: BLE001  the last stand before the client: a fault of ours tells it nothing
             await self._refuse(send, error, kind, name)
         finally:
-            self._gate.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
+            self._admission.meter.timer(TRANSPORT, name).observe(perf_counter() - started_s)
 
-    async def _body(self, visit: AdmittedCaller, receive: Receive, send: Send) -> bytes:
+    async def _body(self, admitted: AdmittedCaller, receive: Receive, send: Send) -> bytes:
         """What needs nothing may come without one."""
-        if visit.scope["method"] != "POST":
+        if admitted.scope["method"] != "POST":
             return b"{}"
-        body = await self._gate.read_body(visit, receive, send, self._body_bytes_max)
+        body = await self._admission.read_body(admitted, receive, send, self._body_bytes_max)
         if not body.isascii():
             try:
                 # The decoder does not look into what it skips.
@@ -177,7 +177,7 @@ class RestBinding(_Binding):
     async def _refuse(self, send: Send, error: Exception, kind: Header, name: str) -> None:
         if not isinstance(error, Refusal):
             log.error("a2a.failed", extra={"operation": name}, exc_info=error)
-        self._gate.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
+        self._admission.meter.refused(TRANSPORT, error.code if isinstance(error, Refusal) else "internal")
         status, body = rest_error(error)
         headers = refusal_headers(error) if isinstance(error, Refusal) else ()
         await reply(send, status, body, headers, kind=kind)
@@ -192,40 +192,40 @@ async def _not_allowed(send: Send, kind: Header, methods: tuple[str, ...]) -> No
 class JsonRpcBinding(_Binding):
     async def answer(self, agent_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            visit = await self._gate.enter(scope, Headers(scope), agent_id)
-            with self._gate.tenants.limiter.connected(visit.caller):
-                body = await self._gate.read_body(visit, receive, send, self._body_bytes_max)
-                await self._answer(visit, body, receive, send)
+            admitted = await self._admission.enter(scope, Headers(scope), agent_id)
+            with self._admission.tenants.limiter.connected(admitted.caller):
+                body = await self._admission.read_body(admitted, receive, send, self._body_bytes_max)
+                await self._answer(admitted, body, receive, send)
         except Refusal as refusal:
-            self._gate.meter.refused(TRANSPORT, refusal.code)
+            self._admission.meter.refused(TRANSPORT, refusal.code)
             await reply_problem(send, refusal)
         except CallerGoneError:
             return
 
-    async def _answer(self, visit: AdmittedCaller, body: bytes, receive: Receive, send: Send) -> None:
+    async def _answer(self, admitted: AdmittedCaller, body: bytes, receive: Receive, send: Send) -> None:
         try:
             call = jsonrpc.decode_call(body)
             method = METHODS.get(call.method)
             if method is None:
                 raise jsonrpc.unknown_method(call)
         except jsonrpc.UnreadableCall as unreadable:
-            self._gate.meter.refused(TRANSPORT, unreadable.code)
+            self._admission.meter.refused(TRANSPORT, unreadable.code)
             await reply(send, 200, jsonrpc.encode_refusal(unreadable.id, unreadable, Version.V1))
             return
         operation, dialect, decode = method
         started_s = perf_counter()
         try:
-            asked = self._gate.call(visit, operation, dialect, decode, call.params)
+            asked = self._admission.call(admitted, operation, dialect, decode, call.params)
             await self._run(operation, asked, receive, send, around=jsonrpc.result_frame(call.id))
         except (OverLimit, Unauthenticated, CallerGoneError):
             # Told outside, by its status.
             raise
         except Refusal as refusal:
-            self._gate.meter.refused(TRANSPORT, refusal.code)
+            self._admission.meter.refused(TRANSPORT, refusal.code)
             await reply(send, 200, jsonrpc.encode_refusal(call.id, refusal, dialect.version))
         except Exception as error:  # the last stand before the client: it hears nothing of what went wrong
             log.exception("a2a.failed", extra={"operation": operation.name})
-            self._gate.meter.refused(TRANSPORT, "internal")
+            self._admission.meter.refused(TRANSPORT, "internal")
             await reply(send, 200, jsonrpc.encode_refusal(call.id, error, dialect.version))
         finally:
             self._timers[operation.name].observe(perf_counter() - started_s)
@@ -234,9 +234,9 @@ class JsonRpcBinding(_Binding):
 class A2ADoor:
     """`cards` answers for the card of an agent, which is a document and no operation."""
 
-    def __init__(self, gate: Admission, office: A2AServices, cards: ASGIApp, *, body_bytes_max: int) -> None:
-        self._rpc = JsonRpcBinding(gate, office, body_bytes_max=body_bytes_max)
-        self._rest = RestBinding(gate, office, body_bytes_max=body_bytes_max)
+    def __init__(self, admission: Admission, services: A2AServices, cards: ASGIApp, *, body_bytes_max: int) -> None:
+        self._rpc = JsonRpcBinding(admission, services, body_bytes_max=body_bytes_max)
+        self._rest = RestBinding(admission, services, body_bytes_max=body_bytes_max)
         self._cards = cards
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
