@@ -25,7 +25,7 @@ from covenant.model.errors import Forbidden
 from covenant.model.mcp_servers import McpServer, Tool, tools_for, tools_of
 
 if TYPE_CHECKING:
-    from covenant.agents.model.mcp_stdio import McpAnswer, McpSession
+    from covenant.agents.model.mcp_stdio import McpSession
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 AT_ONCE_MAX: Final = 16
@@ -93,7 +93,7 @@ class McpTools:
         theirs = [name for name, server in self._servers.items() if tenant in server.tenants]
         if not usable_tools(agent, [Tool(name, "") for name in theirs]) and not agent.mcp_tool_permissions:
             return ()
-        started = await asyncio.gather(*(self._hosts[name].speaking() for name in theirs), return_exceptions=True)
+        started = await asyncio.gather(*(self._hosts[name].session() for name in theirs), return_exceptions=True)
         for each in started:
             if isinstance(each, BaseException) and not isinstance(each, McpUnavailable):
                 raise each
@@ -117,10 +117,10 @@ class McpTools:
     async def close(self) -> None:
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
-    def _listed(self, name: str, speaking: McpSession) -> None:
+    def _listed(self, name: str, session: McpSession) -> None:
         declared, tenants = self._declared[name], self._servers[name].tenants
         live: dict[str, OfferedTool] = {}
-        for each in speaking.tools:
+        for each in session.tools:
             if _name(each.name) is None:
                 log.warning("mcp.tool_left_out", extra={"server": name, "tool": each.name[:100]})
                 continue
@@ -151,32 +151,32 @@ class _Host:
         self._not_before_s = 0.0
         self._trouble = ""
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> McpAnswer:
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         within_s = self._server.call_timeout_ms / 1000
-        speaking = await self.speaking()
-        if tool not in {each.name for each in speaking.tools}:
+        session = await self.session()
+        if tool not in {each.name for each in session.tools}:
             raise McpUnavailable(f"{self._name} has no tool {tool}")
         try:
             async with asyncio.timeout(within_s):
                 async with self._places:
-                    return await self._answer(speaking, tool, arguments)
+                    return await self._answer(session, tool, arguments)
         except TimeoutError:
             raise McpUnavailable(
                 f"{self._name}.{tool} did not answer within {self._server.call_timeout_ms} ms"
             ) from None
 
-    async def _answer(self, speaking: McpSession, tool: str, arguments: Mapping[str, Any]) -> McpAnswer:
+    async def _answer(self, session: McpSession, tool: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         from covenant.agents.model.mcp_stdio import McpFailed  # noqa: PLC0415  (an extra, and loaded by now)
 
-        calling = asyncio.ensure_future(speaking.call(tool, arguments, self._server.call_timeout_ms / 1000))
-        ending = asyncio.ensure_future(speaking.ended.wait())
+        calling = asyncio.ensure_future(session.call(tool, arguments, self._server.call_timeout_ms / 1000))
+        ending = asyncio.ensure_future(session.ended.wait())
         try:
             await asyncio.wait((calling, ending), return_when=asyncio.FIRST_COMPLETED)
             if calling.done():
                 return calling.result()
             raise self._ended(tool)
         except McpFailed as trouble:
-            if speaking.ended.is_set():
+            if session.ended.is_set():
                 raise self._ended(tool) from None
             raise McpUnavailable(f"{self._name}.{tool} failed: {trouble}") from None
         finally:
@@ -187,7 +187,7 @@ class _Host:
     def _ended(self, tool: str) -> McpUnavailable:
         return McpUnavailable(f"{self._name} ended before {tool} was done; it may have been done")
 
-    async def speaking(self) -> McpSession:
+    async def session(self) -> McpSession:
         """The server, started if it does not run."""
         loop = asyncio.get_running_loop()
         ready = self._ready
@@ -212,12 +212,12 @@ class _Host:
                 if find_spec("mcp") is None:
                     raise ModuleNotFoundError(MISSING)
                 adapter = await asyncio.to_thread(import_module, "covenant.agents.model.mcp_stdio")
-                async with adapter.open_session(self._name, self._server, self._environment) as speaking:
+                async with adapter.open_session(self._name, self._server, self._environment) as session:
                     limit.reschedule(None)
-                    log.info("mcp.started", extra={"server": self._name, "tools": len(speaking.tools)})
-                    self._listed(self._name, speaking)
-                    ready.set_result(speaking)
-                    await speaking.ended.wait()
+                    log.info("mcp.started", extra={"server": self._name, "tools": len(session.tools)})
+                    self._listed(self._name, session)
+                    ready.set_result(session)
+                    await session.ended.wait()
             log.warning("mcp.ended", extra={"server": self._name})
         except Exception as trouble:
             log.warning("mcp.not_started", exc_info=True, extra={"server": self._name})
@@ -246,11 +246,9 @@ def _over(ready: asyncio.Future[McpSession]) -> bool:
     return ready.cancelled() or ready.exception() is not None or ready.result().ended.is_set()
 
 
-def _bounded(answered: McpAnswer) -> ToolAnswer:
-    text = answered.text
-    encoded = text.encode("utf-8", "replace")
+def _bounded(answer: ToolAnswer) -> ToolAnswer:
+    encoded = answer.text.encode("utf-8", "replace")
     if len(encoded) <= TEXT_BYTES_MAX:
-        return ToolAnswer(text, failed=answered.failed)
+        return answer
     kept = encoded[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
-    said = f"{kept}\n[cut: {len(encoded) - TEXT_BYTES_MAX} more bytes]"
-    return ToolAnswer(said, failed=answered.failed, cut=True)
+    return ToolAnswer(f"{kept}\n[cut: {len(encoded) - TEXT_BYTES_MAX} more bytes]", answer.failed, cut=True)

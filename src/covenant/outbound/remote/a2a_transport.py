@@ -6,10 +6,10 @@ Requests are written in the way's dialect and binding, answers read, and whateve
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from covenant.model.a2a_requests import SendMessage
@@ -30,6 +30,7 @@ ERROR_BYTES_MAX: Final = 64 * 1024
 IDLE_MS: Final = 60_000
 """A stream that has said nothing for so long is taken for broken, and resumed."""
 
+T = TypeVar("T")
 Numbered = tuple[str | None, RemoteEvent]
 """What was heard, and the number that its stream stands at."""
 
@@ -68,7 +69,7 @@ class HttpTransport:
 
     async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
         request = self._request(self._codec.send, self._codec.encode_send(ask, self.way.tenant))
-        return self._hear(await self._ask(request, headers, within_ms))
+        return decoded(self._codec.decode_reply, await self._ask(request, headers, within_ms))
 
     @asynccontextmanager
     async def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
@@ -77,10 +78,10 @@ class HttpTransport:
             yield frames
 
     async def get(self, task_id: str) -> RemoteTask:
-        return self._hear_task(await self._ask(self._named(self._codec.get, task_id), {}))
+        return decoded(self._codec.decode_task, await self._ask(self._named(self._codec.get, task_id), {}))
 
     async def cancel(self, task_id: str) -> RemoteTask:
-        return self._hear_task(await self._ask(self._named(self._codec.cancel, task_id), {}))
+        return decoded(self._codec.decode_task, await self._ask(self._named(self._codec.cancel, task_id), {}))
 
     @asynccontextmanager
     async def subscribe(self, task_id: str, after: str | None) -> AsyncIterator[AsyncIterator[Numbered]]:
@@ -142,7 +143,7 @@ class HttpTransport:
             else:
                 bytes_max = EVENT_BYTES_MAX if answer.status == 200 else ERROR_BYTES_MAX
                 body = await _whole(answer, bytes_max)
-                heard = self._hear(self._result(answer.status, answer.headers, body))
+                heard = decoded(self._codec.decode_reply, self._result(answer.status, answer.headers, body))
                 yield _alone(heard)
 
     async def _frames(self, answer: Streamed) -> AsyncIterator[Numbered]:
@@ -150,7 +151,7 @@ class HttpTransport:
         try:
             async for piece in answer.pieces:
                 for event in reader.feed(piece):
-                    yield event.id, self._hear(self._result(200, answer.headers, event.data))
+                    yield event.id, decoded(self._codec.decode_reply, self._result(200, answer.headers, event.data))
         except EventTooLarge as error:
             raise CallFailed("too_large", str(error), transient=False) from error
 
@@ -190,17 +191,13 @@ class HttpTransport:
             "unauthenticated", f"{refusal.message}; {hint}", status=refusal.status, rpc_code=refusal.rpc_code
         )
 
-    def _hear(self, data: bytes) -> RemoteEvent:
-        try:
-            return self._codec.decode_reply(data)
-        except (Invalid, jsonrpc.BadResponse) as error:
-            raise _unreadable(str(error)) from error
 
-    def _hear_task(self, data: bytes) -> RemoteTask:
-        try:
-            return self._codec.decode_task(data)
-        except (Invalid, jsonrpc.BadResponse) as error:
-            raise _unreadable(str(error)) from error
+def decoded(decode: Callable[[bytes], T], data: bytes) -> T:
+    """Raises RemoteRefused for an answer that cannot be read."""
+    try:
+        return decode(data)
+    except (Invalid, jsonrpc.BadResponse) as error:
+        raise _unreadable(str(error)) from error
 
 
 def _unreadable(why: str, status: int | None = None) -> RemoteRefused:

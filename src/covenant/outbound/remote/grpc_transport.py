@@ -24,14 +24,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from covenant.model.a2a_requests import SendMessage
 from covenant.model.agent_card import RemoteCard, RemoteInterface
-from covenant.model.errors import Invalid
 from covenant.model.task_view import RemoteEvent, RemoteTask
 from covenant.outbound.address_guard import AddressGuard, CheckedTarget
 from covenant.outbound.call_errors import AddressRefused, CallFailed, RefusalCode, RemoteRefused
-from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, STREAM_BYTES_MAX, Numbered
+from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, STREAM_BYTES_MAX, Numbered, decoded
 from covenant.outbound.remote.remote_registry import Credentials
 from covenant.wire.a2a.dialects import V1
-from covenant.wire.jsonrpc import BadResponse, one_line
+from covenant.wire.jsonrpc import one_line
 
 SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
 CALL_S: Final = 30.0
@@ -76,7 +75,7 @@ class GrpcTransport:
 
     async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
         params = _CODEC.encode_send(ask, self.way.tenant)
-        return _heard(await self._ask(_CODEC.send, params, headers, within_ms / 1000))
+        return decoded(_CODEC.decode_reply, await self._ask(_CODEC.send, params, headers, within_ms / 1000))
 
     @asynccontextmanager
     async def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
@@ -84,10 +83,14 @@ class GrpcTransport:
             yield self._frames(channel, _CODEC.stream, _CODEC.encode_send(ask, self.way.tenant), headers)
 
     async def get(self, task_id: str) -> RemoteTask:
-        return _heard_task(await self._ask(_CODEC.get, _CODEC.encode_task_request(task_id, self.way.tenant), {}))
+        return decoded(
+            _CODEC.decode_task, await self._ask(_CODEC.get, _CODEC.encode_task_request(task_id, self.way.tenant), {})
+        )
 
     async def cancel(self, task_id: str) -> RemoteTask:
-        return _heard_task(await self._ask(_CODEC.cancel, _CODEC.encode_task_request(task_id, self.way.tenant), {}))
+        return decoded(
+            _CODEC.decode_task, await self._ask(_CODEC.cancel, _CODEC.encode_task_request(task_id, self.way.tenant), {})
+        )
 
     @asynccontextmanager
     async def subscribe(self, task_id: str, after: str | None) -> AsyncIterator[AsyncIterator[Numbered]]:
@@ -119,7 +122,7 @@ class GrpcTransport:
                 seen += message.ByteSize()
                 if seen > STREAM_BYTES_MAX:
                     raise CallFailed("too_large", f"the stream has more than {STREAM_BYTES_MAX} bytes", transient=False)
-                yield _number(message), _heard(_json(message))
+                yield _number(message), decoded(_CODEC.decode_reply, _json(message))
         except grpc.aio.AioRpcError as error:
             raise _trouble(error) from error
 
@@ -187,20 +190,6 @@ def _number(message: Any) -> str | None:
 
 def _json(message: Message) -> bytes:
     return MessageToJson(message, indent=None).encode()
-
-
-def _heard(data: bytes) -> RemoteEvent:
-    try:
-        return _CODEC.decode_reply(data)
-    except (Invalid, BadResponse) as error:
-        raise RemoteRefused("bad_answer", f"the answer cannot be read: {error}") from error
-
-
-def _heard_task(data: bytes) -> RemoteTask:
-    try:
-        return _CODEC.decode_task(data)
-    except (Invalid, BadResponse) as error:
-        raise RemoteRefused("bad_answer", f"the answer cannot be read: {error}") from error
 
 
 def _trouble(error: grpc.aio.AioRpcError) -> RemoteRefused | CallFailed:

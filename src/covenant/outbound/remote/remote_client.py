@@ -32,7 +32,7 @@ from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.remote.a2a_transport import A2ATransport, HttpTransport
 from covenant.outbound.remote.remote_registry import Credentials
 from covenant.outbound.remote.remote_task import Reply, Sendable, parts_of, reply_of
-from covenant.outbound.remote.task_follower import OutgoingMessage, TaskFollower, WaitPolicy
+from covenant.outbound.remote.task_follower import OutgoingMessage, TaskFollower
 from covenant.wire.call_headers import call_context_headers, call_context_metadata
 
 TIMEOUT_S: Final = 300.0
@@ -139,18 +139,18 @@ class Remote:
         if idempotency_key is not None:
             headers[KEY_HEADER] = idempotency_key
         wanted = self._options.stream if stream is None else stream
+        within_s = self._within(timeout_s, hop)
         outgoing = OutgoingMessage(
             ask=ask,
             headers=headers,
             streaming=self._streams() if wanted is None else wanted,
             repeatable=idempotency_key is not None,
             troubled=troubled,
+            poll_s=self._options.poll_s,
+            within_ms=max(1, int(within_s * 1000)),
+            chance=self._options.chance,
         )
-        within_s = self._within(timeout_s, hop)
-        policy = WaitPolicy(
-            poll_s=self._options.poll_s, within_ms=max(1, int(within_s * 1000)), chance=self._options.chance
-        )
-        opened = RemoteStream(self, TaskFollower(self._transports, outgoing, policy), within_s, stays)
+        opened = RemoteStream(self, TaskFollower(self._transports, outgoing), within_s, stays)
         self._open.add(opened)
         return opened
 

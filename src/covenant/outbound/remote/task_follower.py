@@ -42,20 +42,8 @@ CANCEL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitPolicy:
-    """How an answer is waited for."""
-
-    poll_s: float = 3.0
-    """Between two polls; sooner at first."""
-    within_ms: int = 300_000
-    """For one call that the remote answers only when it is done."""
-    chance: Callable[[], float] = lambda: 0.5
-    """From 0 to 1, for the jitter of pauses."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage:
-    """What is sent, and what goes along with it."""
+    """What is sent, what goes along with it, and how its answer is waited for."""
 
     ask: SendMessage
     headers: Mapping[str, str]
@@ -64,14 +52,18 @@ class OutgoingMessage:
     """It goes under an idempotency key."""
     troubled: Callable[[str], None] = lambda _: None
     """Hears why the remote did not answer, each time that it is asked again."""
+    poll_s: float = 3.0
+    """Between two polls; sooner at first."""
+    within_ms: int = 300_000
+    """For one call that the remote answers only when it is done."""
+    chance: Callable[[], float] = lambda: 0.5
+    """From 0 to 1, for the jitter of pauses."""
 
 
 class TaskFollower:
     """`news` may be read once. Whoever leaves it early says `call_off` if the remote is to stop."""
 
-    def __init__(
-        self, transports: Callable[[], Iterator[A2ATransport]], outgoing: OutgoingMessage, policy: WaitPolicy
-    ) -> None:
+    def __init__(self, transports: Callable[[], Iterator[A2ATransport]], outgoing: OutgoingMessage) -> None:
         """`lines` are the ways to the remote, the best first, as it is known now."""
         self.known = RemoteTaskView()
         self.transport: A2ATransport | None = None
@@ -80,7 +72,6 @@ class TaskFollower:
         """Whether the remote heard that it is to stop; None if there was nothing to tell."""
         self._transports = transports
         self._outgoing = outgoing
-        self._policy = policy
         self._streaming = outgoing.streaming
         self._stood_at: str | None = None
         self._failures = 0
@@ -191,7 +182,7 @@ class TaskFollower:
 
     async def _sent(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
         ask = msgspec.structs.replace(self._outgoing.ask, blocking=False)
-        self._sending = asyncio.create_task(transport.send(ask, self._outgoing.headers, self._policy.within_ms))
+        self._sending = asyncio.create_task(transport.send(ask, self._outgoing.headers, self._outgoing.within_ms))
         heard = await asyncio.shield(self._sending)
         self._sending = None
         for news in self.known.take(heard):
@@ -295,11 +286,11 @@ class TaskFollower:
 
     async def _wait_for_poll(self) -> None:
         self._polls += 1
-        polls = Backoff(FIRST_PAUSE_S, self._policy.poll_s, jitter=JITTER)
-        await asyncio.sleep(polls.pause(self._polls, self._policy.chance()))
+        polls = Backoff(FIRST_PAUSE_S, self._outgoing.poll_s, jitter=JITTER)
+        await asyncio.sleep(polls.pause(self._polls, self._outgoing.chance()))
 
     async def _pause(self) -> None:
-        pause_s = AFTER_FAILURES.pause(self._failures + self._fruitless + 1, self._policy.chance())
+        pause_s = AFTER_FAILURES.pause(self._failures + self._fruitless + 1, self._outgoing.chance())
         asked_s, self._retry_after_s = self._retry_after_s, None
         # Whoever asks for a pause gets at least that.
         await asyncio.sleep(max(pause_s, asked_s or 0.0))
