@@ -104,7 +104,7 @@ def agent_card(
 
 
 def stub_card(base_url: str, offer: CardFeatures | None = None) -> AgentCard:
-    """For callers without a token: how to get one's foot in the door, and no word of who is inside."""
+    """For callers without a token: how to authenticate, and nothing about the agents."""
     offer = offer or CardFeatures()
     return AgentCard(
         name="covenant",
@@ -125,7 +125,7 @@ def stub_card(base_url: str, offer: CardFeatures | None = None) -> AgentCard:
 
 
 def _abilities(agent: CatalogueAgent, offer: CardFeatures) -> frozenset[str] | None:
-    """Servers of tools, and agents that are registered here, are there for some tenants."""
+    """The commands that this agent's tenant may use: MCP servers and registered agents belong to some tenants."""
     if offer.abilities is None:
         return None
     away = {
@@ -147,7 +147,7 @@ def _description(definition: AgentDefinition) -> str:
 
 
 def _version(agent: CatalogueAgent) -> str:
-    """Changes with the agent, and only then: what is declared in code or a file is not new after each start."""
+    """Changes with the agent, and only then: an agent from code or a file has the same version after each start."""
     if agent.id == INDEX:
         return INDEX
     if agent.source == "stored":
@@ -156,7 +156,7 @@ def _version(agent: CatalogueAgent) -> str:
 
 
 def _interfaces(url: str, agent_id: str, offer: CardFeatures) -> tuple[Interface, ...]:
-    """The preferred one first. The dialect of 0.3 is spoken on the same URL, so it is named last."""
+    """The preferred interface first. A2A 0.3 is spoken on the same URL, so it is named last."""
     found = [
         Interface(url=url, protocol_binding=JSONRPC, protocol_version="1.0"),
         Interface(url=url, protocol_binding=HTTP_JSON, protocol_version="1.0"),

@@ -1,4 +1,4 @@
-"""Delegating: an agent at work on a task gives part of it to another, here or elsewhere, and waits for the answer.
+"""Delegation: an agent that works on a task gives part of it to another agent, here or elsewhere, and waits.
 
 What is delegated is a task of its own, the child of the task it is part of: queued, leased, worked on and settled like
 any other, by whoever serves the callee. Its id follows from its parent and from what is asked, so whoever asks the same
@@ -77,7 +77,7 @@ class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What tells it from other callees."""
+        """A name that no other callee has."""
         return self.identity.pubkey + (self.remote.label if self.remote is not None else "")
 
     @property
@@ -86,7 +86,7 @@ class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class DelegatedTask(msgspec.Struct, frozen=True, gc=False):
-    """A child to be: the task, and what the same request has in common whenever it is made."""
+    """A task that is to be delegated, and the digest that the same request always has."""
 
     task: Task
     digest: str
@@ -156,7 +156,7 @@ class Delegations:
         until_ms: int | None,
         idempotent: bool | None = None,
     ) -> DelegatedTask:
-        """Refuses what cannot be asked of this callee, or not from where the caller is."""
+        """Build the task. Refuses content that the callee does not take, and calls that are too deep or circular."""
         definition = callee.agent.definition if callee.agent is not None else None
         depth, chain = parent.depth + 1, (*parent.chain, caller.pubkey)
         check_chain(depth, chain, callee.identity, self.limits.depth_max)
@@ -188,9 +188,9 @@ class Delegations:
         return DelegatedTask(traced(task, trace_of(parent)), digest, until_ms)
 
     async def perform(self, asked: DelegatedTask) -> TaskView:
-        """Begin it, or find it begun; the task when it has ended or waits for more.
+        """Accept the task, or find it accepted before. Returns it when it has ended or waits for more.
 
-        When its time is over it is canceled.
+        When the caller's time is over, the task is canceled.
         """
         task = asked.task
         with self.ledger.watch(task.id) as watch:
@@ -209,7 +209,7 @@ class Delegations:
         return await self._read_on(view, give_up_ms)
 
     async def _read_on(self, view: TaskView, give_up_ms: int | None) -> TaskView:
-        """For a watch that was cut, and for a caller whose time is over: then the task is canceled."""
+        """Wait on where the watch was cut. When the caller's time is over, the task is canceled."""
         task, monotonic_ms = view.task, self.ledger.clock.monotonic_ms
         while not view.state.rests:
             left_ms = ORPHANS_WAIT_MS if give_up_ms is None else min(ORPHANS_WAIT_MS, give_up_ms - monotonic_ms())
@@ -232,11 +232,11 @@ class Delegations:
         return await self._read_on(view, None)
 
     async def cancel(self, task: Task, reason: str) -> Result:
-        """It may have ended meanwhile, and then stays as it is. The result that it has now."""
+        """The result that the task has now: of being canceled, or the one that it ended with before."""
         return (await self._writer.cancel(task.id, by=task.sender, reason=reason)).result
 
     async def until_ms(self, parent: Task, timeout_ms: int | None, left_ms: float | None) -> int | None:
-        """When the answer is of no use any more. `left_ms`: what the parent's holder has, if it was told."""
+        """When an answer comes too late to be used. `left_ms`: how long the parent's holder has, if it is known."""
         entry = await self.ledger.entry(parent.id)
         now_ms, ages = self.ledger.now_ms(), self.ledger.clock.ages
         deadline_ms = parent.deadline_ms
@@ -254,7 +254,7 @@ class Delegations:
 
 
 def call_id(parent: TaskId, *what: str) -> TaskId:
-    """The task that is meant by this part of its parent, whenever it is asked for. Shaped as a UUID (version 8)."""
+    """The id of a delegated task: derived from its parent and from what is asked, so it is the same again."""
     return TaskId(uuid_of(hashlib.sha256("\0".join((parent, *what)).encode()).digest()))
 
 
@@ -283,13 +283,13 @@ def target_of(task: Task) -> Target | None:
 
 
 class OrphanCanceller:
-    """Ends what was delegated by tasks that have ended: as soon as they do, and what a crash has left."""
+    """Cancels delegated tasks whose parent has ended: as soon as it does, and after a crash."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     async def step(self) -> int:
-        """How many were ended, with those that they had delegated in turn."""
+        """How many tasks were canceled, with those that they had delegated in turn."""
         count = 0
         while (orphaned := await self._ledger.commit(CancelOrphans())).more:
             count += len(orphaned.task_ids)

@@ -113,18 +113,15 @@ class MailboxExchange:
         )
         if task.parent is not None:
             task = await self._within(task.parent, task)
+        fault, admission = self._recipient_fault(task.recipient), self._admission(task)
+        command = Accept(access=access, admission=admission, task=task, digest=digest, recipient_fault=fault)
         if not self._tracer.on:
-            return await self._begin(task, digest, access)
+            return await self._ledger.commit(command)
         with accept_span(self._tracer, task, None) as span:
-            accepted = await self._begin(traced(task, span.trace), digest, access)
+            command = msgspec.structs.replace(command, task=traced(task, span.trace))
+            accepted = await self._ledger.commit(command)
             span.note({DUPLICATE: accepted.duplicate})
         return accepted
-
-    async def _begin(self, task: Task, digest: str, access: Access) -> Accepted:
-        fault = self._recipient_fault(task.recipient)
-        return await self._ledger.commit(
-            Accept(access=access, admission=self._admission(task), task=task, digest=digest, recipient_fault=fault)
-        )
 
     def _recipient_fault(self, recipient: AgentId) -> RecipientFault | None:
         if not recipient.pubkey:
@@ -133,9 +130,9 @@ class MailboxExchange:
         return "mismatch" if known is not None and known != recipient else None
 
     async def _within(self, parent_id: TaskId, task: Task) -> Task:
-        """What an agent of a tenant sends while it works on a task is part of that, wherever it works.
+        """A task that a tenant's agent sends while it works on another one is part of that, wherever the agent runs.
 
-        So it is one deeper, goes on with its chain, and has no more time. None of it is part of the request.
+        So it is one call deeper, continues the chain, and has no later deadline. The digest covers none of this.
         """
         entry = await self._ledger.entry(parent_id)
         parent = entry.task if entry is not None and not entry.finished else None
@@ -214,7 +211,7 @@ class MailboxExchange:
         )
 
     async def give_back(self, answer: Leased | Drained) -> None:
-        """What a caller was about to be told, who has left: nobody heard of it, so it goes back to where it was."""
+        """Return leases or results whose receiver disconnected before the answer reached it."""
         if isinstance(answer, Leased):
             leases = tuple((each.task.id, each.lease.lease_id) for each in answer.tasks)
             await self._ledger.commit(GiveBack(leases=leases))
@@ -222,7 +219,7 @@ class MailboxExchange:
             await self._ledger.commit(GiveBack(results=tuple(result.task_id for result in answer.results)))
 
     async def withdraw(self, principal: Principal, request_id: str) -> Returned:
-        """The caller's receive or drain under this id is off: what it was given goes back."""
+        """Undo the caller's receive or drain under this request id: its leases or results go back."""
         check_request_id(request_id)
         return await self._ledger.commit(Withdraw(by=principal.agent, request_id=request_id))
 
@@ -279,7 +276,7 @@ class MailboxExchange:
         return settled
 
     async def _respond_within(self, task_id: TaskId) -> tuple[str, ...]:
-        """Who may answer a tenant's callers may answer its agents too, when they delegate, and its peers."""
+        """Whoever may answer a tenant's callers may also answer its agents, when they delegate, and its peers."""
         entry = await self._ledger.entry(task_id)
         if entry is None or entry.task.origin not in (DELEGATION, PEER):
             return ()
@@ -356,7 +353,7 @@ class MailboxExchange:
         )
 
     async def retry_stale(self, principal: Principal, policy: RetryPolicy, *, scheduled: bool = False) -> RetryReport:
-        """One pass of the gate. A scheduled pass leaves its summary row, also when it is refused."""
+        """One pass of the retry gate. A scheduled pass writes its summary to the audit, also when it is refused."""
         await require_operator(self._ledger, principal, "a2a auto retry")
         check_policy(policy)
         access = Access(
@@ -389,7 +386,7 @@ class MailboxExchange:
 
 
 def check_task(task: Task, bytes_max: int) -> str:
-    """Refuse what could never be worked on; the digest of what can."""
+    """Refuse a task that nobody could work on. Returns the task's digest."""
     if not task.intent_text.strip():
         raise Invalid("invalid_task", "invalid task: intent_text must not be empty")
     if task.task_kind is not None and not 0 < len(task.task_kind.strip()) <= NAME_LENGTH_MAX:

@@ -33,13 +33,13 @@ INLINE: Final = "covenant.agent_def"
 
 
 class NativeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. `definition` is an agent for this one request."""
+    """A request. `definition` is an agent for this request alone."""
 
     parts: tuple[Content, ...]
     agent: str = INDEX
     definition: dict[str, Any] | None = None
     about: dict[str, Any] | None = None
-    """What the client says besides, kept with the request."""
+    """Metadata from the client, kept with the request."""
 
 
 class NativeRuns:
@@ -56,7 +56,7 @@ class NativeRuns:
         return agent
 
     async def start(self, caller: Caller, run: NativeRun, key: str | None, hop: Hop | None = None) -> TaskStream:
-        """All that happens to it, from its first step on, until it ends or waits for its sender."""
+        """The task's steps from the first one on, until it ends or waits for its sender."""
         return await self.follow(caller, await self.task(caller, run, key, hop=hop))
 
     async def follow(self, caller: Caller, task: Task) -> TaskStream:
@@ -73,7 +73,7 @@ class NativeRuns:
         context_id: str | None = None,
         hop: Hop | None = None,
     ) -> Task:
-        """Refused if it cannot be asked. The same key makes the same task."""
+        """Build the task of a run. The same key makes the same task."""
         about = without_reserved(run.about) or {}
         agent_id = run.agent
         if run.definition is not None:
@@ -104,7 +104,7 @@ class NativeRuns:
 
 
 def inline_agent(given: dict[str, Any]) -> AgentDefinition:
-    """For one request: played by a model, and by nothing else."""
+    """The definition of an agent for one request. Only a model may play it."""
     definition = read_agent_definition({"id": "inline", **given})
     if not definition.kind_rules.needs_model:
         raise Invalid("invalid_agent", '/kind: an agent that comes with a request is a "model" agent')

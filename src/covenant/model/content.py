@@ -63,5 +63,5 @@ Content = Text | Json | Image | Audio | Resource | ResourceLink
 
 
 def is_plain(block: Content) -> TypeGuard[Text]:
-    """Text of which nothing more is said than its words."""
+    """Whether a block is text without a media type, file name or metadata."""
     return type(block) is Text and block.metadata is None and block.mimeType is None and block.filename is None

@@ -1,7 +1,10 @@
-"""Names of files that come from others: one file_name_of each, so that whoever saves a file saves it where it means to.
+"""What comes from others, made safe to keep: names of files, and metadata without reserved keys.
 
-What comes before the last slash or backslash is left out, and so is what cannot be printed. A name that says nothing
-then, or that means a folder, is `file`.
+A file's name is one path segment, so that saving the file cannot write elsewhere. What comes before the last slash or
+backslash is left out, and so are characters that cannot be printed; a name that is empty then, or means a folder, is
+`file`. Metadata keys under `covenant.` and `x-arbiter.`, and those of a trace, are reserved for the daemon: a door
+reads the documented ones of a client into typed fields, and none of them is kept. So whatever stands under such a key
+in the ledger was written by the daemon.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def file_name_of(name: str) -> str:
 
 
 def named_safely(said: S) -> S:
-    """With such names alone; the very same where they are so already."""
+    """With safe file names; the same object if all names are safe."""
     changed: dict[str, object] = {}
     member = "content" if isinstance(said, Result) else "parts"
     blocks: tuple[Content, ...] = getattr(said, member)
@@ -47,7 +50,7 @@ def named_safely(said: S) -> S:
 
 
 def name_of(block: Content) -> str | None:
-    """What a block calls the file that it is."""
+    """The file name of a block."""
     if isinstance(block, ResourceLink):
         return block.name or None
     return block.filename if isinstance(block, Text | Json | Resource) else None
@@ -77,7 +80,7 @@ def is_reserved(key: str) -> bool:
 
 
 def without_reserved(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What others said under keys of their own; None if that is nothing."""
+    """Without reserved keys; None if nothing is left."""
     if not metadata:
         return None
     return {key: value for key, value in metadata.items() if not is_reserved(key)} or None

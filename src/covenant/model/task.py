@@ -1,4 +1,8 @@
-"""The task: a request from one agent to another, as it was accepted. It never changes afterwards."""
+"""The task: a request from one agent to another, as it was accepted; where it is done; and its lease.
+
+A task never changes after it was accepted. A lease is one attempt at a turn of it, and never expires by itself. The
+daemon alone writes a target: no door decodes one, so what a client says never decides where its task goes.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,9 @@ from covenant.model.content import Content
 from covenant.model.ids import AgentId, LeaseId, TaskId
 
 ELSEWHERE: Final = "remote.url"
-"""As whom agents are known that are called by their address. No agent of a catalogue can have this name."""
+"""The recipient of tasks for agents that are called by their address. No agent of a catalogue can have this id."""
 PEERS: Final = "remote.peer"
-"""As whom agents of peers are known. No agent of a catalogue can have this name either."""
+"""The recipient of tasks for agents of peers. No agent of a catalogue can have this id."""
 
 
 class Target(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -37,7 +41,7 @@ class Target(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=
 
     @property
     def label(self) -> str:
-        """What tells it from other targets."""
+        """A name that no other target has."""
         return self.name or self.url or ""
 
 
@@ -95,14 +99,14 @@ class Task(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     output_modes: tuple[str, ...] = ()
     """The media types that the sender can take; none named means any."""
     request_metadata: dict[str, Any] | None = None
-    """What was said about the request, and not about its message."""
+    """Metadata of the request, beside that of its message."""
     chain: tuple[str, ...] = ()
-    """The keys of the agents that this is done for, the first caller first: whoever is in it is not called again."""
+    """The keys of the callers up the chain, the first one first: an agent in the chain is not called again."""
     traceparent: str | None = None
-    """Whose trace this is part of, as W3C has it. Not part of the request: set after the digest was taken."""
+    """The W3C trace context. The digest does not cover it."""
     tracestate: str | None = None
     target: Target | None = None
-    """Where it is done, if not here. The daemon says so; no door reads it."""
+    """Where the task is done, if not here. Written by the daemon alone."""
 
 
 class CacheKey(msgspec.Struct, frozen=True, gc=False):

@@ -70,7 +70,7 @@ class Tracer(Protocol):
     def on(self) -> bool: ...
     @property
     def content(self) -> bool:
-        """Whether spans hold what was said: only where the operator says so."""
+        """Whether spans contain the text of messages: only if the operator switched it on."""
 
     def begin(
         self,
@@ -120,13 +120,13 @@ OFF: Final[Tracer] = NoTracer()
 
 
 def trace_of(said: Task | Hop) -> Trace | None:
-    """None also for what is not a trace context: whoever sent it does not matter enough to be refused for it."""
+    """None if there is no valid trace context: an invalid one is ignored, and the request is not refused for it."""
     parent = said.traceparent
     return Trace(parent, said.tracestate) if parent is not None and _PARENT(parent) else None
 
 
 def traced(task: Task, trace: Trace | None) -> Task:
-    """Not part of the request: sent again under another trace, it is still the same."""
+    """The task within another trace. The digest does not cover this, so the request stays the same."""
     if trace is None:
         return task
     return msgspec.structs.replace(task, traceparent=trace.traceparent, tracestate=trace.tracestate)
@@ -152,6 +152,6 @@ def attributes_of(task: Task) -> dict[str, Value]:
 
 
 def message(role: str, text: str) -> str:
-    """What was said, in the form that the conventions have for it."""
+    """A message in the JSON form of the OpenTelemetry conventions."""
     parts = [{"type": "text", "content": text[:CONTENT_CHARS_MAX]}]
     return msgspec.json.encode([{"role": role, "parts": parts}]).decode()

@@ -14,10 +14,10 @@ from typing import Any, Final
 AMOUNT_MAX: Final = 10**15
 """Of one amount, and of a sum. Exact as a float, and in JSON."""
 NAMES_MAX: Final = 32
-"""Besides those of tokens."""
+"""Names of amounts that one report may have, besides those of tokens."""
 NAME_CHARS_MAX: Final = 64
 NESTED_MAX: Final = 3
-"""Reports within reports that are looked into."""
+"""How deep a report may be nested in metadata."""
 
 TOKENS: Final = "tokens"
 INPUT: Final = "input_tokens"
@@ -41,7 +41,7 @@ _ALSO: Final = {
     "totalTokenCount": TOKENS,
     "total_token_count": TOKENS,
 }
-"""What others call the same."""
+"""Other names for the same amounts."""
 _WITHIN: Final = (
     "covenant.usage",
     "usage",
@@ -123,7 +123,7 @@ def _has_room(found: Mapping[str, float], name: str) -> bool:
 
 
 def tokens_of(usage: Mapping[str, float]) -> float:
-    """All of them."""
+    """All tokens of a report."""
     return read_usage(usage).get(TOKENS, 0)
 
 

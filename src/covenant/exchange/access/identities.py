@@ -50,7 +50,7 @@ class EnrolledIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class ReservedIdentity(msgspec.Struct, frozen=True, gc=False):
-    """What an identity under a certain name must be: its key is given, and what it may do comes with it."""
+    """The key and the grants that an identity under the name of a catalogue agent must have."""
 
     pubkey: PublicKey
     actions: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class IdentityAdmin:
         return EnrolledIdentity(identity=identity, token=token, granted=grants)
 
     def _placed(self, display: str, pubkey: str | None, actions: Sequence[str]) -> tuple[PublicKey, Sequence[str]]:
-        """The key of a new identity, and what is granted to it."""
+        """The key of a new identity, and the actions that are granted to it."""
         given = check_pubkey(pubkey) if pubkey is not None else None
         seat = self._seat(display)
         if seat is None:

@@ -1,6 +1,6 @@
-"""The doorkeeper: from a bearer token to a principal, and out again when the token is revoked.
+"""Who is calling: from a bearer token to a principal. Sessions of a principal end when its token is revoked.
 
-A refused token is audited before the refusal is told. One address that keeps failing costs one row a window, with a
+A refused token is audited before the caller is told. An address that keeps failing costs one audit row a window, with a
 count, and all addresses together cost a bounded number of rows: an attacker cannot fill the disk.
 """
 
@@ -20,19 +20,21 @@ from covenant.seal.keys import token_hash
 
 WINDOW_MS: Final = 60_000
 STRANGERS_MAX: Final = 100
-"""Rows a window for all that come from nobody we know."""
+"""Audit rows a window for all callers without a known token together."""
 SOURCES_MAX: Final = 10_000
 
 
 class AuditBudget:
+    """Bounds the audit rows that refused callers cost: one a window for each source, and so many for all strangers."""
+
     def __init__(self) -> None:
         self._sources: dict[Hashable, tuple[int, int]] = {}
-        """Since when each is counted, and how many rows were left out."""
+        """Of each source: when its window began, and how many rows were left out in it."""
         self._strangers = (0, 0, 0)
-        """Since when they are counted, how many rows they had, and how many were left out."""
+        """Of all strangers: when their window began, how many rows they had, and how many were left out."""
 
     def spend(self, source: Hashable, now_ms: int, *, stranger: bool) -> int | None:
-        """Room for a row: how many were left out before it. None: this one is left out and counted."""
+        """How many rows were left out before this one. None: this row is left out, too, and counted."""
         since_ms, left_out = self._sources.get(source, (None, 0))
         if since_ms is not None and 0 <= now_ms - since_ms < WINDOW_MS:
             self._sources[source] = (since_ms, left_out + 1)

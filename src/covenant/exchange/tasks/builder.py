@@ -143,7 +143,7 @@ def without_way(task: Task) -> Task:
 
 
 def without_reserved_keys(task: Task) -> Task:
-    """The task without what a client said under the daemon's own keys: what they mean was read already."""
+    """The task without metadata under reserved keys: its door has read those already."""
     if task.metadata is None and task.request_metadata is None and not task.parts:
         return task
     parts, metadata, about = task.parts, task.metadata, task.request_metadata
@@ -156,9 +156,9 @@ def without_reserved_keys(task: Task) -> Task:
 
 
 def within_deadline(task: Task, left_ms: int | None) -> Task:
-    """A deadline ends what waits. What is at work is ended by a timeout, so that is no longer than what is left.
+    """With a timeout that is no longer than what is left until the deadline.
 
-    Not part of the request: said again later, it is still the same.
+    A deadline ends a task that waits; only a timeout ends one that is worked on. The digest does not cover this.
     """
     if left_ms is None:
         return task
@@ -167,7 +167,7 @@ def within_deadline(task: Task, left_ms: int | None) -> Task:
 
 
 def next_message(message: Message) -> MessageUpdate:
-    """Without what the client said under the daemon's own keys."""
+    """A client's message to a task, without metadata under reserved keys."""
     return MessageUpdate(
         role="user",
         parts=unreserved_parts(message.parts),
@@ -183,7 +183,7 @@ def text_of(parts: Iterable[Content]) -> str:
 
 
 def check_message(message: Message, agent: CatalogueAgent, extensions: Iterable[str]) -> None:
-    """What the client says, against what the agent takes."""
+    """Refuse a message that is not well formed, or that this agent does not take."""
     if message.role != "user":
         raise InvalidParams("message.role", "a client speaks as the user")
     if not message.parts or len(message.parts) > PARTS_MAX:
@@ -233,7 +233,7 @@ def check_size(size: int, limit: int) -> None:
 
 
 UNGUESSABLE_LENGTH_MIN: Final = 32
-"""A shorter name that somebody without a token chooses could be chosen by others too. A UUID has 36 characters."""
+"""Characters that a name must have which a caller without a token chooses: others could choose a shorter one, too."""
 
 
 class KeyedIds:
@@ -249,7 +249,7 @@ class KeyedIds:
         self._catalogue = catalogue
 
     async def find(self, caller: Caller, place: str, key: str, *, sender: AgentId, recipient: AgentId) -> TaskId:
-        """The task that this caller means by this key, at this place: an agent, or a part of a door."""
+        """The id of the task under this key. `place` is an agent or a part of a door: each has its own keys."""
         check_key(caller, key)
         unkeyed = unkeyed_id(caller, place, key)
         if self._ledger.may_know(unkeyed):
@@ -265,7 +265,7 @@ def unkeyed_id(caller: Caller, place: str, key: str) -> TaskId:
 
 
 def check_key(caller: Caller, key: str) -> None:
-    """Callers without a token are told apart by nothing: two of them must not come upon the same key."""
+    """Callers without a token cannot be told apart, so two of them must not come upon the same key."""
     if caller.anonymous and len(key) < UNGUESSABLE_LENGTH_MIN:
         raise Invalid(
             "guessable_key",

@@ -45,7 +45,7 @@ def check_depth(value: Any, where: str) -> None:
 
 
 def check_update(update: Update) -> None:
-    """An artifact has a name to go by, and neither an artifact nor a message is empty."""
+    """Refuse an update that no door could show: an artifact without an id, or an empty artifact or message."""
     check_blocks(update.parts, "update.parts")
     if update.metadata is not None:
         check_depth(update.metadata, "update.metadata")

@@ -24,9 +24,9 @@ from covenant.model.task_view import Artifact, TaskView, TaskViewBuilder
 
 KEPT_MAX: Final = 256
 KEPT_CHARACTERS_MAX: Final = 8_192
-"""A task with more to say is folded again when it is asked for: what is kept stays small."""
+"""Only views with at most this much text are kept. Larger ones are read again."""
 WATCH_S: Final = 60.0
-"""How long one look at a task waits for news, where nobody says when to give up."""
+"""How long one wait for news of a task takes, where the caller names no limit."""
 
 
 class TaskReader:
@@ -126,7 +126,7 @@ def _covers(scope: TaskScope, view: TaskView) -> bool:
 
 
 def _characters(view: TaskView) -> int:
-    """About how much a view holds. What is not text counts as too much."""
+    """About how large a view is. A part that is not text counts as too large to keep."""
     found = 0
     said: tuple[MessageUpdate | Artifact, ...] = (*view.history, *view.artifacts)
     for each in said:

@@ -49,12 +49,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WorkerSlot(Protocol):
-    """A place kept free for one task. Used once: `start` it, or give it back."""
+    """A free place in the pool, reserved for one task. Used once: start the task, or give the place back."""
 
     @property
     def starter(self) -> Starter: ...
     def start(self, leased: LeasedTask) -> None:
-        """The lease is durable: begin. Does not wait."""
+        """Begin to work: the lease is durable. Does not wait."""
 
     def give_back(self) -> None:
         """The task was not leased: it is queued, known already, or refused."""
@@ -171,7 +171,7 @@ def refuse_ended(task_id: TaskId, canceled: Canceled) -> None:
 
 @contextmanager
 def accept_span(tracer: Tracer, task: Task, parent: Trace | None) -> Iterator[Span]:
-    """While it is made durable."""
+    """A span around making a task durable."""
     attributes = attributes_of(task)
     span = tracer.begin(f"accept {attributes[AGENT_NAME]}", "server", attributes, parent=parent)
     failed: str | None = "canceled"
@@ -186,7 +186,7 @@ def accept_span(tracer: Tracer, task: Task, parent: Trace | None) -> Iterator[Sp
 
 
 def record_attempt(tracer: Tracer, before: Entry, result: Result) -> None:
-    """The spans of an attempt by a worker outside, told when it is over: it may have outlived this daemon."""
+    """The spans of an attempt by an external worker, recorded when it is over: it may have outlived this daemon."""
     task, lease = before.task, before.lease
     if lease is None:
         return

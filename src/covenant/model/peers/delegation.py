@@ -166,7 +166,7 @@ class DelegationKey(msgspec.Struct, frozen=True, gc=False):
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What this side knows of one delegation."""
+    """One delegation, as this side knows it."""
 
     role: DelegationRole
     peer: InstanceId
@@ -189,7 +189,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The requester's: when it was told so first. From then on its time runs."""
     status_interval_ms: int = 0
     said: int = 0
-    """The number of what we said of it last, and of what we heard."""
+    """The number of the last message that we sent about it; `heard`: of the last that we received."""
     heard: int = 0
     status_seq: int = 0
     usage: TokenUsage = TokenUsage()
@@ -244,7 +244,7 @@ class OutboxMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class OutboxMove(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What a delivery came to. `delivered`: the peer has this one and all before it."""
+    """The outcome of a delivery. `delivered`: the peer has this message and all before it."""
 
     delegation: DelegationKey
     seq: int
@@ -255,18 +255,18 @@ class OutboxMove(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
 
 
 class ReceivedEnvelope(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """An envelope that was taken in: what is kept of it, so that it is taken once."""
+    """An envelope that was received: what is kept of it, so that a replay is recognised."""
 
     sender: InstanceId
     jti: str
     typ: str
     until_ms: int
-    """From then on it would be stale anyway."""
+    """From then on the envelope would be refused as stale."""
     seq: int | None = None
 
 
 class LoggedMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One line of what went to and fro; never what it said."""
+    """One row of the log of messages with a peer, without their content."""
 
     at_ms: int
     direction: str
