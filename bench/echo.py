@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bench.workload import run
-from covenant.daemon.http_listener import bound, make_server, url_of
+from covenant.daemon.listeners import bound, make_server, url_of
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.server.http_exchange import HttpExchange
 

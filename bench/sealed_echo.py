@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from bench.echo import AsgiDoor
 from bench.workload import run
-from covenant.daemon.http_listener import bound, make_server, url_of
+from covenant.daemon.listeners import bound, make_server, url_of
 from covenant.daemon.settings import HttpSettings
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey
 from covenant.seal.envelope import check, open_checked, seal

@@ -31,7 +31,7 @@ from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Sweeper
 from covenant.daemon.settings_loader import load
-from covenant.daemon.wiring.cards import mcp_servers, offer_of
+from covenant.daemon.wiring.cards import card_features, mcp_servers
 from covenant.doors.http.host_names import as_host
 from covenant.doors.simple import asked_for
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits
@@ -243,7 +243,7 @@ def build_agent_card_for_agent(
     if isinstance(agent, AgentDefinition):
         agent = CatalogueAgent(tenant=DEFAULT, definition=agent, source="code")
     settings = load({}, environment(), home=home).settings
-    offer: CardFeatures = offer_of(settings, mcp_servers(settings.home))
+    offer: CardFeatures = card_features(settings, mcp_servers(settings.home))
     if tools is not None:
         offer = msgspec.structs.replace(offer, tools=tools)
     base = (

@@ -1,22 +1,22 @@
 """MCP in a daemon: cards that name what a server really has, and a door that says what is missing."""
 
+import json
 import sys
 from pathlib import Path
 
 from starlette.types import Message
 
-from covenant.daemon.settings import Settings
-from covenant.daemon.wiring.cards import make_cards
-from covenant.daemon.wiring.door_services import make_tools
+from covenant.daemon.wiring.cards import SERVERS_NAME
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.mcp.streamable_http import McpDoor
 from covenant.doors.metrics import Meter
 from covenant.exchange.access.tenants import TenantLimiter
+from covenant.exchange.cards import Cards
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
-from covenant.model.mcp_servers import read_mcp_servers
 from covenant.model.tenants import DEFAULT
-from covenant.seal.keys import new_private_key
+from covenant.seal.cards import CardSigner
 from tests.agents import mcp_server
+from tests.daemon_under_test import open_daemon_under_test
 from tests.doors.a2a.stage import stage
 
 URL = "http://localhost"
@@ -24,23 +24,21 @@ URL = "http://localhost"
 
 async def test_cards_name_what_is_declared_and_then_what_a_server_really_has(tmp_path: Path) -> None:
     small = {"command": sys.executable, "args": [mcp_server.__file__], "tools": ["gone"]}
-    servers = dict(read_mcp_servers({"servers": {"small": small}}))
-    cards = make_cards(Settings(home=tmp_path), new_private_key(), servers)
-    tools = make_tools(servers, cards)
+    (tmp_path / SERVERS_NAME).write_text(json.dumps({"servers": {"small": small}}))
     agent = CatalogueAgent(tenant=DEFAULT, definition=AgentDefinition(id="thinker", kind="model"))
-    try:
+    async with open_daemon_under_test(tmp_path, serve=False, model={"name": "test"}) as daemon:
+        features = daemon.daemon.agents.features
+        cards = Cards(features.now, CardSigner(daemon.daemon.base.storage.key))
         before = cards.card(agent, URL)
         assert cards.card(agent, URL) is before
         assert "gone" in {skill.id for skill in before.skills}
-        await tools.list(DEFAULT, agent.definition)
+        await features.tools.list(DEFAULT, agent.definition)
         after = cards.card(agent, URL)
         assert cards.card(agent, URL) is after
         names = {skill.id for skill in after.skills}
         assert "gone" not in names
         assert {"add", "pid"} <= names
         assert after.signatures != before.signatures
-    finally:
-        await tools.close()
 
 
 async def test_without_the_extra_the_door_says_how_to_get_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from covenant.agents.model.model_agent import ModelAgent
 from covenant.agents.router import NoModelAgent
 from covenant.daemon.settings import ModelSettings
-from covenant.daemon.wiring.model_registry import Cast, Models
+from covenant.daemon.wiring.model_registry import ModelAgents, Models
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.result import ResultStatus
 from covenant.model.task_view import TaskState
@@ -144,7 +144,7 @@ async def test_the_address_and_its_key_are_one_providers(monkeypatch: pytest.Mon
 async def test_a_whole_answer_has_a_time_limit_however_often_something_comes(tmp_path: Path, line: Line) -> None:
     async with openai_server([line] * 50) as server, a_house(tmp_path) as house, opening() as opened:
         settings = ModelSettings(name="openai:small", base_url=server.url, request_ms=400)
-        cast = Cast(settings, await opened(settings), house.services)
+        cast = ModelAgents(settings, await opened(settings), house.services)
         definition = agent()
         house.catalogue.add_resident("default", definition, "code")
         house.workers.register(house.catalogue.identity("default", "bot"), cast.body(definition))
@@ -179,7 +179,7 @@ async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays
     lines = ["an answer", "CONTINUE", "unasked"]
     async with openai_server(lines) as server, a_house(tmp_path) as house, opening() as opened:
         settings = ModelSettings(name="openai:small", base_url=server.url, others=("openai:wise",))
-        cast = Cast(settings, await opened(settings), house.services)
+        cast = ModelAgents(settings, await opened(settings), house.services)
         for model, mode, told in (
             ("openai/wise", "gate", "ananswer"),
             ("openai:other", "gate", "the model of this agent's advisor, openai:other, cannot be used"),
@@ -198,8 +198,8 @@ async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays
 async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> None:
     async with a_house(tmp_path) as house:
         with_model, without = ModelSettings(name="test"), ModelSettings()
-        assert isinstance(Cast(with_model, Models(with_model), house.services).body(agent()), ModelAgent)
-        assert isinstance(Cast(without, Models(without), house.services).body(agent()), NoModelAgent)
+        assert isinstance(ModelAgents(with_model, Models(with_model), house.services).body(agent()), ModelAgent)
+        assert isinstance(ModelAgents(without, Models(without), house.services).body(agent()), NoModelAgent)
 
 
 def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,6 @@ def test_what_is_off_costs_next_to_nothing() -> None:
 
 def test_a_daemon_without_spans_imports_nothing_of_them() -> None:
     names = "[name for name in sys.modules if name.split('.')[0] in ('opentelemetry', 'mcp')]"
-    look = f"import sys, covenant.daemon.wiring.node; print({names})"
+    look = f"import sys, covenant.daemon.wiring.daemon; print({names})"
     found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from covenant.daemon.http_listener import bound, make_server
+from covenant.daemon.listeners import bound, make_server
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.settings import HttpSettings
 from covenant.doors import native

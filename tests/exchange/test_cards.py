@@ -303,7 +303,7 @@ class CountingSigner(CardSigner):
 
 def test_a_card_is_signed_once_for_each_version_of_its_agent() -> None:
     signer = CountingSigner(new_private_key())
-    cards = Cards(CardFeatures(), signer)
+    cards = Cards(CardFeatures, signer)
     first = cards.card(agent(updated_at_ms=1), BASE)
     assert cards.card(agent(updated_at_ms=1), BASE) is first
     assert signer.count == 1
@@ -313,7 +313,7 @@ def test_a_card_is_signed_once_for_each_version_of_its_agent() -> None:
 
 
 def test_equally_named_agents_of_two_tenants_have_cards_of_their_own() -> None:
-    cards = Cards(CardFeatures(), CardSigner(new_private_key()))
+    cards = Cards(CardFeatures, CardSigner(new_private_key()))
     mine, theirs = (
         msgspec.structs.replace(agent(role=role), tenant=tenant) for role, tenant in (("a", "mine"), ("b", "theirs"))
     )
@@ -321,7 +321,7 @@ def test_equally_named_agents_of_two_tenants_have_cards_of_their_own() -> None:
 
 
 def test_no_more_cards_are_kept_than_the_limit() -> None:
-    cards = Cards(CardFeatures())
+    cards = Cards(CardFeatures)
     found = agent()
     for number in range(CARDS_KEPT_MAX + 10):
         cards.card(found, f"http://host-{number}")
@@ -333,7 +333,7 @@ def caller(**limits: int) -> Caller:
 
 
 def test_the_extended_card_says_what_its_caller_may_use() -> None:
-    cards = Cards(CardFeatures(), CardSigner(new_private_key()))
+    cards = Cards(CardFeatures, CardSigner(new_private_key()))
     found = agent(timeout_ms=60_000, extensions=["urn:x"])
     required, told = cards.extended_card(caller(concurrency=4, rate_per_min=60), found, BASE).capabilities.extensions
     assert required.uri == "urn:x"
@@ -343,18 +343,18 @@ def test_the_extended_card_says_what_its_caller_may_use() -> None:
 
 
 def test_the_extended_card_of_a_caller_without_limits_has_no_more_than_the_card() -> None:
-    cards = Cards(CardFeatures())
+    cards = Cards(CardFeatures)
     assert cards.extended_card(caller(), agent(), BASE) == cards.card(agent(), BASE)
 
 
 def test_without_a_signer_cards_are_unsigned_and_there_are_no_keys() -> None:
-    cards = Cards(CardFeatures())
+    cards = Cards(CardFeatures)
     assert cards.card(agent(), BASE).signatures == ()
     assert cards.key_set() == {"keys": []}
 
 
 def test_a_card_that_needs_no_token_says_so() -> None:
-    cards = Cards(CardFeatures())
+    cards = Cards(CardFeatures)
     assert cards.card(agent(), BASE, token_needed=False).security_requirements == ()
     assert cards.card(agent(), BASE).security_requirements != ()
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 from starlette.routing import BaseRoute, Router
 
-from covenant.daemon.http_listener import make_server
+from covenant.daemon.listeners import make_server
 from covenant.daemon.peer_http import PeerLines
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.request_body import AnonymousPool

@@ -13,6 +13,7 @@ from covenant.agents.agent_loader import LoadedAgent, load_agent
 from covenant.agents.api import Agent, Turn
 from covenant.daemon.home import save_secret
 from covenant.daemon.logs import Log
+from covenant.daemon.wiring.daemon import Daemon
 from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.mailbox import MailboxExchange
@@ -55,6 +56,14 @@ def make_demo_home(folder: Path) -> Path:
     with open(home / ".gitignore", "w", encoding="ascii", opener=open_private) as file:
         file.write("*\n")
     return home
+
+
+async def open_echo(daemon: Daemon) -> Echo:
+    """The worker that answers `echo@local`, once the demo's identities and grants are there."""
+    base = daemon.base
+    storage, access = base.storage, base.access
+    me = await enroll_demo(base.settings.home, storage.ledger, access.identity_admin, storage.operator)
+    return Echo(storage.ledger, access.mailbox, me, base.telemetry.log)
 
 
 async def enroll_demo(home: Path, ledger: Ledger, registry: IdentityAdmin, operator: Principal) -> Principal:

@@ -13,37 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ipaddress
-import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
-from covenant.daemon.demo import Echo, demo_agents, enroll_demo
+from covenant.daemon.demo import demo_agents, open_echo
 from covenant.daemon.home import SOCKET_NAME, left_in
-from covenant.daemon.http_listener import bound, make_server, url_of
 from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.main_loop import StopSignals, fit_open_files, run_to_end
-from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Scheduler, Sweeper
+from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings_loader import Loaded
 from covenant.daemon.watchdog import HealthStandIn, Watchdog
-from covenant.daemon.wiring.agent_sync import AgentSync
-from covenant.daemon.wiring.node import Node, open_node
-from covenant.doors.http.app import TracedDoor
-from covenant.doors.http.server.http_server import HttpServer
-from covenant.exchange.delegation import OrphanCanceller
-from covenant.model.retry_policy import RetryPolicy
+from covenant.daemon.wiring.daemon import Daemon, open_daemon
 
 # The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
 # sync's median 6 ms, this 0.7 ms.
 SWITCH_INTERVAL_S: Final = 0.0005
 # Live tasks are kept out of the collector's sight; what it still walks are requests, which are freed by counting.
 GC_THRESHOLDS: Final = (50_000, 20, 100)
-MAINTENANCE_INTERVAL_MS: Final = 5_000
 RESTART_S: Final = 1.0
 
 
@@ -90,145 +81,122 @@ async def _live(
     """Until it has stopped. Returns the agents that go on regardless."""
     settings = loaded.settings
     stops = StopSignals(settings.daemon.grace_ms / 1000, log)
-    async with open_node(settings, log) as node:
-        with bound(settings.http) as listener:
-            if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
-                log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
-            door = TracedDoor(node.http, node.tracer) if node.tracer.on else node.http
-            server = make_server(door, settings.http, node.http.refusal_form)
-            staff = AgentSync(node.ledger, node.catalogue, node.workers, log, elsewhere=node.elsewhere, cast=node.cast)
-            staff.remote_concurrency = settings.delegation.remote_concurrency
-            staff.serve(found)
-            if node.peering is not None:
-                staff.peers = node.peering.requester
-                node.peering.listening(*listener.getsockname()[:2])
-            await staff.step()
-            workers: list[Worker] = [node.workers, *([await _demo_agent(node, log)] if demo else [])]
-            await node.ipc.start()
-            try:
-                await _start_grpc(node, listener, log)
-                served = tuple(agent.definition.id for agent in found)
-                listening = Listening(url_of(listener), settings.home / SOCKET_NAME, served)
-                schedulers = [*_schedulers(node, log), staff]
-                telling = partial(announce, listening)
-                watchdog = _watchdog(node, server, listener, found, log)
-                with left_in(settings.home, listening.url):
-                    await server.start(listener)
-                    with watchdog.watching(asyncio.get_running_loop()):
-                        await _serve(node, server, workers, schedulers, stops, log=log, announce=telling)
-            finally:
-                await server.stop(0)
-                await node.ipc.stop(0)
+    async with open_daemon(settings, log, served=found) as daemon:
+        url = daemon.base.listeners.url
+        listening = Listening(url, settings.home / SOCKET_NAME, tuple(agent.definition.id for agent in found))
+        echo = (await open_echo(daemon),) if demo else ()
+        with left_in(settings.home, url):
+            async with serving(daemon, found, more_workers=echo, hurried=stops.hurried):
+                _settle_memory()
+                announce(listening)
+                await stops.asked.wait()
+                log.info("daemon.stopping", grace_s=settings.daemon.grace_ms / 1000)
     log.info("daemon.stopped")
     stops.close()
-    return node.workers.abandoned
+    return daemon.agents.workers.abandoned
 
 
-async def _serve(
-    node: Node,
-    server: HttpServer,
-    workers: Sequence[Worker],
-    schedulers: Sequence[Scheduler],
-    stops: StopSignals,
+@asynccontextmanager
+async def serving(
+    daemon: Daemon,
+    found: Sequence[LoadedAgent] = (),
     *,
-    log: Log,
-    announce: Callable[[], None],
+    more_workers: Sequence[Worker] = (),
+    hurried: asyncio.Event | None = None,
+) -> AsyncIterator[None]:
+    """The doors are open, and everything that runs by itself does. Leaving it stops all that in order.
+
+    `found`: agents from files, whom the watchdog may name. `hurried` ends the grace time of the stop.
+    """
+    doors, log = daemon.doors, daemon.base.telemetry.log
+    workers: tuple[Worker, ...] = (daemon.agents.workers, *more_workers)
+    failed: Exception | None = None
+    try:
+        await doors.ipc.start()
+        await _start_grpc(daemon)
+        await doors.http.start(daemon.base.listeners.http)
+        with _watchdog(daemon, found).watching(asyncio.get_running_loop()):
+            async with asyncio.TaskGroup() as group:
+                scheduled = [group.create_task(_supervised(each, log)) for each in daemon.schedulers]
+                working = [group.create_task(worker.run()) for worker in workers]
+                try:
+                    yield
+                    for scheduler in scheduled:
+                        scheduler.cancel()
+                    await _stop(daemon, group, workers, working, hurried or asyncio.Event())
+                except Exception as error:  # noqa: BLE001  (raised below, as it is and not as one of a group)
+                    failed = error
+                    for task in (*scheduled, *working):
+                        task.cancel()
+        if failed is not None:
+            raise failed
+    finally:
+        await doors.http.stop(0)
+        await doors.ipc.stop(0)
+
+
+async def _stop(
+    daemon: Daemon,
+    group: asyncio.TaskGroup,
+    workers: Sequence[Worker],
+    working: Sequence[asyncio.Task[None]],
+    hurried: asyncio.Event,
 ) -> None:
-    """Everything that runs, until it was asked to stop and has stopped."""
-    grace_s = node.settings.daemon.grace_ms / 1000
-    async with asyncio.TaskGroup() as group:
-        scheduled = [group.create_task(_supervised(each, log)) for each in schedulers]
-        working = [group.create_task(worker.run()) for worker in workers]
-        _settle_memory()
-        announce()
-        await stops.asked.wait()
-        log.info("daemon.stopping", grace_s=grace_s)
-        for scheduler in scheduled:
-            scheduler.cancel()
-        closing = group.create_task(_close(node, server, workers, working))
-        hurried = group.create_task(stops.hurried.wait())
-        await asyncio.wait((closing, hurried), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
-        if not closing.done():
-            log.warning("daemon.hurried", signal=stops.hurried.is_set())
-        # Whoever still waits is told before what they wait for is put down.
-        closing.cancel()
-        await server.stop(0)
-        for task in (hurried, *working):
-            task.cancel()
+    """With grace: until all that was under way has ended, the time is over, or somebody is in a hurry."""
+    grace_s = daemon.base.settings.daemon.grace_ms / 1000
+    closing = group.create_task(_close(daemon, workers, working, grace_s))
+    hurrying = group.create_task(hurried.wait())
+    await asyncio.wait((closing, hurrying), timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+    if not closing.done():
+        daemon.base.telemetry.log.warning("daemon.hurried", signal=hurried.is_set())
+    # Whoever still waits is told before what they wait for is put down.
+    closing.cancel()
+    await daemon.doors.http.stop(0)
+    for task in (hurrying, *working):
+        task.cancel()
 
 
 async def _close(
-    node: Node, server: HttpServer, workers: Sequence[Worker], working: Sequence[asyncio.Task[None]]
+    daemon: Daemon, workers: Sequence[Worker], working: Sequence[asyncio.Task[None]], grace_s: float
 ) -> None:
     """In order; returns when all that was under way has ended."""
-    node.exchange.leasing = False
-    node.waits.stop()
-    if node.peering is not None:
-        node.peering.hush()
+    daemon.base.access.mailbox.leasing = False
+    daemon.doors.waits.stop()
+    if daemon.peers is not None:
+        daemon.peers.end_polls()
     for worker in workers:
         worker.stop()
     await asyncio.gather(*working)
-    grace_s = node.settings.daemon.grace_ms / 1000
-    stops = [server.stop(grace_s), node.ipc.stop(grace_s)]
-    if node.grpc is not None:
-        stops.append(node.grpc.stop(grace_s))
-    await asyncio.gather(*stops)
+    grpc = daemon.base.listeners.grpc
+    stops = [daemon.doors.http.stop(grace_s), daemon.doors.ipc.stop(grace_s)]
+    await asyncio.gather(*stops, *([grpc.stop(grace_s)] if grpc is not None else []))
 
 
-def _watchdog(
-    node: Node, server: HttpServer, listener: socket.socket, found: Sequence[LoadedAgent], log: Log
-) -> Watchdog:
+def _watchdog(daemon: Daemon, found: Sequence[LoadedAgent]) -> Watchdog:
     """What notices agents that block the loop, and those that go on in their threads."""
-    node.meter.gauge(
+    meter, workers, server = daemon.base.telemetry.meter, daemon.agents.workers, daemon.doors.http
+    meter.gauge(
         "covenant_agent_threads_abandoned",
         "Threads of plain functions that go on although their turns are over.",
-        lambda: node.workers.threads_abandoned,
+        lambda: workers.threads_abandoned,
     )
     loop = asyncio.get_running_loop()
     stand_in = HealthStandIn(
-        (listener,),
+        (daemon.base.listeners.http,),
         lambda made: loop.call_soon_threadsafe(server.adopt, made),
-        connections_max=node.settings.http.connections_max,
+        connections_max=daemon.base.settings.http.connections_max,
     )
-    return Watchdog(stand_in=stand_in, agent_at=AgentStacks(found).agent_at, log=log, held=node.meter.loop_held)
+    agent_at = AgentStacks(found).agent_at
+    return Watchdog(stand_in=stand_in, agent_at=agent_at, log=daemon.base.telemetry.log, held=meter.loop_held)
 
 
-async def _start_grpc(node: Node, http: socket.socket, log: Log) -> None:
-    if node.grpc is None:
-        return
-    bind_addr = node.settings.grpc.bind_addr
-    if not ipaddress.ip_address(bind_addr).is_loopback:
-        log.warning("grpc.exposed", bind_addr=bind_addr, why="tokens travel in the clear")
-    host, port = http.getsockname()[:2]
-    await node.grpc.start((host, port))
-    log.info("grpc.listening", bind_addr=bind_addr, port=node.grpc.port)
-
-
-def _schedulers(node: Node, log: Log) -> list[Scheduler]:
-    retry, daemon = node.settings.retry, node.settings.daemon
-    found: list[Scheduler] = [
-        Sweeper(node.ledger, node.operator.agent, log=log, interval_ms=daemon.sweep_interval_ms),
-        Maintenance(node.ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
-        ArchiveReport(node.ledger, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
-        OrphanCanceller(node.ledger),
-        node.agent_files,
-        node.reach,
-        node.mcp,
-    ]
-    if node.peering is not None:
-        found.append(node.peering)
-    if node.push_runner is not None:
-        found.append(node.push_runner)
-    if retry.scheduler:
-        policy = RetryPolicy(
-            enabled=True,
-            min_lease_age_ms=retry.min_lease_age_ms,
-            max_attempts=retry.max_attempts,
-            max_requeues=retry.max_requeues,
-            scan_limit=retry.scan_limit,
+async def _start_grpc(daemon: Daemon) -> None:
+    server, calls = daemon.base.listeners.grpc, daemon.doors.grpc
+    if server is not None and calls is not None:
+        await server.start(calls)
+        daemon.base.telemetry.log.info(
+            "grpc.listening", bind_addr=daemon.base.settings.grpc.bind_addr, port=server.port
         )
-        found.append(RetryScheduler(node.exchange, node.operator, policy, interval_ms=retry.interval_ms, log=log))
-    return found
 
 
 async def _supervised(scheduler: Scheduler, log: Log) -> None:
@@ -238,11 +206,6 @@ async def _supervised(scheduler: Scheduler, log: Log) -> None:
         except Exception:  # a fault in one scheduler must not close the doors
             log.exception("scheduler.failed", scheduler=type(scheduler).__name__)
             await asyncio.sleep(RESTART_S)
-
-
-async def _demo_agent(node: Node, log: Log) -> Echo:
-    me = await enroll_demo(node.settings.home, node.ledger, node.registry, node.operator)
-    return Echo(node.ledger, node.exchange, me, log)
 
 
 def _settle_memory() -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import uvloop
 
-from covenant.daemon.http_listener import http_bounds
+from covenant.daemon.listeners import http_bounds
 from covenant.daemon.logs import Log
 from covenant.daemon.settings import Settings
 

@@ -11,12 +11,14 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final
 
 import covenant
 from covenant.daemon.logs import Log
 from covenant.daemon.settings import TelemetrySettings
+from covenant.doors.metrics import Meter
 from covenant.model.tracing import OFF, Span, SpanKind, Trace, Tracer, Value
 
 ASKING: Final = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -25,6 +27,23 @@ EXPORTERS: Final = "opentelemetry_traces_exporter"
 SERVICE: Final = "covenant"
 FLUSH_S: Final = 5.0
 INSTALL: Final = "pip install 'covenant[otel]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What the parts of a daemon tell of themselves: log lines, spans and numbers."""
+
+    log: Log
+    tracer: Tracer = OFF
+    meter: Meter = field(default_factory=Meter)
+
+
+@asynccontextmanager
+async def open_telemetry(
+    settings: TelemetrySettings, variables: Mapping[str, str], log: Log
+) -> AsyncIterator[Telemetry]:
+    async with open_tracer(settings, variables, log) as tracer:
+        yield Telemetry(log, tracer)
 
 
 @asynccontextmanager

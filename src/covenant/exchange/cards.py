@@ -178,17 +178,18 @@ class _Key(NamedTuple):
 class Cards:
     """Signed cards. Without a signer they are the same, unsigned."""
 
-    def __init__(self, offer: CardFeatures, signer: CardSigner | None = None) -> None:
-        self.offer = offer
+    def __init__(self, features: Callable[[], CardFeatures], signer: CardSigner | None = None) -> None:
+        """`features` says what is switched on now."""
+        self.features = features
         self._signer = signer
         self._kept: dict[_Key, tuple[object, AgentCard]] = {}
 
     def card(self, agent: CatalogueAgent, base_url: str, *, token_needed: bool = True) -> AgentCard:
         key = _Key(agent.tenant, agent.id, base_url, "own" if token_needed else "open")
-        return self._signed(key, agent, lambda: agent_card(agent, base_url, self.offer, token_needed=token_needed))
+        return self._signed(key, agent, lambda: agent_card(agent, base_url, self.features(), token_needed=token_needed))
 
     def stub(self, base_url: str) -> AgentCard:
-        return self._signed(_Key("", "", base_url, "stub"), None, lambda: stub_card(base_url, self.offer))
+        return self._signed(_Key("", "", base_url, "stub"), None, lambda: stub_card(base_url, self.features()))
 
     def extended_card(self, caller: Caller, agent: CatalogueAgent, base_url: str) -> AgentCard:
         """For one tenant's callers: the card, and what they may use of the agent. The caller's own agents only."""
@@ -204,7 +205,7 @@ class Cards:
         }
 
         def make() -> AgentCard:
-            card = agent_card(agent, base_url, self.offer)
+            card = agent_card(agent, base_url, self.features())
             if not limits:
                 return card
             told = Extension(uri=LIMITS_URI, description="What callers with this token may use", params=limits)
@@ -220,7 +221,7 @@ class Cards:
 
     def _signed(self, key: _Key, made_of: object, make: Callable[[], AgentCard]) -> AgentCard:
         # What the daemon offers may change while it runs: the tools of a server are known when it first starts.
-        made_of = (made_of, self.offer)
+        made_of = (made_of, self.features())
         known = self._kept.get(key)
         if known is not None and known[0] == made_of:
             return known[1]

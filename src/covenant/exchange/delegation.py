@@ -115,7 +115,7 @@ class Delegations:
         self._writer = TaskWriter(ledger, workers, tracer)
         self._reader = TaskReader(ledger)
         self._registered = registered
-        self.peers = peers
+        self._peers = peers
 
     def callee(self, caller: AgentId, named: str) -> Callee:
         """An agent of the caller's tenant; one elsewhere, by its URL or its name in the registry; or one of a peer."""
@@ -127,7 +127,7 @@ class Delegations:
             identity = self._catalogue.identity(tenant, named)
             if agent.definition.kind_rules.place == "peer":
                 who, _, profile = agent.definition.peer.partition("/")
-                remote = self.peers(tenant, f"{who}/{profile or named}" if who else named)
+                remote = self._peers(tenant, f"{who}/{profile or named}" if who else named)
                 if remote is None:
                     raise unknown_agent(named)
                 return Callee(identity=identity, agent=agent, remote=remote)
@@ -140,7 +140,7 @@ class Delegations:
         url = self._registered(tenant, named)
         if url is not None:
             return Callee(identity=identity, agent=agent, remote=Target(name=named, url=url))
-        peer = self.peers(tenant, named) if agent is None else None
+        peer = self._peers(tenant, named) if agent is None else None
         if peer is None:
             raise unknown_agent(named)
         return Callee(identity=self._catalogue.identity(tenant, PEERS), remote=peer)

@@ -57,14 +57,14 @@ _STATES: Final[dict[TaskState, DelegationState]] = {
 
 
 class PeerAdmin(PeerService):
-    """`config`: the settings of `[peers]` as they are shown. `discovery`: the one that runs now."""
+    """`config`: the settings of `[peers]` as they are shown."""
 
     def __init__(
         self,
         services: PeerServices,
         writer: TaskWriter,
         config: dict[str, Any],
-        discovery: Callable[[], Discovery],
+        discovery: Discovery,
         new_id: Callable[[], str],
     ) -> None:
         super().__init__(services.context)
@@ -119,8 +119,7 @@ class PeerAdmin(PeerService):
         return len(issued)
 
     async def discover(self, timeout_s: float) -> tuple[Sequence[Candidate], Sequence[DiscoveryMethod]]:
-        discovery = self._discovery()
-        return await discovery.scan(timeout_s), discovery.ways()
+        return await self._discovery.scan(timeout_s), self._discovery.ways()
 
     async def capabilities(self, named: str | None, *, fresh: bool) -> tuple[str | None, PeerCapabilities]:
         if named is None:

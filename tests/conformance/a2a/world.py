@@ -112,10 +112,17 @@ async def a_world(home: Path, *, push_notifications: bool = False) -> AsyncItera
 async def calling(opened: Stage, scenery: Scenery) -> AsyncIterator[Any]:
     """The same agents over gRPC, beside HTTP."""
     pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
-    calls = GrpcCalls(opened.gate, opened.office, pool, message_bytes_max=1 << 20, published=scenery.open_agent)
-    server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, calls_max=1_000)
-    opened.cards.offer = CardFeatures(grpc_port=server.port, push_notifications=scenery.push_notifications)
-    await server.start(("127.0.0.1", opened.port))
+    calls = GrpcCalls(
+        opened.gate,
+        opened.office,
+        pool,
+        message_bytes_max=1 << 20,
+        published=scenery.open_agent,
+        http_at=("127.0.0.1", opened.port),
+    )
+    server = GrpcServer(bind_addr="127.0.0.1", port=0, message_bytes_max=1 << 20, calls_max=1_000)
+    opened.features.append(CardFeatures(grpc_port=server.port, push_notifications=scenery.push_notifications))
+    await server.start(calls)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             yield channel

@@ -171,17 +171,18 @@ async def grpc_stage(
         gate = Admission(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)
         if push:
             pushes = KeptPushes(http.ledger, conversations.scope, lambda config: check_config(config, lambda _: None))
-        cards = Cards(CardFeatures())
+        server = GrpcServer(bind_addr="127.0.0.1", port=0, message_bytes_max=message_bytes_max, calls_max=calls_max)
+        features = CardFeatures(grpc_port=server.port, push_notifications=pushes is not None)
+        cards = Cards(lambda: features)
         calls = GrpcCalls(
             gate,
             A2AServices(conversations, extended_cards(cards), pushes),
             pool,
             message_bytes_max=message_bytes_max,
             published=publishing.agent_id,
+            http_at=("127.0.0.1", http.port),
         )
-        server = GrpcServer(calls, bind_addr="127.0.0.1", port=0, calls_max=calls_max)
-        cards.offer = CardFeatures(grpc_port=server.port, push_notifications=pushes is not None)
-        await server.start(("127.0.0.1", http.port))
+        await server.start(calls)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=UNLIMITED) as channel:
                 yield GrpcStage(http=http, server=server, channel=channel, cards=cards, calls=calls)

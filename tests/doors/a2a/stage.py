@@ -23,7 +23,7 @@ from covenant.agents.runtime.job import JobLimits
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import now_ms
 from covenant.daemon.operator import admit_operator
-from covenant.daemon.wiring.push import check_push
+from covenant.daemon.wiring.agents import check_push
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
 from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
@@ -67,6 +67,8 @@ class Stage:
     gate: Admission
     office: A2AServices
     cards: Cards
+    features: list[CardFeatures]
+    """What cards say is switched on: the last of them."""
 
     def url(self, agent: str) -> str:
         return f"http://127.0.0.1:{self.port}{PREFIX}{agent}"
@@ -198,7 +200,8 @@ async def stage(
     base_url, publishing = BaseUrl(), PublishedAgent(scenery.open_agent, "loopback" if scenery.open_agent else "never")
     pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
     gate = Admission(TenantGate(tenancy, TenantLimiter(now_ms)), catalogue, meter, base_url.of, publishing.admits, pool)
-    cards = Cards(CardFeatures(), CardSigner(key))
+    features = [CardFeatures()]
+    cards = Cards(lambda: features[-1], CardSigner(key))
     pages = CardPages(
         cards, catalogue, gate.tenants, meter, base_url=base_url, publishing=publishing, started_ms=now_ms()
     )
@@ -231,6 +234,7 @@ async def stage(
                 gate=gate,
                 office=office,
                 cards=cards,
+                features=features,
             )
     finally:
         server.should_exit = True

@@ -99,7 +99,7 @@ async def opened(
         doorkeeper = IdentityAuth(ledger, operator)
         tenancy = TenantAccess(ledger, operator, doorkeeper)
         await tenancy.open()
-        catalogue, cards = Catalogue(ledger, key), Cards(offer or CardFeatures(), CardSigner(key))
+        catalogue, cards = Catalogue(ledger, key), Cards(lambda: offer or CardFeatures(), CardSigner(key))
         pages = CardPages(
             cards,
             catalogue,

@@ -249,4 +249,4 @@ async def test_a_server_that_has_stopped_leaves_its_port_to_others(tmp_path: Pat
     async with grpc_stage(tmp_path / "one", Counting().agent) as s:
         port = s.server.port
         with pytest.raises(OSError, match=str(port)):
-            type(s.server)(s.calls, bind_addr="127.0.0.1", port=port, calls_max=1)
+            type(s.server)(bind_addr="127.0.0.1", port=port, message_bytes_max=1 << 20, calls_max=1)

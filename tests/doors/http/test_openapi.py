@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.routing import Route
 
-from covenant.daemon.wiring.door_services import DESCRIBED as TENANT_DESCRIBED
+from covenant.daemon.wiring.doors import TENANT_DESCRIBED
 from covenant.doors.http.app import PAGES
 from covenant.doors.http.endpoint import MethodRouter
 from covenant.doors.http.openapi import document, reference_page

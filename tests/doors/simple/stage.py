@@ -20,7 +20,7 @@ from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.operator import admit_operator
 from covenant.daemon.settings import A2aSettings
-from covenant.daemon.wiring.door_services import Built, tenant_routes
+from covenant.daemon.wiring.doors import tenant_routes
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.metrics import Meter
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits
@@ -154,8 +154,8 @@ async def stage(
     workers = WorkerPool(ledger, delegations=lambda pool: Delegations(ledger, catalogue, pool))
     await tenancy.open()
     conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits())
-    built = Built(ledger, catalogue, conversations, TenantGate(tenancy, TenantLimiter(clock)), Meter())
-    router = Router(tenant_routes(settings or A2aSettings(inbound_rate_per_min=0), built, tools))
+    gate, a2a = TenantGate(tenancy, TenantLimiter(clock)), settings or A2aSettings(inbound_rate_per_min=0)
+    router = Router(tenant_routes(a2a, ledger, catalogue, conversations, gate, meter=Meter(), tools=tools))
     config = uvicorn.Config(router, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     working = asyncio.create_task(workers.run())

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.daemon.wiring.door_services import DESCRIBED
+from covenant.daemon.wiring.doors import TENANT_DESCRIBED
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest
 from tests.doors.http.test_openapi import DOCUMENT, problems, resolve
 from tests.doors.simple.stage import echo, stage
@@ -60,7 +60,7 @@ def test_the_documented_task_and_request_are_those_of_the_code() -> None:
     assert json.loads(msgspec.json.encode(request)) == json.loads(REQUEST)
 
 
-@pytest.mark.parametrize("route", DESCRIBED, ids=lambda route: route.name)
+@pytest.mark.parametrize("route", TENANT_DESCRIBED, ids=lambda route: route.name)
 def test_every_route_is_documented(route: Any) -> None:
     pages = Path(__file__).parents[3].joinpath("docs", "formats")
     text = "".join(

@@ -77,6 +77,15 @@ class PoolAgent:
             self.freed.set()
 
 
+class RunningJobs(dict[TaskId, Job]):
+    """The jobs of a pool by task."""
+
+    def used(self, task_id: TaskId) -> dict[str, float] | None:
+        """What a task at work here has used so far; None if nobody here is at it."""
+        job = self.get(task_id)
+        return job.spending.usage if job is not None else None
+
+
 class WorkerPool:
     """Made on the loop it works on. `run` it; `stop` it; both may be called once."""
 
@@ -89,11 +98,13 @@ class WorkerPool:
         tenant_concurrency: int = 0,
         stop_s: float = STOP_S,
         delegations: Callable[[WorkerPool], Delegations] | None = None,
+        jobs: RunningJobs | None = None,
         tracer: Tracer = OFF,
     ) -> None:
         """`tenant_concurrency`: turns at once of a tenant that has no limit of its own; 0: as many as come.
 
-        `delegations` makes that by which jobs call other agents; None: they cannot.
+        `delegations` makes that by which jobs call other agents; None: they cannot. `jobs`: where its jobs are listed,
+        for those who look at them and are made before the pool.
         """
         self._ledger = ledger
         self._tenant_concurrency = tenant_concurrency
@@ -104,7 +115,7 @@ class WorkerPool:
         self._stop_s = stop_s
         self._registered: dict[PublicKey, PoolAgent] = {}
         self._jobs: dict[Job, PoolAgent] = {}
-        self._by_task: dict[TaskId, Job] = {}
+        self._by_task = jobs if jobs is not None else RunningJobs()
         self._takers: dict[PoolAgent, asyncio.Task[None]] = {}
         self._waiting: set[PoolAgent] = set()
         self._running = False
@@ -219,9 +230,7 @@ class WorkerPool:
         return sum(worker.threads.abandoned for worker in self._registered.values())
 
     def used(self, task_id: TaskId) -> dict[str, float] | None:
-        """What a task at work here has used so far; None if nobody here is at it."""
-        job = self._by_task.get(task_id)
-        return job.spending.usage if job is not None else None
+        return self._by_task.used(task_id)
 
     def _told(self, task_id: TaskId) -> dict[str, Any] | None:
         job = self._by_task.get(task_id)

@@ -19,7 +19,7 @@ from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import program_environment
 from covenant.daemon.logs import Log
-from covenant.daemon.wiring.model_registry import Cast
+from covenant.daemon.wiring.model_registry import ModelAgents
 from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.identities import IdentityLedger
@@ -42,13 +42,14 @@ class AgentSync:
         log: Log,
         *,
         elsewhere: Elsewhere | None = None,
-        cast: Cast | None = None,
+        cast: ModelAgents | None = None,
         peers: PeerRequester | None = None,
+        remote_concurrency: int = 0,
     ) -> None:
         """`elsewhere`: how agents that are not here are called. `cast`: who plays those that a model plays.
-        `peers`: who delegates to other instances, for the first tenant.
+        `peers`: who delegates to other instances, for the first tenant. Without them there are no such agents.
 
-        Without them there are none.
+        `remote_concurrency`: calls elsewhere at once, of one agent that does not say how many; 0: as any other agent.
         """
         self._ledger = ledger
         self._catalogue = catalogue
@@ -57,10 +58,9 @@ class AgentSync:
         self._programs: dict[tuple[str, str], AgentDefinition] = {}
         self._elsewhere = elsewhere
         self._cast = cast
-        self.peers = peers
+        self._peers = peers
         self._seen = -1
-        self.remote_concurrency = 0
-        """Calls elsewhere at once, of one agent that does not say how many; 0: as of any other agent."""
+        self._remote_concurrency = remote_concurrency
 
     def serve(self, found: Sequence[LoadedAgent]) -> None:
         for agent in found:
@@ -74,7 +74,7 @@ class AgentSync:
         if seen == self._seen:
             return
         wanted: dict[tuple[str, str], AgentDefinition] = {}
-        if self.peers is not None:
+        if self._peers is not None:
             wanted[DEFAULT, PEERS] = _OF_PEERS
         for tenant in await self._ledger.tenants():
             if self._elsewhere is not None:
@@ -110,7 +110,7 @@ class AgentSync:
             found["model"] = cast.body
         if (elsewhere := self._elsewhere) is not None:
             found["remote"] = lambda definition: elsewhere.body(_target(definition))
-        if (peers := self.peers) is not None:
+        if (peers := self._peers) is not None:
             found["peer"] = lambda definition: PeerAgent(peers, _done_by(definition))
         return found
 
@@ -121,7 +121,7 @@ class AgentSync:
 
     def _employ(self, tenant: str, definition: AgentDefinition, body: RunnableAgent) -> None:
         rules = definition.kind_rules
-        usual = self.remote_concurrency if rules.waits_for_others else 0
+        usual = self._remote_concurrency if rules.waits_for_others else 0
         again = rules.repeatable or (self._cast is not None and self._cast.repeatable(definition))
         self._workers.register(
             self._catalogue.identity(tenant, definition.id),

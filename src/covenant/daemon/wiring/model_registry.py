@@ -5,28 +5,15 @@ The library is loaded only if a model is configured. One that cannot be used is 
 
 from __future__ import annotations
 
-import time
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from covenant.agents.agent_directory import AgentDirectory, RemoteCards
-from covenant.agents.model.agent_memory import AgentMemories
-from covenant.agents.model.mcp_tools import McpTools
 from covenant.agents.model.toolbox import ToolServices
-from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.router import IndexAgent, NoModelAgent
 from covenant.agents.runtime.job import Job, RunnableAgent
-from covenant.daemon.environment import environment, now_ms
-from covenant.daemon.logs import Log
-from covenant.daemon.settings import ModelSettings, Settings
-from covenant.daemon.wiring.remote_agents import Elsewhere
-from covenant.exchange.cards import Cards
-from covenant.exchange.catalogue import Catalogue
+from covenant.daemon.environment import environment
+from covenant.daemon.settings import ModelSettings
 from covenant.model.agent_definition import INDEX, AgentDefinition
-from covenant.outbound.http_fetcher import Fetcher
-from covenant.outbound.remote.remote_registry import RemoteRegistry
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -97,8 +84,8 @@ def _provider(name: str) -> str:
     return name.partition(":")[0]
 
 
-class Cast:
-    """Who plays the agents of kind `model`."""
+class ModelAgents:
+    """Makes the bodies of the agents of kind `model`."""
 
     def __init__(self, settings: ModelSettings, models: Models, services: ToolServices) -> None:
         self._settings = settings
@@ -149,75 +136,7 @@ class Unguarded:
         job.fail(f"the model of this agent's advisor, {self._model}, cannot be used: name it in model.others")
 
 
-class Reach:
-    """What agents can use here, kept in line with what is configured: a scheduler of the daemon."""
-
-    def __init__(
-        self, remote_cards: RemoteCards, services: ToolServices, models: Models, cards: Cards, registry: RemoteRegistry
-    ) -> None:
-        self._remote_cards = remote_cards
-        self._registry = registry
-        self._services = services
-        self._models = models
-        self._cards = cards
-        self.tell()
-
-    def tell(self) -> None:
-        """Cards name what can be used, and nothing else."""
-        abilities = self._services.abilities if self._models.default is not None else frozenset[str]()
-        mcp = self._services.mcp
-        self._cards.offer = msgspec.structs.replace(
-            self._cards.offer,
-            abilities=abilities,
-            mcp_tenants=mcp.tenants if mcp is not None else frozenset(),
-            remote_tenants=self._registry.tenants,
-        )
-
-    async def run(self) -> None:
-        await self._remote_cards.run()
-
-    async def close(self) -> None:
-        await self._models.close()
-
-
-def make_cast(
-    settings: Settings,
-    catalogue: Catalogue,
-    cards: Cards,
-    elsewhere: Elsewhere,
-    *,
-    fetcher: Fetcher,
-    tools: McpTools | None,
-    log: Log,
-) -> tuple[Cast, Reach]:
-    """`tools` is None where no MCP server is configured."""
-    ours, home = settings.model, settings.home
-    models = Models(ours)
-    if ours.name and models.default is None:
-        log.warning("model.unusable", model=ours.name, why=models.trouble)
-    told: list[Any] = []
-    remote_cards = RemoteCards(
-        elsewhere.registry, elsewhere.card, time.monotonic, told=lambda: told[0].tell() if told else None
-    )
-    directory = AgentDirectory(
-        catalogue,
-        lambda definition: _played(definition, models),
-        remote_cards,
-        # The token of an entry was given for the tenants of that entry, and for nobody else.
-        callable_by=elsewhere.registry.names_of,
-    )
-    services = ToolServices(
-        directory=directory,
-        pages=WebPages(fetcher),
-        memories=AgentMemories(home / MEMORY_FOLDER, now_ms),
-        mcp=tools,
-    )
-    reach = Reach(remote_cards, services, models, cards, elsewhere.registry)
-    told.append(reach)
-    return Cast(ours, models, services), reach
-
-
-def _played(definition: AgentDefinition, models: Models) -> bool:
+def can_work(definition: AgentDefinition, models: Models) -> bool:
     """Whether somebody does the work of this agent, as far as we can know."""
     rules = definition.kind_rules
     return models.default is not None if rules.needs_model else rules.routed

@@ -11,22 +11,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import covenant
 from covenant.agents.remote_agent import RemoteAgent, RemoteCancels
-from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.connect import or_none
 from covenant.daemon.environment import environment
 from covenant.daemon.logs import Log
-from covenant.daemon.settings import OutboundSettings, Settings
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import DelegationLimits, Delegations
+from covenant.daemon.settings import OutboundSettings
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_card import RemoteCard
 from covenant.model.errors import NotFound
 from covenant.model.task import Target
-from covenant.model.tracing import OFF, Tracer
 from covenant.outbound.address_guard import DNS_PORT, AddressGuard, NameServerResolver, SystemResolver
 from covenant.outbound.call_errors import NoCard
 from covenant.outbound.http_fetcher import Fetcher, FetchLimits
@@ -127,37 +123,22 @@ def _credentials(entry: RemoteEntry) -> Credentials:
     return Credentials(entry.url, token=entry.token(environment()), headers=entry.headers)
 
 
-def make_delegations(
-    settings: Settings,
-    ledger: Ledger,
-    catalogue: Catalogue,
-    workers: WorkerPool,
-    elsewhere: Elsewhere,
-    *,
-    tracer: Tracer = OFF,
-) -> Delegations:
-    ours = settings.delegation
-    limits = DelegationLimits(
-        calls_max=ours.calls_max,
-        agents_max=ours.agents_max,
-        cooldown_ms=ours.cooldown_ms,
-        children_max=ours.children_max,
-        depth_max=ours.depth_max,
-        message_bytes_max=settings.a2a.message_bytes_max,
-    )
-    return Delegations(ledger, catalogue, workers, limits, registered=elsewhere.registered, tracer=tracer)
+class Outbound(NamedTuple):
+    guard: AddressGuard
+    """Judges URLs that somebody gives us."""
+    fetcher: Fetcher
 
 
 @asynccontextmanager
-async def open_outbound(settings: OutboundSettings) -> AsyncIterator[tuple[AddressGuard, Fetcher]]:
-    """The guard, for URLs that somebody gives us, and the fetcher that calls them. Nothing is opened before a call."""
+async def open_outbound(settings: OutboundSettings) -> AsyncIterator[Outbound]:
+    """No connection is opened before the first call."""
     patience_s = settings.connect_ms / 1000
     resolver = _resolver(settings, patience_s)
     guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=patience_s)
     limits = FetchLimits(**{part.name: getattr(settings, part.name) for part in fields(FetchLimits)})
     fetcher = Fetcher(guard, limits, user_agent=f"covenant/{covenant.__version__}")
     try:
-        yield guard, fetcher
+        yield Outbound(guard, fetcher)
     finally:
         await fetcher.close()
         resolver.close()

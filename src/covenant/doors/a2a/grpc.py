@@ -98,10 +98,13 @@ class GrpcCalls:
         *,
         message_bytes_max: int,
         published: str = "",
+        http_at: tuple[str, int] | None = None,
     ) -> None:
-        """`pool`: what all strangers may make us hold. `message_bytes_max`: of one message."""
-        self.http_at: tuple[str, int] | None = None
-        """Where HTTP listens: what a card names, unless a setting says otherwise."""
+        """`pool`: what all strangers may make us hold. `message_bytes_max`: of one message.
+
+        `http_at`: where HTTP listens, which is what a card names unless a setting says otherwise.
+        """
+        self._http_at = http_at
         self._admission = admission
         self._services = services
         self._pool = pool
@@ -210,7 +213,7 @@ class GrpcCalls:
             "headers": [(name.encode(), value) for name, value in headers.items()],
             "query_string": b"",
             "client": peer_of(context.peer()),
-            "server": self.http_at,
+            "server": self._http_at,
         }
 
     async def _unbroken(self, work: Awaitable[T]) -> T:
@@ -243,38 +246,40 @@ class GrpcCalls:
 
 
 class GrpcServer:
-    """Bound when it is made, and on the running loop.
+    """Bound when it is made, on the running loop. It serves from `start` on.
 
     `calls_max`: calls under way at once, and connections.
     """
 
-    def __init__(self, calls: GrpcCalls, *, bind_addr: str, port: int, calls_max: int) -> None:
+    def __init__(self, *, bind_addr: str, port: int, message_bytes_max: int, calls_max: int) -> None:
         """Raises OSError if the address cannot be listened on."""
-        self._calls = calls
+        self._calls: GrpcCalls | None = None
         self._server = grpc.aio.server(
             options=(
                 *_OPTIONS,
-                ("grpc.max_receive_message_length", calls.message_bytes_max),
+                ("grpc.max_receive_message_length", message_bytes_max),
                 # Each costs an open file, of which the journal needs some.
                 ("grpc.max_allowed_incoming_connections", calls_max),
             ),
             maximum_concurrent_rpcs=calls_max,
         )
-        self._server.add_registered_method_handlers(SERVICE.full_name, calls.methods())
         try:
             self.port: int = self._server.add_insecure_port(f"{as_host(bind_addr)}:{port}")
         except RuntimeError as error:
             raise OSError(str(error)) from None
 
-    async def start(self, http_at: tuple[str, int] | None = None) -> None:
-        self._calls.http_at = http_at
+    async def start(self, calls: GrpcCalls) -> None:
+        self._calls = calls
+        self._server.add_registered_method_handlers(SERVICE.full_name, calls.methods())
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
         """Takes no more calls and ends streams; who waits for one answer has the grace time. May be repeated."""
-        self._calls.stop()
+        if self._calls is not None:
+            self._calls.stop()
         await self._server.stop(grace_s)
-        await self._calls.settled()
+        if self._calls is not None:
+            await self._calls.settled()
 
 
 def peer_of(peer: str) -> tuple[str, int] | None:

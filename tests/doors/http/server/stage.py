@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from covenant.daemon.http_listener import bound
+from covenant.daemon.listeners import bound
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_connection import HttpConnection

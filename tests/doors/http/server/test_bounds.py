@@ -4,7 +4,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from covenant.daemon.http_listener import http_bounds
+from covenant.daemon.listeners import http_bounds
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.server.bounds import HttpBounds
 

@@ -1,0 +1,126 @@
+"""Where a daemon listens: sockets that are bound before anything is built, so that their ports are known."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from covenant.daemon.environment import now_ms
+from covenant.daemon.logs import Log
+from covenant.daemon.settings import GrpcSettings, HttpSettings, Settings
+from covenant.doors.http.health import ALIVE_PATHS
+from covenant.doors.http.server.bounds import HttpBounds
+from covenant.doors.http.server.http_exchange import Door
+from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
+from covenant.doors.http.server.http_server import HttpServer
+from covenant.model.errors import CovenantError, SettingsError
+
+if TYPE_CHECKING:
+    from covenant.doors.a2a.grpc import GrpcServer
+
+
+class CannotListen(CovenantError):
+    """The address cannot be listened on; the message says what to change."""
+
+
+@contextmanager
+def bound(settings: HttpSettings) -> Iterator[socket.socket]:
+    """A socket bound to the address of the settings."""
+    family = socket.AF_INET6 if ":" in settings.bind_addr else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((settings.bind_addr, settings.port))
+        except OSError as error:
+            raise CannotListen(
+                f"HTTP cannot listen on {settings.bind_addr} port {settings.port}: {error.strerror}; "
+                "stop what uses it, or choose another with --http-port or --http-bind-addr"
+            ) from error
+        yield made
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    http: socket.socket
+    grpc: GrpcServer | None
+    """None: switched off."""
+
+    @property
+    def http_at(self) -> tuple[str, int]:
+        host, port = self.http.getsockname()[:2]
+        return host, port
+
+    @property
+    def url(self) -> str:
+        return url_of(self.http)
+
+
+@asynccontextmanager
+async def open_listeners(settings: Settings, log: Log) -> AsyncIterator[Listeners]:
+    """Bind the addresses of HTTP and gRPC. Raises CannotListen, and SettingsError if gRPC is not installed."""
+    with bound(settings.http) as http:
+        grpc = _bind_grpc(settings.grpc) if settings.grpc.enabled else None
+        if not ipaddress.ip_address(settings.http.bind_addr).is_loopback:
+            log.warning("http.exposed", bind_addr=settings.http.bind_addr, why="tokens travel in the clear")
+        if grpc is not None and not ipaddress.ip_address(settings.grpc.bind_addr).is_loopback:
+            log.warning("grpc.exposed", bind_addr=settings.grpc.bind_addr, why="tokens travel in the clear")
+        try:
+            yield Listeners(http, grpc)
+        finally:
+            if grpc is not None:
+                await grpc.stop(0)
+
+
+def _bind_grpc(settings: GrpcSettings) -> GrpcServer:
+    try:
+        from covenant.doors.a2a.grpc import GrpcServer  # noqa: PLC0415  an extra
+    except ModuleNotFoundError as missing:
+        raise SettingsError(
+            f"grpc.enabled needs the package {missing.name}, which is not installed: pip install 'covenant[grpc]'"
+        ) from missing
+    try:
+        return GrpcServer(
+            bind_addr=settings.bind_addr,
+            port=settings.port,
+            message_bytes_max=settings.message_bytes_max,
+            calls_max=settings.calls_max,
+        )
+    except OSError as error:
+        raise CannotListen(
+            f"gRPC cannot listen on {settings.bind_addr} port {settings.port}; stop what uses it, or choose another "
+            "with --grpc-port or --grpc-bind-addr"
+        ) from error
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def http_bounds(settings: HttpSettings) -> HttpBounds:
+    """The bounds of the HTTP layer, as far as an operator chooses them."""
+    return HttpBounds(
+        head_s_max=settings.head_ms / 1000,
+        body_idle_s_max=settings.body_idle_ms / 1000,
+        body_s_max=settings.body_ms / 1000,
+        body_bytes_max=settings.body_bytes_max,
+        keep_alive_s_max=settings.keep_alive_ms / 1000,
+        unread_s_max=settings.unread_ms / 1000,
+        connections_max=settings.connections_max,
+        connections_per_address_max=settings.connections_per_address_max,
+    )
+
+
+def make_server(door: Door, settings: HttpSettings, refusal_form: RefusalForm = plain_form) -> HttpServer:
+    return HttpServer(
+        door,
+        http_bounds(settings),
+        now_ms=now_ms,
+        refusal_form=refusal_form,
+        always=ALIVE_PATHS,
+        proxies=settings.trusted_proxies,
+    )

@@ -1,0 +1,257 @@
+"""The doors of a daemon: HTTP with all that it serves, the local socket, gRPC, MCP and push notifications."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from starlette.routing import BaseRoute
+
+import covenant
+from covenant.daemon.home import SOCKET_NAME, read_token_file
+from covenant.daemon.listeners import Listeners, make_server
+from covenant.daemon.schedulers import Scheduler
+from covenant.daemon.settings import A2aSettings, HttpSettings, Settings
+from covenant.daemon.wiring.agents import Agents, check_push
+from covenant.daemon.wiring.base import Base
+from covenant.daemon.wiring.peers import Peers
+from covenant.doors import native, simple
+from covenant.doors.a2a import cards as a2a_cards
+from covenant.doors.a2a.admission import Admission
+from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
+from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
+from covenant.doors.a2a.operations import A2AServices
+from covenant.doors.http.app import HttpDoor, TracedDoor, build_http
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, as_host
+from covenant.doors.http.request_body import AnonymousPool
+from covenant.doors.http.server.http_server import HttpServer
+from covenant.doors.ipc_server import IpcServer
+from covenant.doors.mcp.remote_tools import RemoteTools
+from covenant.doors.mcp.streamable_http import McpDoor, installed
+from covenant.doors.mcp.tool_calls import ToolCalls
+from covenant.doors.metrics import Meter
+from covenant.doors.peer_envelopes import DESCRIBED as PEERS_DESCRIBED
+from covenant.doors.waits import Waits
+from covenant.exchange.a2a_service import A2AExchange
+from covenant.exchange.cards import Cards
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.conversations import Conversations
+from covenant.exchange.native import NativeRuns
+from covenant.exchange.push import PushConfigs
+from covenant.exchange.simple import SimpleExchange, SimpleLimits
+from covenant.exchange.task_lookup import TaskLookup
+from covenant.ledger.clock import Uuids
+from covenant.ledger.contract.ledger import Ledger
+from covenant.model.mcp_servers import Tool
+from covenant.outbound.push_sender import PushLimits, PushSender, WebhookClient
+from covenant.seal.cards import CardSigner
+from covenant.seal.webhooks import WebhookSigner
+
+if TYPE_CHECKING:
+    from covenant.doors.a2a.grpc import GrpcCalls
+
+TENANT_DESCRIBED: Final = (
+    *native.AGENT_ROUTES,
+    *native.RUN_ROUTES,
+    *native.REQUEST_ROUTES,
+    *simple.DESCRIBED,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """Made, and not open: none of them listens yet."""
+
+    waits: Waits
+    http: HttpServer
+    ipc: IpcServer
+    grpc: GrpcCalls | None
+    """None: switched off."""
+    schedulers: tuple[Scheduler, ...]
+
+
+def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
+    settings, storage, access = base.settings, base.storage, base.access
+    ledger, limits, telemetry = storage.ledger, settings.limits, base.telemetry
+    meter = telemetry.meter
+    waits = Waits(access.identity_auth, waits_max=limits.waits_max, waits_per_caller_max=limits.waits_per_caller_max)
+    pool = _anonymous_pool(settings.http)
+    cards = Cards(agents.features.now, CardSigner(storage.key))
+    pages = CardPages(
+        cards,
+        access.catalogue,
+        access.gate,
+        meter,
+        base_url=_base_url(settings),
+        publishing=_published(settings),
+        started_ms=ledger.now_ms(),
+    )
+    configs, sender = _make_push(base, agents.exchange)
+    admission = Admission(
+        access.gate, access.catalogue, meter, _base_url(settings).of, _published(settings).admits, pool
+    )
+    services = A2AServices(agents.exchange, extended_cards(cards), configs)
+    mcp = _make_mcp(base, agents)
+    routes = [
+        *tenant_routes(
+            settings.a2a,
+            ledger,
+            access.catalogue,
+            agents.exchange,
+            access.gate,
+            meter=meter,
+            tools=agents.features.set_up.tools,
+        ),
+        *pages.routes(),
+        *mcp.routes(),
+        *(peers.routes(pool) if peers is not None else ()),
+    ]
+    operator_api: dict[str, Any] = {
+        "exchange": access.mailbox,
+        "registry": access.identity_admin,
+        "tenancy": access.gate.tenancy,
+        "catalogue": access.catalogue,
+        "doorkeeper": access.identity_auth,
+        "ledger": ledger,
+        "waits": waits,
+        "meter": meter,
+        "version": covenant.__version__,
+        "legacy_kinds": settings.doors.legacy_kinds,
+        "peers": peers.admin if peers is not None else None,
+    }
+    a2a = A2ADoor(admission, services, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)
+    door = _make_http(settings.http, operator_api, routes, a2a)
+    traced = TracedDoor(door, telemetry.tracer) if telemetry.tracer.on else door
+    return Doors(
+        waits=waits,
+        http=make_server(traced, settings.http, door.refusal_form),
+        ipc=IpcServer(
+            settings.home / SOCKET_NAME,
+            **operator_api,
+            frame_bytes_max=settings.ipc.frame_bytes_max,
+            connections_max=settings.ipc.connections_max,
+        ),
+        grpc=_make_grpc(settings, admission, services, base.listeners) if base.listeners.grpc is not None else None,
+        schedulers=(mcp, sender) if sender is not None else (mcp,),
+    )
+
+
+def _base_url(settings: Settings) -> BaseUrl:
+    return BaseUrl(settings.http.public_base_url, settings.http.trusted_proxies)
+
+
+def _published(settings: Settings) -> PublishedAgent:
+    a2a, http = settings.a2a, settings.http
+    return PublishedAgent(a2a.publish, a2a.publish_anonymous, http.bind_addr, AllowedOrigins(http.origins))
+
+
+def _anonymous_pool(settings: HttpSettings) -> AnonymousPool:
+    return AnonymousPool(bytes_max=settings.stranger_bytes_max, body_ms=settings.stranger_body_ms)
+
+
+def tenant_routes(
+    settings: A2aSettings,
+    ledger: Ledger,
+    catalogue: Catalogue,
+    exchange: A2AExchange,
+    gate: TenantGate,
+    *,
+    meter: Meter,
+    tools: Sequence[Tool],
+) -> list[BaseRoute]:
+    """What a tenant's token opens besides A2A: its agents, its requests, and the simple door."""
+    new_id = Uuids()
+    limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min, depth_max=exchange.limits.depth_max)
+    tasks = TaskLookup(ledger, catalogue)
+    runs = native.RunDoor(
+        NativeRuns(catalogue, exchange, tasks, new_id), Conversations(ledger, catalogue, new_id), exchange
+    )
+    texts = SimpleExchange(ledger, catalogue, exchange, new_id, tools=tools, limits=limits)
+    return [
+        *native.agent_routes(catalogue, gate, meter),
+        *native.request_routes(tasks, gate, meter),
+        *native.run_routes(runs, gate, meter, body_bytes_max=2 * settings.message_bytes_max),
+        *simple.simple_routes(texts, gate, meter),
+    ]
+
+
+def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, PushSender] | tuple[None, None]:
+    """Who takes push configurations, and who delivers what they ask for, signed with the daemon's own key."""
+    settings, ledger = base.settings, base.storage.ledger
+    if not settings.a2a.push_notifications:
+        return None, None
+    limits = PushLimits(**{part.name: getattr(settings.push, part.name) for part in fields(PushLimits)})
+    webhooks = WebhookClient(base.outbound.fetcher, WebhookSigner(base.storage.key), ledger.now_ms)
+    sender = PushSender(ledger, webhooks, limits, chance=random.random, tally=base.telemetry.meter.pushed)
+    return PushConfigs(ledger, exchange.scope, check_push), sender
+
+
+def _make_mcp(base: Base, agents: Agents) -> McpDoor:
+    gate, exchange, catalogue, new_id = base.access.gate, agents.exchange, base.access.catalogue, Uuids()
+    lookup = TaskLookup(base.storage.ledger, catalogue, base.storage.operator)
+    handlers = ToolCalls(
+        exchange,
+        lookup,
+        catalogue,
+        gate.tenancy,
+        limiter=gate.limiter,
+        new_id=new_id,
+        abroad=RemoteTools(
+            exchange,
+            lookup,
+            catalogue,
+            card_of=agents.remotes.card,
+            registry=agents.remotes.registry,
+            new_id=new_id,
+        ),
+    )
+    return McpDoor(
+        handlers,
+        gate,
+        base.telemetry.meter,
+        version=covenant.__version__,
+        body_bytes_max=base.settings.http.body_bytes_max,
+        present=installed(),
+    )
+
+
+def _make_http(
+    settings: HttpSettings, operator_api: dict[str, Any], routes: Sequence[BaseRoute], a2a: A2ADoor
+) -> HttpDoor:
+    return build_http(
+        **operator_api,
+        allowed_hosts=_allowed_hosts(settings),
+        origins=settings.origins,
+        body_bytes_max=settings.body_bytes_max,
+        metrics_token=read_token_file(settings.metrics_token_file, "http.metrics_token_file"),
+        more_routes=routes,
+        under=[(PREFIX, a2a)],
+        described=(*TENANT_DESCRIBED, *a2a_cards.DESCRIBED, *PEERS_DESCRIBED),
+    )
+
+
+def _allowed_hosts(http: HttpSettings) -> tuple[str, ...]:
+    """Those that are set, where HTTP listens, and where callers are told to reach it."""
+    public = urlsplit(http.public_base_url).hostname
+    return (*http.allowed_hosts, as_host(http.bind_addr), *((as_host(public),) if public else ()))
+
+
+def _make_grpc(settings: Settings, admission: Admission, services: A2AServices, listeners: Listeners) -> GrpcCalls:
+    from covenant.doors.a2a.grpc import GrpcCalls, GrpcTenants  # noqa: PLC0415  an extra
+
+    # Who is on this machine is a matter of where this port listens, not of where HTTP does.
+    published = _published(settings)._replace(bind_addr=settings.grpc.bind_addr)
+    gate = admission.tenants
+    return GrpcCalls(
+        replace(admission, tenants=GrpcTenants(gate.tenancy, gate.limiter), admits=published.admits),
+        services,
+        # A pool of its own: over gRPC nobody says how long a message is, so that each takes room for the longest.
+        _anonymous_pool(settings.http),
+        message_bytes_max=settings.grpc.message_bytes_max,
+        published=settings.a2a.publish,
+        http_at=listeners.http_at,
+    )

@@ -1,0 +1,155 @@
+"""The home of a daemon: its ledger, its keys and its operator.
+
+The ledger's lock lets one daemon in. What was signed is checked once, here: every live grant's signature, and the audit
+rows that are new since the last start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms
+from covenant.daemon.home import KEY_NAME, UnsafeHome, make_home, read_or_make_token, save_token
+from covenant.daemon.keystore import Keystore, find_passphrase
+from covenant.daemon.logs import Log
+from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
+from covenant.daemon.schedulers import ArchiveReport, Maintenance, Scheduler, Sweeper
+from covenant.daemon.settings import Settings, ledger_limits
+from covenant.exchange.access.identities import operator_agent
+from covenant.exchange.access.principals import Principal
+from covenant.ledger.contract.ledger import Ledger
+from covenant.ledger.embedded.engine import EmbeddedLedger
+from covenant.ledger.embedded.open import open_ledger
+from covenant.model.errors import Unavailable
+from covenant.model.grant import Grant
+from covenant.model.ids import PublicKey
+from covenant.peers.directory.instance_keys import InstanceKeys
+from covenant.seal.grants import verify_grant
+from covenant.seal.keys import new_private_key, new_token
+
+MAINTENANCE_INTERVAL_MS: Final = 5_000
+
+
+class Clocks(NamedTuple):
+    """The wall clock, and one that nobody sets; both in milliseconds."""
+
+    now_ms: Callable[[], int] = now_ms
+    monotonic_ms: Callable[[], int] = monotonic_ms
+
+
+SYSTEM_CLOCKS: Final = Clocks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    ledger: EmbeddedLedger
+    key: bytes
+    """The private key of this instance."""
+    instance_keys: InstanceKeys | None
+    """What other instances seal messages to. None: peers are switched off."""
+    operator: Principal
+    schedulers: tuple[Scheduler, ...]
+
+
+@asynccontextmanager
+async def open_storage(
+    settings: Settings, log: Log, *, clocks: Clocks = SYSTEM_CLOCKS, archive_apart: bool = True
+) -> AsyncIterator[Storage]:
+    """Raises HomeLocked, Damaged, UnsafeHome or SettingsError."""
+    home = settings.home
+    make_home(home)
+    keystore = Keystore(home, find_passphrase(environment()))
+    key, token = await asyncio.to_thread(keystore.read_key), read_or_make_token(home, new_token)
+    ledger = await open_ledger(
+        home,
+        clock=clocks.now_ms,
+        monotonic_ms=clocks.monotonic_ms,
+        clock_pause_ms=settings.daemon.clock_pause_ms,
+        limits=ledger_limits(settings),
+        node=settings.daemon.node or machine_name(),
+        durability=settings.ledger.durability,
+        segment_bytes=settings.ledger.segment_bytes,
+        archive_apart=archive_apart,
+    )
+    try:
+        if key is None:
+            await _check_unsigned(ledger)
+            key = await asyncio.to_thread(keystore.make_key, new_private_key)
+        elif await asyncio.to_thread(keystore.lock_key):
+            log.info("identity.locked", file=KEY_NAME)
+        agent = operator_agent(OPERATOR_DISPLAY, key)
+        await check_grants(ledger, agent.pubkey)
+        operator = await admit_operator(ledger, agent, token, partial(save_token, home))
+        await _report(ledger, log)
+        yield Storage(
+            ledger=ledger,
+            key=key,
+            instance_keys=await _read_instance_keys(key, keystore, clocks) if settings.peers.enabled else None,
+            operator=operator,
+            schedulers=(
+                Sweeper(ledger, agent, log=log, interval_ms=settings.daemon.sweep_interval_ms),
+                Maintenance(ledger.maintain, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+                ArchiveReport(ledger, log=log, interval_ms=MAINTENANCE_INTERVAL_MS),
+            ),
+        )
+    finally:
+        await ledger.close()
+        log.info("ledger.closed")
+
+
+async def _read_instance_keys(key: bytes, keystore: Keystore, clocks: Clocks) -> InstanceKeys:
+    """With a fresh prekey if it is time for one."""
+    prekeys = await asyncio.to_thread(keystore.read_prekeys)
+    change = await asyncio.to_thread(keystore.read_change)
+    keys = InstanceKeys(key, prekeys, keystore.save_prekeys, change=change)
+    await asyncio.to_thread(keys.rotate, clocks.now_ms())
+    return keys
+
+
+async def _check_unsigned(ledger: Ledger) -> None:
+    if await ledger.identities():
+        raise UnsafeHome(
+            f"{KEY_NAME} is missing, and this home's grants are signed with it; put it back from a backup, "
+            "or start with an empty home"
+        )
+
+
+async def _report(ledger: EmbeddedLedger, log: Log) -> None:
+    """Log what an operator should know of the ledger that was just opened."""
+    counts = await ledger.counts()
+    log.info("ledger.opened", boot=ledger.boot, queued=counts.queued, in_flight=counts.leased)
+    if ledger.torn is not None:
+        torn = ledger.torn
+        log.warning("journal.torn_tail_cut", file=torn.file, line=torn.line, length=torn.length, kept=torn.kept)
+    if counts.holders_lost:
+        log.warning("lease.holders_lost", count=counts.holders_lost, look="covenant a2a status")
+    try:
+        audit = await ledger.audit_verify_new()
+    except Unavailable as refusal:
+        # A machine too busy to archive now is no reason not to serve; `covenant audit verify` can be asked later.
+        log.warning("audit.unverified", why=refusal.message, look="covenant audit verify")
+        return
+    if not audit.valid:
+        # Serving goes on: whoever can break the record of who did what should not be able to stop the work as well.
+        log.warning("audit.invalid", failures="; ".join(audit.failures), look="covenant audit verify")
+
+
+async def check_grants(ledger: Ledger, operator: PublicKey) -> None:
+    """Every live grant is signed by this home's operator. Requests then trust the ledger, and verify nothing."""
+    now = ledger.now_ms()
+    forged = [grant for grant in await ledger.grants() if grant.live(now) and not _signed(grant, operator)]
+    if forged:
+        named = "\n".join(f"  {grant.subject.display} {grant.action} {grant.signature_b58}" for grant in forged)
+        raise UnsafeHome(
+            "these grants are not signed by this home's key, so the journal or identity/local.key was changed; "
+            f"put both back from a backup:\n{named}"
+        )
+
+
+def _signed(grant: Grant, operator: PublicKey) -> bool:
+    return grant.granted_by.pubkey == operator and verify_grant(grant)
