@@ -164,7 +164,7 @@ class Keystore:
         try:
             prekeys = _open_prekeys(self._locker, path, data)
         except (ValueError, LockedHome) as wrong:
-            log.warning("%s cannot be read, and is made anew: %s", path, wrong)
+            log.warning("keystore.prekeys_replaced", extra={"path": str(path), "reason": str(wrong)})
             return ()
         if self._locker is not None and not is_locked(data):
             self.save_prekeys(prekeys)

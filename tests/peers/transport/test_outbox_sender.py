@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -315,7 +316,7 @@ async def test_a_peer_that_knows_nothing_of_it_any_more_takes_it_as_new(
             await older.knows(alice, url=None)
             await alice.says(DelegationRole.REQUESTER, bob.id, 1, offer(), happenings=("offer",))
             await alice.delivered()
-            assert older.provider.heard
+            assert older.provider.heard == [("delegation_offer", offer_id(1), 2)]
 
 
 async def test_a_peer_that_asks_for_time_is_given_it(alice: TransportUnderTest) -> None:
@@ -435,7 +436,10 @@ async def test_a_stop_does_not_wait_for_a_peer_that_hangs(alice: TransportUnderT
         await alice.delivered()
 
 
-async def test_a_kept_connection_that_the_peer_closed_costs_no_wait(tmp_path: Path) -> None:
+async def test_a_kept_connection_that_the_peer_closed_costs_no_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with (
         transport_under_test(tmp_path / "alice", settings=SLOW) as alice,
         http_server(taking(close=True)) as served,
@@ -446,6 +450,8 @@ async def test_a_kept_connection_that_the_peer_closed_costs_no_wait(tmp_path: Pa
             await alice.offers(peer, number)
             await alice.delivered()
         assert len(served.requests) >= 5
+        # A delivery that fails is logged with the pause before the next try: there was none.
+        assert "courier.failed" not in caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import re
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -35,9 +35,9 @@ from covenant.peers.transport.peer_client import (
     address,
 )
 from covenant.seal.assertions import capabilities_hold, new_challenge, sign_capabilities
-from covenant.seal.envelope import EnvelopeRefused, Opened, check, open_checked, remember_until_ms, replayed
+from covenant.seal.envelope import EnvelopeRefused, Header, Opened, check, open_checked, remember_until_ms, replayed
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids
-from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, encode, type_of
+from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, decode_refused, encode, type_of
 
 BELIEVED_MS_MAX: Final = 3_600_000
 KEYS_EVERY_MS: Final = 60_000
@@ -246,7 +246,7 @@ class Handshake(PeerService):
             ) from wrong
         if not isinstance(said, CapabilityResponse):
             raise PeerCallFailed("bad_answer", f"{asked.name} answered with {opened.header.typ}", passing=False)
-        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_of(opened)))
+        await self._ledger.commit(ReceiveFromPeer(envelope=envelope_record(opened.header)))
         return await self.learn(asked.id, said)
 
     async def _open(self, peer: Peer, sealed: msgspec.Raw | msgspec.UnsetType) -> Opened:
@@ -333,9 +333,8 @@ class Handshake(PeerService):
         return peer
 
 
-def envelope_of(opened: Opened) -> ReceivedEnvelope:
+def envelope_record(header: Header) -> ReceivedEnvelope:
     """What the ledger keeps of an envelope that was opened."""
-    header = opened.header
     return ReceivedEnvelope(
         sender=InstanceId(header.sender),
         jti=header.jti,
@@ -346,10 +345,8 @@ def envelope_of(opened: Opened) -> ReceivedEnvelope:
 
 
 def _code(response: PeerResponse) -> str:
-    with suppress(ValueError):
-        told: Any = msgspec.json.decode(response.body)
-        if isinstance(told, dict) and isinstance(told.get("code"), str):
-            return str(told["code"])
+    with suppress(Invalid):
+        return decode_refused(response.body).code
     return ""
 
 

@@ -179,7 +179,7 @@ class PeerDirectory(PeerService):
         try:
             return await self.verify(added)
         except (PeerCallFailed, Refusal) as failed:
-            log.info("peer %s was added and not verified: %s", added.id, failed)
+            log.info("peer.not_verified", extra={"peer": added.id, "reason": str(failed)})
             return self._ledger.peer(added.id) or added
 
     async def _introduced(self, place: str, wanted: InstanceId | None, name: str | None, source: PeerSource) -> Peer:
@@ -259,7 +259,7 @@ class PeerDirectory(PeerService):
             try:
                 changed = await self.refresh(changed)
             except (PeerCallFailed, Refusal) as failed:
-                log.info("peer %s does not answer at its new address: %s", changed.id, failed)
+                log.info("peer.no_answer", extra={"peer": changed.id, "url": place, "reason": str(failed)})
         return changed
 
     async def _verified(self, peer: Peer) -> Peer:
@@ -297,7 +297,7 @@ class PeerDirectory(PeerService):
         return await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, keys_shown=keys, conflict=""))
 
     async def _conflict(self, peer: Peer, conflict: str) -> Peer:
-        log.warning("at the address of peer %s there is something else: %s", peer.id, conflict)
+        log.warning("peer.conflict", extra={"peer": peer.id, "code": conflict})
         return await self._ledger.commit(LearnPeer(id=peer.id, by=self._us, conflict=conflict))
 
     async def succeed(self, by: AgentId, named: str, new_id: str) -> Peer:
@@ -316,7 +316,7 @@ class PeerDirectory(PeerService):
         try:
             return await self.verify(changed)
         except (PeerCallFailed, Refusal) as failed:
-            log.info("peer %s is not verified yet: %s", changed.id, failed)
+            log.info("peer.not_verified", extra={"peer": changed.id, "reason": str(failed)})
             return self._ledger.peer(changed.id) or changed
 
     async def prekey_for(self, peer: Peer, *, fresh: bool = False) -> Prekey:

@@ -17,13 +17,14 @@ from typing import Final, NamedTuple
 from covenant.model.errors import Conflict, CovenantError, Refusal
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.peer_record import Peer
+from covenant.model.rate_limits import Backoff
 from covenant.peers.directory.peer_directory import PeerDirectory, read_peer_entry
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import PeerCallFailed
 
 AT_ONCE_MAX: Final = 8
 FIRST_MS: Final = 1_000
-LONGEST_MS: Final = 300_000
+RETRIES: Final = Backoff(FIRST_MS, longest=300_000)
 ROUND_S: Final = 1.0
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class PeerMaintenance(PeerService):
         try:
             await asyncio.to_thread(self._keyring.rotate, self._now_ms())
         except (OSError, CovenantError) as error:  # those that there are go on for another day
-            log.warning("the keys that others seal to could not be renewed: %s", error)
+            log.warning("peers.prekeys_not_renewed", extra={"reason": str(error)})
 
     def _wanting(self, peer: Peer) -> bool:
         if peer.url is None or peer.denied or not (_unverified(peer) or peer.conflict is not None):
@@ -118,10 +119,10 @@ class PeerMaintenance(PeerService):
             except (PeerCallFailed, Refusal) as failed:
                 times = self._tried.get(key, _NEVER).times
                 if times == 0:
-                    log.warning("%s: %s; tried again from time to time", key, failed)
-                wait_ms = min(LONGEST_MS, FIRST_MS << min(times, 16))
+                    log.warning("peer.retried", extra={"peer": key, "reason": str(failed)})
                 now_ms = self._monotonic_ms()
-                self._tried[key] = _Tried(times + 1, now_ms, now_ms + wait_ms, heard_at_ms)
+                next_ms = now_ms + int(RETRIES.pause(times + 1))
+                self._tried[key] = _Tried(times + 1, now_ms, next_ms, heard_at_ms)
             else:
                 self._tried.pop(key, None)
 

@@ -6,7 +6,6 @@ the token allows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -16,6 +15,7 @@ from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation_messages import DelegationOffer, Profile, RejectCode
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.peer_record import Peer
+from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
 from covenant.peers.directory.handshake import budget_max, is_barred
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.assertions import offer_holds
@@ -23,7 +23,6 @@ from covenant.seal.tokens import Narrowing, Use, authorize
 
 TRUSTED_RATE: Final = 10
 """How many times as often a trusted peer may offer."""
-MINUTE_MS: Final = 60_000
 BUSY_RETRY_MS: Final = 5_000
 """When something will be done is not known: soon enough not to be idle, late enough not to be a storm."""
 
@@ -166,29 +165,14 @@ class OfferRate:
     def __init__(self, settings: PeerSettings, now_ms: Callable[[], int]) -> None:
         self._settings = settings
         self._now_ms = now_ms
-        self._buckets: dict[InstanceId, tuple[float, int]] = {}
-        """How many offers are left, and when that was."""
+        self._buckets = TokenBuckets()
 
     def __call__(self, peer: Peer) -> int | None:
         per_min = self.per_min(peer)
-        if per_min <= 0:
-            return MINUTE_MS
-        now_ms = self._now_ms()
-        left, at_ms = self._buckets.get(peer.id, (float(per_min), now_ms))
-        # A clock that was set back gives nothing, and takes nothing.
-        left = min(float(per_min), left + max(0, now_ms - at_ms) * per_min / MINUTE_MS)
-        if left < 1:
-            self._buckets[peer.id] = (left, now_ms)
-            return math.ceil((1 - left) * MINUTE_MS / per_min)
-        self._buckets[peer.id] = (left - 1, now_ms)
-        return None
+        return self._buckets.take(peer.id, self._now_ms(), per_min) if per_min > 0 else MINUTE_MS
 
     def per_min(self, peer: Peer) -> int:
         own = peer.limits.offers_per_min
         if own is not None:
             return own
         return self._settings.offers_per_min * (TRUSTED_RATE if peer.trust.covers(Trust.TRUSTED) else 1)
-
-    def forget(self, peer_id: InstanceId) -> None:
-        """It is no peer any more."""
-        self._buckets.pop(peer_id, None)

@@ -28,6 +28,7 @@ from covenant.model.peers.delegation_messages import CapabilityQuery, Capability
 from covenant.model.peers.instance import InstanceId, Trust
 from covenant.model.peers.peer_record import Peer
 from covenant.model.rate_limits import TokenBuckets
+from covenant.peers.directory.handshake import envelope_record
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.long_poll import PollServer, TakenEnvelope
@@ -35,11 +36,9 @@ from covenant.seal.envelope import (
     Checked,
     Code,
     EnvelopeRefused,
-    Header,
     check,
     open_checked,
     receipt,
-    remember_until_ms,
     replayed,
     told,
 )
@@ -161,7 +160,7 @@ class Inbox(PeerService):
                 self._spend(sender)
             message = await self._open(checked, decode)
             # Whom we know may have changed while it was opened.
-            return await act(self._peer(sender), _record(checked.header), message)
+            return await act(self._peer(sender), envelope_record(checked.header), message)
         except EnvelopeRefused as refused:
             await self._refusals.note(refused.code.value, refused.message, address, refused.sender)
             raise told(refused) from None
@@ -267,13 +266,3 @@ def _decode_poll(typ: str, body: bytes) -> wire.Poll:
     if typ != wire.POLL:
         raise Invalid("type_not_supported", f"a poll is not of type {typ[:64]!r}")
     return wire.decode_poll(body)
-
-
-def _record(header: Header) -> ReceivedEnvelope:
-    return ReceivedEnvelope(
-        sender=InstanceId(header.sender),
-        jti=header.jti,
-        typ=header.typ,
-        until_ms=remember_until_ms(header),
-        seq=header.seq,
-    )
