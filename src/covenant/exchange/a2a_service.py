@@ -222,7 +222,9 @@ class A2AExchange:
             if self._check_push is None:
                 raise Conflict("push_not_supported", "push notifications are switched off here")
             self._check_push(sent.push)
-        key = read_idempotency(sent, call.idempotency_key)
+        key = None
+        if call.idempotency_key is not None or sent.metadata or message.metadata:
+            key = read_idempotency(sent, call.idempotency_key)
         if message.task_id is not None:
             return _Prepared(parse_known_id(message.task_id), None, key)
         if call.caller.anonymous and message.context_id is not None:

@@ -14,7 +14,6 @@ import msgspec
 from covenant.model.errors import Invalid, did_you_mean
 from covenant.model.kinds import KINDS, AgentKind, KindRules
 
-AGENT_ID_LENGTH_MAX: Final = 64
 DEFINITION_BYTES_MAX: Final = 256 * 1024
 INDEX: Final = "index"
 """The master agent of every tenant: built in, always there, never changed."""

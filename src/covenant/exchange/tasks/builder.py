@@ -102,6 +102,8 @@ def build_task(
     """
     first = parts[0] if len(parts) == 1 else None
     plain = type(first) is Text and first.metadata is None and first.mimeType is None and first.filename is None
+    if intent_text is None:
+        intent_text = first.text if type(first) is Text else text_of(parts)
     if definition is not None:
         own_ms = definition.timeout_ms or KINDS[definition.kind].timeout_ms
         if own_ms is not None:
@@ -111,7 +113,7 @@ def build_task(
         id=task_id,
         sender=sender,
         recipient=recipient,
-        intent_text=text_of(parts) if intent_text is None else intent_text,
+        intent_text=intent_text,
         parts=() if plain else parts,
         parent=parent,
         context_id=context_id or task_id,
