@@ -15,7 +15,7 @@ import pytest
 
 from covenant.agents.model.model_agent import ADVISOR
 from covenant.agents.router import ASKING, ROUTE
-from covenant.doors.a2a.grpc_stream import GENERATION
+from covenant.doors.a2a.grpc import GENERATION
 from covenant.exchange.conversations import ABOUT
 from covenant.exchange.delegation import REMOTE
 from covenant.exchange.native import INLINE

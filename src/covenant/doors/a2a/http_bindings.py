@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.a2a.admission import TRANSPORT, Admission, AdmittedCaller, Headers
 from covenant.doors.a2a.operations import BY_NAME, METHODS, OPERATIONS, A2ACall, A2AOperation, A2AServices
-from covenant.doors.a2a.sse_stream import write_stream
+from covenant.doors.http.endpoint import TOO_SLOW, serve_stream
 from covenant.doors.http.responses import (
     JSON,
     PROBLEM,
@@ -31,11 +32,37 @@ from covenant.doors.http.responses import (
     reply_problem,
 )
 from covenant.doors.waits import CallerGoneError
+from covenant.exchange.access.tenants import TenantAccess
+from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.errors import Invalid, NotFound, OverLimit, Refusal, Unauthenticated
 from covenant.wire import jsonrpc
 from covenant.wire.a2a.dialects import REQUESTS_V1, V1
 from covenant.wire.a2a.error_codes import Version, rest_error
-from covenant.wire.sse import SseFormat
+from covenant.wire.sse import KEEP_ALIVE, SseFormat
+
+
+async def write_stream(
+    stream: TaskStream, call: A2ACall, sse: SseFormat, *, tenancy: TenantAccess, receive: Receive, send: Send
+) -> None:
+    write = partial(_write_frames, stream, call, sse)
+    await serve_stream(stream, call.ask.caller, write, tenancy=tenancy, receive=receive, send=send)
+
+
+async def _write_frames(stream: TaskStream, call: A2ACall, sse: SseFormat, send: Send) -> None:
+    first, reply, responses = stream.first, stream.reply, call.dialect.responses
+    if reply is not None:
+        frame = sse.frame(reply.generation, responses.encode_message(reply))
+        await send({"type": "http.response.body", "body": frame, "more_body": False})
+        return
+    history_length = getattr(call.request, "history_length", None)
+    frame = sse.frame(first.generation, responses.encode_snapshot(first, history_length))
+    await send({"type": "http.response.body", "body": frame, "more_body": True})
+    task, encode = first.task, responses.encode_step
+    async for steps in stream:
+        body = sse.frames([(step.generation, encode(task, step)) for step in steps]) if steps else KEEP_ALIVE
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})
+
 
 log = logging.getLogger(__name__)
 
