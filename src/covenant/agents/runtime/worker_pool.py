@@ -25,6 +25,7 @@ from covenant.exchange.delegation import Delegations, tenant_of
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import QueueEntry, QueueQuery
 from covenant.ledger.machine.commands import LeasedTask, Release, Repair, Starter, Take
+from covenant.ledger.machine.states import LEASED
 from covenant.model.agent_definition import OnLost
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
@@ -440,7 +441,7 @@ class WorkerPool:
     async def _repair_lost(self, worker: PoolAgent) -> None:
         """What an earlier run of this daemon had leased: as the agent's `on_lost` says."""
         identity = worker.identity
-        query = QueueQuery(viewer=identity.pubkey, limit=LOST_AT_ONCE_MAX, state_filter="in_flight")
+        query = QueueQuery(viewer=identity.pubkey, limit=LOST_AT_ONCE_MAX, state_filter=LEASED.wire_name)
         try:
             for entry in (await self._ledger.queue(query)).tasks:
                 if entry.holder_lost and entry.task.recipient.pubkey == identity.pubkey:

@@ -356,7 +356,7 @@ class AuditPurged(LedgerEvent, frozen=True, gc=False, tag="audit_purged"):
     anchor_hash: str
 
 
-AnyEvent = (
+AnyTaskEvent = (
     TaskSent
     | TaskFollowed
     | TaskPromoted
@@ -374,6 +374,10 @@ AnyEvent = (
     | TaskClosed
     | ResultDrained
     | ResultReturned
+)
+
+AnyEvent = (
+    AnyTaskEvent
     | RequestWithdrawn
     | CacheDropped
     | IdentityEnrolled
@@ -401,24 +405,4 @@ AnyEvent = (
     | TokenRevoked
     | Audited
     | AuditPurged
-)
-
-AnyTaskEvent = (
-    TaskSent
-    | TaskFollowed
-    | TaskPromoted
-    | TaskLeased
-    | LeaseRenewed
-    | LeaseReleased
-    | LeaseInterrupted
-    | TaskUpdated
-    | TaskParked
-    | TaskContinued
-    | MessageKept
-    | TurnEnded
-    | TaskRequeued
-    | TaskSettled
-    | TaskClosed
-    | ResultDrained
-    | ResultReturned
 )

@@ -25,6 +25,7 @@ import msgspec
 
 from covenant.ledger.embedded import fault_points
 from covenant.ledger.embedded.archive.row_updates import (
+    DRAINED,
     AuditedRow,
     AuditPurgedRow,
     Begins,
@@ -218,7 +219,7 @@ class Live:
         """As they were written."""
         held = self._rows
         for row in rows:
-            if row.ledger_state == "resolved":
+            if row.ledger_state == DRAINED:
                 held.pop(row.task_id, None)
             else:
                 row.result = None  # it may be large, and is not written again

@@ -31,6 +31,7 @@ from covenant.ledger.contract.tasks import (
     TreeNode,
 )
 from covenant.ledger.embedded.archive.listing import decode_steps, list_tasks
+from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.machine.view import Archived
 from covenant.model.audit_chain import AuditHead, AuditReport, link
@@ -172,10 +173,10 @@ _ANYONE: Final = ("true",)
 _ROLES: Final = ("recipient_pubkey = :viewer", "sender_pubkey = :viewer", "leased_to_pubkey = :viewer")
 _LOST: Final = "iif(interrupted OR (boot IS NOT NULL AND node = :node AND boot <> :boot), 0, 1)"
 _STATES: Final = (
-    {"state": "in_flight", "rank": _LOST, "key": "touched_at_ms", "order": "rank, key, task_no"},
-    {"state": "queued", "rank": "2", "key": "place", "order": "place"},
-    {"state": "parked", "rank": "3", "key": "place", "order": "place"},
-    {"state": "following", "rank": "3", "key": "place", "order": "place"},
+    {"state": LEASED, "rank": _LOST, "key": "touched_at_ms", "order": "rank, key, task_no"},
+    {"state": QUEUED, "rank": "2", "key": "place", "order": "place"},
+    {"state": PARKED, "rank": "3", "key": "place", "order": "place"},
+    {"state": FOLLOWING, "rank": "3", "key": "place", "order": "place"},
 )
 
 

@@ -13,6 +13,9 @@ import msgspec
 from msgspec import Raw
 
 from covenant.ledger.machine.events import AnyEvent
+from covenant.ledger.machine.states import State
+
+QUEUED, LEASED, PARKED, FOLLOWING, SETTLED, DRAINED = (state.wire_name for state in State)
 
 Row = tuple[str | bytes | int | None, ...]
 
@@ -60,7 +63,7 @@ class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
     """None also means: as it was."""
 
     def queue(self, place: int) -> None:
-        self.ledger_state = "queued"
+        self.ledger_state = QUEUED
         self.place = place
 
     def next_turn(self, place: int) -> None:
@@ -73,7 +76,7 @@ class TaskRowUpdate(msgspec.Struct, gc=False, array_like=True):
     def in_words_of_a2a(self) -> str:
         if self.ending is not None:
             return self.ending
-        if self.ledger_state == "parked":
+        if self.ledger_state == PARKED:
             return self.interruption or ""
         return "working" if self.attempt > 0 or self.turn > 1 else "submitted"
 
@@ -179,11 +182,11 @@ class Begins(OfTask, frozen=True, gc=False):
 
 
 class _TaskSent(Begins, frozen=True, gc=False, tag="task_sent"):
-    state: ClassVar[str] = "queued"
+    state: ClassVar[str] = QUEUED
 
 
 class _TaskFollowed(Begins, frozen=True, gc=False, tag="task_followed"):
-    state: ClassVar[str] = "following"
+    state: ClassVar[str] = FOLLOWING
 
 
 class _TaskPromoted(OfTask, frozen=True, gc=False, tag="task_promoted"):
@@ -197,7 +200,7 @@ class _TaskLeased(OfTask, frozen=True, gc=False, tag="task_leased"):
 
     def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
         lease = _lease(self.lease)
-        row.ledger_state = "in_flight"
+        row.ledger_state = LEASED
         row.interrupted = 0
         row.attempt = lease.attempt
         row.lease_id = lease.lease_id
@@ -216,7 +219,7 @@ class _LeaseRenewed(OfTask, frozen=True, gc=False, tag="lease_renewed"):
     renewed_at_ms: int
 
     def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
-        row.ledger_state = "in_flight"
+        row.ledger_state = LEASED
         row.interrupted = 0
         row.renewed_at_ms = self.renewed_at_ms
 
@@ -248,7 +251,7 @@ class _TaskRequeued(_GivenBack, frozen=True, gc=False, tag="task_requeued"):
 
 class _LeaseInterrupted(OfTask, frozen=True, gc=False, tag="lease_interrupted"):
     def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
-        row.ledger_state = "in_flight"
+        row.ledger_state = LEASED
         row.interrupted = 1
 
 
@@ -257,7 +260,7 @@ class _TaskUpdated(OfTask, frozen=True, gc=False, tag="task_updated"):
     update: Raw
 
     def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
-        row.ledger_state = "in_flight"
+        row.ledger_state = LEASED
         rows.updated(row, self.generation, _kind(self.update).type, text_of(self.update))
 
 
@@ -267,7 +270,7 @@ class _TaskParked(OfTask, frozen=True, gc=False, tag="task_parked"):
     update: Raw
 
     def move(self, row: TaskRowUpdate, rows: Rows, /) -> None:
-        row.ledger_state = "parked"
+        row.ledger_state = PARKED
         row.interruption = self.interruption
         rows.updated(row, self.generation, "parked", text_of(self.update))
         rows.handed(row, "parked", None, None)
@@ -326,22 +329,22 @@ class _Ends(OfTask, frozen=True, gc=False):
 
 
 class _TaskSettled(_Ends, frozen=True, gc=False, tag="task_settled"):
-    state: ClassVar[str] = "result_pending"
+    state: ClassVar[str] = SETTLED
 
 
 class _TaskClosed(_Ends, frozen=True, gc=False, tag="task_closed"):
-    state: ClassVar[str] = "resolved"
+    state: ClassVar[str] = DRAINED
 
 
 class _ResultDrained(OfTask, frozen=True, gc=False, tag="result_drained"):
     def move(self, row: TaskRowUpdate, _: Rows, /) -> None:
-        row.ledger_state = "resolved"
+        row.ledger_state = DRAINED
 
 
 class ResultReturnedRow(Begins, frozen=True, gc=False, tag="result_returned"):
     """It carries the whole task, so that a task whose beginning is lost can still be told."""
 
-    state: ClassVar[str] = "result_pending"
+    state: ClassVar[str] = SETTLED
     reason: Raw
     result: Raw
     ending: str
