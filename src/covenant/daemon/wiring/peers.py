@@ -28,8 +28,7 @@ from covenant.peers.directory.peer_directory import read_peer_entry
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.dns_sd import TxtRecord
 from covenant.peers.discovery.mdns import Announcement
-from covenant.peers.peer_admin import PeerAdmin
-from covenant.peers.peer_services import PeerServices
+from covenant.peers.peer_services import PeerAdmin, PeerServices
 from covenant.peers.peer_settings import DiscoverySettings, PeerContext
 from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction

@@ -189,6 +189,7 @@ class Handshake(PeerService):
         await self._flights.stop()
 
     async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
+        """As it last said, until that is over; then it is asked. `PeerCallFailed`, or a refusal, if it does not say."""
         known = self._known(peer.id)
         if not fresh:
             if (kept := self._kept(known)) is not None:
@@ -302,6 +303,7 @@ class Handshake(PeerService):
         return changed
 
     def pending_query(self, peer: Peer) -> CapabilityQuery | None:
+        """What to ask a peer that comes to fetch. Not again for a while, so that it can answer."""
         known = self._known(peer.id)
         if known.challenge is None or known.denied:
             return None

@@ -28,7 +28,7 @@ from covenant.model.ids import AgentId, PublicKey, base58
 from covenant.model.peers.delegation import ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
-from covenant.model.peers.peer_record import NAME_CHARS_MAX, Peer, PeerCapabilities, PeerLimits, PeerSource
+from covenant.model.peers.peer_record import NAME_CHARS_MAX, Peer, PeerLimits, PeerSource
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.peers.directory.handshake import (
     Handshake,
@@ -140,6 +140,8 @@ class PeerDirectory(PeerService):
         super().__init__(context)
         self._offering = offering
         self._handshake = Handshake(context, self.prekey_for)
+        self.capabilities = self._handshake.capabilities
+        self.pending_query = self._handshake.pending_query
         self._tokens = TokenIssuer(context)
         self._refreshing: SingleFlight[Peer] = SingleFlight()
 
@@ -367,14 +369,6 @@ class PeerDirectory(PeerService):
         if peer.url is None:
             return await self._handshake.challenge(peer)
         return await self._handshake.ask(peer)
-
-    async def capabilities(self, peer: Peer, *, fresh: bool = False) -> PeerCapabilities:
-        """As it last said, until that is over; then it is asked. `PeerCallFailed`, or a refusal, if it does not say."""
-        return await self._handshake.capabilities(peer, fresh=fresh)
-
-    def pending_query(self, peer: Peer) -> CapabilityQuery | None:
-        """What to ask a peer that comes to fetch. Not again for a while, so that it can answer."""
-        return self._handshake.pending_query(peer)
 
     async def hear_response(self, peer: Peer, envelope: ReceivedEnvelope, response: CapabilityResponse) -> None:
         await self._ledger.commit(ReceiveFromPeer(envelope=envelope))

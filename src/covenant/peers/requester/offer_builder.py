@@ -66,6 +66,7 @@ class OfferBuilder(PeerService):
         return max(found, key=_preferred, default=None)
 
     def callee(self, tenant: str, named: str) -> Target | None:
+        """`peer/profile`, or a profile that some peer offers; None if there is no such thing for this tenant."""
         if tenant != DEFAULT:
             return None
         who, slash, profile = named.partition("/")

@@ -47,7 +47,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.model.peers.peer_record import Peer
-from covenant.model.task import Target, Task
+from covenant.model.task import Task
 from covenant.peers.directory.peer_directory import PeerDirectory, as_refusal
 from covenant.peers.outgoing_messages import log_findings, outgoing, redact_message, redact_reason
 from covenant.peers.peer_settings import PeerContext, PeerService
@@ -84,26 +84,15 @@ class Requester(PeerService):
     def __init__(self, context: PeerContext, directory: PeerDirectory) -> None:
         super().__init__(context)
         self._offers = OfferBuilder(context, directory)
+        self.peer = self._offers.peer
+        self.provider = self._offers.provider
+        self.callee = self._offers.callee
         self._since_ms = self._now_ms()
         """Nobody is silent while we do not listen."""
         self._stopped = asyncio.Event()
         self._taken: set[str] = set()
         self._followers: set[_Follower] = set()
         context.ledger.on_peer(self._wake)
-
-    # Who does what
-
-    def peer(self, named: str) -> Peer:
-        """By its id or name."""
-        return self._offers.peer(named)
-
-    def provider(self, profile: str) -> Peer | None:
-        """The best of those that offer this, as far as is known."""
-        return self._offers.provider(profile)
-
-    def callee(self, tenant: str, named: str) -> Target | None:
-        """`peer/profile`, or a profile that some peer offers; None if there is no such thing for this tenant."""
-        return self._offers.callee(tenant, named)
 
     async def delegation(self, offer_id: str) -> Delegation | None:
         found = await self._ledger.delegation_of(TaskId(offer_id))
