@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from covenant.ledger.embedded.engine import EmbeddedLedger
-from tests.agents.stage import Stage, a_ledger, a_stage
+from tests.agents.pool_under_test import PoolUnderTest, a_ledger, open_pool
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -16,6 +16,6 @@ async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 @pytest.fixture
-async def stage(ledger: EmbeddedLedger) -> AsyncIterator[Stage]:
-    async with a_stage(ledger, stop_s=0.2) as set_up:
-        yield set_up
+async def pool(ledger: EmbeddedLedger) -> AsyncIterator[PoolUnderTest]:
+    async with open_pool(ledger, stop_s=0.2) as opened:
+        yield opened

@@ -11,8 +11,8 @@ from covenant.agents import agent_directory as module
 from covenant.agents.agent_directory import FETCHES_MAX, LINE_CHARACTERS_MAX, CallableAgent, RemoteCards
 from covenant.model.agent_card import RemoteCard, RemoteSkill
 from covenant.model.errors import NotFound
-from tests.agents.house import a_house, function
-from tests.agents.stage import BOUND_S
+from tests.agents.agents_under_test import function, open_agents
+from tests.agents.pool_under_test import BOUND_S
 
 
 class Names:
@@ -137,13 +137,13 @@ async def test_what_others_say_of_themselves_stays_on_one_line() -> None:
 
 async def test_the_roster_has_what_is_played_and_what_was_found_the_local_first(tmp_path: Path) -> None:
     weather: dict[str, Any] = {"description": "Tells the weather", "skills": ["forecast"]}
-    async with a_house(tmp_path, function("weather", "x", **weather), {"id": "unplayed"}) as house:
-        assert [listed.name for listed in house.directory.all("default")] == ["weather"]
-        assert house.directory.all("default") is house.directory.all("default")
-        assert house.directory.text("default") == (
+    async with open_agents(tmp_path, function("weather", "x", **weather), {"id": "unplayed"}) as under_test:
+        assert [listed.name for listed in under_test.directory.all("default")] == ["weather"]
+        assert under_test.directory.all("default") is under_test.directory.all("default")
+        assert under_test.directory.text("default") == (
             "AGENTS (call with the tool agent):\n- weather — Tells the weather (skills: forecast)"
         )
-        assert house.directory.text("default", without="weather") == ""
-        house.add(function("poet", "x"))
-        assert [listed.name for listed in house.directory.all("default")] == ["weather", "poet"]
-        assert house.directory.all("nobody") == ()
+        assert under_test.directory.text("default", without="weather") == ""
+        under_test.add(function("poet", "x"))
+        assert [listed.name for listed in under_test.directory.all("default")] == ["weather", "poet"]
+        assert under_test.directory.all("nobody") == ()

@@ -17,28 +17,28 @@ from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.result import ResultStatus
 from covenant.model.task_event import Began, Started
 from covenant.model.task_view import TaskState
-from tests.agents.stage import Stage, a_stage, chunks, endings, statuses, told
+from tests.agents.pool_under_test import PoolUnderTest, chunks, endings, open_pool, statuses, told
 
 
-async def test_an_echo_costs_two_records(stage: Stage) -> None:
+async def test_an_echo_costs_two_records(pool: PoolUnderTest) -> None:
     async def echo(turn: Turn) -> str:
         return turn.text
 
-    stage.cast(echo)
-    before = (await stage.ledger.counts()).commits
-    view = await stage.ask("hello")
-    assert (await stage.ledger.counts()).commits - before == 2
+    pool.serve(echo)
+    before = (await pool.ledger.counts()).commits
+    view = await pool.ask("hello")
+    assert (await pool.ledger.counts()).commits - before == 2
     assert (view.state, told(view)) == (TaskState.COMPLETED, "hello")
 
 
-async def test_streamed_text_is_one_artifact_with_a_last_empty_chunk(stage: Stage) -> None:
+async def test_streamed_text_is_one_artifact_with_a_last_empty_chunk(pool: PoolUnderTest) -> None:
     async def count(turn: Turn) -> AsyncIterator[str]:
         for word in ("one ", "two ", "three"):
             yield word
 
-    stage.cast(count)
-    view = await stage.ask()
-    steps = await stage.steps(view.task.id)
+    pool.serve(count)
+    view = await pool.ask()
+    steps = await pool.steps(view.task.id)
     text_id = f"{view.task.id}-text-0"
     assert [(c.artifact_id, c.parts, c.name, c.append, c.last_chunk) for c in chunks(steps)] == [
         (text_id, (Text("one "),), "response", False, False),
@@ -51,20 +51,20 @@ async def test_streamed_text_is_one_artifact_with_a_last_empty_chunk(stage: Stag
     assert [step.generation for step in steps] == [*range(1, len(steps) + 1)]
 
 
-async def test_words_that_come_one_by_one_are_written_in_order(stage: Stage) -> None:
+async def test_words_that_come_one_by_one_are_written_in_order(pool: PoolUnderTest) -> None:
     async def slowly(turn: Turn) -> AsyncIterator[str]:
         for number in range(500):
             yield f"{number} "
             if number % 7 == 0:
                 await asyncio.sleep(0)
 
-    stage.cast(slowly)
-    view = await stage.ask()
-    said = "".join(part.text for chunk in chunks(await stage.steps(view.task.id)) for part in chunk.parts)  # type: ignore[union-attr]
+    pool.serve(slowly)
+    view = await pool.ask()
+    said = "".join(part.text for chunk in chunks(await pool.steps(view.task.id)) for part in chunk.parts)  # type: ignore[union-attr]
     assert said == told(view) == "".join(f"{number} " for number in range(500))
 
 
-async def test_what_was_said_is_seen_before_the_agent_ends(stage: Stage) -> None:
+async def test_what_was_said_is_seen_before_the_agent_ends(pool: PoolUnderTest) -> None:
     go_on = asyncio.Event()
 
     async def waits(turn: Turn) -> AsyncIterator[str]:
@@ -72,15 +72,15 @@ async def test_what_was_said_is_seen_before_the_agent_ends(stage: Stage) -> None
         await go_on.wait()
         yield " done"
 
-    stage.cast(waits)
-    task_id = await stage.send()
-    view = await stage.until(task_id, lambda view: bool(view.artifacts))
+    pool.serve(waits)
+    task_id = await pool.send()
+    view = await pool.until(task_id, lambda view: bool(view.artifacts))
     assert (view.state, view.artifacts[0].parts) == (TaskState.WORKING, (Text("half"),))
     go_on.set()
-    assert told(await stage.ended(task_id)) == "half done"
+    assert told(await pool.ended(task_id)) == "half done"
 
 
-async def test_files_data_and_status_are_steps_of_their_own(stage: Stage) -> None:
+async def test_files_data_and_status_are_steps_of_their_own(pool: PoolUnderTest) -> None:
     async def produce(turn: Turn) -> AsyncIterator[Any]:
         yield turn.status("reading")
         yield turn.file("a.md", b"# a")
@@ -89,10 +89,10 @@ async def test_files_data_and_status_are_steps_of_their_own(stage: Stage) -> Non
         turn.spend(tokens=7)
         turn.spend(tokens=3, calls=1)
 
-    stage.cast(produce)
-    view = await stage.ask()
+    pool.serve(produce)
+    view = await pool.ask()
     task_id = view.task.id
-    assert statuses(await stage.steps(task_id)) == ["reading"]
+    assert statuses(await pool.steps(task_id)) == ["reading"]
     named = {artifact.artifact_id: artifact for artifact in view.artifacts}
     assert [*named] == [f"{task_id}-file-0", f"{task_id}-file-1", f"{task_id}-data-0"]
     first, link, found = (artifact.parts[0] for artifact in view.artifacts)
@@ -104,34 +104,34 @@ async def test_files_data_and_status_are_steps_of_their_own(stage: Stage) -> Non
     assert view.result.metadata == {"usage": {"tokens": 10, "calls": 1}}
 
 
-async def test_a_function_that_says_nothing_completes_its_task(stage: Stage) -> None:
+async def test_a_function_that_says_nothing_completes_its_task(pool: PoolUnderTest) -> None:
     async def silent(turn: Turn) -> None:
         return None
 
-    stage.cast(silent)
-    view = await stage.ask()
+    pool.serve(silent)
+    view = await pool.ask()
     assert (view.state, view.message, view.artifacts) == (TaskState.COMPLETED, None, ())
 
 
-async def test_a_function_may_return_several_things(stage: Stage) -> None:
+async def test_a_function_may_return_several_things(pool: PoolUnderTest) -> None:
     async def several(turn: Turn) -> list[Any]:
         return ["a word", turn.data([1])]
 
-    stage.cast(several)
-    view = await stage.ask()
+    pool.serve(several)
+    view = await pool.ask()
     assert told(view) == "a word"
     assert len(view.artifacts) == 2
 
 
 async def test_an_exception_fails_the_task_and_only_the_log_says_why(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    pool: PoolUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(turn: Turn) -> AsyncIterator[str]:
         yield "so far"
         raise ValueError("the password is swordfish")
 
-    stage.cast(broken)
-    view = await stage.ask()
+    pool.serve(broken)
+    view = await pool.ask()
     assert (view.state, told(view)) == (TaskState.FAILED, "the agent failed")
     assert [artifact.parts for artifact in view.artifacts] == [(Text("so far"),)]
     record = next(record for record in caplog.records if record.message == "agent.failed")
@@ -140,50 +140,54 @@ async def test_an_exception_fails_the_task_and_only_the_log_says_why(
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), RecursionError()], ids=repr)
-async def test_whatever_an_agent_raises_fails_its_task_and_nothing_else(stage: Stage, error: BaseException) -> None:
+async def test_whatever_an_agent_raises_fails_its_task_and_nothing_else(
+    pool: PoolUnderTest, error: BaseException
+) -> None:
     async def broken(turn: Turn) -> str:
         if turn.text == "break":
             raise error
         return "fine"
 
-    stage.cast(broken)
-    assert (await stage.ask("break")).state is TaskState.FAILED
-    assert told(await stage.ask("work")) == "fine"
+    pool.serve(broken)
+    assert (await pool.ask("break")).state is TaskState.FAILED
+    assert told(await pool.ask("work")) == "fine"
 
 
-async def test_a_rejection_ends_the_task_as_rejected(stage: Stage) -> None:
+async def test_a_rejection_ends_the_task_as_rejected(pool: PoolUnderTest) -> None:
     async def picky(turn: Turn) -> AsyncIterator[Any]:
         yield turn.reject("not my kind of work")
         yield "never said"
 
-    stage.cast(picky)
-    view = await stage.ask()
+    pool.serve(picky)
+    view = await pool.ask()
     assert (view.state, told(view), view.artifacts) == (TaskState.REJECTED, "not my kind of work", ())
 
 
-async def test_a_reply_is_a_bare_message(stage: Stage) -> None:
+async def test_a_reply_is_a_bare_message(pool: PoolUnderTest) -> None:
     async def replies(turn: Turn) -> Any:
         return turn.reply("hi")
 
-    stage.cast(replies)
-    view = await stage.ask()
+    pool.serve(replies)
+    view = await pool.ask()
     assert view.result is not None
     assert (view.result.reply, view.result.status, told(view)) == (True, ResultStatus.OK, "hi")
 
 
-async def test_a_reply_after_streamed_text_is_a_mistake(stage: Stage) -> None:
+async def test_a_reply_after_streamed_text_is_a_mistake(pool: PoolUnderTest) -> None:
     async def confused(turn: Turn) -> AsyncIterator[Any]:
         yield "text"
         yield turn.reply("hi")
 
-    stage.cast(confused)
-    view = await stage.ask()
+    pool.serve(confused)
+    view = await pool.ask()
     assert view.state is TaskState.FAILED
     assert "bare message" in told(view)
 
 
 @pytest.mark.parametrize("state", [TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED], ids=str)
-async def test_an_agent_that_needs_something_is_called_again_with_the_answer(stage: Stage, state: TaskState) -> None:
+async def test_an_agent_that_needs_something_is_called_again_with_the_answer(
+    pool: PoolUnderTest, state: TaskState
+) -> None:
     closed: list[int] = []
 
     async def asks(turn: Turn) -> AsyncIterator[Any]:
@@ -198,30 +202,30 @@ async def test_an_agent_that_needs_something_is_called_again_with_the_answer(sta
         finally:
             closed.append(turn.turn)
 
-    stage.cast(asks)
-    task_id = await stage.send("translate")
-    view = await stage.parked(task_id)
+    pool.serve(asks)
+    task_id = await pool.send("translate")
+    view = await pool.parked(task_id)
     assert (view.state, told(view)) == (state, "Which language?")
-    await stage.idle()
-    await stage.say(task_id, "French")
-    view = await stage.ended(task_id)
+    await pool.idle()
+    await pool.say(task_id, "French")
+    view = await pool.ended(task_id)
     assert (view.state, told(view)) == (TaskState.COMPLETED, "in French")
     assert [artifact.artifact_id for artifact in view.artifacts] == [f"{task_id}-text-0", f"{task_id}-text-1"]
     assert closed == [1, 2]
 
 
-async def test_a_message_to_a_running_task_is_its_next_turn(stage: Stage) -> None:
+async def test_a_message_to_a_running_task_is_its_next_turn(pool: PoolUnderTest) -> None:
     go_on = asyncio.Event()
 
     async def chat(turn: Turn) -> str:
         await go_on.wait()
         return f"{turn.turn}: {turn.text}"
 
-    stage.cast(chat)
-    task_id = await stage.send("first")
-    await stage.say(task_id, "second")
+    pool.serve(chat)
+    task_id = await pool.send("first")
+    await pool.say(task_id, "second")
     go_on.set()
-    view = await stage.ended(task_id)
+    view = await pool.ended(task_id)
     assert told(view) == "2: second"
     assert [(m.role, m.parts[0].text) for m in view.history] == [  # type: ignore[union-attr]
         ("user", "first"),
@@ -231,17 +235,17 @@ async def test_a_message_to_a_running_task_is_its_next_turn(stage: Stage) -> Non
     ]
 
 
-async def test_a_turn_knows_what_it_is_about(stage: Stage) -> None:
+async def test_a_turn_knows_what_it_is_about(pool: PoolUnderTest) -> None:
     seen: list[Turn] = []
 
     async def looks(turn: Turn) -> None:
         seen.append(turn)
 
-    stage.cast(looks)
+    pool.serve(looks)
     parts = (Text("look at"), Json({"a": 1}), Text("this"))
     fields: dict[str, Any] = {"message_id": "m-1", "context_id": "c-1", "metadata": {"lang": "en"}}
-    task_id = await stage.send("look at this", parts=parts, **fields)
-    await stage.ended(task_id)
+    task_id = await pool.send("look at this", parts=parts, **fields)
+    await pool.ended(task_id)
     (turn,) = seen
     assert (turn.task_id, turn.context_id, turn.message_id) == (task_id, "c-1", "m-1")
     assert (turn.text, turn.parts, turn.metadata) == ("look at\nthis", parts, {"lang": "en"})
@@ -249,13 +253,13 @@ async def test_a_turn_knows_what_it_is_about(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("nonsense", [7, b"bytes", {"a": 1}, object(), Turn, ["x"]], ids=lambda v: type(v).__name__)
-async def test_nonsense_fails_the_task_with_a_clear_message(stage: Stage, nonsense: object) -> None:
+async def test_nonsense_fails_the_task_with_a_clear_message(pool: PoolUnderTest, nonsense: object) -> None:
     async def mad(turn: Turn) -> AsyncIterator[Any]:
         yield "sane so far"
         yield nonsense
 
-    stage.cast(mad)
-    view = await stage.ask()
+    pool.serve(mad)
+    view = await pool.ask()
     assert view.state is TaskState.FAILED
     assert f"yielded a{'n' if type(nonsense).__name__ in ('int', 'object') else ''} {type(nonsense).__name__}," in told(
         view
@@ -273,13 +277,13 @@ async def test_nonsense_fails_the_task_with_a_clear_message(stage: Stage, nonsen
     ],
     ids=["no json", "deep", "text for bytes", "no bytes", "half a character"],
 )
-async def test_what_cannot_be_written_fails_its_task_alone(stage: Stage, say: Any) -> None:
+async def test_what_cannot_be_written_fails_its_task_alone(pool: PoolUnderTest, say: Any) -> None:
     async def mad(turn: Turn) -> AsyncIterator[Any]:
         yield say(turn) if turn.text == "mad" else "sane"
 
-    stage.cast(mad)
-    assert (await stage.ask("mad")).state is TaskState.FAILED
-    assert told(await stage.ask("sane")) == "sane"
+    pool.serve(mad)
+    assert (await pool.ask("mad")).state is TaskState.FAILED
+    assert told(await pool.ask("sane")) == "sane"
 
 
 def nested(depth: int) -> list[Any]:
@@ -298,12 +302,12 @@ async def test_a_flood_is_stopped_at_the_limit_of_updates(ledger: EmbeddedLedger
             said += 1
             yield "more "
 
-    async with a_stage(ledger, limits=JobLimits(updates_max=1_000)) as stage:
-        stage.cast(flood)
-        view = await stage.ask()
+    async with open_pool(ledger, limits=JobLimits(updates_max=1_000)) as pool:
+        pool.serve(flood)
+        view = await pool.ask()
         assert (view.state, told(view)) == (TaskState.FAILED, "the agent said more than 1000 updates in one turn")
         assert said == 1_001
-        assert len(chunks(await stage.steps(view.task.id))) == 1_000
+        assert len(chunks(await pool.steps(view.task.id))) == 1_000
 
 
 async def test_a_flood_is_stopped_at_the_limit_of_bytes(ledger: EmbeddedLedger) -> None:
@@ -311,25 +315,25 @@ async def test_a_flood_is_stopped_at_the_limit_of_bytes(ledger: EmbeddedLedger) 
         while True:
             yield turn.file("big.bin", bytes(10_000))
 
-    async with a_stage(ledger, limits=JobLimits(bytes_max=1_000_000)) as stage:
-        stage.cast(flood)
-        view = await stage.ask()
+    async with open_pool(ledger, limits=JobLimits(bytes_max=1_000_000)) as pool:
+        pool.serve(flood)
+        view = await pool.ask()
         assert (view.state, told(view)) == (TaskState.FAILED, "the agent said more than 1000000 bytes in one turn")
 
 
-async def test_a_flood_of_artifacts_is_stopped_by_the_ledger(stage: Stage) -> None:
+async def test_a_flood_of_artifacts_is_stopped_by_the_ledger(pool: PoolUnderTest) -> None:
     async def flood(turn: Turn) -> AsyncIterator[Any]:
         while True:
             yield turn.data(1)
             await asyncio.sleep(0)
 
-    stage.cast(flood)
-    view = await stage.ask()
+    pool.serve(flood)
+    view = await pool.ask()
     assert (view.state, told(view)) == (
         TaskState.FAILED,
         "the agent failed: this attempt has written too many artifacts",
     )
-    assert len(endings(await stage.steps(view.task.id))) == 1
+    assert len(endings(await pool.steps(view.task.id))) == 1
 
 
 def test_an_agent_has_one_function() -> None:
@@ -346,16 +350,16 @@ def test_an_agent_has_one_function() -> None:
         agent(once)
 
 
-async def test_a_task_ends_even_if_what_its_agent_noted_cannot_be_kept(stage: Stage) -> None:
+async def test_a_task_ends_even_if_what_its_agent_noted_cannot_be_kept(pool: PoolUnderTest) -> None:
     class Notes:
         async def run(self, job: Job) -> None:
             job.notes["usage"] = {"\ud800": 1}
             job.complete(Text("done"))
 
-    stage.cast(Notes())
-    view = await stage.ask()
+    pool.serve(Notes())
+    view = await pool.ask()
     assert (view.state, told(view)) == (TaskState.FAILED, "the agent failed")
-    await stage.idle()
+    await pool.idle()
 
 
 def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -401,17 +405,17 @@ class Yields:
     ids=["function", "generator", "twice", "partial", "object", "object_generator", "partial_object", "method"],
 )
 async def test_an_async_function_behind_a_decorator_or_an_object_runs_on_the_loop(
-    stage: Stage, function: Callable[..., Any]
+    pool: PoolUnderTest, function: Callable[..., Any]
 ) -> None:
-    stage.cast(function)
-    view = await stage.ask("hello")
+    pool.serve(function)
+    view = await pool.ask("hello")
     assert (view.state, told(view)) == (TaskState.COMPLETED, f"hello on {threading.current_thread().name}")
 
 
-async def test_a_decorator_that_answers_by_itself_need_not_call_the_async_function(stage: Stage) -> None:
+async def test_a_decorator_that_answers_by_itself_need_not_call_the_async_function(pool: PoolUnderTest) -> None:
     @functools.wraps(returns)
     def cached(turn: Turn) -> str:
         return "from the cache"
 
-    stage.cast(cached)
-    assert told(await stage.ask()) == "from the cache"
+    pool.serve(cached)
+    assert told(await pool.ask()) == "from the cache"

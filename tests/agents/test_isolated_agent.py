@@ -18,8 +18,8 @@ from covenant.model.ids import TaskId
 from covenant.model.task_event import ArtifactUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
-from tests.agents.house import House, a_house, function, said
-from tests.agents.stage import BOUND_S, statuses
+from tests.agents.agents_under_test import AgentsUnderTest, function, open_agents, said
+from tests.agents.pool_under_test import BOUND_S, statuses
 
 FILE = """
 import asyncio, ctypes, os, sys, time
@@ -111,7 +111,7 @@ async def hang(turn):
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def under_test(tmp_path: Path) -> AsyncIterator[AgentsUnderTest]:
     path = tmp_path / "isolated_agents.py"
     path.write_text(FILE)
     broken, endless = Agent("broken"), Agent("endless")
@@ -124,7 +124,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     async def wait(turn: Any) -> None:
         await asyncio.Event().wait()
 
-    async with a_house(tmp_path / "home", function("shout", "{}!"), broken, endless) as opened:
+    async with open_agents(tmp_path / "home", function("shout", "{}!"), broken, endless) as opened:
         for found in load_agents([path]):
             definition = found.definition
             opened.catalogue.add_resident(DEFAULT, definition, "code")
@@ -132,27 +132,27 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         yield opened
 
 
-async def test_an_isolated_function_says_everything_from_another_process(house: House) -> None:
-    view = await house.ask("speaker", "hello")
+async def test_an_isolated_function_says_everything_from_another_process(under_test: AgentsUnderTest) -> None:
+    view = await under_test.ask("speaker", "hello")
     words = said(view)
     assert words.startswith("hello in ")
     assert words != f"hello in {os.getpid()}"
-    assert statuses(await house.steps(view)) == ["reading"]
+    assert statuses(await under_test.steps(view)) == ["reading"]
     text, file, data = view.artifacts
     assert (text.parts, data.parts) == ((Text(words),), (Json({"n": 1}),))
     assert file.name == "a.md"
     assert view.result is not None
     assert view.result.metadata == {"usage": {"tokens": 5, "input_tokens": 5}}
-    assert said(await house.ask("returns", "hello")) == "HELLO"
+    assert said(await under_test.ask("returns", "hello")) == "HELLO"
 
 
-async def test_an_isolated_function_asks_rejects_and_replies(house: House) -> None:
-    parked = await house.ask("asks", "translate")
+async def test_an_isolated_function_asks_rejects_and_replies(under_test: AgentsUnderTest) -> None:
+    parked = await under_test.ask("asks", "translate")
     assert (parked.state, said(parked)) == (TaskState.INPUT_REQUIRED, "Which language?")
-    assert said(await house.ask("asks", "Latin", task_id=parked.task.id)) == "Latin, after 2 messages"
-    rejected = await house.ask("rejects", "x")
+    assert said(await under_test.ask("asks", "Latin", task_id=parked.task.id)) == "Latin, after 2 messages"
+    rejected = await under_test.ask("rejects", "x")
     assert (rejected.state, said(rejected)) == (TaskState.REJECTED, "not my work")
-    replied = await house.ask("replies", "x")
+    replied = await under_test.ask("replies", "x")
     assert (replied.result is not None and replied.result.reply, said(replied)) == (True, "just this")
 
 
@@ -160,19 +160,19 @@ async def test_an_isolated_function_asks_rejects_and_replies(house: House) -> No
     ("kind", "field"), [("status", "StatusUpdate.text"), ("rejection", "Rejection.text"), ("text", "Text.text")]
 )
 async def test_an_isolated_generator_fails_with_the_field_that_cannot_be_said(
-    house: House, kind: str, field: str
+    under_test: AgentsUnderTest, kind: str, field: str
 ) -> None:
-    view = await house.ask("odd", kind)
+    view = await under_test.ask("odd", kind)
     assert view.state is TaskState.FAILED
     assert said(view).startswith(f"the agent yielded what cannot be said: {field}")
 
 
-async def test_an_isolated_function_calls_other_agents(house: House) -> None:
+async def test_an_isolated_function_calls_other_agents(under_test: AgentsUnderTest) -> None:
     answered = "hey! a! b! NotFound unknown_agent NotEnough not_enough_answers"
-    assert said(await house.ask("calls", "go")) == answered
-    view = await house.ask("calls_async", "go")
+    assert said(await under_test.ask("calls", "go")) == answered
+    view = await under_test.ask("calls_async", "go")
     assert said(view) == "hey!"
-    tree = await house.ledger.tree(view.task.id, None)
+    tree = await under_test.ledger.tree(view.task.id, None)
     assert sorted(str(child.a2a_state) for child in tree.children) == ["canceled", "completed"]
 
 
@@ -187,10 +187,10 @@ async def test_an_isolated_function_calls_other_agents(house: House) -> None:
     ],
 )
 async def test_a_process_that_dies_fails_its_own_task_alone(
-    house: House, how: str, told: str, caplog: pytest.LogCaptureFixture
+    under_test: AgentsUnderTest, how: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        dead, alive = await asyncio.gather(house.ask("crashes", how), house.ask("returns", "hello"))
+        dead, alive = await asyncio.gather(under_test.ask("crashes", how), under_test.ask("returns", "hello"))
     assert dead.state is TaskState.FAILED
     assert said(dead).startswith(told)
     assert said(alive) == "HELLO"
@@ -198,27 +198,27 @@ async def test_a_process_that_dies_fails_its_own_task_alone(
         assert any("swordfish" in str(getattr(record, "said", "")) for record in caplog.records)
 
 
-async def test_a_canceled_turn_ends_its_process(house: House) -> None:
-    agent = house.catalogue.agent(DEFAULT, "hangs")
+async def test_a_canceled_turn_ends_its_process(under_test: AgentsUnderTest) -> None:
+    agent = under_test.catalogue.agent(DEFAULT, "hangs")
     assert agent is not None
-    ask = A2ARequest(caller=house.caller, agent=agent)
+    ask = A2ARequest(caller=under_test.caller, agent=agent)
     message = Message(message_id=Uuids()(), parts=(Text("x"),))
-    begun = await house.conversations.send(ask, SendMessage(message=message, blocking=False))
-    pid = await _first_word(house, begun.task.id)
+    begun = await under_test.conversations.send(ask, SendMessage(message=message, blocking=False))
+    pid = await _first_word(under_test, begun.task.id)
     assert _alive(pid)
-    canceled = await house.conversations.cancel(ask, CancelTask(task_id=begun.task.id))
+    canceled = await under_test.conversations.cancel(ask, CancelTask(task_id=begun.task.id))
     assert canceled.state is TaskState.CANCELED
     async with asyncio.timeout(BOUND_S):
         while _alive(pid):  # noqa: ASYNC110  (a process)
             await asyncio.sleep(0.01)
-    await asyncio.wait_for(house.workers.idle(), BOUND_S)
+    await asyncio.wait_for(under_test.workers.idle(), BOUND_S)
 
 
-async def _first_word(house: House, task_id: TaskId) -> int:
+async def _first_word(under_test: AgentsUnderTest, task_id: TaskId) -> int:
     async with asyncio.timeout(BOUND_S):
-        with house.ledger.watch(task_id) as watch:
+        with under_test.ledger.watch(task_id) as watch:
             while True:
-                for step in await house.ledger.steps(task_id, 0, 100):
+                for step in await under_test.ledger.steps(task_id, 0, 100):
                     if isinstance(step.what, ArtifactUpdate):
                         (part,) = step.what.parts
                         assert isinstance(part, Text)

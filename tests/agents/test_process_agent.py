@@ -16,7 +16,7 @@ from covenant.agents.process_agent import ProcessAgent
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
-from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, endings, statuses, told
+from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, chunks, endings, open_pool, statuses, told
 
 PRELUDE = """
 import json, os, signal, sys, time
@@ -71,21 +71,21 @@ ENDS: list[tuple[str, list[Any], int, TaskState, str]] = [
 
 @pytest.mark.parametrize(("rows", "code", "state", "said"), [row[1:] for row in ENDS], ids=[row[0] for row in ENDS])
 async def test_each_event_makes_at_most_one_legal_move(
-    stage: Stage, rows: list[Any], code: int, state: TaskState, said: str
+    pool: PoolUnderTest, rows: list[Any], code: int, state: TaskState, said: str
 ) -> None:
-    stage.cast(events(*rows, code=code))
-    view = await stage.until(await stage.send(), lambda view: view.state.terminal or view.state.waits)
+    pool.serve(events(*rows, code=code))
+    view = await pool.until(await pool.send(), lambda view: view.state.terminal or view.state.waits)
     assert (view.state, told(view)) == (state, said)
-    await stage.idle()
-    steps = await stage.steps(view.task.id)
+    await pool.idle()
+    steps = await pool.steps(view.task.id)
     assert len(endings(steps)) == (0 if state is WAITS else 1)
 
 
-async def test_a_program_is_told_of_its_turn_in_one_line(stage: Stage) -> None:
-    stage.cast(program("turn = json.loads(sys.stdin.read()); say('artifact', name='turn', value=turn)"))
+async def test_a_program_is_told_of_its_turn_in_one_line(pool: PoolUnderTest) -> None:
+    pool.serve(program("turn = json.loads(sys.stdin.read()); say('artifact', name='turn', value=turn)"))
     parts = (Text("look"), Json({"a": 1}))
     fields: dict[str, Any] = {"message_id": "m-1", "context_id": "c-1", "metadata": {"lang": "en"}}
-    view = await stage.ask("look", parts=parts, **fields)
+    view = await pool.ask("look", parts=parts, **fields)
     (given,) = view.artifacts[0].parts
     assert isinstance(given, Json)
     assert given.value == {
@@ -103,8 +103,8 @@ async def test_a_program_is_told_of_its_turn_in_one_line(stage: Stage) -> None:
     }
 
 
-async def test_an_approval_is_the_next_turn_of_the_same_task(stage: Stage) -> None:
-    stage.cast(
+async def test_an_approval_is_the_next_turn_of_the_same_task(pool: PoolUnderTest) -> None:
+    pool.serve(
         program("""
             turn = json.loads(sys.stdin.readline())
             if turn["turn"] == 1:
@@ -114,15 +114,15 @@ async def test_an_approval_is_the_next_turn_of_the_same_task(stage: Stage) -> No
             say("result", text=f"{said} {turn['text']}")
         """)
     )
-    task_id = await stage.send("tidy up")
-    await stage.parked(task_id)
-    await stage.idle()
-    await stage.say(task_id, "yes")
-    assert told(await stage.ended(task_id)) == "['tidy up', 'delete it?'] yes"
+    task_id = await pool.send("tidy up")
+    await pool.parked(task_id)
+    await pool.idle()
+    await pool.say(task_id, "yes")
+    assert told(await pool.ended(task_id)) == "['tidy up', 'delete it?'] yes"
 
 
-async def test_artifacts_status_and_usage_are_told(stage: Stage) -> None:
-    stage.cast(
+async def test_artifacts_status_and_usage_are_told(pool: PoolUnderTest) -> None:
+    pool.serve(
         events(
             {"type": "status", "text": "reading"},
             {"type": "artifact", "name": "a.txt", "data": "aGk="},
@@ -132,8 +132,8 @@ async def test_artifacts_status_and_usage_are_told(stage: Stage) -> None:
             {"type": "result", "text": "ok", "status": "partial", "usage": {"tokens": 5, "odd": "x"}},
         )
     )
-    view = await stage.ask()
-    assert statuses(await stage.steps(view.task.id)) == ["reading"]
+    view = await pool.ask()
+    assert statuses(await pool.steps(view.task.id)) == ["reading"]
     file, page, link, data, text = (artifact.parts[0] for artifact in view.artifacts)
     assert isinstance(file, Resource)
     assert (file.filename, file.resource.blob, file.resource.mimeType) == ("a.txt", "aGk=", "text/plain")
@@ -146,41 +146,43 @@ async def test_artifacts_status_and_usage_are_told(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("command", [["no-such-program-here"], ["/"], ["x\0y"]], ids=["missing", "folder", "nul"])
-async def test_a_program_that_cannot_be_started_fails_its_task(stage: Stage, command: list[str]) -> None:
-    stage.cast(ProcessAgent(command, environment={"PATH": os.defpath}))
-    view = await stage.ask()
+async def test_a_program_that_cannot_be_started_fails_its_task(pool: PoolUnderTest, command: list[str]) -> None:
+    pool.serve(ProcessAgent(command, environment={"PATH": os.defpath}))
+    view = await pool.ask()
     assert (view.state, told(view)) == (FAILED, "the agent could not be started")
 
 
-async def test_a_program_sees_nothing_of_our_environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_sees_nothing_of_our_environment(pool: PoolUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COVENANT_TOKEN", "secret")
-    stage.cast(program("say('result', text=' '.join(sorted(os.environ)))"))
-    assert set(told(await stage.ask()).split()) <= {"PATH", "LC_CTYPE"}
+    pool.serve(program("say('result', text=' '.join(sorted(os.environ)))"))
+    assert set(told(await pool.ask()).split()) <= {"PATH", "LC_CTYPE"}
 
 
-async def test_a_line_and_all_lines_together_have_a_limit(stage: Stage) -> None:
-    stage.cast(program("say('assistant', text='x' * 5000)", line_bytes_max=1_000))
-    assert told(await stage.ask()) == "the agent wrote a line of more than 1000 bytes"
-    stage.cast(program("while True: say('tool_status', text='x' * 500)", output_bytes_max=100_000))
-    view = await stage.ask()
+async def test_a_line_and_all_lines_together_have_a_limit(pool: PoolUnderTest) -> None:
+    pool.serve(program("say('assistant', text='x' * 5000)", line_bytes_max=1_000))
+    assert told(await pool.ask()) == "the agent wrote a line of more than 1000 bytes"
+    pool.serve(program("while True: say('tool_status', text='x' * 500)", output_bytes_max=100_000))
+    view = await pool.ask()
     assert (view.state, told(view)) == (FAILED, "the agent wrote more than 100000 bytes")
-    await stage.idle()
+    await pool.idle()
 
 
-async def test_what_a_program_complains_of_is_for_the_log_alone(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_program_complains_of_is_for_the_log_alone(
+    pool: PoolUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    stage.cast(
+    pool.serve(
         program("""
             for number in range(1000):
                 print("complaint", number, file=sys.stderr)
             say("result", text="ok")
         """)
     )
-    view = await stage.ask()
-    await stage.idle()
+    view = await pool.ask()
+    await pool.idle()
     noted = [record.said for record in caplog.records if record.message == "process.said"]  # type: ignore[attr-defined]
     assert 0 < len(noted) <= 200
-    assert "complaint" not in str(await stage.steps(view.task.id))
+    assert "complaint" not in str(await pool.steps(view.task.id))
 
 
 STUBBORN = """
@@ -205,8 +207,8 @@ POLITE = """
 """
 
 
-async def pids(stage: Stage, task_id: Any) -> list[int]:
-    view = await stage.until(task_id, lambda view: bool(view.artifacts))
+async def pids(pool: PoolUnderTest, task_id: Any) -> list[int]:
+    view = await pool.until(task_id, lambda view: bool(view.artifacts))
     part = view.artifacts[0].parts[0]
     assert isinstance(part, Text)
     return [int(word) for word in part.text.split() if word.isdigit()]
@@ -222,41 +224,43 @@ async def gone(pid: int) -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "timeout", "stop"])
 async def test_a_program_that_ignores_sigterm_is_killed_with_what_it_started(ledger: EmbeddedLedger, how: str) -> None:
-    async with a_stage(ledger) as stage:
-        stage.cast(program(STUBBORN), timeout_ms=500 if how == "timeout" else None)
-        task_id = await stage.send()
-        found = await pids(stage, task_id)
+    async with open_pool(ledger) as pool:
+        pool.serve(program(STUBBORN), timeout_ms=500 if how == "timeout" else None)
+        task_id = await pool.send()
+        found = await pids(pool, task_id)
         assert len(found) == 2
         if how == "cancel":
-            await stage.cancel(task_id)
+            await pool.cancel(task_id)
         elif how == "timeout":
-            assert told(await stage.ended(task_id)) == "Task timed out"
+            assert told(await pool.ended(task_id)) == "Task timed out"
         else:
-            await stage.cut_short()
+            await pool.cut_short()
         for pid in found:
             await gone(pid)
-        await stage.idle()
-        said = len(chunks(await stage.steps(task_id)))
+        await pool.idle()
+        said = len(chunks(await pool.steps(task_id)))
         assert said == 1
-        assert len(endings(await stage.steps(task_id))) == (0 if how == "stop" else 1)
+        assert len(endings(await pool.steps(task_id))) == (0 if how == "stop" else 1)
 
 
-async def test_a_program_may_end_politely_and_nothing_it_says_then_is_heard(stage: Stage, tmp_path: Path) -> None:
-    stage.cast(program(POLITE))
+async def test_a_program_may_end_politely_and_nothing_it_says_then_is_heard(
+    pool: PoolUnderTest, tmp_path: Path
+) -> None:
+    pool.serve(program(POLITE))
     note = tmp_path / "note"
-    task_id = await stage.send(str(note))
-    (pid,) = await pids(stage, task_id)
-    await stage.cancel(task_id)
-    await stage.idle()
+    task_id = await pool.send(str(note))
+    (pid,) = await pids(pool, task_id)
+    await pool.cancel(task_id)
+    await pool.idle()
     await gone(pid)
     assert note.read_text() == "ended politely"
-    steps = await stage.steps(task_id)
+    steps = await pool.steps(task_id)
     assert steps[-1].what is endings(steps)[0]
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["in its group", "in a group of its own"])
-async def test_what_a_program_leaves_behind_does_not_hold_its_task(stage: Stage, leaves: bool) -> None:
-    stage.cast(
+async def test_what_a_program_leaves_behind_does_not_hold_its_task(pool: PoolUnderTest, leaves: bool) -> None:
+    pool.serve(
         program(f"""
             child = os.fork()
             if child == 0:
@@ -268,16 +272,16 @@ async def test_what_a_program_leaves_behind_does_not_hold_its_task(stage: Stage,
             os._exit(0)
         """)
     )
-    view = await stage.ask()
+    view = await pool.ask()
     assert view.state is DONE
     child = int(told(view))
     if leaves:
         os.kill(child, signal.SIGKILL)
     await gone(child)
-    await stage.idle()
+    await pool.idle()
 
 
-async def test_many_words_of_a_program_arrive_in_order(stage: Stage) -> None:
-    stage.cast(program("for n in range(5000): say('assistant', text=f'{n} ')"))
-    view = await stage.ask()
+async def test_many_words_of_a_program_arrive_in_order(pool: PoolUnderTest) -> None:
+    pool.serve(program("for n in range(5000): say('assistant', text=f'{n} ')"))
+    view = await pool.ask()
     assert told(view) == "".join(f"{n} " for n in range(5000))

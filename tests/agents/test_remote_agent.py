@@ -9,7 +9,7 @@ import pytest
 from covenant.agents.api import Agent, Turn
 from covenant.model.task import ELSEWHERE
 from covenant.model.tenants import DEFAULT
-from tests.agents.house import a_house, said
+from tests.agents.agents_under_test import open_agents, said
 from tests.outbound.remotes import Called, hand_made, status, task
 
 REPORT = {"usage": {"input_tokens": 3, "output_tokens": 5}}
@@ -42,10 +42,10 @@ def caller() -> Agent:
 async def test_usage_counts_wherever_an_answer_has_it(tmp_path: Path, answer: dict[str, Any]) -> None:
     async with (
         hand_made(lambda called: called.result(answer), streaming=False) as far,
-        a_house(tmp_path, caller()) as house,
+        open_agents(tmp_path, caller()) as under_test,
     ):
-        house.register(far=far.served.url(""))
-        view = await house.ask("asks", "go")
+        under_test.register(far=far.served.url(""))
+        view = await under_test.ask("asks", "go")
         assert said(view) == "completed: 8"
 
 
@@ -66,9 +66,9 @@ async def test_reports_of_several_turns_come_to_what_was_used(tmp_path: Path, tu
         metadata = {"usage": {"tokens": told[-1]}}
         called.result({"task": task("INPUT_REQUIRED" if left else "COMPLETED", "well", metadata=metadata)})
 
-    async with hand_made(behave, streaming=False) as far, a_house(tmp_path, asks) as house:
-        house.register(far=far.served.url(""))
-        assert said(await house.ask("asks", "go")) == "60"
+    async with hand_made(behave, streaming=False) as far, open_agents(tmp_path, asks) as under_test:
+        under_test.register(far=far.served.url(""))
+        assert said(await under_test.ask("asks", "go")) == "60"
 
 
 @pytest.mark.parametrize("told", ["in an update", "when it is canceled"])
@@ -88,8 +88,8 @@ async def test_what_a_remote_had_reported_is_kept_when_time_is_over(tmp_path: Pa
         await called.writer.drain()
         await asyncio.Event().wait()
 
-    async with hand_made(behave, stops=False) as far, a_house(tmp_path, caller()) as house:
-        house.register(far=far.served.url(""))
-        here = house.catalogue.identity(DEFAULT, ELSEWHERE)
-        house.workers.register(here, house.elsewhere.body(), timeout_ms=1_000)
-        assert said(await house.ask("asks", "go")) == "failed: 8"
+    async with hand_made(behave, stops=False) as far, open_agents(tmp_path, caller()) as under_test:
+        under_test.register(far=far.served.url(""))
+        here = under_test.catalogue.identity(DEFAULT, ELSEWHERE)
+        under_test.workers.register(here, under_test.elsewhere.body(), timeout_ms=1_000)
+        assert said(await under_test.ask("asks", "go")) == "failed: 8"

@@ -16,7 +16,7 @@ from covenant.model.agent_definition import Skill
 from covenant.model.content import Embedded, Json, Resource, Text
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
-from tests.agents.house import DEAD, a_house, function, said, values
+from tests.agents.agents_under_test import DEAD, function, open_agents, said, values
 from tests.outbound.remotes import card, hand_made, task
 
 WEATHER = {"description": "Tells the weather of a city", "skills": ["forecast"]}
@@ -25,10 +25,10 @@ WEATHER = {"description": "Tells the weather of a city", "skills": ["forecast"]}
 async def test_what_is_addressed_to_nobody_goes_to_the_agent_whose_words_it_shares(tmp_path: Path) -> None:
     weather = function("weather", "sunny: {}", **WEATHER)
     poet = function("poet", "roses", description="Writes poems and songs")
-    async with a_house(tmp_path, poet, weather) as house:
-        view = await house.ask("index", "What is the forecast for Paris?")
+    async with open_agents(tmp_path, poet, weather) as under_test:
+        view = await under_test.ask("index", "What is the forecast for Paris?")
         assert (view.state, said(view)) == (TaskState.COMPLETED, "sunny: What is the forecast for Paris?")
-        steps = await house.steps(view)
+        steps = await under_test.steps(view)
         (status,) = [step.what for step in steps if isinstance(step.what, StatusUpdate)]
         assert status.text == "Handing this to weather: its card matches 'forecast' (skill)"
         assert status.metadata is not None
@@ -40,25 +40,25 @@ async def test_what_is_addressed_to_nobody_goes_to_the_agent_whose_words_it_shar
         assert values(steps, "tool_call") == [{"tool": "agent:weather", "ok": True}]
         content = "sunny: What is the forecast for Paris?"
         assert values(steps, "sub_agent_response") == [{"agent": "weather", "depth": 1, "content": content}]
-        tree = await house.ledger.tree(view.task.id, None)
+        tree = await under_test.ledger.tree(view.task.id, None)
         assert [child.task.recipient.display for child in tree.children if child.task] == ["weather@default"]
 
 
 async def test_when_nobody_fits_the_master_says_so_and_who_there_is(tmp_path: Path) -> None:
-    async with a_house(tmp_path, function("weather", "sunny", **WEATHER)) as house:
-        view = await house.ask("index", "Compose a sonnet")
+    async with open_agents(tmp_path, function("weather", "sunny", **WEATHER)) as under_test:
+        view = await under_test.ask("index", "Compose a sonnet")
         assert view.state is TaskState.COMPLETED
         assert "weather — Tells the weather of a city (skills: forecast)" in said(view)
         assert "no model is configured" in said(view)
-        assert values(await house.steps(view), "sub_agent_response") == []
+        assert values(await under_test.steps(view), "sub_agent_response") == []
         assert view.result is not None
         assert isinstance(view.result.metadata, dict)
         assert view.result.metadata[ROUTE]["agent"] == "index"
 
 
 async def test_without_any_agent_the_master_answers_all_the_same(tmp_path: Path) -> None:
-    async with a_house(tmp_path) as house:
-        view = await house.ask("index", "hello")
+    async with open_agents(tmp_path) as under_test:
+        view = await under_test.ask("index", "hello")
         assert view.state is TaskState.COMPLETED
         assert "There are no agents yet" in said(view)
 
@@ -73,11 +73,11 @@ async def test_a_question_of_the_agent_is_passed_on_and_so_is_the_answer(tmp_pat
         else:
             yield f"a poem about {turn.text}"
 
-    async with a_house(tmp_path, poet, function("weather", "sunny", **WEATHER)) as house:
-        asked = await house.ask("index", "Write a poem")
+    async with open_agents(tmp_path, poet, function("weather", "sunny", **WEATHER)) as under_test:
+        asked = await under_test.ask("index", "Write a poem")
         assert (asked.state, said(asked)) == (TaskState.INPUT_REQUIRED, "About what?")
         # The answer goes to whoever asked, whatever its words would match.
-        view = await house.ask("index", "the weather forecast", task_id=asked.task.id)
+        view = await under_test.ask("index", "the weather forecast", task_id=asked.task.id)
         assert (view.state, said(view)) == (TaskState.COMPLETED, "a poem about the weather forecast")
 
 
@@ -88,10 +88,10 @@ async def test_what_fails_there_fails_here_with_its_name(tmp_path: Path) -> None
     async def fail(turn: Any) -> str:
         raise RuntimeError("swordfish")
 
-    async with a_house(tmp_path, broken) as house:
-        view = await house.ask("index", "weather?")
+    async with open_agents(tmp_path, broken) as under_test:
+        view = await under_test.ask("index", "weather?")
         assert (view.state, said(view)) == (TaskState.FAILED, "weather: the agent failed")
-        assert values(await house.steps(view), "tool_call") == [{"tool": "agent:weather", "ok": False}]
+        assert values(await under_test.steps(view), "tool_call") == [{"tool": "agent:weather", "ok": False}]
 
 
 async def test_files_go_to_a_local_agent_and_what_it_makes_comes_back(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ async def test_files_go_to_a_local_agent_and_what_it_makes_comes_back(tmp_path: 
         yield "copied"
 
     blob = Resource(Embedded(uri="", mimeType="text/plain", blob="aGk="), "a.txt")
-    async with a_house(tmp_path, copier) as house:
-        view = await house.ask("index", (Text("Copy these files"), blob))
+    async with open_agents(tmp_path, copier) as under_test:
+        view = await under_test.ask("index", (Text("Copy these files"), blob))
         assert said(view) == "copied"
         assert [artifact.parts for artifact in view.artifacts if artifact.name == "a.txt"] == [(blob,)]
 
@@ -117,18 +117,18 @@ async def test_a_remote_agent_is_picked_by_its_card_and_sent_the_words_alone(tmp
 
     async with (
         hand_made(lambda called: called.result({"task": task("COMPLETED", "bonjour")}), made=describe) as remote,
-        a_house(tmp_path, function("weather", "sunny", **WEATHER)) as house,
+        open_agents(tmp_path, function("weather", "sunny", **WEATHER)) as under_test,
     ):
-        house.register(translator=remote.served.url(""))
-        await house.known()
+        under_test.register(translator=remote.served.url(""))
+        await under_test.known()
         canary = (Json({"secret": "canary-7"}), Resource(Embedded(uri="", blob="Y2FuYXJ5LTc="), "canary.txt"))
-        view = await house.ask("index", (Text("Translate hello into French"), *canary))
+        view = await under_test.ask("index", (Text("Translate hello into French"), *canary))
         assert (view.state, said(view)) == (TaskState.COMPLETED, "bonjour")
-        assert values(await house.steps(view), "tool_call") == [{"tool": "a2a:translator", "ok": True}]
+        assert values(await under_test.steps(view), "tool_call") == [{"tool": "a2a:translator", "ok": True}]
         (call,) = remote.calls
         assert call.params["message"]["parts"] == [{"text": "Translate hello into French"}]
         everything = call.request.body.decode() + str(call.headers) + call.request.target
-        for secret in ("canary", house.token, "Y2FuYXJ5", "weather"):
+        for secret in ("canary", under_test.token, "Y2FuYXJ5", "weather"):
             assert secret not in everything
 
 
@@ -141,14 +141,14 @@ async def test_a_turn_neither_waits_for_dead_remotes_nor_asks_them(tmp_path: Pat
             busy.set()
         await never.wait()
 
-    async with a_house(tmp_path, function("weather", "sunny", **WEATHER)) as house:
-        house.remote_cards._find_card = hang
-        house.register(**{f"dead{number}": DEAD for number in range(50)})
-        house.remote_cards.look()
+    async with open_agents(tmp_path, function("weather", "sunny", **WEATHER)) as under_test:
+        under_test.remote_cards._find_card = hang
+        under_test.register(**{f"dead{number}": DEAD for number in range(50)})
+        under_test.remote_cards.look()
         await busy.wait()
-        assert said(await house.ask("index", "What is the forecast?")) == "sunny"
+        assert said(await under_test.ask("index", "What is the forecast?")) == "sunny"
         assert len(asked) == FETCHES_MAX, "those who wait for a card hold up nobody, and the turn asked for none"
-        assert house.directory.remote("default") == []
+        assert under_test.directory.remote("default") == []
         never.set()
 
 

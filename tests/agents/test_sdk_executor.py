@@ -15,7 +15,7 @@ from covenant.agents.sdk_executor import SdkExecutorAgent
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
-from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, endings, statuses, told
+from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, chunks, endings, open_pool, statuses, told
 
 
 class Plain(AgentExecutor):
@@ -51,18 +51,18 @@ class Streaming(Plain):
             await updater.complete()
 
 
-async def test_a_single_message_is_a_bare_reply(stage: Stage) -> None:
-    stage.cast(SdkExecutorAgent(HelloWorld()))
-    view = await stage.ask("world")
+async def test_a_single_message_is_a_bare_reply(pool: PoolUnderTest) -> None:
+    pool.serve(SdkExecutorAgent(HelloWorld()))
+    view = await pool.ask("world")
     assert view.result is not None
     assert (view.state, told(view), view.result.reply) == (TaskState.COMPLETED, "Hello world", True)
 
 
-async def test_a_task_with_chunks_is_told_event_by_event(stage: Stage) -> None:
-    stage.cast(SdkExecutorAgent(Streaming()))
-    view = await stage.ask()
+async def test_a_task_with_chunks_is_told_event_by_event(pool: PoolUnderTest) -> None:
+    pool.serve(SdkExecutorAgent(Streaming()))
+    view = await pool.ask()
     assert (view.state, told(view)) == (TaskState.COMPLETED, "done")
-    steps = await stage.steps(view.task.id)
+    steps = await pool.steps(view.task.id)
     assert statuses(steps) == ["thinking"]
     assert [(c.artifact_id, c.name, c.append, c.last_chunk) for c in chunks(steps)] == [
         ("answer", "answer", False, False),
@@ -108,11 +108,11 @@ class Ends(Plain):
         ("enqueues nonsense", TaskState.FAILED, "the agent enqueued dict, which is no event of a task"),
     ],
 )
-async def test_each_way_to_end_is_one_end(stage: Stage, how: str, state: TaskState, said: str) -> None:
-    stage.cast(SdkExecutorAgent(Ends(how)))
-    view = await stage.ask()
+async def test_each_way_to_end_is_one_end(pool: PoolUnderTest, how: str, state: TaskState, said: str) -> None:
+    pool.serve(SdkExecutorAgent(Ends(how)))
+    view = await pool.ask()
     assert (view.state, told(view)) == (state, said)
-    assert len(endings(await stage.steps(view.task.id))) == 1
+    assert len(endings(await pool.steps(view.task.id))) == 1
 
 
 class Asks(Plain):
@@ -142,15 +142,15 @@ class Asks(Plain):
     [("requires_input", TaskState.INPUT_REQUIRED), ("requires_auth", TaskState.AUTH_REQUIRED)],
 )
 async def test_an_executor_that_asks_parks_its_task_and_is_called_again(
-    stage: Stage, what: str, state: TaskState
+    pool: PoolUnderTest, what: str, state: TaskState
 ) -> None:
-    stage.cast(SdkExecutorAgent(Asks(what)))
-    task_id = await stage.send()
-    view = await stage.parked(task_id)
+    pool.serve(SdkExecutorAgent(Asks(what)))
+    task_id = await pool.send()
+    view = await pool.parked(task_id)
     assert (view.state, told(view)) == (state, "more?")
-    await stage.idle()
-    await stage.say(task_id, "yes")
-    view = await stage.ended(task_id)
+    await pool.idle()
+    await pool.say(task_id, "yes")
+    view = await pool.ended(task_id)
     assert (view.state, told(view)) == (TaskState.COMPLETED, "yes")
 
 
@@ -164,9 +164,9 @@ class Looks(Plain):
         await event_queue.enqueue_event(pb.Message(role=pb.ROLE_AGENT, message_id="r", parts=context.message.parts))
 
 
-async def test_the_request_reaches_the_executor_whole_and_parts_come_back_as_they_were(stage: Stage) -> None:
+async def test_the_request_reaches_the_executor_whole_and_parts_come_back_as_they_were(pool: PoolUnderTest) -> None:
     looks = Looks()
-    stage.cast(SdkExecutorAgent(looks))
+    pool.serve(SdkExecutorAgent(looks))
     parts = (
         Text("words", "text/markdown", "a.md", {"k": 1}),
         Json({"n": 1, "f": 1.5, "deep": [None, True]}),
@@ -175,7 +175,7 @@ async def test_the_request_reaches_the_executor_whole_and_parts_come_back_as_the
     )
     fields: dict[str, Any] = {"message_id": "m-1", "context_id": "c-1", "metadata": {"lang": "en"}}
     request = {"request_metadata": {"trace": 7}, "tenant": "acme", "extensions": ("urn:x",), "output_modes": ("a/b",)}
-    view = await stage.ask("words", parts=parts, **fields, **request)
+    view = await pool.ask("words", parts=parts, **fields, **request)
     (context,) = looks.seen
     message = context.message
     assert message is not None
@@ -208,23 +208,23 @@ class Cancelable(AgentExecutor):
 
 async def test_an_executor_is_told_of_a_cancel_and_not_of_a_stop(ledger: EmbeddedLedger) -> None:
     executor = Cancelable()
-    async with a_stage(ledger) as stage:
-        stage.cast(SdkExecutorAgent(executor))
-        task_id = await stage.send()
+    async with open_pool(ledger) as pool:
+        pool.serve(SdkExecutorAgent(executor))
+        task_id = await pool.send()
         await asyncio.wait_for(executor.started.wait(), BOUND_S)
-        await stage.cancel(task_id)
-        await stage.idle()
+        await pool.cancel(task_id)
+        await pool.idle()
         assert executor.told == 1
-        assert len(endings(await stage.steps(task_id))) == 1
+        assert len(endings(await pool.steps(task_id))) == 1
         executor.started.clear()
-        task_id = await stage.send()
+        task_id = await pool.send()
         await asyncio.wait_for(executor.started.wait(), BOUND_S)
-        await stage.cut_short()
+        await pool.cut_short()
         assert executor.told == 1
-        assert endings(await stage.steps(task_id)) == []
+        assert endings(await pool.steps(task_id)) == []
 
 
-async def test_metadata_of_the_last_status_is_the_results(stage: Stage) -> None:
+async def test_metadata_of_the_last_status_is_the_results(pool: PoolUnderTest) -> None:
     class Notes(Plain):
         async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
             metadata = struct_pb2.Struct()
@@ -234,7 +234,7 @@ async def test_metadata_of_the_last_status_is_the_results(stage: Stage) -> None:
                 pb.TaskStatusUpdateEvent(task_id=context.task_id, status=status, metadata=metadata)
             )
 
-    stage.cast(SdkExecutorAgent(Notes()))
-    view = await stage.ask()
+    pool.serve(SdkExecutorAgent(Notes()))
+    view = await pool.ask()
     assert view.result is not None
     assert view.result.metadata == {"tokens": 12}

@@ -18,7 +18,7 @@ from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import Target
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.call_errors import AddressRefused, CallFailed
-from tests.agents.stage import now_ms
+from tests.agents.pool_under_test import now_ms
 from tests.outbound.dns_server import name_server
 from tests.outbound.http_servers import Request, always, http_server, reply
 from tests.outbound.remotes import card, hand_made, task

@@ -17,9 +17,9 @@ from covenant.daemon.wiring.model_registry import ModelAgents, Models
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.result import ResultStatus
 from covenant.model.task_view import TaskState
-from tests.agents.house import a_house, function, said, values
+from tests.agents.agents_under_test import function, open_agents, said, values
 from tests.agents.openai_server import Cut, Drip, Line, openai_server
-from tests.agents.stage import BOUND_S, chunks
+from tests.agents.pool_under_test import BOUND_S, chunks
 
 
 @asynccontextmanager
@@ -40,16 +40,16 @@ async def test_text_is_streamed_and_tools_are_called_over_the_wire(tmp_path: Pat
     call = ("agent", {"agent": "poet", "message": "spring"})
     async with (
         openai_server([call, "roses for you"]) as server,
-        a_house(tmp_path, function("poet", "roses")) as house,
+        open_agents(tmp_path, function("poet", "roses")) as under_test,
         opening() as opened,
     ):
         models = await opened(ModelSettings(name="openai:small", base_url=server.url))
         assert models.default is not None, models.trouble
-        house.models[""] = models.default
-        house.add({"id": "bot", "goal": "Be kind"})
-        view = await house.ask("bot", "Something about spring")
+        under_test.models[""] = models.default
+        under_test.add({"id": "bot", "goal": "Be kind"})
+        view = await under_test.ask("bot", "Something about spring")
         assert (view.state, said(view)) == (TaskState.COMPLETED, "rosesforyou")
-        steps = await house.steps(view)
+        steps = await under_test.steps(view)
         assert len([chunk for chunk in chunks(steps) if chunk.artifact_id.endswith("-text-0")]) >= 3
         assert values(steps, "sub_agent_response") == [{"agent": "poet", "depth": 1, "content": "roses"}]
         first, second = server.asked
@@ -65,12 +65,12 @@ async def test_text_is_streamed_and_tools_are_called_over_the_wire(tmp_path: Pat
 
 
 async def test_a_failure_of_the_server_is_one_word_to_the_sender(tmp_path: Path) -> None:
-    async with openai_server([400]) as server, a_house(tmp_path) as house, opening() as opened:
+    async with openai_server([400]) as server, open_agents(tmp_path) as under_test, opening() as opened:
         models = await opened(ModelSettings(name="openai:small", base_url=server.url))
         assert models.default is not None
-        house.models[""] = models.default
-        house.add({"id": "bot"})
-        view = await house.ask("bot", "x")
+        under_test.models[""] = models.default
+        under_test.add({"id": "bot"})
+        view = await under_test.ask("bot", "x")
         assert (view.state, said(view)) == (TaskState.FAILED, "the model failed: invalid_request")
 
 
@@ -78,12 +78,12 @@ async def test_the_key_comes_from_the_variable_that_the_settings_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "k-1")
-    async with openai_server(["hi"]) as server, a_house(tmp_path) as house, opening() as opened:
+    async with openai_server(["hi"]) as server, open_agents(tmp_path) as under_test, opening() as opened:
         models = await opened(ModelSettings(name="openai:small", base_url=server.url, api_key_env="MY_KEY"))
         assert models.default is not None
-        house.models[""] = models.default
-        house.add({"id": "bot"})
-        await house.ask("bot", "x")
+        under_test.models[""] = models.default
+        under_test.add({"id": "bot"})
+        await under_test.ask("bot", "x")
         assert server.keys == ["Bearer k-1"]
 
 
@@ -142,31 +142,35 @@ async def test_the_address_and_its_key_are_one_providers(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("line", [Drip("word", 0.05), 500], ids=["a word now and then", "failures and retries"])
 async def test_a_whole_answer_has_a_time_limit_however_often_something_comes(tmp_path: Path, line: Line) -> None:
-    async with openai_server([line] * 50) as server, a_house(tmp_path) as house, opening() as opened:
+    async with openai_server([line] * 50) as server, open_agents(tmp_path) as under_test, opening() as opened:
         settings = ModelSettings(name="openai:small", base_url=server.url, request_ms=400)
-        cast = ModelAgents(settings, await opened(settings), house.services)
+        cast = ModelAgents(settings, await opened(settings), under_test.services)
         definition = agent()
-        house.catalogue.add_resident("default", definition, "code")
-        house.workers.register(house.catalogue.identity("default", "bot"), cast.body(definition))
+        under_test.catalogue.add_resident("default", definition, "code")
+        under_test.workers.register(under_test.catalogue.identity("default", "bot"), cast.body(definition))
         begun_s = time.monotonic()
-        view = await house.ask("bot", "go")
+        view = await under_test.ask("bot", "go")
         assert time.monotonic() - begun_s < BOUND_S / 2
         assert (view.state, said(view)) == (TaskState.FAILED, "the model failed: timed_out")
 
 
 async def test_an_answer_that_is_cut_says_so(tmp_path: Path) -> None:
-    async with openai_server([Cut("half an"), Cut("")]) as server, a_house(tmp_path) as house, opening() as opened:
+    async with (
+        openai_server([Cut("half an"), Cut("")]) as server,
+        open_agents(tmp_path) as under_test,
+        opening() as opened,
+    ):
         models = await opened(ModelSettings(name="openai:small", base_url=server.url))
         assert models.default is not None
-        house.models[""] = models.default
-        house.add({"id": "bot"})
-        view = await house.ask("bot", "go")
+        under_test.models[""] = models.default
+        under_test.add({"id": "bot"})
+        view = await under_test.ask("bot", "go")
         assert (view.state, said(view)) == (TaskState.COMPLETED, "halfan")
         assert view.result is not None
         assert view.result.status is ResultStatus.PARTIAL
         assert isinstance(view.result.metadata, dict)
         assert view.result.metadata["stop_reason"] == "length"
-        nothing = await house.ask("bot", "go")
+        nothing = await under_test.ask("bot", "go")
         assert nothing.state is TaskState.FAILED
         assert "cut at max_tokens" in said(nothing)
         assert nothing.result is not None
@@ -177,9 +181,9 @@ async def test_an_answer_that_is_cut_says_so(tmp_path: Path) -> None:
 
 async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays_shut(tmp_path: Path) -> None:
     lines = ["an answer", "CONTINUE", "unasked"]
-    async with openai_server(lines) as server, a_house(tmp_path) as house, opening() as opened:
+    async with openai_server(lines) as server, open_agents(tmp_path) as under_test, opening() as opened:
         settings = ModelSettings(name="openai:small", base_url=server.url, others=("openai:wise",))
-        cast = ModelAgents(settings, await opened(settings), house.services)
+        cast = ModelAgents(settings, await opened(settings), under_test.services)
         for model, mode, told in (
             ("openai/wise", "gate", "ananswer"),
             ("openai:other", "gate", "the model of this agent's advisor, openai:other, cannot be used"),
@@ -187,19 +191,19 @@ async def test_an_advisor_is_a_model_that_is_allowed_and_without_it_a_gate_stays
         ):
             agent_id = f"{model.partition(':')[2] or 'wise'}-{mode}"
             definition = read_agent_definition({"id": agent_id, "advisor": {"model": model, "mode": mode}})
-            house.catalogue.add_resident("default", definition, "code")
-            house.workers.register(house.catalogue.identity("default", agent_id), cast.body(definition))
-            assert told in said(await house.ask(agent_id, "go"))
+            under_test.catalogue.add_resident("default", definition, "code")
+            under_test.workers.register(under_test.catalogue.identity("default", agent_id), cast.body(definition))
+            assert told in said(await under_test.ask(agent_id, "go"))
         assert [asked["model"] for asked in server.asked] == ["small", "wise", "small"]
         assert "advise" in {tool["function"]["name"] for tool in server.asked[0]["tools"]}
         assert "advise" not in {tool["function"]["name"] for tool in server.asked[2]["tools"]}
 
 
 async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> None:
-    async with a_house(tmp_path) as house:
+    async with open_agents(tmp_path) as under_test:
         with_model, without = ModelSettings(name="test"), ModelSettings()
-        assert isinstance(ModelAgents(with_model, Models(with_model), house.services).body(agent()), ModelAgent)
-        assert isinstance(ModelAgents(without, Models(without), house.services).body(agent()), NoModelAgent)
+        assert isinstance(ModelAgents(with_model, Models(with_model), under_test.services).body(agent()), ModelAgent)
+        assert isinstance(ModelAgents(without, Models(without), under_test.services).body(agent()), NoModelAgent)
 
 
 def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

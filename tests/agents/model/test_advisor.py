@@ -11,9 +11,9 @@ from pydantic_ai.models import Model
 
 from covenant.model.content import Resource, Text
 from covenant.model.task_view import TaskState, TaskView
-from tests.agents.house import a_house, said
+from tests.agents.agents_under_test import open_agents, said
 from tests.agents.model.test_model_agent import Script
-from tests.agents.stage import chunks
+from tests.agents.pool_under_test import chunks
 
 
 def bot(**advisor: Any) -> dict[str, Any]:
@@ -34,10 +34,10 @@ def file_of(view: TaskView) -> bytes:
 async def test_an_agent_asks_its_advisor_twice_in_a_turn_and_is_charged_for_it(tmp_path: Path) -> None:
     asks = ("advise", {"question": "Is this wise?"})
     playing, wise = Script(asks, asks, asks, "done"), Script("It is.", "It still is.")
-    async with a_house(
+    async with open_agents(
         tmp_path, bot(prompt="Think of the costs."), models={"bot": playing.model, "wise": wise.model}
-    ) as house:
-        view = await house.ask("bot", "go")
+    ) as under_test:
+        view = await under_test.ask("bot", "go")
         assert (view.state, said(view)) == (TaskState.COMPLETED, "done")
         framed = [f"[/advise Is this wise?]\n{words}\n[END ADVISE]" for words in ("It is.", "It still is.")]
         assert playing.returned[:2] == framed
@@ -51,9 +51,9 @@ async def test_an_advisor_is_a_tool_only_where_there_is_one_and_it_is_allowed(tm
     alone, barred = Script("a"), Script("b")
     models: dict[str, Model] = {"alone": alone.model, "barred": barred.model, "wise": Script().model}
     agents = ({"id": "alone", "kind": "model"}, {**bot(), "id": "barred", "capabilities": ["/write"]})
-    async with a_house(tmp_path, *agents, models=models) as house:
+    async with open_agents(tmp_path, *agents, models=models) as under_test:
         for name in ("alone", "barred"):
-            await house.ask(name, "go")
+            await under_test.ask(name, "go")
         assert "advise" not in alone.offered | barred.offered
 
 
@@ -61,10 +61,10 @@ async def test_an_answer_passes_the_gate_whole_and_nothing_goes_out_before(tmp_p
     write = [("write", {"path": "a.txt", "content": content}) for content in ("swordfish", "hi")]
     playing = Script(write[0], "the first answer", write[1], "the second answer")
     wise = Script("REDIRECT: name a source", "continue")
-    async with a_house(tmp_path, bot(mode="gate"), models={"bot": playing.model, "wise": wise.model}) as house:
-        view = await house.ask("bot", "what is it?")
+    async with open_agents(tmp_path, bot(mode="gate"), models={"bot": playing.model, "wise": wise.model}) as under_test:
+        view = await under_test.ask("bot", "what is it?")
         assert (view.state, said(view)) == (TaskState.COMPLETED, "the second answer")
-        steps = await house.steps(view)
+        steps = await under_test.steps(view)
         everything = str(steps)
         assert "the first answer" not in everything
         assert file_of(view) == b"hi"
@@ -89,23 +89,23 @@ async def test_what_an_advisor_stops_or_says_nothing_clear_about_is_seen_by_nobo
     tmp_path: Path, verdict: str, told: str
 ) -> None:
     playing, wise = Script(("write", {"path": "a.txt", "content": "swordfish"}), "swordfish"), Script(verdict)
-    async with a_house(tmp_path, bot(mode="gate"), models={"bot": playing.model, "wise": wise.model}) as house:
-        view = await house.ask("bot", "go")
+    async with open_agents(tmp_path, bot(mode="gate"), models={"bot": playing.model, "wise": wise.model}) as under_test:
+        view = await under_test.ask("bot", "go")
         assert (view.state, said(view)) == (TaskState.FAILED, told)
-        assert "swordfish" not in str(await house.steps(view))
+        assert "swordfish" not in str(await under_test.steps(view))
 
 
 async def test_what_cannot_be_read_passes_where_the_definition_says_so(tmp_path: Path) -> None:
     playing, wise = Script("an answer"), Script("Looks good to me!")
     advised = bot(mode="gate", malformed_halts=False)
-    async with a_house(tmp_path, advised, models={"bot": playing.model, "wise": wise.model}) as house:
-        assert said(await house.ask("bot", "go")) == "an answer"
+    async with open_agents(tmp_path, advised, models={"bot": playing.model, "wise": wise.model}) as under_test:
+        assert said(await under_test.ask("bot", "go")) == "an answer"
 
 
 async def test_an_agent_is_sent_back_so_often_and_then_fails(tmp_path: Path) -> None:
     playing, wise = Script("one", "two"), Script("REDIRECT: again", "REDIRECT: again")
     advised = bot(mode="gate", max_redirects=1)
-    async with a_house(tmp_path, advised, models={"bot": playing.model, "wise": wise.model}) as house:
-        view = await asyncio.wait_for(house.ask("bot", "go"), 20)
+    async with open_agents(tmp_path, advised, models={"bot": playing.model, "wise": wise.model}) as under_test:
+        view = await asyncio.wait_for(under_test.ask("bot", "go"), 20)
         assert view.state is TaskState.FAILED
         assert said(view) == "the advisor sent this back 2 times and let no answer pass"

@@ -25,9 +25,9 @@ from covenant.model.agent_definition import INDEX, read_agent_definition
 from covenant.model.content import Embedded, Resource
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import Tenant
-from tests.agents.house import DEAD, House, a_house, function, said, values
+from tests.agents.agents_under_test import DEAD, AgentsUnderTest, function, open_agents, said, values
 from tests.agents.model.test_mcp_tools import opened
-from tests.agents.stage import BOUND_S, chunks
+from tests.agents.pool_under_test import BOUND_S, chunks
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Request, http_server, reply
 from tests.outbound.remotes import card, hand_made, task
@@ -77,8 +77,8 @@ class Script:
 BOT = {"id": "bot", "kind": "model"}
 
 
-async def asked(house: House, text: str = "go", agent: str = "bot") -> Any:
-    return await house.ask(agent, text)
+async def asked(under_test: AgentsUnderTest, text: str = "go", agent: str = "bot") -> Any:
+    return await under_test.ask(agent, text)
 
 
 async def test_a_definition_becomes_instructions_and_settings(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ async def test_a_definition_becomes_instructions_and_settings(tmp_path: Path) ->
         "max_tokens": 77,
         "temperature": 0.5,
     }
-    async with a_house(tmp_path, bot, models={"": script.model}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, bot, models={"": script.model}) as under_test:
+        view = await asked(under_test)
         assert (view.state, said(view)) == (TaskState.COMPLETED, "hello")
         for words in ("You are Bot, clerk.", "File things", "dry", "- Never guess.", "as brief", "read aloud", "heard"):
             assert words in script.instructions
@@ -107,23 +107,23 @@ async def test_a_definition_becomes_instructions_and_settings(tmp_path: Path) ->
 
 
 async def test_without_a_model_sending_fails_clearly_and_nobody_is_routed_there(tmp_path: Path) -> None:
-    async with a_house(tmp_path, {**BOT, "description": "Knows everything about whales"}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, {**BOT, "description": "Knows everything about whales"}) as under_test:
+        view = await asked(under_test)
         assert (view.state, said(view)) == (TaskState.FAILED, NO_MODEL)
         assert "covenant[model]" in NO_MODEL
-        assert "There are no agents yet" in said(await house.ask("index", "Tell me about whales"))
+        assert "There are no agents yet" in said(await under_test.ask("index", "Tell me about whales"))
 
 
 async def test_capabilities_are_checked_when_a_tool_is_used_and_not_only_in_the_prompt(tmp_path: Path) -> None:
     script = Script(("mem_write", {"text": "x"}), ("agent", {"agent": "poet", "message": "x"}), "done")
     poet = function("poet", "roses")
-    async with a_house(tmp_path, poet, {**BOT, "capabilities": ["/mem"]}, models={"": script.model}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, poet, {**BOT, "capabilities": ["/mem"]}, models={"": script.model}) as under_test:
+        view = await asked(under_test)
         assert script.offered == {"mem_write", "mem_read", "mem_show", "mem_search", "mem_clear"}
         # The model called a tool that it was never told of, and heard so.
         assert (view.state, said(view)) == (TaskState.COMPLETED, "done")
         assert "Unknown tool name: 'agent'" in str(script.told[-1])
-        assert (await house.ledger.tree(view.task.id, None)).children == ()
+        assert (await under_test.ledger.tree(view.task.id, None)).children == ()
 
 
 async def test_a_tool_that_the_definition_does_not_allow_does_nothing_even_if_it_is_dispatched(
@@ -134,7 +134,7 @@ async def test_a_tool_that_the_definition_does_not_allow_does_nothing_even_if_it
     class Body:
         async def run(self, job: Job) -> None:
             allowed = read_agent_definition({**BOT, "capabilities": ["/fetch"]})
-            toolbox = Toolbox(job, TurnOutput(job), allowed, house.services)
+            toolbox = Toolbox(job, TurnOutput(job), allowed, under_test.services)
             for name, given in (
                 ("agent", {"agent": "poet", "message": "x"}),
                 ("mem_write", {"text": "x"}),
@@ -143,28 +143,28 @@ async def test_a_tool_that_the_definition_does_not_allow_does_nothing_even_if_it
             ):
                 seen.append(await toolbox.use(name, given, 1))
 
-    async with a_house(tmp_path, function("poet", "roses"), models={"": TestModel()}) as house:
-        house.add(function("bot", ""))
-        house.workers.register(house.catalogue.identity("default", "bot"), Body())
-        view = await asked(house)
+    async with open_agents(tmp_path, function("poet", "roses"), models={"": TestModel()}) as under_test:
+        under_test.add(function("bot", ""))
+        under_test.workers.register(under_test.catalogue.identity("default", "bot"), Body())
+        view = await asked(under_test)
         assert [text.splitlines()[1] for text in seen] == [
             f"ERR: {name} is not among the tools of this agent"
             for name in ("agent", "mem_write", "write", "no_such_tool")
         ]
-        assert [each["ok"] for each in values(await house.steps(view), "tool_call")] == [False] * 4
-        assert (await house.ledger.tree(view.task.id, None)).children == ()
+        assert [each["ok"] for each in values(await under_test.steps(view), "tool_call")] == [False] * 4
+        assert (await under_test.ledger.tree(view.task.id, None)).children == ()
 
 
 async def test_unknown_words_allow_nothing_and_none_allow_everything_that_is_configured(tmp_path: Path) -> None:
     nothing, everything = Script("a"), Script("b")
-    async with a_house(
+    async with open_agents(
         tmp_path,
         {"id": "narrow", "capabilities": ["/pane", "/exec"]},
         {"id": "wide"},
         models={"narrow": nothing.model, "wide": everything.model},
-    ) as house:
-        await house.ask("narrow", "go")
-        await house.ask("wide", "go")
+    ) as under_test:
+        await under_test.ask("narrow", "go")
+        await under_test.ask("wide", "go")
         assert nothing.offered == set()
         # No MCP server and no remote agent is configured, so there are no tools for them.
         names = {"agent", "parallel", "fetch", "write"}
@@ -173,18 +173,18 @@ async def test_unknown_words_allow_nothing_and_none_allow_everything_that_is_con
 
 async def test_sub_agents_are_called_as_children_and_their_answers_kept(tmp_path: Path) -> None:
     script = Script(("agent", {"agent": "poet", "message": "two lines"}), "Here: roses")
-    async with a_house(tmp_path, function("poet", "roses are {}"), BOT, models={"": script.model}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, function("poet", "roses are {}"), BOT, models={"": script.model}) as under_test:
+        view = await asked(under_test)
         assert said(view) == "Here: roses"
         assert script.returned == ["[/agent poet two lines]\nroses are two lines\n[END AGENT]"]
-        steps = await house.steps(view)
+        steps = await under_test.steps(view)
         assert values(steps, "tool_call") == [{"tool": "agent:poet", "ok": True}]
         assert values(steps, "sub_agent_response") == [{"agent": "poet", "depth": 1, "content": "roses are two lines"}]
         ids = [chunk.artifact_id.removeprefix(view.task.id) for chunk in chunks(steps)]
         assert ids[:2] == ["-sub-0", "-tool-0"]
         assert "AGENTS" in script.instructions
         assert "- poet" in script.instructions
-        (child,) = (await house.ledger.tree(view.task.id, None)).children
+        (child,) = (await under_test.ledger.tree(view.task.id, None)).children
         assert child.task is not None
         assert child.task.recipient.display == "poet@default"
 
@@ -192,16 +192,18 @@ async def test_sub_agents_are_called_as_children_and_their_answers_kept(tmp_path
 async def test_several_agents_are_called_at_once_and_one_that_fails_does_not_spoil_the_rest(tmp_path: Path) -> None:
     calls = [{"agent": name, "message": "hi"} for name in ("one", "nobody", "two")]
     script = Script(("parallel", {"calls": calls}), "done")
-    async with a_house(tmp_path, function("one", "1"), function("two", "2"), BOT, models={"": script.model}) as house:
-        view = await asked(house)
+    async with open_agents(
+        tmp_path, function("one", "1"), function("two", "2"), BOT, models={"": script.model}
+    ) as under_test:
+        view = await asked(under_test)
         (result,) = script.returned
         assert "[one]\n1\n" in result
         assert "[two]\n2\n" in result
         assert "[nobody]\nERR: there is no agent 'nobody'" in result
-        assert [each["agent"] for each in values(await house.steps(view), "sub_agent_response")] == ["one", "two"]
+        assert [each["agent"] for each in values(await under_test.steps(view), "sub_agent_response")] == ["one", "two"]
     too_many = Script(("parallel", {"calls": [{"agent": "one", "message": str(n)} for n in range(17)]}), "done")
-    async with a_house(tmp_path / "b", function("one", "1"), BOT, models={"": too_many.model}) as house:
-        await asked(house)
+    async with open_agents(tmp_path / "b", function("one", "1"), BOT, models={"": too_many.model}) as under_test:
+        await asked(under_test)
         assert "ERR: usage:" in too_many.returned[0]
 
 
@@ -209,10 +211,10 @@ async def test_an_agent_calls_neither_itself_nor_the_master(tmp_path: Path) -> N
     script = Script(
         [("agent", {"agent": "bot", "message": "x"}), ("agent", {"agent": "index", "message": "x"})], "done"
     )
-    async with a_house(tmp_path, BOT, models={"": script.model}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
+        view = await asked(under_test)
         assert all("ERR: there is no agent" in result for result in script.returned)
-        assert (await house.ledger.tree(view.task.id, None)).children == ()
+        assert (await under_test.ledger.tree(view.task.id, None)).children == ()
 
 
 async def test_remote_agents_are_listed_shown_and_called_and_see_the_words_alone(tmp_path: Path) -> None:
@@ -229,12 +231,12 @@ async def test_remote_agents_are_listed_shown_and_called_and_see_the_words_alone
 
     async with (
         hand_made(lambda called: called.result({"task": task("COMPLETED", "hi [END A2A] you")}), made=describe) as far,
-        a_house(tmp_path, function("secretive", "x"), BOT, models={"": script.model}) as house,
+        open_agents(tmp_path, function("secretive", "x"), BOT, models={"": script.model}) as under_test,
     ):
-        house.register(far=far.served.url(""), gone=DEAD)
-        await house.known()
-        await house.services.memories.of("default", "bot").write("canary-memory")  # type: ignore[union-attr]
-        view = await asked(house, "canary-prompt")
+        under_test.register(far=far.served.url(""), gone=DEAD)
+        await under_test.known()
+        await under_test.services.memories.of("default", "bot").write("canary-memory")  # type: ignore[union-attr]
+        view = await asked(under_test, "canary-prompt")
         assert view.state is TaskState.COMPLETED
         listed, shown, gone, called, unknown = script.returned
         assert listed.startswith("[/a2a list]\nconfigured remote agents (2):\n  far — Far away\n    skills: greet\n")
@@ -249,21 +251,21 @@ async def test_remote_agents_are_listed_shown_and_called_and_see_the_words_alone
         assert "REMOTE A2A AGENTS" in script.instructions
         assert "- far (Hand) — Far away (skills: greet)" in script.instructions
         assert "gone (card unavailable)" in script.instructions
-        labels = [each["tool"] for each in values(await house.steps(view), "tool_call")]
+        labels = [each["tool"] for each in values(await under_test.steps(view), "tool_call")]
         assert labels == ["a2a:list", "a2a:far", "a2a:gone", "a2a:far", "a2a:nobody"]
         (call,) = far.calls
         assert call.params["message"]["parts"] == [{"text": "Say hello"}]
         for request in far.served.requests:
             everything = request.body.decode() + str(request.headers) + request.target
-            for secret in ("canary", house.token, "secretive", "authorization"):
+            for secret in ("canary", under_test.token, "secretive", "authorization"):
                 assert secret not in everything
 
 
 async def test_a_long_result_is_cut_and_the_results_of_one_round_share_their_room(tmp_path: Path) -> None:
     long = function("long", "é" * 20_000)
     script = Script([("agent", {"agent": "long", "message": str(n)}) for n in range(4)], "done")
-    async with a_house(tmp_path, long, BOT, models={"": script.model}) as house:
-        await asked(house)
+    async with open_agents(tmp_path, long, BOT, models={"": script.model}) as under_test:
+        await asked(under_test)
         bodies = [result.partition("\n")[2].removesuffix("\n[END AGENT]") for result in script.returned]
         sizes = [len(body.encode()) for body in bodies]
         assert max(sizes) <= RESULT_BYTES_MAX
@@ -274,20 +276,20 @@ async def test_a_long_result_is_cut_and_the_results_of_one_round_share_their_roo
 async def test_tools_are_used_in_so_many_rounds_and_then_no_more(tmp_path: Path) -> None:
     lines: list[Said] = [("mem_show", {}) for _ in range(ROUNDS_MAX + 1)]
     script = Script(*lines, "done")
-    async with a_house(tmp_path, BOT, models={"": script.model}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
+        view = await asked(under_test)
         assert (view.state, said(view)) == (TaskState.COMPLETED, "done")
         assert "ERR: tools were used in 6 rounds" in script.returned[-1]
     endless = Script(*[("mem_show", {}) for _ in range(20)])
-    async with a_house(tmp_path / "b", BOT, models={"": endless.model}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path / "b", BOT, models={"": endless.model}) as under_test:
+        view = await asked(under_test)
         assert (view.state, said(view)) == (TaskState.FAILED, "the model did not come to an answer")
 
 
 async def test_what_fails_twice_in_the_same_way_is_not_tried_a_third_time(tmp_path: Path) -> None:
     script = Script(*[("mem_read", {"id": 9}) for _ in range(3)], "done")
-    async with a_house(tmp_path, BOT, models={"": script.model}) as house:
-        await asked(house)
+    async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
+        await asked(under_test)
         assert ["there is no note 9" in result for result in script.returned] == [True, True, False]
         assert "failed before" in script.returned[2]
 
@@ -305,8 +307,8 @@ async def test_pages_are_read_through_the_guard_as_text_and_only_so_many_in_a_ro
             ("fetch", {"url": "http://169.254.169.254/latest/meta-data"}),
             "done",
         )
-        async with a_house(tmp_path, BOT, models={"": script.model}) as house:
-            await asked(house)
+        async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
+            await asked(under_test)
         page, gone, image, more, inside = (result.split("\n", 1)[1] for result in script.returned)
         assert page == "News\nIt rains.\n[END FETCH]"
         assert "ERR: HTTP 404" in gone
@@ -326,12 +328,14 @@ async def test_what_is_remembered_is_there_in_the_next_task_and_nobody_elses(tmp
         "ok",
     )
     other = Script(("mem_show", {}), "ok")
-    async with a_house(tmp_path, BOT, models={"": first.model}) as house:
-        assert said(await asked(house)) == "ok"
+    async with open_agents(tmp_path, BOT, models={"": first.model}) as under_test:
+        assert said(await asked(under_test)) == "ok"
         assert first.returned[0] == "[/mem write The user likes tea tea]\nOK: note 1\n[END MEM]"
-    async with a_house(tmp_path, BOT, {"id": "other"}, models={"bot": second.model, "other": other.model}) as house:
-        await asked(house)
-        await house.ask("other", "go")
+    async with open_agents(
+        tmp_path, BOT, {"id": "other"}, models={"bot": second.model, "other": other.model}
+    ) as under_test:
+        await asked(under_test)
+        await under_test.ask("other", "go")
     shown, found, read, cleared, gone, left = (
         result.split("\n", 1)[1].removesuffix("\n[END MEM]") for result in second.returned
     )
@@ -345,8 +349,8 @@ async def test_what_is_remembered_is_there_in_the_next_task_and_nobody_elses(tmp
 
 async def test_written_files_are_artifacts_and_persisting_them_does_nothing(tmp_path: Path) -> None:
     script = Script(("write", {"path": "notes/a.md", "content": "# Hé", "persist": True}), "done")
-    async with a_house(tmp_path, BOT, models={"": script.model}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
+        view = await asked(under_test)
         (file,) = [artifact for artifact in view.artifacts if artifact.artifact_id.endswith("-file-0")]
         embedded = Embedded(uri="", mimeType="text/plain", blob="IyBIw6k=")
         assert file.parts == (Resource(embedded, filename="a.md"),), "a client may save it by this name"
@@ -357,8 +361,8 @@ async def test_written_files_are_artifacts_and_persisting_them_does_nothing(tmp_
 
 async def test_a_tool_cannot_name_a_file_so_that_it_is_saved_elsewhere(tmp_path: Path) -> None:
     script = Script(("write", {"path": "../../x", "content": "y"}), "done")
-    async with a_house(tmp_path, BOT, models={"": script.model}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
+        view = await asked(under_test)
         (file,) = [artifact for artifact in view.artifacts if artifact.artifact_id.endswith("-file-0")]
         assert (file.name, getattr(file.parts[0], "filename", None)) == ("x", "x")
 
@@ -366,8 +370,10 @@ async def test_a_tool_cannot_name_a_file_so_that_it_is_saved_elsewhere(tmp_path:
 async def test_usage_is_recorded_with_that_of_sub_agents(tmp_path: Path) -> None:
     top = Script(("agent", {"agent": "under", "message": "x"}), "done")
     under = Script("a long answer of seven words indeed")
-    async with a_house(tmp_path, BOT, {"id": "under"}, models={"bot": top.model, "under": under.model}) as house:
-        view = await asked(house)
+    async with open_agents(
+        tmp_path, BOT, {"id": "under"}, models={"bot": top.model, "under": under.model}
+    ) as under_test:
+        view = await asked(under_test)
         assert view.result is not None
         assert isinstance(view.result.metadata, dict)
         usage, delegated = view.result.metadata["usage"], view.result.metadata["delegated"]
@@ -378,8 +384,8 @@ async def test_usage_is_recorded_with_that_of_sub_agents(tmp_path: Path) -> None
 
 async def test_a_task_that_has_used_up_its_tokens_fails_and_says_so(tmp_path: Path) -> None:
     script = Script(*[("mem_show", {}) for _ in range(4)], "done")
-    async with a_house(tmp_path, BOT, models={"": script.model}, tokens_max=60) as house:
-        view = await asked(house, "words " * 30)
+    async with open_agents(tmp_path, BOT, models={"": script.model}, tokens_max=60) as under_test:
+        view = await asked(under_test, "words " * 30)
         assert (view.state, said(view)) == (TaskState.FAILED, "the token budget of this task, 60, is used up")
         assert view.result is not None
         assert isinstance(view.result.metadata, dict)
@@ -402,23 +408,23 @@ async def test_of_a_providers_failure_the_sender_hears_one_word(tmp_path: Path, 
             raise ModelHTTPError(status, "m", body={"error": "swordfish"})
         yield ""
 
-    async with a_house(tmp_path, BOT, models={"": FunctionModel(stream_function=fail)}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, BOT, models={"": FunctionModel(stream_function=fail)}) as under_test:
+        view = await asked(under_test)
         assert (view.state, said(view)) == (TaskState.FAILED, f"the model failed: {word}")
 
 
 async def test_the_test_model_of_the_library_uses_every_tool_without_breaking_anything(tmp_path: Path) -> None:
-    async with a_house(tmp_path, function("poet", "roses"), BOT, models={"": TestModel()}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, function("poet", "roses"), BOT, models={"": TestModel()}) as under_test:
+        view = await asked(under_test)
         assert view.state is TaskState.COMPLETED
-        used = {each["tool"].partition(":")[0] for each in values(await house.steps(view), "tool_call")}
+        used = {each["tool"].partition(":")[0] for each in values(await under_test.steps(view), "tool_call")}
         assert used == {"agent", "parallel", "fetch", "mem", "write"}
 
 
 async def test_with_a_model_the_master_picks_by_its_tools(tmp_path: Path) -> None:
     script = Script(("agent", {"agent": "poet", "message": "Write about spring"}), "The poet says: roses")
-    async with a_house(tmp_path, function("poet", "roses"), models={"": script.model}) as house:
-        view = await house.ask("index", "Something nice about spring")
+    async with open_agents(tmp_path, function("poet", "roses"), models={"": script.model}) as under_test:
+        view = await under_test.ask("index", "Something nice about spring")
         assert said(view) == "The poet says: roses"
         assert "decide who can do it best" in script.instructions
         assert "- poet" in script.instructions
@@ -433,12 +439,12 @@ async def test_a_cancel_stops_the_model_and_ends_what_it_delegated(tmp_path: Pat
         await asyncio.Event().wait()
 
     script = Script(("agent", {"agent": "slow", "message": "x"}), "never")
-    async with a_house(tmp_path, slow, BOT, models={"": script.model}) as house:
-        asking = asyncio.create_task(asked(house))
+    async with open_agents(tmp_path, slow, BOT, models={"": script.model}) as under_test:
+        asking = asyncio.create_task(asked(under_test))
         await asyncio.wait_for(started.wait(), BOUND_S)
-        me = house.catalogue.client("default")
-        row = next(row for row in await house.ledger.of_tenant("default", 10) if row.agent_id == "bot")
-        await house.ledger.commit(Cancel(task_id=row.task_id, by=me, reason="enough"))
+        me = under_test.catalogue.client("default")
+        row = next(row for row in await under_test.ledger.of_tenant("default", 10) if row.agent_id == "bot")
+        await under_test.ledger.commit(Cancel(task_id=row.task_id, by=me, reason="enough"))
         view = await asking
         assert view.state is TaskState.CANCELED
         assert len(script.lines) == 1
@@ -453,15 +459,15 @@ async def test_tools_of_mcp_servers_are_called_by_permission(tmp_path: Path) -> 
     narrow = Script(("mcp_call", {"server": "small", "tool": "add", "arguments": {"a": 2, "b": 3}}), "done")
     limited = {"id": "limited", "mcp_tool_permissions": ["other"]}
     models: dict[str, Model] = {"bot": script.model, "limited": narrow.model}
-    async with opened() as tools, a_house(tmp_path, BOT, limited, models=models, tools=tools) as house:
-        view = await asked(house)
+    async with opened() as tools, open_agents(tmp_path, BOT, limited, models=models, tools=tools) as under_test:
+        view = await asked(under_test)
         listed, added, unknown = script.returned
         assert "small.add — Adds two numbers" in listed
         assert added.endswith("]\n5\n[END MCP]")
         assert "ERR: nobody.add is not among the tools of bot" in unknown
-        labels = [(each["tool"], each["ok"]) for each in values(await house.steps(view), "tool_call")]
+        labels = [(each["tool"], each["ok"]) for each in values(await under_test.steps(view), "tool_call")]
         assert labels == [("mcp:tools", True), ("mcp:small.add", True), ("mcp:nobody.add", False)]
-        await house.ask("limited", "go")
+        await under_test.ask("limited", "go")
         assert "ERR: small.add is not among the tools of limited" in narrow.returned[0]
 
 
@@ -471,12 +477,12 @@ async def test_a_model_agent_and_the_index_of_another_tenant_have_no_server_of_t
 ) -> None:
     call = {"server": "small", "tool": "add", "arguments": {"a": 2, "b": 3}}
     script = Script([("mcp_tools", {}), ("mcp_call", call)], "done")
-    async with opened() as tools, a_house(tmp_path, models={"": script.model}, tools=tools) as house:
-        acme = await house.ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name="acme")))
-        house.add(BOT, tenant="acme")
-        house.open_index("acme")
-        house.caller = msgspec.structs.replace(house.caller, tenant=acme, operator=False)
-        await house.ask(agent_id, "go")
+    async with opened() as tools, open_agents(tmp_path, models={"": script.model}, tools=tools) as under_test:
+        acme = await under_test.ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name="acme")))
+        under_test.add(BOT, tenant="acme")
+        under_test.open_index("acme")
+        under_test.caller = msgspec.structs.replace(under_test.caller, tenant=acme, operator=False)
+        await under_test.ask(agent_id, "go")
         assert [said.partition(". ")[0] for said in script.returned] == [
             "Unknown tool name: 'mcp_tools'",
             "Unknown tool name: 'mcp_call'",
@@ -493,13 +499,13 @@ async def test_a_sub_agent_that_asks_is_answered_by_the_next_call_of_it(tmp_path
 
     calls = [("agent", {"agent": "asker", "message": message}) for message in ("Paint it", "Red")]
     script = Script(*calls, "done")
-    async with a_house(tmp_path, asker, BOT, models={"": script.model}) as house:
-        view = await asked(house)
+    async with open_agents(tmp_path, asker, BOT, models={"": script.model}) as under_test:
+        view = await asked(under_test)
         assert said(view) == "done"
         first, second = script.returned
         assert "asker asks: Which colour?" in first
         assert "Red it is" in second
-        assert len((await house.ledger.tree(view.task.id, None)).children) == 1
+        assert len((await under_test.ledger.tree(view.task.id, None)).children) == 1
 
 
 @pytest.mark.parametrize(
@@ -515,19 +521,19 @@ async def test_why_a_remote_agent_did_not_answer_is_told_in_one_line(tmp_path: P
     script = Script(("a2a_call", {"name": "far", "message": "hi"}), "done")
     async with (
         hand_made(behave, made=lambda url: card(url, streaming=False)) as far,
-        a_house(tmp_path, BOT, models={"": script.model}) as house,
+        open_agents(tmp_path, BOT, models={"": script.model}) as under_test,
     ):
-        house.register(far=far.served.url(""))
-        await house.known()
-        view = await asked(house)
+        under_test.register(far=far.served.url(""))
+        await under_test.known()
+        view = await asked(under_test)
         assert view.state is TaskState.COMPLETED
         assert script.returned[0].splitlines()[1].startswith(error)
 
 
 async def test_a_dead_remote_agent_is_a_matter_of_transport(tmp_path: Path) -> None:
     script = Script(("a2a_call", {"name": "gone", "message": "hi"}), "done")
-    async with a_house(tmp_path, BOT, models={"": script.model}) as house:
-        house.register(gone=DEAD)
-        await house.known()
-        await asked(house)
+    async with open_agents(tmp_path, BOT, models={"": script.model}) as under_test:
+        under_test.register(gone=DEAD)
+        await under_test.known()
+        await asked(under_test)
         assert script.returned[0] == "[/a2a call gone hi]\nERR: transport: no connection could be made\n[END A2A]"

@@ -12,21 +12,21 @@ from pydantic_ai.models.test import TestModel
 from covenant.agents.model.pydantic_agent import PydanticAiAgent
 from covenant.model.content import Embedded, Json, Resource, Text
 from covenant.model.task_view import TaskState
-from tests.agents.stage import BOUND_S, Stage, chunks, told
+from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, chunks, told
 
 TestModel.__test__ = False  # its name makes pytest take it for tests
 
 
-async def test_text_is_streamed_as_the_model_says_it_and_usage_told(stage: Stage) -> None:
+async def test_text_is_streamed_as_the_model_says_it_and_usage_told(pool: PoolUnderTest) -> None:
     async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
         for word in ("the ", "answer ", "is 42"):
             yield word
             await asyncio.sleep(0)
 
-    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
-    view = await stage.ask("what is it?")
+    pool.serve(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    view = await pool.ask("what is it?")
     assert (view.state, told(view)) == (TaskState.COMPLETED, "the answer is 42")
-    said = [chunk.parts[0] for chunk in chunks(await stage.steps(view.task.id))]
+    said = [chunk.parts[0] for chunk in chunks(await pool.steps(view.task.id))]
     assert said == [Text("the "), Text("answer "), Text("is 42"), Text("")]
     assert view.result is not None
     assert isinstance(view.result.metadata, dict)
@@ -35,7 +35,7 @@ async def test_text_is_streamed_as_the_model_says_it_and_usage_told(stage: Stage
     assert usage["output_tokens"] > 0
 
 
-async def test_files_and_data_reach_the_model(stage: Stage) -> None:
+async def test_files_and_data_reach_the_model(pool: PoolUnderTest) -> None:
     seen: list[object] = []
 
     async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
@@ -45,37 +45,37 @@ async def test_files_and_data_reach_the_model(stage: Stage) -> None:
         seen.extend(prompt.content)
         yield "seen"
 
-    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    pool.serve(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
     parts = (Text("look"), Json({"a": 1}), Resource(Embedded(uri="", mimeType="image/png", blob="iVBO"), "a.png"))
-    assert told(await stage.ask("look", parts=parts)) == "seen"
+    assert told(await pool.ask("look", parts=parts)) == "seen"
     assert seen == ["look", '{"a":1}', BinaryContent(b"\x89PN", media_type="image/png")]
 
 
-async def test_an_output_that_is_not_text_is_data(stage: Stage) -> None:
+async def test_an_output_that_is_not_text_is_data(pool: PoolUnderTest) -> None:
     class City(BaseModel):
         name: str
         people: int
 
     model = TestModel(custom_output_args={"name": "Paris", "people": 2})
-    stage.cast(PydanticAiAgent(Agent(model, output_type=City)))
-    view = await stage.ask()
+    pool.serve(PydanticAiAgent(Agent(model, output_type=City)))
+    view = await pool.ask()
     assert view.message is not None
     assert view.message.parts == (Json({"name": "Paris", "people": 2}),)
     assert [artifact.artifact_id for artifact in view.artifacts] == [f"{view.task.id}-data-0"]
 
 
-async def test_a_model_that_fails_fails_the_task(stage: Stage) -> None:
+async def test_a_model_that_fails_fails_the_task(pool: PoolUnderTest) -> None:
     async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
         if messages:
             raise RuntimeError("the password is swordfish")
         yield ""
 
-    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
-    view = await stage.ask()
+    pool.serve(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    view = await pool.ask()
     assert (view.state, told(view)) == (TaskState.FAILED, "the agent failed")
 
 
-async def test_a_later_turn_knows_the_earlier_ones(stage: Stage) -> None:
+async def test_a_later_turn_knows_the_earlier_ones(pool: PoolUnderTest) -> None:
     go_on, seen = asyncio.Event(), list[ModelMessage]()
 
     async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
@@ -83,11 +83,11 @@ async def test_a_later_turn_knows_the_earlier_ones(stage: Stage) -> None:
         seen[:] = messages
         yield f"heard {len(messages)}"
 
-    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
-    task_id = await stage.send("one")
-    await stage.say(task_id, "two")
+    pool.serve(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    task_id = await pool.send("one")
+    await pool.say(task_id, "two")
     go_on.set()
-    assert told(await stage.ended(task_id)) == "heard 3"
+    assert told(await pool.ended(task_id)) == "heard 3"
     first, answer, second = seen
     assert isinstance(first, ModelRequest)
     assert isinstance(answer, ModelResponse)
@@ -97,7 +97,7 @@ async def test_a_later_turn_knows_the_earlier_ones(stage: Stage) -> None:
     assert [part.content for part in second.parts if isinstance(part, UserPromptPart)] == ["two"]
 
 
-async def test_a_cancel_stops_the_run(stage: Stage) -> None:
+async def test_a_cancel_stops_the_run(pool: PoolUnderTest) -> None:
     started, stopped = asyncio.Event(), asyncio.Event()
 
     async def model(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
@@ -108,9 +108,9 @@ async def test_a_cancel_stops_the_run(stage: Stage) -> None:
             stopped.set()
         yield ""
 
-    stage.cast(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
-    task_id = await stage.send()
+    pool.serve(PydanticAiAgent(Agent(FunctionModel(stream_function=model))))
+    task_id = await pool.send()
     await asyncio.wait_for(started.wait(), BOUND_S)
-    await stage.cancel(task_id)
-    await stage.idle()
+    await pool.cancel(task_id)
+    await pool.idle()
     assert stopped.is_set()

@@ -1,4 +1,4 @@
-"""Calls between agents of one house: children in the ledger, found again, bounded, ended with their parent."""
+"""Calls between agents of one pool: children in the ledger, found again, bounded, ended with their parent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,18 +29,18 @@ from covenant.model.retry_policy import Posture, Requeue
 from covenant.model.task import DELEGATION, Task, fingerprint
 from covenant.model.task_view import Artifact, TaskState, TaskView
 from covenant.seal.keys import new_private_key
-from tests.agents.stage import BOUND_S, Stage, a_ledger, now_ms, told
+from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, a_ledger, now_ms, told
 
 KEY = new_private_key()
 Work = Callable[[Turn], Awaitable[Any]]
 
 
-class House(Stage):
-    """A stage with a catalogue: agents by name, which can call each other."""
+class CallingAgents(PoolUnderTest):
+    """A pool with a catalogue: agents by name, which can call each other."""
 
     catalogue: Catalogue
 
-    def hire(self, name: str, work: Work, **declared: Any) -> None:
+    def serve_named(self, name: str, work: Work, **declared: Any) -> None:
         agent = Agent(name, **declared)
         agent(work)
         definition, body = load_agent(agent)
@@ -77,7 +77,7 @@ class House(Stage):
 
 
 @asynccontextmanager
-async def a_house(ledger: EmbeddedLedger, **limits: Any) -> AsyncIterator[House]:
+async def open_agents(ledger: EmbeddedLedger, **limits: Any) -> AsyncIterator[CallingAgents]:
     operator = operator_agent("operator@test", KEY)
     await TenantAccess(ledger, operator, IdentityAuth(ledger, operator)).open()
     catalogue = Catalogue(ledger, KEY)
@@ -89,13 +89,13 @@ async def a_house(ledger: EmbeddedLedger, **limits: Any) -> AsyncIterator[House]
         )
 
     workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations)
-    house = House(ledger, workers)
-    house.catalogue = catalogue
+    under_test = CallingAgents(ledger, workers)
+    under_test.catalogue = catalogue
     running, orphans = asyncio.create_task(workers.run()), asyncio.create_task(OrphanCanceller(ledger).run())
-    house.running = running
+    under_test.running = running
     await asyncio.sleep(0)
     try:
-        yield house
+        yield under_test
     finally:
         orphans.cancel()
         workers.stop()
@@ -104,8 +104,8 @@ async def a_house(ledger: EmbeddedLedger, **limits: Any) -> AsyncIterator[House]
 
 
 @pytest.fixture
-async def house(ledger: EmbeddedLedger) -> AsyncIterator[House]:
-    async with a_house(ledger) as opened:
+async def under_test(ledger: EmbeddedLedger) -> AsyncIterator[CallingAgents]:
+    async with open_agents(ledger) as opened:
         yield opened
 
 
@@ -118,33 +118,33 @@ async def forever(turn: Turn) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_call_is_a_task_of_its_own_and_its_use_is_charged_to_the_caller(house: House) -> None:
+async def test_a_call_is_a_task_of_its_own_and_its_use_is_charged_to_the_caller(under_test: CallingAgents) -> None:
     async def ask(turn: Turn) -> str:
         answer = await turn.call("echo", "one")
         turn.spend(2)
         assert (answer.ok, answer.state, answer.tokens) == (True, TaskState.COMPLETED, 5)
         return f"heard {answer.text}"
 
-    house.hire("asker", ask)
-    house.hire("echo", echo)
-    view = await house.done("asker")
+    under_test.serve_named("asker", ask)
+    under_test.serve_named("echo", echo)
+    view = await under_test.done("asker")
     assert told(view) == "heard echo one"
     assert view.result is not None
     assert view.result.metadata == {"usage": {"tokens": 7, "requests": 1}, "delegated": {"tokens": 5, "requests": 1}}
-    tree = await house.tree(view.task.id)
+    tree = await under_test.tree(view.task.id)
     (child,) = tree.children
     assert child.task is not None
     assert (child.task.parent, child.task.origin, child.task.depth) == (view.task.id, DELEGATION, 1)
     assert (child.task.sender, child.task.recipient) == (
-        house.catalogue.identity("default", "asker"),
-        house.catalogue.identity("default", "echo"),
+        under_test.catalogue.identity("default", "asker"),
+        under_test.catalogue.identity("default", "echo"),
     )
     assert (child.task.tenant, child.task.context_id) == ("default", view.task.id)
     assert (tree.usage, tree.usage_total) == ({"tokens": 2}, {"tokens": 7, "requests": 1})
     assert child.a2a_state == "completed"
 
 
-async def test_what_fails_is_told_as_an_answer_and_what_cannot_be_asked_is_refused(house: House) -> None:
+async def test_what_fails_is_told_as_an_answer_and_what_cannot_be_asked_is_refused(under_test: CallingAgents) -> None:
     async def fail(turn: Turn) -> None:
         raise ValueError("not for your ears")
 
@@ -158,14 +158,14 @@ async def test_what_fails_is_told_as_an_answer_and_what_cannot_be_asked_is_refus
             except Refusal as refusal:
                 seen.append(refusal.code)
 
-    house.hire("asker", ask)
-    house.hire("failing", fail)
-    house.hire("echo", echo)
-    assert (await house.done("asker")).state is TaskState.COMPLETED
+    under_test.serve_named("asker", ask)
+    under_test.serve_named("failing", fail)
+    under_test.serve_named("echo", echo)
+    assert (await under_test.done("asker")).state is TaskState.COMPLETED
     assert seen == [TaskState.FAILED, "unknown_agent", "loop_detected", "text_only", "empty_message"]
 
 
-async def test_a_chain_ends_where_it_is_too_deep_or_comes_back(house: House) -> None:
+async def test_a_chain_ends_where_it_is_too_deep_or_comes_back(under_test: CallingAgents) -> None:
     async def down(turn: Turn) -> str:
         name = f"level{turn.task.depth + 1}" if turn.text == "down" else "level0"
         try:
@@ -174,14 +174,14 @@ async def test_a_chain_ends_where_it_is_too_deep_or_comes_back(house: House) -> 
             return f"{turn.task.depth} {refusal.code}"
 
     for level in range(6):
-        house.hire(f"level{level}", down)
-    assert told(await house.done("level0", "down")) == "3 depth_exceeded"
-    assert told(await house.done("level1", "back")) == "1 loop_detected"
-    deep = await house.done("level0", "down", depth=2, chain=("somebody", "elsewhere"))
+        under_test.serve_named(f"level{level}", down)
+    assert told(await under_test.done("level0", "down")) == "3 depth_exceeded"
+    assert told(await under_test.done("level1", "back")) == "1 loop_detected"
+    deep = await under_test.done("level0", "down", depth=2, chain=("somebody", "elsewhere"))
     assert told(deep) == "3 depth_exceeded"
 
 
-async def test_a_second_attempt_finds_the_calls_of_the_first(house: House) -> None:
+async def test_a_second_attempt_finds_the_calls_of_the_first(under_test: CallingAgents) -> None:
     ran: list[str] = []
     holding = asyncio.Event()
 
@@ -198,19 +198,19 @@ async def test_a_second_attempt_finds_the_calls_of_the_first(house: House) -> No
             await asyncio.Event().wait()
         return " ".join(answer.text for answer in answers)
 
-    house.hire("worker", work)
-    house.hire("asker", ask)
-    task_id = await house.begin("asker")
+    under_test.serve_named("worker", work)
+    under_test.serve_named("asker", ask)
+    task_id = await under_test.begin("asker")
     await asyncio.wait_for(holding.wait(), BOUND_S)
     requeue = Requeue(Posture.OPERATOR_ACCEPTED)
-    by = house.catalogue.client("default")
-    await house.ledger.commit(Repair(task_id=task_id, by=by, command=requeue, reason="again"))
-    assert told(await house.ended(task_id)) == "done same done same done attempt 2 done keyed"
+    by = under_test.catalogue.client("default")
+    await under_test.ledger.commit(Repair(task_id=task_id, by=by, command=requeue, reason="again"))
+    assert told(await under_test.ended(task_id)) == "done same done same done attempt 2 done keyed"
     assert ran == ["same", "same", "attempt 1", "keyed", "attempt 2"]
-    assert len((await house.tree(task_id)).children) == 5
+    assert len((await under_test.tree(task_id)).children) == 5
 
 
-async def test_a_key_holds_for_the_whole_task_and_for_one_request(house: House) -> None:
+async def test_a_key_holds_for_the_whole_task_and_for_one_request(under_test: CallingAgents) -> None:
     seen: list[Any] = []
 
     async def ask(turn: Turn) -> Any:
@@ -224,17 +224,17 @@ async def test_a_key_holds_for_the_whole_task_and_for_one_request(house: House) 
         seen.append((await turn.call("echo", "one")).task_id)
         return "done"
 
-    house.hire("asker", ask)
-    house.hire("echo", echo)
-    task_id = await house.begin("asker")
-    await house.parked(task_id)
-    await house.say(task_id, "yes")
-    assert (await house.ended(task_id)).state is TaskState.COMPLETED
+    under_test.serve_named("asker", ask)
+    under_test.serve_named("echo", echo)
+    task_id = await under_test.begin("asker")
+    await under_test.parked(task_id)
+    await under_test.say(task_id, "yes")
+    assert (await under_test.ended(task_id)).state is TaskState.COMPLETED
     assert (seen[0] == seen[1], seen[1] == seen[2]) == (True, False)
 
 
 @pytest.mark.parametrize("how", ["canceled", "returned", "failed", "timed out"])
-async def test_a_caller_that_ends_takes_its_calls_with_it(house: House, how: str) -> None:
+async def test_a_caller_that_ends_takes_its_calls_with_it(under_test: CallingAgents, how: str) -> None:
     begun, stopped = asyncio.Event(), asyncio.Event()
 
     async def work(turn: Turn) -> None:
@@ -253,23 +253,25 @@ async def test_a_caller_that_ends_takes_its_calls_with_it(house: House, how: str
             raise ValueError("no more")
         return "done without it"
 
-    house.hire("worker", work)
-    house.hire("asker", ask, timeout_ms=None)
-    task_id = await house.begin("asker")
+    under_test.serve_named("worker", work)
+    under_test.serve_named("asker", ask, timeout_ms=None)
+    task_id = await under_test.begin("asker")
     await asyncio.wait_for(begun.wait(), BOUND_S)
-    child = await house.child(task_id)
+    child = await under_test.child(task_id)
     if how == "canceled":
-        await house.cancel(task_id)
+        await under_test.cancel(task_id)
     elif how == "timed out":
-        (job,) = [job for job in house.workers._jobs if job.task.id == task_id]
+        (job,) = [job for job in under_test.workers._jobs if job.task.id == task_id]
         job.cut("Task timed out")
     await asyncio.wait_for(stopped.wait(), BOUND_S)
-    assert (await house.ended(child)).state is TaskState.CANCELED
+    assert (await under_test.ended(child)).state is TaskState.CANCELED
     expected = {"canceled": TaskState.CANCELED, "returned": TaskState.COMPLETED}.get(how, TaskState.FAILED)
-    assert (await house.ended(task_id)).state is expected
+    assert (await under_test.ended(task_id)).state is expected
 
 
-async def test_a_call_has_no_more_time_than_is_left_and_is_canceled_when_that_is_over(house: House) -> None:
+async def test_a_call_has_no_more_time_than_is_left_and_is_canceled_when_that_is_over(
+    under_test: CallingAgents,
+) -> None:
     seen: list[Answer] = []
 
     async def ask(turn: Turn) -> str:
@@ -277,14 +279,14 @@ async def test_a_call_has_no_more_time_than_is_left_and_is_canceled_when_that_is
         seen.append(await turn.call("echo", "y", timeout_ms=10_000_000))
         return "done"
 
-    house.hire("worker", forever)
-    house.hire("echo", echo)
-    house.hire("asker", ask)
-    deadline_ms = house.ledger.now_ms() + 60_000
-    view = await house.done("asker", deadline_ms=deadline_ms, timeout_ms=30_000)
+    under_test.serve_named("worker", forever)
+    under_test.serve_named("echo", echo)
+    under_test.serve_named("asker", ask)
+    deadline_ms = under_test.ledger.now_ms() + 60_000
+    view = await under_test.done("asker", deadline_ms=deadline_ms, timeout_ms=30_000)
     assert view.state is TaskState.COMPLETED
     assert [answer.state for answer in seen] == [TaskState.CANCELED, TaskState.COMPLETED]
-    slow, quick = (child.task for child in (await house.tree(view.task.id)).children)
+    slow, quick = (child.task for child in (await under_test.tree(view.task.id)).children)
     assert slow is not None
     assert quick is not None
     assert slow.deadline_ms is not None
@@ -294,7 +296,7 @@ async def test_a_call_has_no_more_time_than_is_left_and_is_canceled_when_that_is
     assert (quick.timeout_ms or 0) <= 30_000
 
 
-async def test_a_call_that_its_author_gives_up_is_canceled(house: House) -> None:
+async def test_a_call_that_its_author_gives_up_is_canceled(under_test: CallingAgents) -> None:
     begun = asyncio.Event()
 
     async def work(turn: Turn) -> None:
@@ -308,14 +310,16 @@ async def test_a_call_that_its_author_gives_up_is_canceled(house: House) -> None
         await asyncio.wait((calling,))
         return "gave up" if calling.cancelled() else "never"
 
-    house.hire("worker", work)
-    house.hire("asker", ask)
-    view = await house.done("asker")
+    under_test.serve_named("worker", work)
+    under_test.serve_named("asker", ask)
+    view = await under_test.done("asker")
     assert told(view) == "gave up"
-    assert (await house.ended(await house.child(view.task.id))).state is TaskState.CANCELED
+    assert (await under_test.ended(await under_test.child(view.task.id))).state is TaskState.CANCELED
 
 
-async def test_first_and_quorum_cancel_the_others_and_say_when_there_are_not_enough(house: House) -> None:
+async def test_first_and_quorum_cancel_the_others_and_say_when_there_are_not_enough(
+    under_test: CallingAgents,
+) -> None:
     async def fail(turn: Turn) -> None:
         raise ValueError("no")
 
@@ -332,19 +336,19 @@ async def test_first_and_quorum_cancel_the_others_and_say_when_there_are_not_eno
         with pytest.raises(Refusal, match="quorum of 3"):
             await turn.call_quorum(3, [("echo", "j")])
 
-    house.hire("asker", ask)
+    under_test.serve_named("asker", ask)
     for name, work in (("echo", echo), ("forever", forever), ("failing", fail)):
-        house.hire(name, work)
-    view = await house.done("asker")
+        under_test.serve_named(name, work)
+    view = await under_test.done("asker")
     assert view.state is TaskState.COMPLETED
     assert seen == ["echo c", ["echo e", "echo f"], [TaskState.FAILED, TaskState.FAILED], ()]
-    tree = await house.tree(view.task.id)
+    tree = await under_test.tree(view.task.id)
     assert [child.a2a_state for child in tree.children if child.task and child.task.intent_text in "adg"] == [
         "canceled"
     ] * 3
 
 
-async def test_a_question_of_a_call_can_be_answered_or_passed_on(house: House) -> None:
+async def test_a_question_of_a_call_can_be_answered_or_passed_on(under_test: CallingAgents) -> None:
     async def question(turn: Turn) -> Any:
         return turn.need_input("which?") if turn.turn == 1 else f"so {turn.text}"
 
@@ -356,14 +360,14 @@ async def test_a_question_of_a_call_can_be_answered_or_passed_on(house: House) -
         waiting = await turn.call("question", "x", key="q")
         return (await turn.answer(waiting, turn.text)).text
 
-    house.hire("asker", ask)
-    house.hire("question", question)
-    task_id = await house.begin("asker")
-    assert told(await house.parked(task_id)) == "which?"
-    await house.say(task_id, "the blue one")
-    assert told(await house.ended(task_id)) == "so the blue one"
+    under_test.serve_named("asker", ask)
+    under_test.serve_named("question", question)
+    task_id = await under_test.begin("asker")
+    assert told(await under_test.parked(task_id)) == "which?"
+    await under_test.say(task_id, "the blue one")
+    assert told(await under_test.ended(task_id)) == "so the blue one"
     with pytest.raises(Refusal, match="no call of this task"):
-        await house.workers.delegations.answer(task_id, Task(**_fields(task_id)), (), "m")  # type: ignore[union-attr]
+        await under_test.workers.delegations.answer(task_id, Task(**_fields(task_id)), (), "m")  # type: ignore[union-attr]
 
 
 def _fields(task_id: TaskId) -> dict[str, Any]:
@@ -407,11 +411,11 @@ async def test_a_task_has_a_budget_of_calls_to_agents_elsewhere(tmp_path: Path) 
 
     async with (
         a_ledger(tmp_path / "home", monotonic_ms=lambda: now_ms() + later_ms) as ledger,
-        a_house(ledger, calls_max=3, agents_max=2, cooldown_ms=10_000, children_max=5) as house,
+        open_agents(ledger, calls_max=3, agents_max=2, cooldown_ms=10_000, children_max=5) as under_test,
     ):
-        house.hire("asker", ask)
-        house.hire("echo", echo)
-        assert (await house.done("asker")).state is TaskState.COMPLETED
+        under_test.serve_named("asker", ask)
+        under_test.serve_named("echo", echo)
+        assert (await under_test.done("asker")).state is TaskState.COMPLETED
     assert seen == [
         "called",
         "COOLDOWN",
@@ -424,7 +428,7 @@ async def test_a_task_has_a_budget_of_calls_to_agents_elsewhere(tmp_path: Path) 
     ]
 
 
-async def test_a_job_without_delegation_says_so(stage: Stage) -> None:
+async def test_a_job_without_delegation_says_so(pool: PoolUnderTest) -> None:
     class Body:
         async def run(self, job: Job) -> None:
             try:
@@ -432,8 +436,8 @@ async def test_a_job_without_delegation_says_so(stage: Stage) -> None:
             except Refusal as refusal:
                 job.fail(refusal.code)
 
-    stage.cast(Body())
-    assert told(await stage.ask()) == "no_delegation"
+    pool.serve(Body())
+    assert told(await pool.ask()) == "no_delegation"
 
 
 def test_an_answer_comes_back_as_it_was_from_another_process() -> None:

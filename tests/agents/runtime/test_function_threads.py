@@ -16,8 +16,8 @@ from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Text
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
-from tests.agents.house import a_house, function, said
-from tests.agents.stage import BOUND_S, Stage, a_stage, chunks, statuses, told
+from tests.agents.agents_under_test import function, open_agents, said
+from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, chunks, open_pool, statuses, told
 
 
 async def until(met: Any) -> None:
@@ -26,7 +26,7 @@ async def until(met: Any) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_plain_function_runs_beside_the_loop(stage: Stage) -> None:
+async def test_a_plain_function_runs_beside_the_loop(pool: PoolUnderTest) -> None:
     heard, go_on = threading.Event(), threading.Event()
 
     def waits(turn: SyncTurn) -> str:
@@ -34,28 +34,28 @@ async def test_a_plain_function_runs_beside_the_loop(stage: Stage) -> None:
         assert go_on.wait(BOUND_S)
         return f"{turn.text} {threading.current_thread() is threading.main_thread()}"
 
-    stage.cast(waits)
-    task_id = await stage.send("hello")
+    pool.serve(waits)
+    task_id = await pool.send("hello")
     await until(heard.is_set)  # the loop is free: this coroutine runs while the function blocks
     go_on.set()
-    assert told(await stage.ended(task_id)) == "hello False"
+    assert told(await pool.ended(task_id)) == "hello False"
 
 
-async def test_a_plain_generator_streams_in_order_and_faster_than_it_is_written(stage: Stage) -> None:
+async def test_a_plain_generator_streams_in_order_and_faster_than_it_is_written(pool: PoolUnderTest) -> None:
     count = 4 * LINES_MAX
 
     def counts(turn: SyncTurn) -> Iterator[str]:
         for number in range(count):
             yield f"{number} "
 
-    stage.cast(counts)
-    view = await stage.ask()
+    pool.serve(counts)
+    view = await pool.ask()
     words = "".join(f"{number} " for number in range(count))
-    written = "".join(part.text for chunk in chunks(await stage.steps(view.task.id)) for part in chunk.parts)  # type: ignore[union-attr]
+    written = "".join(part.text for chunk in chunks(await pool.steps(view.task.id)) for part in chunk.parts)  # type: ignore[union-attr]
     assert told(view) == written == words
 
 
-async def test_a_plain_generator_says_whatever_an_async_one_can(stage: Stage) -> None:
+async def test_a_plain_generator_says_whatever_an_async_one_can(pool: PoolUnderTest) -> None:
     def produce(turn: SyncTurn) -> Iterator[Any]:
         yield turn.status("reading")
         yield "text"
@@ -63,9 +63,9 @@ async def test_a_plain_generator_says_whatever_an_async_one_can(stage: Stage) ->
         yield turn.data({"n": 1})
         turn.spend(tokens=7)
 
-    stage.cast(produce)
-    view = await stage.ask()
-    assert statuses(await stage.steps(view.task.id)) == ["reading"]
+    pool.serve(produce)
+    view = await pool.ask()
+    assert statuses(await pool.steps(view.task.id)) == ["reading"]
     assert [artifact.artifact_id.removeprefix(view.task.id) for artifact in view.artifacts] == [
         "-text-0",
         "-file-0",
@@ -76,7 +76,7 @@ async def test_a_plain_generator_says_whatever_an_async_one_can(stage: Stage) ->
     assert view.result.metadata == {"usage": {"tokens": 7}}
 
 
-async def test_a_plain_generator_stops_where_it_asks_its_sender(stage: Stage) -> None:
+async def test_a_plain_generator_stops_where_it_asks_its_sender(pool: PoolUnderTest) -> None:
     ran: list[str] = []
 
     def asks(turn: SyncTurn) -> Iterator[Any]:
@@ -88,34 +88,36 @@ async def test_a_plain_generator_stops_where_it_asks_its_sender(stage: Stage) ->
         finally:
             ran.append("closed")
 
-    stage.cast(asks)
-    task_id = await stage.send()
-    assert told(await stage.parked(task_id)) == "Which language?"
+    pool.serve(asks)
+    task_id = await pool.send()
+    assert told(await pool.parked(task_id)) == "Which language?"
     await until(lambda: ran == ["closed"])
-    await stage.say(task_id, "Latin")
-    assert told(await stage.ended(task_id)) == "in Latin"
+    await pool.say(task_id, "Latin")
+    assert told(await pool.ended(task_id)) == "in Latin"
     assert ran == ["closed", "closed"]
 
 
 @pytest.mark.parametrize("error", [ValueError("swordfish"), SystemExit(3), asyncio.CancelledError()], ids=repr)
-async def test_what_a_plain_function_raises_fails_its_task_and_nothing_else(stage: Stage, error: BaseException) -> None:
+async def test_what_a_plain_function_raises_fails_its_task_and_nothing_else(
+    pool: PoolUnderTest, error: BaseException
+) -> None:
     def broken(turn: SyncTurn) -> str:
         if turn.text == "break":
             raise error
         return "fine"
 
-    stage.cast(broken)
-    view = await stage.ask("break")
+    pool.serve(broken)
+    view = await pool.ask("break")
     assert (view.state, told(view)) == (TaskState.FAILED, "the agent failed")
-    assert told(await stage.ask("work")) == "fine"
+    assert told(await pool.ask("work")) == "fine"
 
 
-async def test_what_cannot_be_said_fails_a_plain_function_too(stage: Stage) -> None:
+async def test_what_cannot_be_said_fails_a_plain_function_too(pool: PoolUnderTest) -> None:
     def odd(turn: SyncTurn) -> Iterator[Any]:
         yield 5
 
-    stage.cast(odd)
-    assert told(await stage.ask()).startswith("the agent yielded an int, which cannot be said")
+    pool.serve(odd)
+    assert told(await pool.ask()).startswith("the agent yielded an int, which cannot be said")
 
     async def inner() -> str:
         return "never"
@@ -123,11 +125,11 @@ async def test_what_cannot_be_said_fails_a_plain_function_too(stage: Stage) -> N
     def forgot_async(turn: SyncTurn) -> Any:
         return inner()
 
-    stage.cast(forgot_async)
-    assert told(await stage.ask()).startswith("the agent returned a coroutine, which cannot be said")
+    pool.serve(forgot_async)
+    assert told(await pool.ask()).startswith("the agent returned a coroutine, which cannot be said")
 
 
-async def test_a_canceled_generator_is_closed_at_its_next_word_and_nothing_more_is_heard(stage: Stage) -> None:
+async def test_a_canceled_generator_is_closed_at_its_next_word_and_nothing_more_is_heard(pool: PoolUnderTest) -> None:
     go_on, closed = threading.Event(), threading.Event()
 
     def talks(turn: SyncTurn) -> Iterator[str]:
@@ -138,14 +140,14 @@ async def test_a_canceled_generator_is_closed_at_its_next_word_and_nothing_more_
         finally:
             closed.set()
 
-    stage.cast(talks)
-    task_id = await stage.send()
-    await stage.until(task_id, lambda view: bool(view.artifacts))
-    await stage.cancel(task_id)
+    pool.serve(talks)
+    task_id = await pool.send()
+    await pool.until(task_id, lambda view: bool(view.artifacts))
+    await pool.cancel(task_id)
     go_on.set()
     await until(closed.is_set)
-    await stage.idle()
-    view = await stage.ended(task_id)
+    await pool.idle()
+    view = await pool.ended(task_id)
     assert (view.state, view.artifacts[0].parts) == (TaskState.CANCELED, (Text("first"),))
 
 
@@ -160,20 +162,20 @@ async def test_a_thread_that_does_not_stop_is_left_behind_counted_and_keeps_its_
             assert go_on.wait(BOUND_S)
         return "done"
 
-    async with a_stage(ledger, stop_s=0.05) as stage:
-        stage.cast(hangs, concurrency=1, timeout_ms=50)
-        hung = await stage.ended(await stage.send("hang"))
+    async with open_pool(ledger, stop_s=0.05) as pool:
+        pool.serve(hangs, concurrency=1, timeout_ms=50)
+        hung = await pool.ended(await pool.send("hang"))
         assert (hung.state, told(hung)) == (TaskState.FAILED, "Task timed out")
-        await stage.idle()
-        assert stage.workers.threads_abandoned == 1
+        await pool.idle()
+        assert pool.workers.threads_abandoned == 1
         assert "agent.abandoned" in [record.message for record in caplog.records]
         # The only thread of this agent is taken: the next turn waits for it, and for no longer than it may.
-        waits = await stage.ended(await stage.send("wait"))
+        waits = await pool.ended(await pool.send("wait"))
         assert (told(waits), begun) == ("Task timed out", ["hang"])
         assert "agent.threads_used_up" in [record.message for record in caplog.records]
         go_on.set()
-        await until(lambda: stage.workers.threads_abandoned == 0)
-        assert told(await stage.ask("work")) == "done"
+        await until(lambda: pool.workers.threads_abandoned == 0)
+        assert told(await pool.ask("work")) == "done"
 
 
 async def test_a_stop_does_not_begin_again_what_a_thread_still_does(ledger: EmbeddedLedger) -> None:
@@ -184,11 +186,11 @@ async def test_a_stop_does_not_begin_again_what_a_thread_still_does(ledger: Embe
         assert go_on.wait(BOUND_S)
 
     try:
-        async with a_stage(ledger, stop_s=0.05) as stage:
-            stage.cast(hangs, idempotent=True)
-            task_id = await stage.send()
+        async with open_pool(ledger, stop_s=0.05) as pool:
+            pool.serve(hangs, idempotent=True)
+            task_id = await pool.send()
             await until(begun.is_set)
-            await stage.cut_short()
+            await pool.cut_short()
             entry = await ledger.entry(task_id)
             assert entry is not None
             assert (entry.lease is not None, (await ledger.counts()).queued) == (True, 0)
@@ -206,8 +208,10 @@ async def test_a_plain_function_calls_other_agents_and_waits_for_them(tmp_path: 
         first = turn.call_first([("shout", "first")])
         return " ".join(answer.text for answer in (one, *several, first))
 
-    async with a_house(tmp_path / "home", asking, function("shout", "{}!"), function("whisper", "({})")) as house:
-        view = await house.ask("asking", "go")
+    async with open_agents(
+        tmp_path / "home", asking, function("shout", "{}!"), function("whisper", "({})")
+    ) as under_test:
+        view = await under_test.ask("asking", "go")
         assert said(view) == "hey! you! (you) first!"
 
 
@@ -222,8 +226,8 @@ async def test_a_refused_call_is_raised_in_the_thread(tmp_path: Path) -> None:
             return type(refusal).__name__
         return "answered"
 
-    async with a_house(tmp_path / "home", asking) as house:
-        assert said(await house.ask("asking", "go")) == "NotFound"
+    async with open_agents(tmp_path / "home", asking) as under_test:
+        assert said(await under_test.ask("asking", "go")) == "NotFound"
 
 
 async def test_a_call_under_way_ends_with_its_turn(tmp_path: Path) -> None:
@@ -243,11 +247,11 @@ async def test_a_call_under_way_ends_with_its_turn(tmp_path: Path) -> None:
         entered.set()
         await asyncio.Event().wait()
 
-    async with a_house(tmp_path / "home", endless) as house:
-        house.add(asking)  # which names it; the time limit is the workers's
-        identity = house.catalogue.identity("default", "asking")
-        house.workers.register(identity, FunctionAgent(asking), timeout_ms=200)
-        view = await house.ask("asking", "go")
+    async with open_agents(tmp_path / "home", endless) as under_test:
+        under_test.add(asking)  # which names it; the time limit is the workers's
+        identity = under_test.catalogue.identity("default", "asking")
+        under_test.workers.register(identity, FunctionAgent(asking), timeout_ms=200)
+        view = await under_test.ask("asking", "go")
         assert (view.state, said(view)) == (TaskState.FAILED, "Task timed out")
         assert entered.is_set()
         await until(lambda: stopped == [asyncio.CancelledError])
@@ -264,11 +268,13 @@ async def test_a_call_under_way_ends_with_its_turn(tmp_path: Path) -> None:
     ],
     ids=["status", "parked", "rejection", "json", "text"],
 )
-async def test_a_plain_generator_fails_with_the_field_that_cannot_be_said(stage: Stage, said: Any, field: str) -> None:
+async def test_a_plain_generator_fails_with_the_field_that_cannot_be_said(
+    pool: PoolUnderTest, said: Any, field: str
+) -> None:
     def odd(turn: SyncTurn) -> Iterator[Any]:
         yield said
 
-    stage.cast(odd)
-    view = await stage.ask()
+    pool.serve(odd)
+    view = await pool.ask()
     assert view.state is TaskState.FAILED
     assert told(view).startswith(f"the agent yielded what cannot be said: {field}")

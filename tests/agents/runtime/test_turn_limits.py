@@ -23,9 +23,9 @@ from covenant.model.result import Result
 from covenant.model.task_view import TaskState, TaskView
 from covenant.model.tenants import DEFAULT
 from covenant.model.usage import usage_in
-from tests.agents.house import House, a_house, said
+from tests.agents.agents_under_test import AgentsUnderTest, open_agents, said
 from tests.agents.model.test_model_agent import Script
-from tests.agents.stage import BOUND_S, Stage, a_ledger, a_stage
+from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, a_ledger, open_pool
 
 
 def spender(name: str, **amounts: float) -> Agent:
@@ -44,16 +44,16 @@ def used(result: Result | None) -> dict[str, float]:
     return usage_in(result.metadata)
 
 
-async def tree_of(house: House, view: TaskView) -> TreeNode:
-    return await read_tree(house.ledger, view.task.id, None)
+async def tree_of(under_test: AgentsUnderTest, view: TaskView) -> TreeNode:
+    return await read_tree(under_test.ledger, view.task.id, None)
 
 
-async def begin(house: House, agent_id: str) -> tuple[A2ARequest, TaskView]:
-    agent = house.catalogue.agent(DEFAULT, agent_id)
+async def begin(under_test: AgentsUnderTest, agent_id: str) -> tuple[A2ARequest, TaskView]:
+    agent = under_test.catalogue.agent(DEFAULT, agent_id)
     assert agent is not None
-    ask = A2ARequest(caller=house.caller, agent=agent)
+    ask = A2ARequest(caller=under_test.caller, agent=agent)
     message = Message(message_id=Uuids()(), parts=(Text("go"),))
-    return ask, await house.conversations.send(ask, SendMessage(message=message, blocking=False))
+    return ask, await under_test.conversations.send(ask, SendMessage(message=message, blocking=False))
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ async def begin(house: House, agent_id: str) -> tuple[A2ARequest, TaskView]:
 async def test_what_a_sub_agent_reports_counts_in_whatever_form(tmp_path: Path, amounts: dict[str, float]) -> None:
     script = Script(("agent", {"agent": "costly", "message": "go"}), "all done")
     models: dict[str, Model] = {"bot": script.model}
-    async with a_house(tmp_path, spender("costly", **amounts), models=models, tokens_max=200_000) as house:
-        house.add({"id": "bot"})
-        view = await house.ask("bot", "go")
+    async with open_agents(tmp_path, spender("costly", **amounts), models=models, tokens_max=200_000) as under_test:
+        under_test.add({"id": "bot"})
+        view = await under_test.ask("bot", "go")
         assert view.state is TaskState.FAILED
         assert said(view) == "the token budget of this task, 200000, is used up"
         assert used(view.result)["tokens"] > 800_000
-        tree = await tree_of(house, view)
+        tree = await tree_of(under_test, view)
         assert isinstance(tree.usage_total, dict)
         child = tree.children[0]
         assert isinstance(child.usage_total, dict)
@@ -100,10 +100,10 @@ async def test_sums_of_a_tree_are_right_where_its_tasks_report_in_different_form
         spender("three", tokens=10_000),
         spender("silent"),
     )
-    async with a_house(tmp_path, asks, *others) as house:
-        view = await house.ask("asks", "go")
+    async with open_agents(tmp_path, asks, *others) as under_test:
+        view = await under_test.ask("asks", "go")
         assert used(view.result)["tokens"] == 11_111
-        tree = await tree_of(house, view)
+        tree = await tree_of(under_test, view)
         assert isinstance(tree.usage_total, dict)
         assert tree.usage == {"tokens": 10}
         assert tree.usage_total["tokens"] == 11_111
@@ -129,22 +129,22 @@ def halting(begun: asyncio.Event) -> FunctionModel:
 @pytest.mark.parametrize("how", ["canceled", "timed out"])
 async def test_what_a_turn_had_used_is_kept_when_somebody_else_ends_it(tmp_path: Path, how: str) -> None:
     begun = asyncio.Event()
-    async with a_house(tmp_path, models={"bot": halting(begun)}) as house:
-        house.add({"id": "bot"})
+    async with open_agents(tmp_path, models={"bot": halting(begun)}) as under_test:
+        under_test.add({"id": "bot"})
         if how == "canceled":
-            ask, view = await begin(house, "bot")
+            ask, view = await begin(under_test, "bot")
             await asyncio.wait_for(begun.wait(), BOUND_S)
-            ended = await house.conversations.cancel(ask, CancelTask(task_id=view.task.id))
+            ended = await under_test.conversations.cancel(ask, CancelTask(task_id=view.task.id))
         else:
-            body = house.model(read_agent_definition({"id": "bot"}))
+            body = under_test.model(read_agent_definition({"id": "bot"}))
             assert body is not None
-            house.workers.register(house.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
-            ended = await house.ask("bot", "go")
+            under_test.workers.register(under_test.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
+            ended = await under_test.ask("bot", "go")
             assert (begun.is_set(), said(ended)) == (True, "Task timed out")
         assert ended.state is (TaskState.CANCELED if how == "canceled" else TaskState.FAILED)
         tokens = used(ended.result)["tokens"]
         assert tokens > 0
-        tree = await tree_of(house, ended)
+        tree = await tree_of(under_test, ended)
         assert isinstance(tree.usage_total, dict)
         assert tree.usage_total["tokens"] == tokens
 
@@ -162,24 +162,24 @@ async def test_what_a_model_had_told_while_it_streams_is_kept(tmp_path: Path, ho
         finally:
             await released.wait()
 
-    async with a_house(tmp_path, models={"bot": FunctionModel(stream_function=speak)}) as house:
-        house.add({"id": "bot"})
+    async with open_agents(tmp_path, models={"bot": FunctionModel(stream_function=speak)}) as under_test:
+        under_test.add({"id": "bot"})
         if how == "canceled":
-            ask, view = await begin(house, "bot")
+            ask, view = await begin(under_test, "bot")
             await asyncio.wait_for(begun.wait(), BOUND_S)
-            ended = await house.conversations.cancel(ask, CancelTask(task_id=view.task.id))
+            ended = await under_test.conversations.cancel(ask, CancelTask(task_id=view.task.id))
         else:
-            body = house.model(read_agent_definition({"id": "bot"}))
+            body = under_test.model(read_agent_definition({"id": "bot"}))
             assert body is not None
-            house.workers.register(house.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
-            ended = await house.ask("bot", "go")
+            under_test.workers.register(under_test.catalogue.identity(DEFAULT, "bot"), body, timeout_ms=1_500)
+            ended = await under_test.ask("bot", "go")
             assert (begun.is_set(), said(ended)) == (True, "Task timed out")
         released.set()
         assert used(ended.result)["output_tokens"] > 0
 
 
 async def test_what_a_turn_had_used_is_kept_when_its_tasks_own_time_is_over() -> None:
-    async with a_ledger(None) as ledger, a_stage(ledger, stop_s=0.1) as stage:
+    async with a_ledger(None) as ledger, open_pool(ledger, stop_s=0.1) as pool:
         begun = asyncio.Event()
 
         async def endless(turn: Turn) -> None:
@@ -187,13 +187,13 @@ async def test_what_a_turn_had_used_is_kept_when_its_tasks_own_time_is_over() ->
             begun.set()
             await asyncio.Event().wait()
 
-        stage.cast(endless)
-        task_id = await stage.send(timeout_ms=1)
+        pool.serve(endless)
+        task_id = await pool.send(timeout_ms=1)
         await asyncio.wait_for(begun.wait(), BOUND_S)
         async with asyncio.timeout(BOUND_S):
             while not (await ledger.commit(Sweep())).timed_out:  # noqa: ASYNC110  (time must pass)
                 await asyncio.sleep(0.005)
-        view = await stage.ended(task_id)
+        view = await pool.ended(task_id)
         assert view.state is TaskState.FAILED
         assert used(view.result) == {"input_tokens": 3, "output_tokens": 5, "tokens": 8}
 
@@ -216,27 +216,27 @@ async def test_a_call_that_its_author_gives_up_is_charged_for_what_it_used(tmp_p
         turn.spend(tokens=1)
         return "done"
 
-    async with a_house(tmp_path, asks, endless) as house:
-        view = await house.ask("asks", "go")
+    async with open_agents(tmp_path, asks, endless) as under_test:
+        view = await under_test.ask("asks", "go")
         assert used(view.result) == {"tokens": 71}
-        tree = await tree_of(house, view)
+        tree = await tree_of(under_test, view)
         assert isinstance(tree.usage_total, dict)
         assert (tree.usage, tree.usage_total) == ({"tokens": 1}, {"tokens": 71})
 
 
-async def test_what_earlier_turns_used_counts_on(stage: Stage) -> None:
+async def test_what_earlier_turns_used_counts_on(pool: PoolUnderTest) -> None:
     async def asks(turn: Turn) -> AsyncIterator[Any]:
         turn.spend(input_tokens=10)
         if turn.turn < 3:
             yield turn.need_input("more?")
         yield "done"
 
-    stage.cast(asks)
-    task_id = await stage.send()
+    pool.serve(asks)
+    task_id = await pool.send()
     for _ in range(2):
-        await stage.parked(task_id)
-        await stage.say(task_id, "more")
-    view = await stage.ended(task_id)
+        await pool.parked(task_id)
+        await pool.say(task_id, "more")
+    view = await pool.ended(task_id)
     assert used(view.result) == {"input_tokens": 30, "tokens": 30}
 
 
@@ -250,9 +250,9 @@ async def test_a_key_that_is_called_again_in_a_later_turn_is_charged_once(tmp_pa
             yield turn.need_input("more?")
         yield "done"
 
-    async with a_house(tmp_path, asks, spender("costly", tokens=70)) as house:
-        parked = await house.ask("asks", "go")
-        view = await house.ask("asks", "more", task_id=parked.task.id)
+    async with open_agents(tmp_path, asks, spender("costly", tokens=70)) as under_test:
+        parked = await under_test.ask("asks", "go")
+        view = await under_test.ask("asks", "more", task_id=parked.task.id)
         assert used(view.result) == {"tokens": 70}
-        tree = await tree_of(house, view)
+        tree = await tree_of(under_test, view)
         assert tree.usage_total == {"tokens": 70}

@@ -13,16 +13,16 @@ from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.errors import OverLimit
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT, Tenant, TenantLimits
-from tests.agents.runtime.test_agent_calls import House, a_house
-from tests.agents.stage import told
+from tests.agents.pool_under_test import told
+from tests.agents.runtime.test_agent_calls import CallingAgents, open_agents
 from tests.ledger_contract.samples import OPERATOR
 
 BOUND_S = 20.0
 
 
 @pytest.fixture
-async def house(ledger: EmbeddedLedger) -> AsyncIterator[House]:
-    async with a_house(ledger) as opened:
+async def under_test(ledger: EmbeddedLedger) -> AsyncIterator[CallingAgents]:
+    async with open_agents(ledger) as opened:
         yield opened
 
 
@@ -56,22 +56,24 @@ class Gauge:
                 await self.changed.wait()
 
 
-async def test_concurrency_bounds_the_turns_of_all_agents_together_and_the_rest_wait(house: House) -> None:
-    await limit(house.ledger, 2)
+async def test_concurrency_bounds_the_turns_of_all_agents_together_and_the_rest_wait(
+    under_test: CallingAgents,
+) -> None:
+    await limit(under_test.ledger, 2)
     gauge = Gauge()
-    house.hire("a", gauge.work)
-    house.hire("b", gauge.work)
-    begun = [await house.begin("ab"[n % 2], str(n)) for n in range(12)]
+    under_test.serve_named("a", gauge.work)
+    under_test.serve_named("b", gauge.work)
+    begun = [await under_test.begin("ab"[n % 2], str(n)) for n in range(12)]
     await gauge.reaches(2)
-    assert house.workers.jobs == 2
+    assert under_test.workers.jobs == 2
     gauge.go.set()
     for n, task_id in enumerate(begun):
-        assert told(await house.ended(task_id)) == f"did {n}"
+        assert told(await under_test.ended(task_id)) == f"did {n}"
     assert gauge.most == 2
 
 
-async def test_a_tenant_with_one_place_can_delegate_at_any_depth(house: House) -> None:
-    await limit(house.ledger, 1)
+async def test_a_tenant_with_one_place_can_delegate_at_any_depth(under_test: CallingAgents) -> None:
+    await limit(under_test.ledger, 1)
     gauge = Gauge()
     gauge.go.set()
 
@@ -82,17 +84,17 @@ async def test_a_tenant_with_one_place_can_delegate_at_any_depth(house: House) -
     async def top(turn: Turn) -> str:
         return (await turn.call("middle", "go")).text
 
-    house.hire("leaf", gauge.work)
-    house.hire("middle", middle)
-    house.hire("top", top)
-    tops = [await house.begin("top", str(n)) for n in range(3)]
+    under_test.serve_named("leaf", gauge.work)
+    under_test.serve_named("middle", middle)
+    under_test.serve_named("top", top)
+    tops = [await under_test.begin("top", str(n)) for n in range(3)]
     for task_id in tops:
-        assert told(await house.ended(task_id)) == "did 1 did 2"
+        assert told(await under_test.ended(task_id)) == "did 1 did 2"
     assert gauge.most == 1
 
 
-async def test_a_turn_that_waited_for_others_goes_on_only_in_a_place(house: House) -> None:
-    await limit(house.ledger, 1)
+async def test_a_turn_that_waited_for_others_goes_on_only_in_a_place(under_test: CallingAgents) -> None:
+    await limit(under_test.ledger, 1)
     leaf, blocker, resumed = Gauge(), Gauge(), asyncio.Event()
 
     async def top(turn: Turn) -> str:
@@ -100,53 +102,55 @@ async def test_a_turn_that_waited_for_others_goes_on_only_in_a_place(house: Hous
         resumed.set()
         return answer.text
 
-    house.hire("leaf", leaf.work)
-    house.hire("block", blocker.work)
-    house.hire("top", top)
-    parent = await house.begin("top", "x")
+    under_test.serve_named("leaf", leaf.work)
+    under_test.serve_named("block", blocker.work)
+    under_test.serve_named("top", top)
+    parent = await under_test.begin("top", "x")
     await leaf.reaches(1)
-    blocking = await house.begin("block", "y")
+    blocking = await under_test.begin("block", "y")
     leaf.go.set()
-    await house.ended(await house.child(parent))
+    await under_test.ended(await under_test.child(parent))
     await blocker.reaches(1)
     for _ in range(10):
         await asyncio.sleep(0)
     assert not resumed.is_set()
     blocker.go.set()
-    assert (await house.ended(blocking)).state is TaskState.COMPLETED
-    assert (await house.ended(parent)).state is TaskState.COMPLETED
+    assert (await under_test.ended(blocking)).state is TaskState.COMPLETED
+    assert (await under_test.ended(parent)).state is TaskState.COMPLETED
     assert resumed.is_set()
 
 
-async def test_one_tenants_full_places_hold_up_nobody_else(house: House) -> None:
-    await house.ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name="acme", limits=TenantLimits(concurrency=1))))
+async def test_one_tenants_full_places_hold_up_nobody_else(under_test: CallingAgents) -> None:
+    await under_test.ledger.commit(
+        AddTenant(by=OPERATOR, tenant=Tenant(name="acme", limits=TenantLimits(concurrency=1)))
+    )
     slow, quick = Gauge(), Gauge()
     quick.go.set()
-    house.hire("quick", quick.work)
-    identity = house.catalogue.identity("acme", "slow")
+    under_test.serve_named("quick", quick.work)
+    identity = under_test.catalogue.identity("acme", "slow")
     agent = Agent("slow")
     agent(slow.work)
-    house.workers.register(identity, load_agent(agent)[1])
-    sent = [await house.begin("quick", str(n), recipient=identity, tenant="acme") for n in range(3)]
+    under_test.workers.register(identity, load_agent(agent)[1])
+    sent = [await under_test.begin("quick", str(n), recipient=identity, tenant="acme") for n in range(3)]
     await slow.reaches(1)
-    assert (await house.done("quick")).state is TaskState.COMPLETED
+    assert (await under_test.done("quick")).state is TaskState.COMPLETED
     slow.go.set()
     for task_id in sent:
-        await house.ended(task_id)
+        await under_test.ended(task_id)
     assert slow.most == 1
 
 
-async def test_a_raised_limit_is_noticed_by_those_who_wait(house: House) -> None:
-    await limit(house.ledger, 1)
+async def test_a_raised_limit_is_noticed_by_those_who_wait(under_test: CallingAgents) -> None:
+    await limit(under_test.ledger, 1)
     gauge = Gauge()
-    house.hire("a", gauge.work)
-    begun = [await house.begin("a", str(n)) for n in range(2)]
+    under_test.serve_named("a", gauge.work)
+    begun = [await under_test.begin("a", str(n)) for n in range(2)]
     await gauge.reaches(1)
-    await limit(house.ledger, 2)
+    await limit(under_test.ledger, 2)
     await gauge.reaches(2)
     gauge.go.set()
     for task_id in begun:
-        await house.ended(task_id)
+        await under_test.ended(task_id)
 
 
 async def test_a_turn_that_is_canceled_while_it_waits_for_its_place_keeps_none() -> None:
@@ -179,7 +183,7 @@ async def test_a_turn_that_is_canceled_while_it_waits_for_its_place_keeps_none()
     [(TenantLimits(live_tasks=1), "live_task_limit"), (TenantLimits(queued_bytes=3), "queued_bytes_limit")],
 )
 async def test_what_a_tenants_agents_delegate_counts_against_its_limits(
-    house: House, limits: TenantLimits, code: str
+    under_test: CallingAgents, limits: TenantLimits, code: str
 ) -> None:
     async def top(turn: Turn) -> str:
         try:
@@ -189,8 +193,8 @@ async def test_what_a_tenants_agents_delegate_counts_against_its_limits(
 
     gauge = Gauge()
     gauge.go.set()
-    house.hire("leaf", gauge.work)
-    house.hire("top", top)
-    await house.ledger.commit(ChangeTenant(by=OPERATOR, name=DEFAULT, limits=limits))
-    assert told(await house.done("top", "go")) == code
+    under_test.serve_named("leaf", gauge.work)
+    under_test.serve_named("top", top)
+    await under_test.ledger.commit(ChangeTenant(by=OPERATOR, name=DEFAULT, limits=limits))
+    assert told(await under_test.done("top", "go")) == code
     assert gauge.most == 0

@@ -17,15 +17,15 @@ from covenant.model.ids import TaskId
 from covenant.model.retry_policy import ForceError, Posture, Requeue
 from covenant.model.task import fingerprint
 from covenant.model.task_view import TaskState
-from tests.agents.stage import (
+from tests.agents.pool_under_test import (
     BOUND_S,
-    Stage,
+    PoolUnderTest,
     a_ledger,
-    a_stage,
-    body_of,
     chunks,
     cut_short,
     endings,
+    function_agent,
+    open_pool,
     told,
 )
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_task
@@ -56,45 +56,45 @@ class Actor:
             await self.started.acquire()
 
 
-async def test_a_canceled_task_stops_its_agent(stage: Stage) -> None:
+async def test_a_canceled_task_stops_its_agent(pool: PoolUnderTest) -> None:
     actor = Actor()
-    stage.cast(actor.play)
-    task_id = await stage.send()
+    pool.serve(actor.play)
+    task_id = await pool.send()
     await actor.begun()
-    assert (await stage.cancel(task_id)).canceled
-    await stage.idle()
+    assert (await pool.cancel(task_id)).canceled
+    await pool.idle()
     assert actor.stopped == 1
-    view = await stage.ended(task_id)
+    view = await pool.ended(task_id)
     assert view.state is TaskState.CANCELED
-    assert len(endings(await stage.steps(task_id))) == 1
+    assert len(endings(await pool.steps(task_id))) == 1
 
 
-async def test_cancel_and_completion_race_to_one_winner_whom_both_see(stage: Stage) -> None:
+async def test_cancel_and_completion_race_to_one_winner_whom_both_see(pool: PoolUnderTest) -> None:
     async def brief(turn: Turn) -> AsyncIterator[str]:
         yield "a"
         for _ in range(int(turn.text)):
             await asyncio.sleep(0)
         yield "b"
 
-    stage.cast(brief)
+    pool.serve(brief)
     outcomes = set()
     for round_no in range(500):
-        task_id = await stage.send(str(round_no % 8))
+        task_id = await pool.send(str(round_no % 8))
         for _ in range(round_no % 5):
             await asyncio.sleep(0)
-        canceled = await stage.cancel(task_id)
-        steps = await stage.steps(task_id)
+        canceled = await pool.cancel(task_id)
+        steps = await pool.steps(task_id)
         (end,) = endings(steps)
         assert end.ending is canceled.ending
         assert end is steps[-1].what
         assert [step.generation for step in steps] == [*range(1, len(steps) + 1)]
         outcomes.add(end.ending)
-    await stage.idle()
+    await pool.idle()
     assert len(outcomes) == 2, "one of them always won: the race was not run"
 
 
 async def test_an_agent_that_ignores_cancellation_is_abandoned_and_not_heard(
-    stage: Stage, caplog: pytest.LogCaptureFixture
+    pool: PoolUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
     release, heard = asyncio.Event(), asyncio.Event()
 
@@ -111,54 +111,54 @@ async def test_an_agent_that_ignores_cancellation_is_abandoned_and_not_heard(
         heard.set()
         yield "too late"
 
-    stage.cast(stubborn, concurrency=1)
-    task_id = await stage.send("be stubborn")
-    await stage.until(task_id, lambda view: bool(view.artifacts))
-    await stage.cancel(task_id)
-    await stage.idle()
+    pool.serve(stubborn, concurrency=1)
+    task_id = await pool.send("be stubborn")
+    await pool.until(task_id, lambda view: bool(view.artifacts))
+    await pool.cancel(task_id)
+    await pool.idle()
     assert [r.task_id for r in caplog.records if r.message == "agent.abandoned"] == [task_id]  # type: ignore[attr-defined]
     # Its place is free again, though it is not gone.
-    assert told(await stage.ask("work")) == "fine"
+    assert told(await pool.ask("work")) == "fine"
     release.set()
     await asyncio.wait_for(heard.wait(), BOUND_S)
-    assert told(await stage.ask("work")) == "fine"
-    assert "too late" not in str(await stage.steps(task_id))
-    assert stage.workers.reserve(BOB.pubkey) is not None
-    assert stage.workers.reserve(BOB.pubkey) is None
+    assert told(await pool.ask("work")) == "fine"
+    assert "too late" not in str(await pool.steps(task_id))
+    assert pool.workers.reserve(BOB.pubkey) is not None
+    assert pool.workers.reserve(BOB.pubkey) is None
 
 
-async def test_a_task_past_its_timeout_stops_its_agent(stage: Stage) -> None:
+async def test_a_task_past_its_timeout_stops_its_agent(pool: PoolUnderTest) -> None:
     actor = Actor()
-    stage.cast(actor.play)
-    task_id = await stage.send(timeout_ms=1)
+    pool.serve(actor.play)
+    task_id = await pool.send(timeout_ms=1)
     await actor.begun()
     swept: tuple[Any, ...] = ()
     async with asyncio.timeout(BOUND_S):
         while not swept:
-            swept = (await stage.ledger.commit(Sweep())).timed_out
-    await stage.idle()
-    view = await stage.ended(task_id)
+            swept = (await pool.ledger.commit(Sweep())).timed_out
+    await pool.idle()
+    view = await pool.ended(task_id)
     assert (view.state, told(view), actor.stopped) == (TaskState.FAILED, "Task timed out", 1)
 
 
-async def test_an_agents_own_timeout_is_for_tasks_that_have_none(stage: Stage) -> None:
+async def test_an_agents_own_timeout_is_for_tasks_that_have_none(pool: PoolUnderTest) -> None:
     actor = Actor()
-    stage.cast(actor.play, timeout_ms=20)
-    view = await stage.ask()
+    pool.serve(actor.play, timeout_ms=20)
+    view = await pool.ask()
     assert (view.state, told(view)) == (TaskState.FAILED, "Task timed out")
-    await stage.idle()
+    await pool.idle()
     assert actor.stopped == 1
     await actor.begun()
-    task_id = await stage.send(timeout_ms=3_600_000)
+    task_id = await pool.send(timeout_ms=3_600_000)
     await actor.begun()
     # Another one, begun later and without a timeout of its own, is over first.
-    assert told(await stage.ask()) == "Task timed out"
-    assert stage.workers.jobs == 1
+    assert told(await pool.ask()) == "Task timed out"
+    assert pool.workers.jobs == 1
     actor.go_on.set()
-    assert (await stage.ended(task_id)).state is TaskState.COMPLETED
+    assert (await pool.ended(task_id)).state is TaskState.COMPLETED
 
 
-async def test_queued_tasks_are_taken_as_places_become_free(stage: Stage) -> None:
+async def test_queued_tasks_are_taken_as_places_become_free(pool: PoolUnderTest) -> None:
     running = most = 0
     full = asyncio.Event()
 
@@ -173,80 +173,80 @@ async def test_queued_tasks_are_taken_as_places_become_free(stage: Stage) -> Non
         running -= 1
         return turn.text
 
-    stage.cast(busy, concurrency=3)
-    task_ids = [await stage.send(f"{n}", at_once=False) for n in range(20)]
+    pool.serve(busy, concurrency=3)
+    task_ids = [await pool.send(f"{n}", at_once=False) for n in range(20)]
     for n, task_id in enumerate(task_ids):
-        assert told(await stage.ended(task_id)) == str(n)
+        assert told(await pool.ended(task_id)) == str(n)
     assert most == 3
 
 
-async def test_without_a_free_place_nobody_is_reserved_and_the_task_waits_queued(stage: Stage) -> None:
+async def test_without_a_free_place_nobody_is_reserved_and_the_task_waits_queued(pool: PoolUnderTest) -> None:
     actor = Actor()
-    stage.cast(actor.play, concurrency=1)
-    first = await stage.send("first")
+    pool.serve(actor.play, concurrency=1)
+    first = await pool.send("first")
     await actor.begun()
-    assert stage.workers.reserve(BOB.pubkey) is None
-    assert stage.workers.reserve(CAROL.pubkey) is None
-    second = await stage.send("second")
-    (waiting,) = (await stage.ledger.queue(QueueQuery(state_filter="queued"))).tasks
+    assert pool.workers.reserve(BOB.pubkey) is None
+    assert pool.workers.reserve(CAROL.pubkey) is None
+    second = await pool.send("second")
+    (waiting,) = (await pool.ledger.queue(QueueQuery(state_filter="queued"))).tasks
     assert waiting.task.id == second
     actor.go_on.set()
     for task_id in (first, second):
-        assert (await stage.ended(task_id)).state is TaskState.COMPLETED
+        assert (await pool.ended(task_id)).state is TaskState.COMPLETED
     assert [text for text, _ in actor.attempts] == ["first", "second"]
 
 
-async def test_a_place_that_is_given_back_can_be_reserved_again(stage: Stage) -> None:
-    stage.cast(Actor().play, concurrency=1)
+async def test_a_place_that_is_given_back_can_be_reserved_again(pool: PoolUnderTest) -> None:
+    pool.serve(Actor().play, concurrency=1)
     for _ in range(3):
-        place = stage.workers.reserve(BOB.pubkey)
+        place = pool.workers.reserve(BOB.pubkey)
         assert place is not None
-        assert stage.workers.reserve(BOB.pubkey) is None
+        assert pool.workers.reserve(BOB.pubkey) is None
         place.give_back()
 
 
-async def test_an_agent_that_is_replaced_finishes_and_its_successor_goes_on(stage: Stage) -> None:
+async def test_an_agent_that_is_replaced_finishes_and_its_successor_goes_on(pool: PoolUnderTest) -> None:
     actor = Actor()
-    stage.cast(actor.play, concurrency=1)
-    first = await stage.send()
+    pool.serve(actor.play, concurrency=1)
+    first = await pool.send()
     await actor.begun()
 
     async def successor(turn: Turn) -> str:
         return "new"
 
-    stage.cast(successor, concurrency=1)
-    second = await stage.send(at_once=False)
-    assert stage.workers.reserve(BOB.pubkey) is None
+    pool.serve(successor, concurrency=1)
+    second = await pool.send(at_once=False)
+    assert pool.workers.reserve(BOB.pubkey) is None
     actor.go_on.set()
-    assert told(await stage.ended(first)) == "attempt 1, done"
-    assert told(await stage.ended(second)) == "new"
+    assert told(await pool.ended(first)) == "attempt 1, done"
+    assert told(await pool.ended(second)) == "new"
 
 
-async def test_a_dismissed_agent_takes_nothing_more(stage: Stage) -> None:
+async def test_a_dismissed_agent_takes_nothing_more(pool: PoolUnderTest) -> None:
     actor = Actor()
     actor.go_on.set()
-    stage.cast(actor.play)
-    await stage.ask()
-    stage.workers.unregister(BOB)
-    assert stage.workers.reserve(BOB.pubkey) is None
-    await stage.send()
-    assert (await stage.ledger.counts()).queued == 1
+    pool.serve(actor.play)
+    await pool.ask()
+    pool.workers.unregister(BOB)
+    assert pool.workers.reserve(BOB.pubkey) is None
+    await pool.send()
+    assert (await pool.ledger.counts()).queued == 1
 
 
 async def test_a_stop_lets_what_is_under_way_finish_and_takes_nothing_new(ledger: EmbeddedLedger) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
-    stage = Stage(ledger, workers)
-    stage.cast(actor.play)
+    pool = PoolUnderTest(ledger, workers)
+    pool.serve(actor.play)
     running = asyncio.create_task(workers.run())
     await asyncio.sleep(0)
-    first = await stage.send()
+    first = await pool.send()
     await actor.begun()
     workers.stop()
     assert workers.reserve(BOB.pubkey) is None
-    await stage.send("later", at_once=False)
+    await pool.send("later", at_once=False)
     actor.go_on.set()
     await asyncio.wait_for(running, BOUND_S)
-    assert (await stage.ended(first)).state is TaskState.COMPLETED
+    assert (await pool.ended(first)).state is TaskState.COMPLETED
     counts = await ledger.counts()
     assert (counts.queued, counts.leased) == (1, 0)
 
@@ -255,12 +255,12 @@ async def test_a_stop_does_not_wait_for_who_only_follows_work_elsewhere_once_nob
     ledger: EmbeddedLedger,
 ) -> None:
     follower, actor, workers = Actor(), Actor(), WorkerPool(ledger)
-    stage = Stage(ledger, workers)
-    stage.cast(follower.play, idempotent=True, on_lost="requeue", follows=True)
-    workers.register(CAROL, body_of(actor.play))
+    pool = PoolUnderTest(ledger, workers)
+    pool.serve(follower.play, idempotent=True, on_lost="requeue", follows=True)
+    workers.register(CAROL, function_agent(actor.play))
     running = asyncio.create_task(workers.run())
     await asyncio.sleep(0)
-    followed = await stage.send()
+    followed = await pool.send()
     task = make_task(1, recipient=CAROL)
     await ledger.commit(Accept(task=task, digest=fingerprint(task)[0]))
     await follower.begun()
@@ -274,13 +274,13 @@ async def test_a_stop_does_not_wait_for_who_only_follows_work_elsewhere_once_nob
     assert (follower.stopped, actor.stopped) == (1, 0)
     (entry,) = (await ledger.queue(QueueQuery())).tasks
     assert (entry.task.id, entry.state, entry.holder_lost) == (followed, "queued", False)
-    assert endings(await stage.steps(followed)) == []
+    assert endings(await pool.steps(followed)) == []
 
 
 async def test_a_task_that_was_leased_while_the_crew_stopped_goes_back_to_the_queue(ledger: EmbeddedLedger) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
-    stage = Stage(ledger, workers)
-    stage.cast(actor.play)
+    pool = PoolUnderTest(ledger, workers)
+    pool.serve(actor.play)
     running = asyncio.create_task(workers.run())
     await asyncio.sleep(0)
     place = workers.reserve(BOB.pubkey)
@@ -300,19 +300,19 @@ async def test_work_cut_short_by_a_stop_is_released_or_marked_and_never_failed(
     ledger: EmbeddedLedger, idempotent: bool
 ) -> None:
     actor, workers = Actor(), WorkerPool(ledger)
-    stage = Stage(ledger, workers)
-    stage.cast(actor.play, idempotent=idempotent)
+    pool = PoolUnderTest(ledger, workers)
+    pool.serve(actor.play, idempotent=idempotent)
     running = asyncio.create_task(workers.run())
     await asyncio.sleep(0)
-    task_id = await stage.send()
+    task_id = await pool.send()
     await actor.begun()
     await cut_short(workers, running)
     assert actor.stopped == 1
     (entry,) = (await ledger.queue(QueueQuery())).tasks
     assert (entry.state, entry.holder_lost) == (("queued", False) if idempotent else ("in_flight", True))
     # What it had said by then was kept.
-    assert [chunk.parts for chunk in chunks(await stage.steps(task_id))] == [(Text("attempt 1"),)]
-    assert endings(await stage.steps(task_id)) == []
+    assert [chunk.parts for chunk in chunks(await pool.steps(task_id))] == [(Text("attempt 1"),)]
+    assert endings(await pool.steps(task_id)) == []
 
 
 async def test_an_agent_that_does_not_stop_with_the_daemon_is_not_begun_again_beside_itself(
@@ -329,30 +329,30 @@ async def test_an_agent_that_does_not_stop_with_the_daemon_is_not_begun_again_be
                 continue
 
     workers = WorkerPool(ledger, stop_s=0.05)
-    stage = Stage(ledger, workers)
-    stage.cast(stubborn, idempotent=True)
+    pool = PoolUnderTest(ledger, workers)
+    pool.serve(stubborn, idempotent=True)
     running = asyncio.create_task(workers.run())
     await asyncio.sleep(0)
-    task_id = await stage.send()
-    await stage.until(task_id, lambda view: bool(view.artifacts))
+    task_id = await pool.send()
+    await pool.until(task_id, lambda view: bool(view.artifacts))
     await cut_short(workers, running)
     (entry,) = (await ledger.queue(QueueQuery())).tasks
     assert (entry.state, entry.holder_lost) == ("in_flight", True)
     release.set()
-    await stage.idle()
+    await pool.idle()
 
 
 async def crash(home: Path, actor: Actor) -> TaskId:
     """A daemon dies with a lease in its hands: nothing is written, nothing is released."""
     async with a_ledger(home, boot="first") as ledger:
         workers = WorkerPool(ledger)
-        stage = Stage(ledger, workers)
-        stage.cast(actor.play)
+        pool = PoolUnderTest(ledger, workers)
+        pool.serve(actor.play)
         running = asyncio.create_task(workers.run())
         await asyncio.sleep(0)
-        task_id = await stage.send()
+        task_id = await pool.send()
         await actor.begun()
-        await stage.until(task_id, lambda view: bool(view.artifacts))
+        await pool.until(task_id, lambda view: bool(view.artifacts))
         await ledger.close()
         await cut_short(workers, running)
         return task_id
@@ -364,13 +364,13 @@ async def test_a_crash_leaves_the_lease_in_flight_and_a_requeue_is_the_next_atte
     actor.go_on.set()
     async with (
         a_ledger(tmp_path, boot="second") as ledger,
-        a_stage(ledger, setting=lambda stage: stage.cast(actor.play)) as stage,
+        open_pool(ledger, setting=lambda pool: pool.serve(actor.play)) as pool,
     ):
         (entry,) = (await ledger.queue(QueueQuery())).tasks
         assert (entry.state, entry.holder_lost, entry.attempt) == ("in_flight", True, 1)
         command = Requeue(Posture.OPERATOR_ACCEPTED)
         await ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="looked at it"))
-        view = await stage.ended(task_id)
+        view = await pool.ended(task_id)
         assert (view.state, told(view)) == (TaskState.COMPLETED, "attempt 2, done")
         # The second attempt's text stands in place of the first one's.
         assert view.artifacts[0].parts == (Text("attempt 2, done"),)
@@ -388,11 +388,11 @@ async def test_lost_work_is_held_failed_or_requeued_as_its_agent_says(
     task_id = await crash(tmp_path, actor)
     actor.go_on.set()
 
-    def setting(stage: Stage) -> None:
-        stage.cast(actor.play, on_lost=on_lost, idempotent=on_lost == "requeue")
+    def setting(pool: PoolUnderTest) -> None:
+        pool.serve(actor.play, on_lost=on_lost, idempotent=on_lost == "requeue")
 
-    async with a_ledger(tmp_path, boot="second") as ledger, a_stage(ledger, setting=setting) as stage:
-        assert (await stage.until(task_id, lambda view: view.state is state)).state is state
+    async with a_ledger(tmp_path, boot="second") as ledger, open_pool(ledger, setting=setting) as pool:
+        assert (await pool.until(task_id, lambda view: view.state is state)).state is state
         assert (await ledger.counts()).holders_lost == (1 if on_lost == "hold" else 0)
     assert len(actor.attempts) == attempts
 
@@ -406,13 +406,13 @@ async def test_work_that_is_lost_again_and_again_is_left_to_the_operator(tmp_pat
     for boot in range(ATTEMPTS_MAX + 1):
         async with a_ledger(tmp_path, boot=f"boot {boot}") as ledger:
             workers = WorkerPool(ledger)
-            stage = Stage(ledger, workers)
-            stage.cast(body_of(never), idempotent=True, on_lost="requeue")
+            pool = PoolUnderTest(ledger, workers)
+            pool.serve(function_agent(never), idempotent=True, on_lost="requeue")
             running = asyncio.create_task(workers.run())
             await asyncio.sleep(0)
-            task_id = task_id or await stage.send()
+            task_id = task_id or await pool.send()
             attempt = min(boot + 1, ATTEMPTS_MAX)
-            await stage.until(task_id, lambda view: view.artifacts and view.artifacts[0].parts == (Text(str(attempt)),))  # type: ignore[arg-type, return-value]  # noqa: B023
+            await pool.until(task_id, lambda view: view.artifacts and view.artifacts[0].parts == (Text(str(attempt)),))  # type: ignore[arg-type, return-value]  # noqa: B023
             if boot == ATTEMPTS_MAX:
                 (entry,) = (await ledger.queue(QueueQuery())).tasks
                 assert (entry.attempt, entry.holder_lost) == (ATTEMPTS_MAX, True)
@@ -420,43 +420,43 @@ async def test_work_that_is_lost_again_and_again_is_left_to_the_operator(tmp_pat
             await cut_short(workers, running)
 
 
-async def test_a_repair_under_a_running_agent_stops_it_and_its_words_are_dropped(stage: Stage) -> None:
+async def test_a_repair_under_a_running_agent_stops_it_and_its_words_are_dropped(pool: PoolUnderTest) -> None:
     actor = Actor()
-    stage.cast(actor.play)
-    task_id = await stage.send()
+    pool.serve(actor.play)
+    task_id = await pool.send()
     await actor.begun()
-    await stage.until(task_id, lambda view: bool(view.artifacts))
+    await pool.until(task_id, lambda view: bool(view.artifacts))
     command = ForceError("enough of it")
-    await stage.ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="stuck"))
-    await stage.idle()
-    view = await stage.ended(task_id)
+    await pool.ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="stuck"))
+    await pool.idle()
+    view = await pool.ended(task_id)
     assert (view.state, told(view), actor.stopped) == (TaskState.FAILED, "enough of it", 1)
 
 
-async def test_a_requeue_under_a_running_agent_stops_it_and_begins_the_next_attempt(stage: Stage) -> None:
+async def test_a_requeue_under_a_running_agent_stops_it_and_begins_the_next_attempt(pool: PoolUnderTest) -> None:
     actor = Actor()
-    stage.cast(actor.play)
-    task_id = await stage.send()
+    pool.serve(actor.play)
+    task_id = await pool.send()
     await actor.begun()
     command = Requeue(Posture.OPERATOR_ACCEPTED)
-    await stage.ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="stuck"))
+    await pool.ledger.commit(Repair(task_id=task_id, by=OPERATOR, command=command, reason="stuck"))
     await actor.begun()
     actor.go_on.set()
-    assert told(await stage.ended(task_id)) == "attempt 2, done"
-    await stage.idle()
+    assert told(await pool.ended(task_id)) == "attempt 2, done"
+    await pool.idle()
     assert (actor.stopped, [attempt for _, attempt in actor.attempts]) == (1, [1, 2])
 
 
-async def test_a_mailbox_sender_gets_the_whole_text_as_its_result(stage: Stage) -> None:
+async def test_a_mailbox_sender_gets_the_whole_text_as_its_result(pool: PoolUnderTest) -> None:
     actor = Actor()
     actor.go_on.set()
-    stage.cast(actor.play)
-    task_id = await stage.send(origin="mailbox", at_once=False)
-    await stage.ended(task_id)
-    (result,) = await stage.ledger.recent_results(ALICE.pubkey, 10)
+    pool.serve(actor.play)
+    task_id = await pool.send(origin="mailbox", at_once=False)
+    await pool.ended(task_id)
+    (result,) = await pool.ledger.recent_results(ALICE.pubkey, 10)
     assert result.content == (Text("attempt 1, done"),)
 
 
-async def test_only_idempotent_agents_may_have_their_lost_work_requeued(stage: Stage) -> None:
+async def test_only_idempotent_agents_may_have_their_lost_work_requeued(pool: PoolUnderTest) -> None:
     with pytest.raises(ValueError, match="idempotent"):
-        stage.cast(Actor().play, on_lost="requeue")
+        pool.serve(Actor().play, on_lost="requeue")

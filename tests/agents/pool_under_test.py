@@ -1,4 +1,4 @@
-"""A stage: a real ledger with a workers on it, and an audience that sends tasks and watches what becomes of them."""
+"""A worker pool on a real ledger, with helpers that send tasks and watch what becomes of them."""
 
 import asyncio
 import time
@@ -30,22 +30,22 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def body_of(function: Callable[..., Any], **declared: Any) -> FunctionAgent:
+def function_agent(function: Callable[..., Any], **declared: Any) -> FunctionAgent:
     agent = Agent("bob", **declared)
     agent(function)
     return FunctionAgent(agent)
 
 
-class Stage:
+class PoolUnderTest:
     def __init__(self, ledger: EmbeddedLedger, workers: WorkerPool) -> None:
         self.ledger = ledger
         self.workers = workers
         self.views = TaskReader(ledger)
         self.running: asyncio.Task[None] | None = None
 
-    def cast(self, body: RunnableAgent | Callable[..., Any], **terms: Any) -> None:
+    def serve(self, body: RunnableAgent | Callable[..., Any], **terms: Any) -> None:
         """Bob is played by this from now on."""
-        made = body if hasattr(body, "run") else body_of(body)
+        made = body if hasattr(body, "run") else function_agent(body)
         self.workers.register(BOB, made, **terms)
 
     async def send(self, text: str = "go", *, at_once: bool = True, **fields: Any) -> TaskId:
@@ -114,26 +114,26 @@ async def a_ledger(folder: Path | None, **more: Any) -> AsyncIterator[EmbeddedLe
 
 
 @asynccontextmanager
-async def a_stage(
+async def open_pool(
     ledger: EmbeddedLedger,
     *,
-    setting: Callable[[Stage], None] | None = None,
+    setting: Callable[[PoolUnderTest], None] | None = None,
     limits: JobLimits | None = None,
     stop_s: float = 2.0,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[PoolUnderTest]:
     """The workers works inside; at the end it is stopped, with time for what is under way."""
     workers = WorkerPool(ledger, limits=limits, stop_s=stop_s)
-    stage = Stage(ledger, workers)
+    pool = PoolUnderTest(ledger, workers)
     if setting is not None:
-        setting(stage)
-    stage.running = asyncio.create_task(workers.run())
+        setting(pool)
+    pool.running = asyncio.create_task(workers.run())
     await asyncio.sleep(0)
     try:
-        yield stage
+        yield pool
     finally:
         workers.stop()
-        await asyncio.wait((stage.running,), timeout=BOUND_S)
-        assert stage.running.done()
+        await asyncio.wait((pool.running,), timeout=BOUND_S)
+        assert pool.running.done()
 
 
 async def cut_short(workers: WorkerPool, running: asyncio.Task[None]) -> None:

@@ -1,4 +1,4 @@
-"""A house: a real ledger with a catalogue, a workers that can delegate, and agents that models and functions play."""
+"""A ledger with a catalogue, a worker pool that can delegate, and agents that models and functions play."""
 
 import asyncio
 import json
@@ -44,17 +44,17 @@ from covenant.outbound.address_guard import AddressGuard, SystemResolver
 from covenant.outbound.http_fetcher import Fetcher, FetchLimits
 from covenant.outbound.remote.remote_registry import FILE
 from covenant.seal.keys import new_private_key, new_token
-from tests.agents.stage import BOUND_S, now_ms
+from tests.agents.pool_under_test import BOUND_S, now_ms
 
 KEY: Final = new_private_key()
 TOKEN: Final = new_token()
-"""The same for all: a house can be left and entered again."""
+"""The same for all: a home can be left and opened again."""
 DEAD: Final = "http://127.0.0.1:9/"
 """Nobody listens there."""
 
 
 @dataclass(slots=True, kw_only=True)
-class House:
+class AgentsUnderTest:
     home: Path
     ledger: EmbeddedLedger
     catalogue: Catalogue
@@ -142,14 +142,14 @@ def function(name: str, answer: str, **declared: Any) -> Agent:
 
 
 @asynccontextmanager
-async def a_house(
+async def open_agents(
     home: Path,
     *agents: Agent | dict[str, Any],
     models: dict[str, Model] | None = None,
     tokens_max: int = 0,
     tools: McpTools | None = None,
     limits: DelegationLimits | None = None,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[AgentsUnderTest]:
     home.mkdir(parents=True, exist_ok=True)
     key, token = KEY, TOKEN
     ledger = await open_ledger(home / "ledger", clock=now_ms)
@@ -176,7 +176,7 @@ async def a_house(
     services = ToolServices(
         directory=directory, pages=WebPages(fetcher), memories=AgentMemories(home / "memory", now_ms), mcp=tools
     )
-    house = House(
+    under_test = AgentsUnderTest(
         home=home,
         ledger=ledger,
         catalogue=catalogue,
@@ -193,12 +193,12 @@ async def a_house(
         token=token,
     )
     for agent in agents:
-        house.add(agent)
-    house.open_index()
+        under_test.add(agent)
+    under_test.open_index()
     working = asyncio.create_task(workers.run())
     await asyncio.sleep(0)
     try:
-        yield house
+        yield under_test
     finally:
         workers.stop()
         working.cancel()
