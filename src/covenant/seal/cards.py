@@ -81,22 +81,6 @@ def _empty(value: object) -> bool:
     return value is None or (isinstance(value, str | list | dict) and not value)
 
 
-class _Registry(jws.JWSRegistry):
-    """Without the library's bounds, which are for what strangers send, and without its preference.
-
-    RFC 9864 has a narrower name, Ed25519, for what `EdDSA` means with such a key; verifiers know the wider one.
-    """
-
-    max_header_length = 16 * 1024
-    max_payload_length = 16 * 1024 * 1024
-
-    def get_alg(self, name: str) -> Any:  # the library does not export the type
-        return self.algorithms[name] if name == ALGORITHM else super().get_alg(name)
-
-
-_REGISTRY: Final = _Registry(algorithms=[ALGORITHM])
-
-
 ALGORITHMS: Final = (
     "EdDSA",
     "Ed25519",
@@ -114,16 +98,20 @@ SIGNATURES_MAX: Final = 16
 _PART_CHARS_MAX: Final = 16 * 1024
 
 
-class _CheckingRegistry(jws.JWSRegistry):
+class _Registry(jws.JWSRegistry):
+    """With bounds of our own, and with the algorithms above, of which the library recommends only some.
+
+    RFC 9864 has a narrower name, Ed25519, for what `EdDSA` means with such a key; verifiers know the wider one.
+    """
+
     max_header_length = _PART_CHARS_MAX
     max_payload_length = 16 * 1024 * 1024
 
     def get_alg(self, name: str) -> Any:  # the library does not export the type
-        # It knows more than it recommends; the list above is ours.
         return self.algorithms[name] if name in ALGORITHMS else super().get_alg(name)
 
 
-_CHECKING_REGISTRY: Final = _CheckingRegistry(algorithms=list(ALGORITHMS))
+_REGISTRY: Final = _Registry(algorithms=list(ALGORITHMS))
 
 
 def header_of(signature: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +145,7 @@ def signer_of(forms: Sequence[Mapping[str, Any]], signature: Mapping[str, Any], 
 
 
 def _payloads(forms: Sequence[Mapping[str, Any]]) -> Iterable[bytes]:
-    unsigned = [{name: value for name, value in form.items() if name != "signatures"} for form in forms]
+    unsigned = list(map(_unsigned, forms))
     try:
         return dict.fromkeys([canonical(form) for each in unsigned for form in (each, without_empty(each))])
     except (ValueError, RecursionError):
@@ -167,7 +155,7 @@ def _payloads(forms: Sequence[Mapping[str, Any]]) -> Iterable[bytes]:
 def _holds(protected: str, payload: bytes, signature: str, keys: KeySet) -> bool:
     encoded = base64.urlsafe_b64encode(payload).rstrip(b"=").decode()
     try:
-        jws.deserialize_compact(f"{protected}.{encoded}.{signature}", keys, registry=_CHECKING_REGISTRY)
+        jws.deserialize_compact(f"{protected}.{encoded}.{signature}", keys, registry=_REGISTRY)
     except (JoseError, ValueError, TypeError):
         return False
     return True
