@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shlex
 import sys
@@ -42,6 +43,8 @@ def _flag(entry: SettingEntry) -> click.Option:
 def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: bool, **given: str | None) -> None:
     if reload:
         _serve_again_and_again(files)
+    # Collecting garbage while modules are loaded takes a tenth of a start. The daemon switches it on when it serves.
+    gc.disable()
     from covenant.daemon.demo import make_demo_home, suggestions
     from covenant.daemon.lifecycle import Listening, run_daemon
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
+
 from covenant.ledger.machine.view import Limits
 from covenant.model.settings_field import (
     Kind,
@@ -451,6 +453,8 @@ class Settings:
 
 
 def ledger_limits(settings: Settings) -> Limits:
-    accounts = {"live_tasks_max": settings.tenants.live_tasks, "queued_bytes_max": settings.tenants.queued_bytes}
-    named = {name: getattr(settings.limits, name) for name in Limits.__struct_fields__ if name not in accounts}
-    return Limits(**named, **accounts)
+    tenants = settings.tenants
+    limits = msgspec.convert(settings.limits, Limits, from_attributes=True)
+    return msgspec.structs.replace(
+        limits, live_tasks_max=tenants.live_tasks, queued_bytes_max=tenants.queued_bytes
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from covenant.daemon.home import save_token
 from covenant.daemon.schedulers import RetryScheduler, Scheduler
 from covenant.daemon.settings import Settings
@@ -56,19 +58,16 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
             partial(save_token, settings.home),
             seat=catalogue.seat,
         ),
-        gate=TenantGate(tenants, TenantLimiter(ledger.clock.monotonic_ms, _tenant_limits(settings))),
+        gate=TenantGate(tenants, TenantLimiter(ledger.clock.monotonic_ms, msgspec.convert(settings.tenants, TenantLimits, from_attributes=True))),
         catalogue=catalogue,
         mailbox=mailbox,
         schedulers=(scheduler,) if retry.scheduler else (),
     )
 
 
-def _tenant_limits(settings: Settings) -> TenantLimits:
-    return TenantLimits(**{name: getattr(settings.tenants, name) for name in TenantLimits.__struct_fields__})
-
-
 def _mailbox_limits(settings: Settings) -> MailboxLimits:
-    own = ("recipient_admission", "depth_max")
-    named = {name: getattr(settings.limits, name) for name in MailboxLimits.__struct_fields__ if name not in own}
-    admission, depth_max = settings.access.recipient_admission, settings.delegation.depth_max
-    return MailboxLimits(**named, recipient_admission=admission, depth_max=depth_max)
+    return msgspec.structs.replace(
+        msgspec.convert(settings.limits, MailboxLimits, from_attributes=True),
+        recipient_admission=settings.access.recipient_admission,
+        depth_max=settings.delegation.depth_max,
+    )

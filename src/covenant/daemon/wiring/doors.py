@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
 from starlette.routing import BaseRoute
 
 import covenant
@@ -184,7 +185,7 @@ def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, PushSend
     settings, ledger = base.settings, base.storage.ledger
     if not settings.a2a.push_notifications:
         return None, None
-    limits = PushLimits(**{part.name: getattr(settings.push, part.name) for part in fields(PushLimits)})
+    limits = msgspec.convert(settings.push, PushLimits, from_attributes=True)
     webhooks = WebhookClient(base.outbound.fetcher, WebhookSigner(base.storage.key), ledger.now_ms)
     sender = PushSender(ledger, webhooks, limits, chance=random.random, tally=base.telemetry.meter.pushed)
     return PushConfigs(ledger, exchange.scope, check_push), sender

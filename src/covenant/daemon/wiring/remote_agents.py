@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 import covenant
 from covenant.agents.remote_agent import RemoteAgent, RemoteCancels
@@ -135,7 +136,7 @@ async def open_outbound(settings: OutboundSettings) -> AsyncIterator[Outbound]:
     patience_s = settings.connect_ms / 1000
     resolver = _resolver(settings, patience_s)
     guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=patience_s)
-    limits = FetchLimits(**{part.name: getattr(settings, part.name) for part in fields(FetchLimits)})
+    limits = msgspec.convert(settings, FetchLimits, from_attributes=True)
     fetcher = Fetcher(guard, limits, user_agent=f"covenant/{covenant.__version__}")
     try:
         yield Outbound(guard, fetcher)
