@@ -203,7 +203,7 @@ async def check_agreement(driver: LedgerDriver, tasks: Mapping[TaskId, Task]) ->
         if entry is not None and entry.state is not DRAINED:
             assert shown is not None, f"the archive does not know {which}"
             assert (shown.state, shown.generation, shown.turn, shown.attempt) == (
-                entry.state,
+                entry.state.wire_name,
                 entry.generation,
                 entry.turn,
                 entry.attempt,

@@ -455,6 +455,4 @@ class Settings:
 def ledger_limits(settings: Settings) -> Limits:
     tenants = settings.tenants
     limits = msgspec.convert(settings.limits, Limits, from_attributes=True)
-    return msgspec.structs.replace(
-        limits, live_tasks_max=tenants.live_tasks, queued_bytes_max=tenants.queued_bytes
-    )
+    return msgspec.structs.replace(limits, live_tasks_max=tenants.live_tasks, queued_bytes_max=tenants.queued_bytes)

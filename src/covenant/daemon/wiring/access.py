@@ -58,7 +58,12 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
             partial(save_token, settings.home),
             seat=catalogue.seat,
         ),
-        gate=TenantGate(tenants, TenantLimiter(ledger.clock.monotonic_ms, msgspec.convert(settings.tenants, TenantLimits, from_attributes=True))),
+        gate=TenantGate(
+            tenants,
+            TenantLimiter(
+                ledger.clock.monotonic_ms, msgspec.convert(settings.tenants, TenantLimits, from_attributes=True)
+            ),
+        ),
         catalogue=catalogue,
         mailbox=mailbox,
         schedulers=(scheduler,) if retry.scheduler else (),
