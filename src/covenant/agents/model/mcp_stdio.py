@@ -20,7 +20,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
-from covenant.agents.model.mcp_tools import ToolAnswer
+from covenant.agents.model.mcp_tools import McpAnswer
 from covenant.agents.process_agent import log_stderr, signal_group
 from covenant.model.mcp_servers import McpServer
 
@@ -52,12 +52,12 @@ class McpSession:
         self.tools = tools
         self.ended = ended
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], within_s: float) -> ToolAnswer:
+    async def call(self, tool: str, arguments: Mapping[str, Any], within_s: float) -> McpAnswer:
         try:
             result = await self._client.call_tool(tool, dict(arguments), read_timeout_seconds=within_s)
         except MCPError as error:
             raise McpFailed(str(error)) from error
-        return ToolAnswer(_text(result), failed=bool(result.is_error))
+        return McpAnswer(_text(result), failed=bool(result.is_error))
 
 
 @asynccontextmanager

@@ -43,7 +43,7 @@ class OfferedTool(NamedTuple):
     input_schema: Mapping[str, Any]
 
 
-class ToolAnswer(NamedTuple):
+class McpAnswer(NamedTuple):
     """`failed`: the tool says so, or its server did not answer; the text says what is known."""
 
     text: str
@@ -102,7 +102,7 @@ class McpTools:
 
     async def call(
         self, tenant: str, agent: AgentDefinition, server: str, tool: str, arguments: Mapping[str, Any]
-    ) -> ToolAnswer:
+    ) -> McpAnswer:
         host = self._hosts.get(server)
         # Before the server is asked for anything: what it is may not depend on who asks.
         wanted = Tool(server, tool)
@@ -111,7 +111,7 @@ class McpTools:
         try:
             answered = await host.call(tool, arguments)
         except McpUnavailable as trouble:
-            return ToolAnswer(str(trouble), failed=True)
+            return McpAnswer(str(trouble), failed=True)
         return _bounded(answered)
 
     async def close(self) -> None:
@@ -151,7 +151,7 @@ class _Host:
         self._not_before_s = 0.0
         self._trouble = ""
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolAnswer:
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> McpAnswer:
         within_s = self._server.call_timeout_ms / 1000
         session = await self.session()
         if tool not in {each.name for each in session.tools}:
@@ -165,7 +165,7 @@ class _Host:
                 f"{self._name}.{tool} did not answer within {self._server.call_timeout_ms} ms"
             ) from None
 
-    async def _answer(self, session: McpSession, tool: str, arguments: Mapping[str, Any]) -> ToolAnswer:
+    async def _answer(self, session: McpSession, tool: str, arguments: Mapping[str, Any]) -> McpAnswer:
         from covenant.agents.model.mcp_stdio import McpFailed  # noqa: PLC0415  (an extra, and loaded by now)
 
         calling = asyncio.ensure_future(session.call(tool, arguments, self._server.call_timeout_ms / 1000))
@@ -246,9 +246,9 @@ def _over(ready: asyncio.Future[McpSession]) -> bool:
     return ready.cancelled() or ready.exception() is not None or ready.result().ended.is_set()
 
 
-def _bounded(answer: ToolAnswer) -> ToolAnswer:
+def _bounded(answer: McpAnswer) -> McpAnswer:
     encoded = answer.text.encode("utf-8", "replace")
     if len(encoded) <= TEXT_BYTES_MAX:
         return answer
     kept = encoded[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
-    return ToolAnswer(f"{kept}\n[cut: {len(encoded) - TEXT_BYTES_MAX} more bytes]", answer.failed, cut=True)
+    return McpAnswer(f"{kept}\n[cut: {len(encoded) - TEXT_BYTES_MAX} more bytes]", answer.failed, cut=True)
