@@ -189,7 +189,7 @@ _stores: dict[A2ATaskDeps, None] = {}
 async def handle_task_send(deps: A2ATaskDeps, body: Mapping[str, Any] | A2ATaskSendRequest | bytes) -> A2ATask:
     """Send a text to the first agent that has a project.
 
-    Raises `Invalid` if it cannot be read or has come through too many hands, `NotFound` if no agent has a project.
+    Raises `Invalid` if it cannot be read or its chain of calls is too long, `NotFound` if no agent has a project.
     """
     if isinstance(body, A2ATaskSendRequest):
         request = checked("body", body, A2ATaskSendRequest)
