@@ -20,7 +20,7 @@ from covenant.doors.http.server.http_exchange import Door
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
 from covenant.doors.ipc_server import IpcServer
 from covenant.doors.metrics import Meter
-from covenant.doors.operator_api.operation import Services
+from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
@@ -175,25 +175,21 @@ async def _open_doors(
     await tenancy.open()
     limiter = TenantLimiter(now_ms, options.pop("tenant_limits", None))
     waits, meter = WatchedWaits(doorkeeper), Meter()
-    parts: dict[str, Any] = {
-        "exchange": exchange,
-        "registry": registry,
-        "tenancy": tenancy,
-        "catalogue": catalogue,
-        "doorkeeper": doorkeeper,
-        "ledger": ledger,
-        "waits": waits,
-        "meter": meter,
-        "version": VERSION,
-        "legacy_kinds": options.pop("legacy_kinds", False),
-    }
+    api = ApiContext(
+        services=Services(exchange, registry, ledger, tenancy, catalogue, options.pop("peers", None)),
+        doorkeeper=doorkeeper,
+        waits=waits,
+        meter=meter,
+        version=VERSION,
+        legacy_kinds=options.pop("legacy_kinds", False),
+    )
     of_ipc = {
         name: options.pop(name) for name in ("frame_bytes_max", "connections_max", "handshake_s") if name in options
     }
     routes = native.agent_routes(catalogue, TenantGate(tenancy, limiter), meter)
     routes += options.pop("more_routes", ())
-    door = build_http(**parts, **options, more_routes=routes, described=native.AGENT_ROUTES)
-    ipc = IpcServer(folder / "sock", **parts, **of_ipc)
+    door = build_http(api, **options, more_routes=routes, described=native.AGENT_ROUTES)
+    ipc = IpcServer(folder / "sock", api, **of_ipc)
     await ipc.start()
     async with _listening(door, door.refusal_form) as port:
         try:

@@ -12,17 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from covenant.doors.ipc_session import HANDSHAKE_BYTES_MAX, HANDSHAKE_S, FrameStream, IpcContext, IpcSession
-from covenant.doors.metrics import Meter
-from covenant.doors.operator_api.answers import ErrorAnswer, encode, encode_legacy
-from covenant.doors.operator_api.operation import Services
-from covenant.doors.operator_api.peers import PeerOperations
-from covenant.doors.waits import Waits
-from covenant.exchange.access.identities import IdentityAdmin
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.tenants import TenantAccess
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.mailbox import MailboxExchange
-from covenant.ledger.contract.ledger import Ledger
+from covenant.doors.operator_api.answers import ErrorAnswer, encode
+from covenant.doors.operator_api.operation import ApiContext
 from covenant.model.errors import SettingsError
 from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 
@@ -31,40 +22,21 @@ BACKLOG: Final = 1_024
 
 
 class IpcServer:
-    """`waits` and `meter` are shared with HTTP. Used on the loop it is started on."""
+    """Used on the loop it is started on."""
 
     def __init__(
         self,
         path: Path,
+        api: ApiContext,
         *,
-        exchange: MailboxExchange,
-        registry: IdentityAdmin,
-        tenancy: TenantAccess,
-        catalogue: Catalogue,
-        doorkeeper: IdentityAuth,
-        ledger: Ledger,
-        waits: Waits,
-        meter: Meter,
-        version: str,
-        peers: PeerOperations | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX,
         handshake_s: float = HANDSHAKE_S,
-        legacy_kinds: bool = False,
     ) -> None:
         self._path = path
         self._connections_max = connections_max
-        self._meter = meter
-        self._talk = IpcContext(
-            Services(exchange, registry, ledger, tenancy, catalogue, peers),
-            doorkeeper,
-            waits,
-            meter,
-            encode=encode_legacy if legacy_kinds else encode,
-            server=f"covenant/{version}",
-            frame_bytes_max=frame_bytes_max,
-            handshake_s=handshake_s,
-        )
+        self._meter = api.meter
+        self._context = IpcContext(api, frame_bytes_max=frame_bytes_max, handshake_s=handshake_s)
         self._open: dict[FrameStream, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
 
@@ -96,7 +68,7 @@ class IpcServer:
         self._meter.connections = len(self._open)
 
     async def _converse(self, stream: FrameStream) -> None:
-        await IpcSession(self._talk, stream).run()
+        await IpcSession(self._context, stream).run()
 
     async def _refuse(self, stream: FrameStream) -> None:
         message = f"{self._connections_max} connections are open already; close some, or raise ipc.connections_max"

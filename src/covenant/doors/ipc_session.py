@@ -17,7 +17,6 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from covenant.doors.metrics import Meter
 from covenant.doors.operator_api import BY_KIND, OPERATIONS
 from covenant.doors.operator_api.answers import (
     INTERNAL_ERROR,
@@ -26,14 +25,12 @@ from covenant.doors.operator_api.answers import (
     AuthenticationFailed,
     ErrorAnswer,
     Pong,
-    ProtocolInfo,
-    ProtocolVersions,
     error_of,
 )
 from covenant.doors.operator_api.mailbox import ResultOpt, TaskOpt
-from covenant.doors.operator_api.operation import AnyApiOperation, Services
-from covenant.doors.waits import CallerGoneError, Waits
-from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext, Services
+from covenant.doors.waits import CallerGoneError
+from covenant.exchange.access.principals import Principal
 from covenant.model.errors import Invalid, Refusal, TooLarge
 from covenant.wire.ipc_frames import HEADER_BYTES, canonical_kind, encode_frame, frame_length
 from covenant.wire.json_input import check_fields, decode
@@ -222,38 +219,27 @@ log = logging.getLogger(__name__)
 class IpcContext:
     """What all connections share."""
 
-    def __init__(
-        self,
-        office: Services,
-        doorkeeper: IdentityAuth,
-        waits: Waits,
-        meter: Meter,
-        *,
-        encode: Callable[[ApiAnswer], bytes],
-        server: str,
-        frame_bytes_max: int,
-        handshake_s: float = HANDSHAKE_S,
-    ) -> None:
-        self.office = office
-        self.doorkeeper = doorkeeper
-        self.waits = waits
-        self.meter = meter
-        self.encode = encode
-        self.info = ProtocolInfo(info=ProtocolVersions(), server=server)
+    def __init__(self, api: ApiContext, *, frame_bytes_max: int, handshake_s: float = HANDSHAKE_S) -> None:
+        self.services = api.services
+        self.doorkeeper = api.doorkeeper
+        self.waits = api.waits
+        self.meter = api.meter
+        self.encode = api.encode
+        self.info = api.info
         self.frame_bytes_max = frame_bytes_max
         self.handshake_s = handshake_s
-        self.timers = {operation.kind: meter.timer(TRANSPORT, operation.kind) for operation in OPERATIONS}
+        self.timers = {operation.kind: api.meter.timer(TRANSPORT, operation.kind) for operation in OPERATIONS}
 
 
 class IpcSession:
-    def __init__(self, talk: IpcContext, stream: FrameStream) -> None:
-        self._talk = talk
+    def __init__(self, context: IpcContext, stream: FrameStream) -> None:
+        self._context = context
         self._stream = stream
 
     async def run(self) -> None:
         """Until either side is through. Leaves the stream closed."""
         try:
-            async with asyncio.timeout(self._talk.handshake_s):
+            async with asyncio.timeout(self._context.handshake_s):
                 caller = await self._handshake()
             if caller is not None:
                 await self._serve(caller)
@@ -282,11 +268,11 @@ class IpcSession:
             if kind not in _BEFORE:
                 await self._turn_away("first frame must be Authenticate")
                 return None
-            await self._say(_BEFORE[kind](self._talk))
+            await self._say(_BEFORE[kind](self._context))
         return None
 
     async def _authenticate(self, token: str | None) -> Principal | None:
-        caller = self._talk.doorkeeper.recognise(token) if token else None
+        caller = self._context.doorkeeper.recognise(token) if token else None
         if caller is None:
             await self._turn_away("unknown or revoked token")
             return None
@@ -295,25 +281,25 @@ class IpcSession:
 
     async def _turn_away(self, reason: str) -> None:
         try:
-            refusal = await self._talk.doorkeeper.turned_away(
+            refusal = await self._context.doorkeeper.turned_away(
                 reason, transport=TRANSPORT, address=self._stream.address()
             )
         except Refusal as unaudited:
             await self._say(error_of(unaudited))
             return
-        self._talk.meter.refused(TRANSPORT, refusal.code)
+        self._context.meter.refused(TRANSPORT, refusal.code)
         await self._say(AuthenticationFailed(reason=refusal.message))
 
     async def _serve(self, caller: Principal) -> None:
-        stream, talk = self._stream, self._talk
-        stream.frame_bytes_max = talk.frame_bytes_max
+        stream, context = self._stream, self._context
+        stream.frame_bytes_max = context.frame_bytes_max
         # A caller revoked meanwhile still hears the answer under way: it may be about its own new token.
-        with talk.doorkeeper.session(caller, stream.cut_off):
+        with context.doorkeeper.session(caller, stream.cut_off):
             while (frame := await stream.read()) is not None:
                 try:
                     heading = decode(_HEADING, frame)
                 except Invalid as refusal:
-                    talk.meter.refused(TRANSPORT, refusal.code)
+                    context.meter.refused(TRANSPORT, refusal.code)
                     if refusal.code == "invalid_json":
                         await self._say(_MALFORMED)
                         return
@@ -322,27 +308,27 @@ class IpcSession:
                 await stream.write(await self._answer(caller, canonical_kind(heading.kind), frame))
 
     async def _answer(self, caller: Principal, kind: str, frame: bytes) -> bytes:
-        talk, operation = self._talk, BY_KIND.get(kind)
+        context, operation = self._context, BY_KIND.get(kind)
         if operation is None:
-            return talk.encode(_without_operation(talk, kind))
+            return context.encode(_without_operation(context, kind))
         started_s = perf_counter()
         try:
             answer = await self._run(caller, operation, frame)
-            return await fitted(talk.office, caller, answer, talk.encode, talk.frame_bytes_max)
+            return await fitted(context.services, caller, answer, context.encode, context.frame_bytes_max)
         except Refusal as refusal:
-            talk.meter.refused(TRANSPORT, refusal.code)
-            return talk.encode(error_of(refusal))
+            context.meter.refused(TRANSPORT, refusal.code)
+            return context.encode(error_of(refusal))
         except CallerGoneError:
             raise
         except Exception:  # the last stand before the client: it hears nothing of what went wrong
             log.exception("ipc.failed", extra={"operation": operation.kind})
-            talk.meter.refused(TRANSPORT, "internal")
-            return talk.encode(INTERNAL_ERROR)
+            context.meter.refused(TRANSPORT, "internal")
+            return context.encode(INTERNAL_ERROR)
         finally:
-            talk.timers[operation.kind].observe(perf_counter() - started_s)
+            context.timers[operation.kind].observe(perf_counter() - started_s)
 
     async def _run(self, caller: Principal, operation: AnyApiOperation, frame: bytes) -> ApiAnswer:
-        talk = self._talk
+        context = self._context
         request: Any = decode(_FRAMES[operation.kind], frame)
         if operation.request.strict:
             check_fields(frame, operation.frame or operation.request, _HEADING_FIELDS)
@@ -350,23 +336,23 @@ class IpcSession:
             request = request.request()
         wait = operation.wait
         if wait is None or not request.wait_ms:
-            return await operation.run(talk.office, caller, request)
-        with talk.waits.pause(caller) as pause, self._stream.on_end(pause.leave):
-            return await wait(talk.office, caller, request, pause)
+            return await operation.run(context.services, caller, request)
+        with context.waits.pause(caller) as pause, self._stream.on_end(pause.leave):
+            return await wait(context.services, caller, request, pause)
 
     async def _say(self, answer: ApiAnswer) -> None:
-        await self._stream.write(self._talk.encode(answer))
+        await self._stream.write(self._context.encode(answer))
 
 
 _BEFORE: Final[dict[str, Callable[[IpcContext], ApiAnswer]]] = {
-    "protocolinfo": lambda talk: talk.info,
+    "protocolinfo": lambda context: context.info,
     "ping": lambda _: Pong(),
 }
 
 
-def _without_operation(talk: IpcContext, kind: str) -> ApiAnswer:
+def _without_operation(context: IpcContext, kind: str) -> ApiAnswer:
     if kind in _BEFORE:
-        return _BEFORE[kind](talk)
+        return _BEFORE[kind](context)
     if kind == "authenticate":
         return ErrorAnswer(code="already_authenticated", message="this connection is authenticated already")
     return ErrorAnswer(code="unknown_kind", message=f"there is no request kind {kind[:80]!r}")

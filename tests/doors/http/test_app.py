@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from covenant.doors.http.endpoint import OperationEndpoint
 from covenant.doors.http.host_names import AllowedHosts, AllowedOrigins, as_host
-from covenant.doors.operator_api.answers import ApiAnswer, Pong, encode
-from covenant.doors.operator_api.operation import ApiOperation, Services
+from covenant.doors.operator_api.answers import ApiAnswer, Pong
+from covenant.doors.operator_api.operation import ApiContext, ApiOperation, Services
 from covenant.exchange.access.principals import Principal
 from covenant.wire.mailbox import EmptyRequest
 from tests.doors.clients import Http, HttpConnection, Reply
@@ -226,15 +226,14 @@ async def test_a_fault_of_ours_is_a_plain_500_and_a_line_in_the_log(
         raise RuntimeError("secret detail of our own")
 
     async with open_world(short_path, more_routes=[Route("/crash", crash)]) as world:
-        call = OperationEndpoint(
-            failing,
-            world.office,
-            world.doorkeeper,
-            world.waits,
-            world.meter,
-            encode=encode,
-            body_bytes_max=10,
+        api = ApiContext(
+            services=world.office,
+            doorkeeper=world.doorkeeper,
+            waits=world.waits,
+            meter=world.meter,
+            version="1",
         )
+        call = OperationEndpoint(failing, api, body_bytes_max=10)
         world.door.router.routes.append(Route("/fail", call))
         for target in ("/fail", "/crash"):
             with caplog.at_level(logging.ERROR):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -35,6 +35,7 @@ from covenant.doors.mcp.remote_tools import RemoteTools
 from covenant.doors.mcp.streamable_http import McpDoor, installed
 from covenant.doors.mcp.tool_calls import ToolCalls
 from covenant.doors.metrics import Meter
+from covenant.doors.operator_api.operation import ApiContext, Services
 from covenant.doors.peer_envelopes import DESCRIBED as PEERS_DESCRIBED
 from covenant.doors.waits import Waits
 from covenant.exchange.a2a_service import A2AExchange
@@ -111,28 +112,26 @@ def make_doors(base: Base, agents: Agents, peers: Peers | None) -> Doors:
         *mcp.routes(),
         *(peers.routes(pool) if peers is not None else ()),
     ]
-    operator_api: dict[str, Any] = {
-        "exchange": access.mailbox,
-        "registry": access.identity_admin,
-        "tenancy": access.gate.tenancy,
-        "catalogue": access.catalogue,
-        "doorkeeper": access.identity_auth,
-        "ledger": ledger,
-        "waits": waits,
-        "meter": meter,
-        "version": covenant.__version__,
-        "legacy_kinds": settings.doors.legacy_kinds,
-        "peers": peers.admin if peers is not None else None,
-    }
+    peer_operations = peers.admin if peers is not None else None
+    api = ApiContext(
+        services=Services(
+            access.mailbox, access.identity_admin, ledger, access.gate.tenancy, access.catalogue, peer_operations
+        ),
+        doorkeeper=access.identity_auth,
+        waits=waits,
+        meter=meter,
+        version=covenant.__version__,
+        legacy_kinds=settings.doors.legacy_kinds,
+    )
     a2a = A2ADoor(admission, services, pages.agent_page(), body_bytes_max=settings.http.body_bytes_max)
-    door = _make_http(settings.http, operator_api, routes, a2a)
+    door = _make_http(settings.http, api, routes, a2a)
     traced = TracedDoor(door, telemetry.tracer) if telemetry.tracer.on else door
     return Doors(
         waits=waits,
         http=make_server(traced, settings.http, door.refusal_form),
         ipc=IpcServer(
             settings.home / SOCKET_NAME,
-            **operator_api,
+            api,
             frame_bytes_max=settings.ipc.frame_bytes_max,
             connections_max=settings.ipc.connections_max,
         ),
@@ -220,11 +219,9 @@ def _make_mcp(base: Base, agents: Agents) -> McpDoor:
     )
 
 
-def _make_http(
-    settings: HttpSettings, operator_api: dict[str, Any], routes: Sequence[BaseRoute], a2a: A2ADoor
-) -> HttpDoor:
+def _make_http(settings: HttpSettings, api: ApiContext, routes: Sequence[BaseRoute], a2a: A2ADoor) -> HttpDoor:
     return build_http(
-        **operator_api,
+        api,
         allowed_hosts=_allowed_hosts(settings),
         origins=settings.origins,
         body_bytes_max=settings.body_bytes_max,

@@ -22,18 +22,8 @@ from covenant.doors.http.openapi import Described, Page, document, reference_pag
 from covenant.doors.http.responses import MAILBOX, Header, refusal_form, reply_refused, style_of
 from covenant.doors.http.server.bounds import DEFAULTS
 from covenant.doors.http.server.http_exchange import Door, HttpExchange
-from covenant.doors.metrics import Meter
 from covenant.doors.operator_api import OPERATIONS
-from covenant.doors.operator_api.answers import encode, encode_legacy
-from covenant.doors.operator_api.operation import AnyApiOperation, Services
-from covenant.doors.operator_api.peers import PeerOperations
-from covenant.doors.waits import Waits
-from covenant.exchange.access.identities import IdentityAdmin
-from covenant.exchange.access.principals import IdentityAuth
-from covenant.exchange.access.tenants import TenantAccess
-from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.mailbox import MailboxExchange
-from covenant.ledger.contract.ledger import Ledger
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext
 from covenant.model.call_context import Hop
 from covenant.model.errors import Forbidden, NotFound, Refusal
 from covenant.model.tracing import Tracer, trace_of
@@ -110,43 +100,23 @@ class HttpDoor:
 
 
 def build_http(
+    api: ApiContext,
     *,
-    exchange: MailboxExchange,
-    registry: IdentityAdmin,
-    tenancy: TenantAccess,
-    catalogue: Catalogue,
-    doorkeeper: IdentityAuth,
-    ledger: Ledger,
-    waits: Waits,
-    meter: Meter,
-    version: str,
     allowed_hosts: Sequence[str] = LOOPBACK,
     origins: Sequence[str] = (),
     body_bytes_max: int = DEFAULTS.body_bytes_max,
-    legacy_kinds: bool = False,
     metrics_token: str = "",
-    peers: PeerOperations | None = None,
     more_routes: Sequence[BaseRoute] = (),
     under: Sequence[tuple[str, DoorUnder]] = (),
     described: Sequence[Described] = (),
 ) -> HttpDoor:
-    """`waits` and `meter` are shared with the local socket. `more_routes` are other doors on the same port, and `under`
-    those that answer for everything below a prefix; `described` is what the OpenAPI document says of them."""
-    office = Services(exchange, registry, ledger, tenancy, catalogue, peers)
+    """`more_routes` are other doors on the same port, and `under` those that answer for everything below a prefix;
+    `described` is what the OpenAPI document says of them."""
     calls = {
-        operation.kind: OperationEndpoint(
-            operation,
-            office,
-            doorkeeper,
-            waits,
-            meter,
-            encode=encode_legacy if legacy_kinds else encode,
-            body_bytes_max=body_bytes_max,
-        )
-        for operation in OPERATIONS
+        operation.kind: OperationEndpoint(operation, api, body_bytes_max=body_bytes_max) for operation in OPERATIONS
     }
-    health = Health(ledger, waits, meter, server=f"covenant/{version}", metrics_token=metrics_token)
-    routes = [*_operation_routes(calls), *_page_routes(health, version, described), *more_routes]
+    health = Health(api, metrics_token=metrics_token)
+    routes = [*_operation_routes(calls), *_page_routes(health, api.version, described), *more_routes]
     router = Router(routes, redirect_slashes=False, default=_not_found)
     hot: dict[tuple[str, str], ASGIApp] = {
         (operation.method, operation.path): calls[operation.kind] for operation in OPERATIONS if operation.kind in HOT

@@ -33,9 +33,9 @@ from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_refusals import internal
 from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.answers import ApiAnswer
-from covenant.doors.operator_api.operation import ApiOperation, Services
-from covenant.doors.waits import CallerGoneError, OnDisconnect, Waits, while_connected
-from covenant.exchange.access.principals import IdentityAuth, Principal
+from covenant.doors.operator_api.operation import ApiContext, ApiOperation
+from covenant.doors.waits import CallerGoneError, OnDisconnect, while_connected
+from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
 from covenant.exchange.tasks.task_stream import TaskStream
 from covenant.model.call_context import Hop
@@ -110,24 +110,14 @@ class Endpoint:
 class OperationEndpoint(Endpoint, Generic[R]):
     """An operation of the mailbox or of operators, by the token of an identity."""
 
-    def __init__(
-        self,
-        operation: ApiOperation[R],
-        services: Services,
-        doorkeeper: IdentityAuth,
-        waits: Waits,
-        meter: Meter,
-        *,
-        encode: Callable[[ApiAnswer], bytes],
-        body_bytes_max: int,
-    ) -> None:
-        super().__init__(operation.kind, style_of(operation.path), meter)
+    def __init__(self, operation: ApiOperation[R], api: ApiContext, *, body_bytes_max: int) -> None:
+        super().__init__(operation.kind, style_of(operation.path), api.meter)
         self._operation = operation
         self._run = operation.run
-        self._services = services
-        self._doorkeeper = doorkeeper
-        self._waits = waits
-        self._encode = encode
+        self._services = api.services
+        self._doorkeeper = api.doorkeeper
+        self._waits = api.waits
+        self._encode = api.encode
         self._body_bytes_max = body_bytes_max
         self._decoder = msgspec.json.Decoder(operation.request)
         self._in_body = operation.in_body

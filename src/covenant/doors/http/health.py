@@ -17,10 +17,9 @@ from starlette.responses import Response
 
 from covenant.doors.http.bearer_auth import bearer
 from covenant.doors.http.responses import TRANSPORT, Problem
-from covenant.doors.metrics import Meter
-from covenant.doors.operator_api.answers import ProtocolInfo, ProtocolVersions, encode
-from covenant.doors.waits import Waits
-from covenant.ledger.contract.ledger import Counts, Ledger
+from covenant.doors.operator_api.answers import encode
+from covenant.doors.operator_api.operation import ApiContext
+from covenant.ledger.contract.ledger import Counts
 
 # A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.
 COUNTS_TIMEOUT_S: Final = 2.0
@@ -35,14 +34,14 @@ ALIVE_PATHS: Final = ("/healthz", "/health")
 class Health:
     """`metrics_token`: what whoever asks for the numbers must show; empty: nothing."""
 
-    def __init__(self, ledger: Ledger, waits: Waits, meter: Meter, *, server: str, metrics_token: str = "") -> None:
+    def __init__(self, api: ApiContext, *, metrics_token: str = "") -> None:
         self._metrics_token = metrics_token.encode()
         self._numbers: asyncio.Task[bytes | None] | None = None
         self._numbers_at_s = 0.0
-        self._ledger = ledger
-        self._waits = waits
-        self._meter = meter
-        self._info = encode(ProtocolInfo(info=ProtocolVersions(), server=server))
+        self._ledger = api.services.ledger
+        self._waits = api.waits
+        self._meter = api.meter
+        self._info = encode(api.info)
 
     async def alive(self, _: Request) -> Response:
         return json_response({"status": "ok"})

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
-from covenant.doors.operator_api.answers import ApiAnswer
-from covenant.doors.waits import Pause
+from covenant.doors.metrics import Meter
+from covenant.doors.operator_api.answers import ApiAnswer, ProtocolInfo, ProtocolVersions, encode, encode_legacy
+from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin
-from covenant.exchange.access.principals import Principal
+from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
@@ -46,6 +47,26 @@ class Services:
         if wait_ms > wait_ms_max:
             raise Invalid("invalid_wait", f"wait_ms must be between 0 and {wait_ms_max}")
         return self.ledger.clock.monotonic_ms() + wait_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiContext:
+    """What HTTP and the local socket share: who is let in, what operations work with, and how answers are written."""
+
+    services: Services
+    doorkeeper: IdentityAuth
+    waits: Waits
+    meter: Meter
+    version: str
+    legacy_kinds: bool = False
+
+    @property
+    def encode(self) -> Callable[[ApiAnswer], bytes]:
+        return encode_legacy if self.legacy_kinds else encode
+
+    @property
+    def info(self) -> ProtocolInfo:
+        return ProtocolInfo(info=ProtocolVersions(), server=f"covenant/{self.version}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
