@@ -27,7 +27,7 @@ from typing import Final
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.mailbox import MailboxLimits, check_repair, check_request_id, check_size, check_task
-from covenant.exchange.tasks.content_checks import check_blocks
+from covenant.exchange.tasks.builder import check_blocks
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import QueueEntry, QueueQuery
 from covenant.ledger.embedded.journal.journal import Durability

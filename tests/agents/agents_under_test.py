@@ -22,7 +22,7 @@ from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.router import IndexAgent, NoModelAgent
 from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.daemon.operator import admit_operator
+from covenant.daemon.keystore import admit_operator
 from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits, A2ARequest
 from covenant.exchange.access.identities import operator_agent

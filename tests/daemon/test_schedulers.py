@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from covenant.daemon.keystore import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.logs import Log
-from covenant.daemon.operator import OPERATOR_DISPLAY, admit_operator
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Sweeper
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal

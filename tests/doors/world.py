@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from covenant.daemon.keystore import admit_operator
 from covenant.daemon.listeners import bound, make_server
-from covenant.daemon.operator import admit_operator
 from covenant.daemon.settings import HttpSettings
 from covenant.doors import native
 from covenant.doors.http.app import HttpDoor, build_http

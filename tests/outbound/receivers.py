@@ -20,7 +20,7 @@ from covenant.model.task import Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
 from covenant.outbound.push_sender import PushLimits, PushSender, WebhookClient
 from covenant.seal.keys import new_private_key
-from covenant.seal.webhooks import WebhookSigner
+from covenant.seal.signed_documents import WebhookSigner
 from tests.ledger_contract.samples import ALICE, agent, task_id
 from tests.outbound.http_servers import HERE, Request, Served, fetcher, http_server, reply
 

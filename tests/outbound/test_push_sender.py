@@ -19,7 +19,7 @@ from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant, TenantLimits
 from covenant.outbound.push_sender import BURST_MAX, STEPS_AT_ONCE, PushLimits
 from covenant.seal.keys import public_key
-from covenant.seal.webhooks import verify_webhook
+from covenant.seal.signed_documents import verify_webhook
 from covenant.wire.a2a.dialects import V1
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import OPERATOR, agent, task_id

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from covenant.daemon.logs import Log
-from covenant.daemon.wiring.agent_sync import AgentSync
+from covenant.daemon.wiring.agents import AgentSync
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.delegation import REMOTE, OrphanCanceller
 from covenant.exchange.mailbox import MailboxExchange, MailboxLimits

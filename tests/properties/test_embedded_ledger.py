@@ -20,8 +20,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.engine import EmbeddedLedger
-from covenant.ledger.embedded.journal.compaction import Compacted, compact
-from covenant.ledger.embedded.open import FileStorage
+from covenant.ledger.embedded.open import Compacted, FileStorage, compact
 from covenant.ledger.machine.commands import Accepted, LeasedTask
 from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text

@@ -20,24 +20,22 @@ from covenant.model.peers.delegation_messages import (
     TranscriptEntry,
 )
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, Trust
-from covenant.seal.assertions import (
-    assert_offer,
-    capabilities_hold,
-    new_challenge,
-    offer_holds,
-    sign_capabilities,
-)
 from covenant.seal.identity import SKEW_MS, sign_bundle
 from covenant.seal.proofs import (
+    assert_offer,
+    capabilities_hold,
     inclusion_path,
     is_included,
     line_holds,
     merkle_leaf,
     merkle_root,
+    new_challenge,
     offer_hash,
+    offer_holds,
     prove_line,
     result_hash,
     show_line,
+    sign_capabilities,
     sign_proof,
     transcript_root,
     verify_evidence,

@@ -14,8 +14,7 @@ from covenant.daemon.environment import PASSPHRASE_FILE_VARIABLE, PASSPHRASE_VAR
 from covenant.model.errors import CovenantError
 
 if TYPE_CHECKING:
-    from covenant.daemon.doctor.findings import Checkup
-    from covenant.daemon.doctor.ledger_repair import Salvage
+    from covenant.daemon.doctor.ledger_repair import Checkup, Salvage
 
 NEW_FILE: Final = "--new-file"
 

@@ -72,7 +72,7 @@ def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: boo
 
 
 def _serve_again_and_again(files: tuple[Path, ...]) -> NoReturn:
-    from covenant.daemon.autoreload import serve_again_and_again
+    from covenant.daemon.lifecycle import serve_again_and_again
     from covenant.daemon.logs import Log, start_logging
 
     if not files:

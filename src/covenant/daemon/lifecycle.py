@@ -13,22 +13,146 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import os
+import resource
+import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from types import FrameType
+from typing import Any, Final, NoReturn, Protocol
+
+import uvloop
 
 from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
 from covenant.daemon.demo import demo_agents, open_echo
 from covenant.daemon.home import SOCKET_NAME, left_in
+from covenant.daemon.listeners import http_bounds
 from covenant.daemon.logs import Log, start_logging
-from covenant.daemon.main_loop import StopSignals, fit_open_files, run_to_end
 from covenant.daemon.schedulers import Scheduler
+from covenant.daemon.settings import Settings
 from covenant.daemon.settings_loader import Loaded
 from covenant.daemon.watchdog import HealthStandIn, Watchdog
 from covenant.daemon.wiring.daemon import Daemon, open_daemon
+
+END_S: Final = 5.0
+"""From the last record to the end of the process, at most."""
+HELD_END_S: Final = 5.0
+"""From the end of the grace time to the end of the process, at most, if the loop is blocked."""
+FILES_BESIDES: Final = 256
+CONNECTIONS_MIN: Final = 16
+"""So many HTTP connections are served however few open files the system allows."""
+
+
+def run_to_end(main: Coroutine[Any, Any, Sequence[str]], log: Log) -> None:
+    """Run `main`, which returns the names of agents that go on regardless; then end the process, whatever they do."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main)
+        while not task.done():
+            try:
+                loop.run_until_complete(task)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # A task of an agent raised it. The task has ended with it; the loop only has to go on.
+                if task.done():
+                    raise
+                log.warning("agent.exited", error=repr(error))
+        _end_soon(task.result(), log)
+
+
+def _end_soon(abandoned: Sequence[str], log: Log) -> None:
+    """End the process: at once if these agents go on, else within `END_S`.
+
+    What may hold it up are tasks and threads that agents have begun by themselves. By now all is written and closed.
+    """
+
+    def end(*agents: str) -> None:
+        log.warning("daemon.abandoned", agents=", ".join(agents) or "unknown: a task or thread that an agent began")
+        _exit(0)
+
+    if abandoned:
+        end(*abandoned)
+    _start_timer(END_S, end)
+
+
+def _exit(code: int) -> NoReturn:
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _start_timer(after_s: float, call: Any) -> threading.Timer:
+    timer = threading.Timer(after_s, call)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+class StopSignals:
+    """What the outside asks: `asked` with the first signal, `hurried` with the second.
+
+    The handlers run in Python, also while an agent blocks the loop. If the process has not ended `HELD_END_S` after
+    the grace time, a thread ends it: what was acknowledged is on disk, as after a crash.
+    """
+
+    def __init__(self, grace_s: float, log: Log) -> None:
+        self.asked = asyncio.Event()
+        self.hurried = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._end_s = grace_s + HELD_END_S
+        self._log = log
+        self._timer: threading.Timer | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if self._timer is None:
+            self._timer = _start_timer(self._end_s, self._end_held)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ask)
+
+    def _ask(self) -> None:
+        (self.hurried if self.asked.is_set() else self.asked).set()
+
+    def close(self) -> None:
+        """All is written and closed: `run_to_end` ends the process."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end_held(self) -> None:
+        self._log.warning("daemon.held", why="the stop did not end in time: an agent blocks the loop")
+        _exit(1)
+
+
+def fit_open_files(settings: Settings, log: Log) -> Settings:
+    """Have as many open files allowed as there may be connections; where the system allows fewer, so many connections
+    fewer: without a descriptor the journal could not begin a segment."""
+    calls_max = settings.grpc.calls_max if settings.grpc.enabled else 0
+    besides = http_bounds(settings.http).connections_reserved_max + settings.ipc.connections_max + calls_max
+    besides += FILES_BESIDES
+    wanted = settings.http.connections_max
+    granted = _allow_files(wanted + besides)
+    room = max(CONNECTIONS_MIN, granted - besides)
+    if room >= wanted:
+        return settings
+    log.warning("http.connections_lowered", connections_max=room, open_files=granted, look="ulimit -n")
+    return replace(settings, http=replace(settings.http, connections_max=room))
+
+
+def _allow_files(wanted: int) -> int:
+    """As many open files as wanted, as far as the system lets us: many start with 1,024. How many it lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
 
 # The sync thread waits for the interpreter's lock after each system call; beside a busy loop the usual 5 ms made a
 # sync's median 6 ms, this 0.7 ms.
@@ -214,3 +338,51 @@ def _settle_memory() -> None:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
+
+
+LOOK_S: Final = 0.3
+FILES_MAX: Final = 2_000
+
+Stamps = dict[Path, tuple[int, int]]
+
+
+def serve_again_and_again(command: Sequence[str], files: Sequence[Path], log: Log) -> int:
+    """Blocks until it is told to stop; the child's exit code. `command` serves once."""
+    told = threading.Event()
+
+    def tell(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, tell)
+    while True:
+        before = stamps(files)
+        # In a session of its own: a Ctrl-C is passed on once, by us, and not a second time by the terminal.
+        child = subprocess.Popen(command, start_new_session=True)  # noqa: S603  (our own command, as it was given)
+        while not told.wait(LOOK_S) and stamps(files) == before:
+            pass
+        code = _stop_child(child)
+        if told.is_set():
+            return code
+        log.info("serve.reloading")
+
+
+def _stop_child(child: subprocess.Popen[bytes]) -> int:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+    return child.wait()
+
+
+def stamps(files: Sequence[Path]) -> Stamps:
+    """The Python files that are served, and those beside and below them that they may import."""
+    found: Stamps = {}
+    for folder in {file.resolve().parent for file in files}:
+        for path in folder.rglob("*.py"):
+            if len(found) >= FILES_MAX:
+                break
+            try:
+                is_now = path.stat()
+            except OSError:
+                continue
+            found[path] = (is_now.st_mtime_ns, is_now.st_size)
+    return found

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from covenant.exchange.access.principals import Principal, require_operator
-from covenant.exchange.tasks.content_checks import check_blocks, check_update
+from covenant.exchange.tasks.builder import check_blocks, check_update
 from covenant.exchange.tasks.reader import read_tree
 from covenant.exchange.tasks.writer import accept_span, record_attempt
 from covenant.ledger.contract.ledger import Ledger

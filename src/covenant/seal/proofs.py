@@ -16,9 +16,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.constant_time import bytes_eq
 
 from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation_messages import (
+    CapabilityResponse,
     DelegationOffer,
     DelegationResult,
     Proof,
@@ -26,9 +29,56 @@ from covenant.model.peers.delegation_messages import (
     TranscriptEntry,
 )
 from covenant.model.peers.instance import InstanceId
-from covenant.seal.identity import instance_id, is_key_of, unsigned
+from covenant.seal.identity import SKEW_MS, bundle_holds, instance_id, is_key_of, unsigned
 from covenant.seal.keys import public_key
 from covenant.seal.signed_documents import Uncanonical, base64url, canonical, digest, document_holds, sign_document
+
+_OFFER: Final = "offer"
+_CAPABILITIES: Final = "capabilities"
+
+
+def new_challenge() -> str:
+    """32 random bytes, in base64url."""
+    return base64url(AESGCM.generate_key(bit_length=256))
+
+
+def assert_offer(private_key: bytes, offer: DelegationOffer, *, provider: InstanceId) -> DelegationOffer:
+    """The offer with its assertion. It names the provider, who so cannot offer it on as if by the requester."""
+    return msgspec.structs.replace(offer, assertion=sign_document(private_key, _OFFER, _asserted(offer, provider)))
+
+
+def offer_holds(offer: DelegationOffer, *, requester: InstanceId, key: PublicKey, provider: InstanceId) -> bool:
+    return (
+        offer.assertion is not None
+        and is_key_of(key, requester)
+        and document_holds(key, _OFFER, _asserted(offer, provider), offer.assertion)
+    )
+
+
+def sign_capabilities(private_key: bytes, response: CapabilityResponse) -> CapabilityResponse:
+    return msgspec.structs.replace(response, signature=sign_document(private_key, _CAPABILITIES, unsigned(response)))
+
+
+def capabilities_hold(
+    response: CapabilityResponse, *, provider: InstanceId, audience: InstanceId, challenge: str, now_ms: int
+) -> bool:
+    """Whether this is `provider`'s own answer, now, to the challenge that `audience` sent."""
+    return (
+        response.provider == provider
+        and response.audience == audience
+        and bytes_eq(response.nonce.encode(), challenge.encode())
+        and response.issued_at_ms <= now_ms + SKEW_MS
+        and now_ms <= response.expires_at_ms + SKEW_MS
+        and bundle_holds(response.keys, provider, now_ms)
+        and document_holds(PublicKey(response.keys.identity_key), _CAPABILITIES, unsigned(response), response.signature)
+    )
+
+
+def _asserted(offer: DelegationOffer, provider: InstanceId) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(offer)
+    del document["assertion"]
+    return {**document, "provider": provider}
+
 
 _LEAF: Final = b"\x00"
 _NODE: Final = b"\x01"

@@ -102,3 +102,34 @@ def from_base64url(text: str) -> bytes:
     if base64url(data) != text:
         raise ValueError("not base64url in its one form")
     return data
+
+
+VERSION: Final = "v1a"
+
+
+class WebhookSigner:
+    """Signs with one Ed25519 key, whose public half is in our JSON Web Key Set under `key_id`."""
+
+    def __init__(self, private_key: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(private_key)
+        self.key_id: PublicKey = public_key(private_key)
+
+    def sign(self, delivery_id: str, timestamp_s: int, body: bytes) -> str:
+        signature = self._key.sign(signed_bytes(delivery_id, timestamp_s, body))
+        return f"{VERSION},{base64.b64encode(signature).decode()}"
+
+
+def signed_bytes(delivery_id: str, timestamp_s: int, body: bytes) -> bytes:
+    assert "." not in delivery_id
+    return f"{delivery_id}.{timestamp_s}.".encode() + body
+
+
+def verify_webhook(key: PublicKey, delivery_id: str, timestamp_s: int, body: bytes, signature: str) -> bool:
+    version, _, value = signature.partition(",")
+    try:
+        Ed25519PublicKey.from_public_bytes(from_base58(key)).verify(
+            base64.b64decode(value, validate=True), signed_bytes(delivery_id, timestamp_s, body)
+        )
+    except (InvalidSignature, ValueError):
+        return False
+    return version == VERSION

@@ -22,7 +22,7 @@ from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.job import JobLimits
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import now_ms
-from covenant.daemon.operator import admit_operator
+from covenant.daemon.keystore import admit_operator
 from covenant.daemon.wiring.agents import check_push
 from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards

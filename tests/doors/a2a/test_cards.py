@@ -20,7 +20,7 @@ from google.protobuf.json_format import ParseDict
 from jwt.api_jwk import PyJWK
 from starlette.routing import Router
 
-from covenant.daemon.operator import admit_operator
+from covenant.daemon.keystore import admit_operator
 from covenant.doors.a2a.cards import DESCRIBED, CardPages, PublishedAgent, extended_cards
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.host_names import BaseUrl

@@ -18,7 +18,7 @@ from covenant.agents.agent_loader import load_agent
 from covenant.agents.api import Agent
 from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.daemon.operator import admit_operator
+from covenant.daemon.keystore import admit_operator
 from covenant.daemon.settings import A2aSettings
 from covenant.daemon.wiring.doors import tenant_routes
 from covenant.doors.http.bearer_auth import TenantGate

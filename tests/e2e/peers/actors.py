@@ -33,11 +33,10 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import IdentityChange, InstanceId, KeyBundle, Prekey, Trust
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.seal.assertions import assert_offer, new_challenge, sign_capabilities
 from covenant.seal.envelope import Header, Opened, open_
 from covenant.seal.identity import InstanceIdentity
 from covenant.seal.keys import new_private_key
-from covenant.seal.proofs import sign_proof
+from covenant.seal.proofs import assert_offer, new_challenge, sign_capabilities, sign_proof
 from covenant.seal.signed_documents import base64url, canonical, from_base64url
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire import peers as wire

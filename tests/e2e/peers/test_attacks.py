@@ -14,9 +14,9 @@ import pytest
 
 from covenant.model.peers.delegation_messages import DelegationCancel, DelegationResult
 from covenant.model.peers.instance import InstanceId
-from covenant.seal.assertions import new_challenge
 from covenant.seal.identity import InstanceIdentity
 from covenant.seal.keys import new_private_key
+from covenant.seal.proofs import new_challenge
 from tests.e2e.peers.actors import Actor, envelopes_in, header_of, now_ms, packed, rewritten, unpacked
 from tests.e2e.peers.conftest import Pair
 from tests.e2e.peers.daemons import Answer, Node

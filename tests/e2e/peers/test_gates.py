@@ -19,8 +19,8 @@ from covenant.model.peers.delegation_messages import (
     DelegationResult,
 )
 from covenant.model.peers.instance import InstanceId
-from covenant.seal.assertions import assert_offer
 from covenant.seal.keys import new_private_key
+from covenant.seal.proofs import assert_offer
 from covenant.seal.tokens import Narrowing, issue, narrow
 from tests.e2e.peers.actors import Actor, now_ms
 from tests.e2e.peers.cast import AGENTS

@@ -20,10 +20,10 @@ from covenant.peers.directory.handshake import OfferedProfiles, answer
 from covenant.peers.directory.peer_directory import as_agent
 from covenant.peers.provider.offer_admission import OfferFacts, OfferRate, judge_offer
 from covenant.peers.transport.peer_client import PeerCallFailed
-from covenant.seal.assertions import assert_offer, new_challenge, sign_capabilities
 from covenant.seal.envelope import open_
 from covenant.seal.identity import PREKEY_PERIOD_MS, InstanceIdentity, sign_bundle, sign_change
 from covenant.seal.keys import new_private_key
+from covenant.seal.proofs import assert_offer, new_challenge, sign_capabilities
 from covenant.seal.tokens import Narrowing, narrow, token_ids
 from covenant.wire import peers as wire
 from tests.ledger_contract.samples import OPERATOR

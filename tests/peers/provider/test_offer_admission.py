@@ -17,8 +17,8 @@ from covenant.peers.directory.handshake import OfferedProfiles, token_terms
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings
 from covenant.peers.provider.offer_admission import AgreedTerms, OfferFacts, OfferRate, OfferRejected, judge_offer
-from covenant.seal.assertions import assert_offer
 from covenant.seal.keys import new_private_key
+from covenant.seal.proofs import assert_offer
 from covenant.seal.tokens import Narrowing, issue, narrow, token_ids
 
 NOW = 1_800_000_000_000

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from covenant.daemon.agent_files import look, read_agent
-from covenant.daemon.doctor.findings import BACKUP, CheckFinding, Checkup
 from covenant.daemon.doctor.ledger_check import check_ledger
+from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup
 from covenant.daemon.environment import PASSPHRASE_VARIABLE
 from covenant.daemon.home import (
     KEY_NAME,
@@ -32,7 +32,7 @@ from covenant.daemon.home import (
 from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.settings_loader import load
-from covenant.daemon.wiring.cards import mcp_servers
+from covenant.daemon.wiring.base import mcp_servers
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments

@@ -13,11 +13,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
-from covenant.daemon.doctor.findings import BACKUP, CheckFinding, Checkup
-from covenant.daemon.doctor.ledger_repair import plan
+from covenant.daemon.doctor.ledger_repair import BACKUP, CheckFinding, Checkup, plan
 from covenant.daemon.home import JOURNAL_NAME, KEY_NAME, UnsafeHome
-from covenant.daemon.keystore import Keystore, find_passphrase
-from covenant.daemon.operator import OPERATOR_DISPLAY
+from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, find_passphrase
 from covenant.exchange.access.identities import operator_agent
 from covenant.ledger.embedded.archive.apply_batch import RejectedRecord, count_rejects, read_rejects
 from covenant.ledger.embedded.archive.archive import (

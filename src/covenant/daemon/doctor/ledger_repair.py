@@ -36,6 +36,32 @@ from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.events import AnyEvent, TaskEvent
 from covenant.ledger.machine.view import Limits
 
+BACKUP: Final = "put it back from a backup"
+
+
+class CheckFinding(NamedTuple):
+    """`way_out` is empty where all is well."""
+
+    what: str
+    well: bool = True
+    way_out: str = ""
+
+
+class Checkup(NamedTuple):
+    """`salvage` is there when the ledger is damaged and something can be done about it.
+
+    `rebuild`: the archive can be made to agree with the journal again, without a loss.
+    """
+
+    findings: tuple[CheckFinding, ...]
+    salvage: Salvage | None = None
+    rebuild: bool = False
+
+    @property
+    def well(self) -> bool:
+        return all(finding.well for finding in self.findings)
+
+
 HISTORY_ONLY: Final = "it is not there; what was live then is in the snapshot, so only history is lost"
 
 _raw_events: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -5,15 +5,63 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
 
 from covenant.daemon.environment import environment
+from covenant.daemon.home import save_token
 from covenant.daemon.listeners import Listeners, open_listeners
 from covenant.daemon.logs import Log
+from covenant.daemon.schedulers import RetryScheduler, Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.telemetry import Telemetry, open_telemetry
-from covenant.daemon.wiring.access import Access, open_access
 from covenant.daemon.wiring.remote_agents import Outbound, open_outbound
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks, Storage, open_storage
+from covenant.doors.http.bearer_auth import TenantGate
+from covenant.exchange.access.identities import IdentityAdmin
+from covenant.exchange.access.principals import IdentityAuth
+from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
+from covenant.exchange.cards import CardFeatures
+from covenant.exchange.catalogue import Catalogue
+from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.model.agent_card import Provider
+from covenant.model.errors import Invalid, SettingsError
+from covenant.model.mcp_servers import McpServer, read_mcp_servers, tools_of
+from covenant.model.retry_policy import RetryPolicy
+from covenant.model.tenants import TenantLimits
+
+SERVERS_NAME: Final = "mcp_servers.json"
+
+
+def mcp_servers(home: Path) -> dict[str, McpServer]:
+    """The MCP servers of this home, by name; none if there is no file. Raises SettingsError if it cannot be used."""
+    path = home / SERVERS_NAME
+    try:
+        return dict(read_mcp_servers(msgspec.json.decode(path.read_bytes())))
+    except FileNotFoundError:
+        return {}
+    except Invalid as wrong:
+        raise SettingsError(f"{path}: {wrong.message}") from None
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as wrong:
+        raise SettingsError(f"{path}: not JSON: {wrong}") from None
+
+
+def card_features(settings: Settings, servers: dict[str, McpServer]) -> CardFeatures:
+    """What can be told of a daemon from its settings alone."""
+    a2a = settings.a2a
+    organization = a2a.provider_org or urlsplit(a2a.provider_url).hostname
+    return CardFeatures(
+        provider=Provider(organization=organization, url=a2a.provider_url) if organization else None,
+        documentation_url=a2a.docs_url or None,
+        push_notifications=a2a.push_notifications,
+        tools=tools_of(servers),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +92,59 @@ async def open_base(
             outbound=outbound,
             access=await open_access(settings, storage, telemetry),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    identity_auth: IdentityAuth
+    identity_admin: IdentityAdmin
+    gate: TenantGate
+    catalogue: Catalogue
+    mailbox: MailboxExchange
+    schedulers: tuple[Scheduler, ...]
+
+
+async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry) -> Access:
+    """Nothing of it needs to be closed."""
+    ledger, operator = storage.ledger, storage.operator
+    identity_auth, catalogue = IdentityAuth(ledger, operator.agent), Catalogue(ledger, storage.key)
+    tenants = TenantAccess(ledger, operator.agent, identity_auth)
+    await tenants.open()
+    mailbox = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings), telemetry.tracer)
+    retry = settings.retry
+    policy = RetryPolicy(
+        enabled=True,
+        min_lease_age_ms=retry.min_lease_age_ms,
+        max_attempts=retry.max_attempts,
+        max_requeues=retry.max_requeues,
+        scan_limit=retry.scan_limit,
+    )
+    scheduler = RetryScheduler(mailbox, operator, policy, interval_ms=retry.interval_ms, log=telemetry.log)
+    return Access(
+        identity_auth=identity_auth,
+        identity_admin=IdentityAdmin(
+            ledger,
+            identity_auth,
+            operator.agent,
+            storage.key,
+            partial(save_token, settings.home),
+            seat=catalogue.seat,
+        ),
+        gate=TenantGate(
+            tenants,
+            TenantLimiter(
+                ledger.clock.monotonic_ms, msgspec.convert(settings.tenants, TenantLimits, from_attributes=True)
+            ),
+        ),
+        catalogue=catalogue,
+        mailbox=mailbox,
+        schedulers=(scheduler,) if retry.scheduler else (),
+    )
+
+
+def _mailbox_limits(settings: Settings) -> MailboxLimits:
+    return msgspec.structs.replace(
+        msgspec.convert(settings.limits, MailboxLimits, from_attributes=True),
+        recipient_admission=settings.access.recipient_admission,
+        depth_max=settings.delegation.depth_max,
+    )

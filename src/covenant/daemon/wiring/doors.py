@@ -51,7 +51,7 @@ from covenant.ledger.contract.ledger import Ledger
 from covenant.model.mcp_servers import Tool
 from covenant.outbound.push_sender import PushLimits, PushSender, WebhookClient
 from covenant.seal.cards import CardSigner
-from covenant.seal.webhooks import WebhookSigner
+from covenant.seal.signed_documents import WebhookSigner
 
 if TYPE_CHECKING:
     from covenant.doors.a2a.grpc import GrpcCalls

@@ -34,8 +34,8 @@ from covenant.peers.transport.peer_client import (
     PeerResponse,
     address,
 )
-from covenant.seal.assertions import capabilities_hold, new_challenge, sign_capabilities
 from covenant.seal.envelope import EnvelopeRefused, Header, Opened, check, open_checked, remember_until_ms, replayed
+from covenant.seal.proofs import capabilities_hold, new_challenge, sign_capabilities
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids
 from covenant.wire.peers import RECEIVE_PATH, decode, decode_received, decode_refused, encode, type_of
 

@@ -18,7 +18,7 @@ from covenant.model.peers.peer_record import Peer
 from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
 from covenant.peers.directory.handshake import budget_max, is_barred
 from covenant.peers.peer_settings import PeerSettings
-from covenant.seal.assertions import offer_holds
+from covenant.seal.proofs import offer_holds
 from covenant.seal.tokens import Narrowing, Use, authorize
 
 TRUSTED_RATE: Final = 10

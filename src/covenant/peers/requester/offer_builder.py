@@ -34,7 +34,7 @@ from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.outgoing_messages import HEAVY_CHARS, Redacted, redact_message, redact_offer
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import PeerCallFailed
-from covenant.seal.assertions import assert_offer
+from covenant.seal.proofs import assert_offer
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire.redaction import SecretFinding
 
