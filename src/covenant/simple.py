@@ -31,7 +31,7 @@ from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Sweeper
 from covenant.daemon.settings_loader import load
-from covenant.daemon.wiring.base import card_features, mcp_servers
+from covenant.daemon.wiring.core import card_features, mcp_servers
 from covenant.doors.http.host_names import as_host
 from covenant.doors.simple import asked_for
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from starlette.types import Message
 
-from covenant.daemon.wiring.base import SERVERS_NAME
+from covenant.daemon.wiring.core import SERVERS_NAME
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.mcp.streamable_http import McpDoor
 from covenant.doors.metrics import Meter

@@ -33,7 +33,7 @@ PURE_NEEDS: Final = frozenset(
     __future__ abc array base64 binascii bisect collections contextlib copy dataclasses decimal difflib enum
     fractions functools hashlib heapq hmac ipaddress itertools json keyword math msgspec numbers operator
     re reprlib string struct textwrap types typing typing_extensions unicodedata urllib.parse uuid.UUID
-    zlib
+    zlib datetime.UTC datetime.datetime datetime.timedelta
     """.split()
 )
 

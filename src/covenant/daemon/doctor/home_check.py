@@ -32,7 +32,7 @@ from covenant.daemon.home import (
 from covenant.daemon.keystore import Keystore, find_passphrase
 from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.settings_loader import load
-from covenant.daemon.wiring.base import mcp_servers
+from covenant.daemon.wiring.core import mcp_servers
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments

@@ -26,7 +26,7 @@ from covenant.daemon.agent_files import AgentFiles
 from covenant.daemon.environment import now_ms, program_environment
 from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Scheduler
-from covenant.daemon.wiring.base import Base, card_features, mcp_servers
+from covenant.daemon.wiring.core import Base, card_features, mcp_servers
 from covenant.daemon.wiring.model_registry import ModelAgents, Models, can_work
 from covenant.daemon.wiring.remote_agents import Elsewhere
 from covenant.exchange.a2a_service import A2AExchange, A2ALimits

@@ -12,7 +12,7 @@ from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.wiring.agents import Agents, open_agents
-from covenant.daemon.wiring.base import Base, open_base
+from covenant.daemon.wiring.core import Base, open_base
 from covenant.daemon.wiring.doors import Doors, make_doors
 from covenant.daemon.wiring.peers import Peers, open_peer_services
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks

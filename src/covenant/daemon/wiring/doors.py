@@ -17,7 +17,7 @@ from covenant.daemon.listeners import Listeners, make_server
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import A2aSettings, HttpSettings, Settings
 from covenant.daemon.wiring.agents import Agents, check_push
-from covenant.daemon.wiring.base import Base
+from covenant.daemon.wiring.core import Base
 from covenant.daemon.wiring.peers import Peers
 from covenant.doors import native, simple
 from covenant.doors.a2a import cards as a2a_cards

@@ -18,7 +18,7 @@ import covenant
 from covenant.agents.runtime.worker_pool import RunningJobs
 from covenant.daemon.peer_http import PeerLines
 from covenant.daemon.wiring.agents import Agents
-from covenant.daemon.wiring.base import Base
+from covenant.daemon.wiring.core import Base
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.peer_envelopes import sealed_routes
 from covenant.exchange.tasks.writer import TaskWriter
