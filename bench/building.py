@@ -27,8 +27,7 @@ from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept, Advance, Drain, Settle, Starter, Take
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
-from covenant.model.result import Result, ResultStatus
-from covenant.model.task import DuplicateSafety, Idempotency, Task, fingerprint
+from covenant.model.task import DuplicateSafety, Idempotency, Result, ResultStatus, Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate
 
 CALLERS: Final = 256

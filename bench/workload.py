@@ -19,8 +19,7 @@ from covenant import Mailbox
 from covenant.model.content import Text
 from covenant.model.errors import Unavailable
 from covenant.model.ids import AgentId, PublicKey, TaskId
-from covenant.model.result import Result, ResultStatus
-from covenant.model.task import Task
+from covenant.model.task import Result, ResultStatus, Task
 
 PAYLOAD_BYTES: Final = 600
 PAYLOAD: Final = "x" * PAYLOAD_BYTES

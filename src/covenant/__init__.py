@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from covenant.model.content import Json as Json
     from covenant.model.content import Text as Text
     from covenant.model.ids import AgentId as AgentId
-    from covenant.model.result import Result as Result
     from covenant.model.retry_policy import ForceError as ForceError
     from covenant.model.retry_policy import Requeue as Requeue
     from covenant.model.task import Idempotency as Idempotency
+    from covenant.model.task import Result as Result
     from covenant.model.task import Task as Task
     from covenant.outbound.call_errors import RemoteError as RemoteError
     from covenant.outbound.remote.remote_client import Remote as Remote
@@ -48,9 +48,8 @@ _NAMES = {
     "covenant.model.call_context": "Hop",
     "covenant.model.content": "Json Text",
     "covenant.model.ids": "AgentId",
-    "covenant.model.result": "Result",
     "covenant.model.retry_policy": "ForceError Requeue",
-    "covenant.model.task": "Idempotency Task",
+    "covenant.model.task": "Idempotency Result Task",
     "covenant.outbound.call_errors": "RemoteError",
     "covenant.outbound.remote.remote_client": "Remote",
     "covenant.outbound.remote.remote_task": "Reply",

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
-from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.errors import (
     Conflict,
     Forbidden,
@@ -36,9 +35,9 @@ from covenant.model.errors import (
 )
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.rate_limits import Backoff
-from covenant.model.result import Result
-from covenant.model.task import Task
+from covenant.model.task import Result, Task
 from covenant.model.task_event import MessageUpdate, Update
+from covenant.wire.validation import checks_arguments
 
 if TYPE_CHECKING:
     import httpx2

@@ -14,7 +14,7 @@ from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.job import Job, JobLimits
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
-from covenant.model.result import ResultStatus
+from covenant.model.task import ResultStatus
 from covenant.model.task_event import Began, Started
 from covenant.model.task_view import TaskState
 from tests.agents.pool_under_test import PoolUnderTest, chunks, endings, open_pool, statuses, told

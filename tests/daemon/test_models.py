@@ -15,7 +15,7 @@ from covenant.agents.router import NoModelAgent
 from covenant.daemon.settings import ModelSettings
 from covenant.daemon.wiring.model_registry import ModelAgents, Models
 from covenant.model.agent_definition import read_agent_definition
-from covenant.model.result import ResultStatus
+from covenant.model.task import ResultStatus
 from covenant.model.task_view import TaskState
 from tests.agents.agents_under_test import function, open_agents, said, values
 from tests.agents.openai_server import Cut, Drip, Line, openai_server

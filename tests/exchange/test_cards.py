@@ -7,6 +7,7 @@ import pytest
 
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.cards import (
+    CAPABILITIES,
     CARDS_KEPT_MAX,
     LIMITS_URI,
     Anonymous,
@@ -15,8 +16,9 @@ from covenant.exchange.cards import (
     admits_anonymous,
     agent_card,
     stub_card,
+    tool_tags,
+    tool_title,
 )
-from covenant.exchange.skills import CAPABILITIES, tool_tags, tool_title
 from covenant.model.agent_card import Provider
 from covenant.model.agent_definition import INDEX_DEFINITION, AgentSource, CatalogueAgent, read_agent_definition
 from covenant.model.errors import Invalid

@@ -12,7 +12,7 @@ import msgspec
 
 from covenant.ledger.contract.tasks import TaskDetail
 from covenant.model.ids import TaskId
-from covenant.model.result import Result
+from covenant.model.task import Result
 from tests.ledger_contract.driver import LedgerDriver, check_generations
 from tests.ledger_contract.samples import ALICE
 

@@ -23,8 +23,7 @@ from covenant.model.errors import Forbidden, HomeUnusable, Refusal, Unavailable
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId
 from covenant.model.push import Push, move_of
-from covenant.model.result import Result
-from covenant.model.task import Task
+from covenant.model.task import Result, Task
 from tests.faults import letters
 from tests.faults.facts import Fact, Told, check_reads, tell
 from tests.ledger_contract.driver import LedgerDriver

@@ -10,9 +10,8 @@ import pytest
 from covenant import AgentId, ForceError, Idempotency, Mailbox, Requeue, Result, Task
 from covenant.model.errors import Conflict, Invalid, NotFound, Refusal
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.result import ResultStatus
 from covenant.model.retry_policy import Posture
-from covenant.model.task import DuplicateSafety
+from covenant.model.task import DuplicateSafety, ResultStatus
 
 ALICE = AgentId("alice@host", PublicKey("1" * 31 + "2"))
 BOB = AgentId("bob@host", PublicKey("1" * 31 + "3"))

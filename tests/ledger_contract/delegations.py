@@ -8,8 +8,7 @@ import pytest
 
 from covenant.ledger.machine.commands import CancelOrphans
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.result import Ending
-from covenant.model.task import DELEGATION, Task
+from covenant.model.task import DELEGATION, Ending, Task
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, check_generations, refused
 from tests.ledger_contract.durability import Restart, RestartSuite
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, failed, make_task, ok, task_id

@@ -37,9 +37,8 @@ from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.result import Result
 from covenant.model.retry_policy import ForceError, Posture, RepairOutcome, Requeue, RetryPolicy, RetryReport
-from covenant.model.task import Lease, Task, fingerprint
+from covenant.model.task import Lease, Result, Task, fingerprint
 from covenant.model.task_event import MessageUpdate, StatusUpdate, Update
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import ALICE, BOB, OPERATOR

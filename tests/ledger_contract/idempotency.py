@@ -11,8 +11,7 @@ import pytest
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
 from covenant.model.ids import TaskId
-from covenant.model.result import Result
-from covenant.model.task import Task
+from covenant.model.task import Result, Task
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
 from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, failed, make_task, ok, partial, same_work, task_id, unsafe

@@ -13,8 +13,8 @@ import pytest
 from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
 from covenant.model.ids import TaskId
-from covenant.model.result import Result
 from covenant.model.retry_policy import RetryPolicy
+from covenant.model.task import Result
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
 from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, OPERATOR, agent, make_task, ok, task_id

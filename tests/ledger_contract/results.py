@@ -12,7 +12,7 @@ from covenant.ledger.machine.commands import LeasedTask
 from covenant.ledger.machine.states import State
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, LeaseId
-from covenant.model.result import Ending
+from covenant.model.task import Ending
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, failed, make_task, ok, partial, same_work, task_id
 from tests.ledger_contract.suite import Suite

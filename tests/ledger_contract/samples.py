@@ -8,8 +8,7 @@ from typing import Any, Final
 from covenant.model.content import Text
 from covenant.model.grant import Grant, Identity, Scope
 from covenant.model.ids import AgentId, PublicKey, TaskId, base58
-from covenant.model.result import Result, ResultStatus
-from covenant.model.task import DuplicateSafety, Idempotency, Task
+from covenant.model.task import DuplicateSafety, Idempotency, Result, ResultStatus, Task
 from tests.ledger_contract.fake_clock import START_MS
 
 

@@ -14,8 +14,7 @@ from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
-from covenant.model.result import Ending
-from covenant.model.task import Task, fingerprint
+from covenant.model.task import Ending, Task, fingerprint
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,

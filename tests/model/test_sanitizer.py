@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from covenant.model.content import Embedded, Image, Json, Resource, ResourceLink, Text
 from covenant.model.ids import TaskId
-from covenant.model.result import Result, ResultStatus
 from covenant.model.sanitizer import NAME_CHARS_MAX, file_name_of, is_file_name, named_safely
+from covenant.model.task import Result, ResultStatus
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate
 
 WRONG = {

@@ -15,8 +15,7 @@ from covenant.model.a2a_requests import PushConfig
 from covenant.model.content import Text
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.push import Push
-from covenant.model.result import Result, ResultStatus
-from covenant.model.task import Task, fingerprint
+from covenant.model.task import Result, ResultStatus, Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
 from covenant.outbound.push_sender import PushLimits, PushSender, WebhookClient
 from covenant.seal.keys import new_private_key

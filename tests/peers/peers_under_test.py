@@ -28,9 +28,8 @@ from covenant.ledger.machine.peer_commands import AddPeer
 from covenant.ledger.machine.view import Limits
 from covenant.model.content import Content
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import PROOF, Delegation, DelegationRole, DelegationState, OutboxMessage
+from covenant.model.peers.delegation import PROOF, Delegation, DelegationRole, DelegationState, OutboxMessage, Peer
 from covenant.model.peers.instance import InstanceId, Prekey, Trust
-from covenant.model.peers.peer_record import Peer
 from covenant.model.task import NATIVE, PEERS, Target, Task, fingerprint
 from covenant.model.task_event import StatusUpdate, Step
 from covenant.model.task_view import TaskView

@@ -21,7 +21,7 @@ from covenant.model.content import Json, Text
 from covenant.model.grant import respond_actions
 from covenant.model.peers.delegation import CANCELLED, COMPLETED, FAILED, REJECTED, RUNNING, TIMEOUT
 from covenant.model.peers.instance import Trust
-from covenant.model.result import Result, ResultStatus
+from covenant.model.task import Result, ResultStatus
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT, TenantLimits

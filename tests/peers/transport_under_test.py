@@ -27,7 +27,14 @@ from covenant.ledger.machine.peer_commands import AddPeer, PeerMessage, Received
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationRole, DelegationState, OutboxMessage
+from covenant.model.peers.delegation import (
+    Delegation,
+    DelegationKey,
+    DelegationRole,
+    DelegationState,
+    OutboxMessage,
+    Peer,
+)
 from covenant.model.peers.delegation_messages import (
     DelegationAccept,
     DelegationCancel,
@@ -37,7 +44,6 @@ from covenant.model.peers.delegation_messages import (
     StatusReport,
 )
 from covenant.model.peers.instance import IdentityChange, InstanceId, Prekey, Trust
-from covenant.model.peers.peer_record import Peer
 from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.peers.directory.handshake import OfferedProfiles
 from covenant.peers.directory.instance_keys import InstanceKeys

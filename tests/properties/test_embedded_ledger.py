@@ -26,9 +26,8 @@ from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
 from covenant.model.ids import LeaseId, TaskId
-from covenant.model.result import Result, ResultStatus
 from covenant.model.retry_policy import RetryPolicy
-from covenant.model.task import Task
+from covenant.model.task import Result, ResultStatus, Task
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
 from tests.ledger_contract.driver import LedgerDriver, check_generations
 from tests.ledger_contract.embedded_engine import EmbeddedEngine

@@ -38,7 +38,7 @@ from covenant.ledger.machine.events import TaskSent, TaskUpdated
 from covenant.model.content import Json
 from covenant.model.errors import Refusal, WrongType
 from covenant.model.ids import LeaseId, TaskId
-from covenant.model.result import ResultStatus
+from covenant.model.task import ResultStatus
 from covenant.model.task_event import StatusUpdate
 from covenant.simple import A2ATaskDeps, handle_task_get, handle_task_send
 from tests.properties.values import ODD, VALUES

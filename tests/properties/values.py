@@ -12,7 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from covenant.model.content import Json, Text
-from covenant.model.result import ResultStatus
+from covenant.model.task import ResultStatus
 
 
 class Word(str):

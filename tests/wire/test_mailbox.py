@@ -8,9 +8,8 @@ import pytest
 from covenant.model.content import Text
 from covenant.model.errors import Invalid
 from covenant.model.ids import AgentId, PublicKey, base58
-from covenant.model.result import ResultStatus
 from covenant.model.retry_policy import ForceError, Posture, Requeue, RetryPolicy
-from covenant.model.task import DuplicateSafety, Idempotency, Task
+from covenant.model.task import DuplicateSafety, Idempotency, ResultStatus, Task
 from covenant.wire.mailbox import NO_KEY, PostResult, RepairTask, RetryStaleRequest, SendTask
 
 TASK_ID = "123e4567-e89b-42d3-a456-426614174000"

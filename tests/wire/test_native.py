@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from covenant.model.content import Embedded, Image, Json, Resource, ResourceLink, Text
-from covenant.model.result import Ending, Result, ResultStatus, error_result
+from covenant.model.task import Ending, Result, ResultStatus, error_result
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,

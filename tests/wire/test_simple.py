@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from covenant.model.content import Audio, Json, ResourceLink, Text
 from covenant.model.errors import Invalid, Refusal
-from covenant.model.result import Cause, Ending, Result, error_result
+from covenant.model.task import Cause, Ending, Result, error_result
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,

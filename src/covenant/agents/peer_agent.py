@@ -20,9 +20,18 @@ from covenant.agents.runtime.job import TIMED_OUT, Job
 from covenant.exchange.delegation import REMOTE, target_of
 from covenant.model.content import Content, Json, Resource, ResourceLink, Text
 from covenant.model.errors import NotFound, OverLimit, Refusal, Unavailable
-from covenant.model.peers.delegation import ARTIFACT, CANCELLED, CANCELLING, COMPLETED, LOST, PROOF, TIMEOUT, Delegation
+from covenant.model.peers.delegation import (
+    ARTIFACT,
+    CANCELLED,
+    CANCELLING,
+    COMPLETED,
+    LOST,
+    PROOF,
+    TIMEOUT,
+    Delegation,
+    Peer,
+)
 from covenant.model.peers.delegation_messages import DelegationResult, usage_amounts
-from covenant.model.peers.peer_record import Peer
 from covenant.model.rate_limits import Backoff
 from covenant.model.sanitizer import unreserved_parts, without_reserved
 from covenant.model.task import Target, Task

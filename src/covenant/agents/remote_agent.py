@@ -32,9 +32,8 @@ from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.rate_limits import Backoff
-from covenant.model.result import Ending
 from covenant.model.sanitizer import unreserved_parts, unreserved_update
-from covenant.model.task import DELEGATION, DuplicateSafety, Target, Task
+from covenant.model.task import DELEGATION, DuplicateSafety, Ending, Target, Task
 from covenant.model.task_event import Ended, StatusUpdate, Step
 from covenant.model.task_view import (
     RemoteArtifact,

@@ -23,7 +23,7 @@ from covenant.ledger.machine.commands import LeasedTask, Take
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId
-from covenant.model.result import Result, ResultStatus
+from covenant.model.task import Result, ResultStatus
 
 HOME_NAME: Final = ".demo"
 ECHO: Final = "echo@local"

@@ -36,8 +36,7 @@ from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_chain
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId, uuid_of
-from covenant.model.result import Result
-from covenant.model.task import DELEGATION, ELSEWHERE, PEERS, Target, Task, fingerprint
+from covenant.model.task import DELEGATION, ELSEWHERE, PEERS, Result, Target, Task, fingerprint
 from covenant.model.task_event import MessageUpdate
 from covenant.model.task_view import TaskView, TaskViewBuilder
 from covenant.model.tracing import OFF, Tracer, trace_of, traced

@@ -55,7 +55,6 @@ from covenant.model.grant import (
 )
 from covenant.model.ids import REQUEST_ID_LENGTH_MAX, AgentId, LeaseId, TaskId
 from covenant.model.peers.delegation import PEER
-from covenant.model.result import Result
 from covenant.model.retry_policy import (
     ForceError,
     RepairCommand,
@@ -64,7 +63,7 @@ from covenant.model.retry_policy import (
     RetryPolicy,
     RetryReport,
 )
-from covenant.model.task import DELEGATION, Lease, Task, fingerprint
+from covenant.model.task import DELEGATION, Lease, Result, Task, fingerprint
 from covenant.model.task_event import Update
 from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
 

@@ -16,8 +16,8 @@ import msgspec
 
 from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.tenants import MESSAGE, RATE, Caller
+from covenant.exchange.cards import skills_of
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.skills import skills_of
 from covenant.exchange.tasks.builder import build_task, check_message
 from covenant.exchange.tasks.reader import WATCH_S, parse_known_id, unknown_task
 from covenant.ledger.contract.tasks import TaskLedger, TaskScope

@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from covenant.model.ids import LeaseId, TaskId
-from covenant.model.result import Result
+from covenant.model.task import Result
 
 
 class Posture(enum.StrEnum):

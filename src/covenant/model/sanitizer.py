@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
-from covenant.model.result import Result
+from covenant.model.task import Result
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate, StatusUpdate, Update
 
 NAME_CHARS_MAX: Final = 255

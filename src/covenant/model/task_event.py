@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from covenant.model.content import Content
-from covenant.model.result import Cause, Ending, Result
-from covenant.model.task import Task
+from covenant.model.task import Cause, Ending, Result, Task
 
 
 class StatusUpdate(msgspec.Struct, frozen=True, tag_field="type", tag="status", omit_defaults=True):

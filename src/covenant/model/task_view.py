@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from covenant.model.content import Content, Text, is_plain
-from covenant.model.result import Cause, Ending, Result, ResultStatus
-from covenant.model.task import Task
+from covenant.model.task import Cause, Ending, Result, ResultStatus, Task
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,

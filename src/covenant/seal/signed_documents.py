@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,8 +18,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from covenant.model.errors import CovenantError
+from covenant.model.grant import Grant
 from covenant.model.ids import PublicKey, from_base58
-from covenant.seal.keys import public_key
+from covenant.seal.keys import public_key, sign, verify
 
 ALGORITHM: Final = "Ed25519"
 PREFIX: Final = "covenant-"
@@ -133,3 +135,32 @@ def verify_webhook(key: PublicKey, delivery_id: str, timestamp_s: int, body: byt
     except (InvalidSignature, ValueError):
         return False
     return version == VERSION
+
+
+_CONTEXT = b"covenant.grant.v1\n"
+
+
+def grant_bytes(grant: Grant) -> bytes:
+    return b"".join(
+        (
+            _CONTEXT,
+            from_base58(grant.subject.pubkey),
+            _sized(grant.action.encode()),
+            _sized(grant.scope_json.encode()),
+            from_base58(grant.granted_by.pubkey),
+            struct.pack(">?QQ", grant.expires_at is not None, grant.expires_at or 0, grant.granted_at_ms),
+            _sized(grant.nonce.encode()),
+        )
+    )
+
+
+def sign_grant(private_key: bytes, grant: Grant) -> str:
+    return sign(private_key, grant_bytes(grant))
+
+
+def verify_grant(grant: Grant) -> bool:
+    return verify(grant.granted_by.pubkey, grant_bytes(grant), grant.signature_b58)
+
+
+def _sized(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data

@@ -24,10 +24,9 @@ from covenant.model.ids import (
     parse_task_id,
     parse_uuid,
 )
-from covenant.model.result import Result, ResultStatus
 from covenant.model.retry_policy import ForceError, Posture, RepairCommand, Requeue, RetryPolicy
 from covenant.model.sanitizer import unreserved_parts, unreserved_update
-from covenant.model.task import Idempotency, Task
+from covenant.model.task import Idempotency, Result, ResultStatus, Task
 from covenant.model.task_event import Update
 
 T = TypeVar("T")

@@ -25,9 +25,8 @@ import msgspec
 from covenant.model.agent_definition import INDEX
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Invalid
-from covenant.model.result import Ending, Result
 from covenant.model.sanitizer import file_name_of
-from covenant.model.task import NATIVE, Task
+from covenant.model.task import NATIVE, Ending, Result, Task
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,

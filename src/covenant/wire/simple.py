@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from covenant.model.content import Content, Json, ResourceLink, Text
-from covenant.model.result import Cause
+from covenant.model.task import Cause
 from covenant.model.task_event import MessageUpdate
 from covenant.model.task_view import TaskState, TaskView
 from covenant.wire.json_input import decode

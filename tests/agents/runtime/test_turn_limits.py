@@ -19,7 +19,7 @@ from covenant.ledger.machine.commands import Sweep
 from covenant.model.a2a_requests import CancelTask, Message, SendMessage
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.content import Text
-from covenant.model.result import Result
+from covenant.model.task import Result
 from covenant.model.task_view import TaskState, TaskView
 from covenant.model.tenants import DEFAULT
 from covenant.model.usage import usage_in

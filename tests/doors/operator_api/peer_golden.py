@@ -24,10 +24,18 @@ from covenant.doors.operator_api.peers import (
 )
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import Delegation, DelegationRole, DelegationState, LoggedMessage, PendingMessages
+from covenant.model.peers.delegation import (
+    Delegation,
+    DelegationRole,
+    DelegationState,
+    LoggedMessage,
+    Peer,
+    PeerCapabilities,
+    PeerLimits,
+    PendingMessages,
+)
 from covenant.model.peers.delegation_messages import Profile, Proof, TokenUsage
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
 
 ID = InstanceId("frd1_" + "a" * 40)
 PROFILE = Profile(name="coder", description="writes", max_token_budget=9)

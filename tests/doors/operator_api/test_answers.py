@@ -46,10 +46,12 @@ from covenant.doors.operator_api.mailbox import (
     TaskQueued,
     TaskUpdatedAnswer,
 )
-from covenant.doors.operator_api.push import PushList, PushRetried, PushShown
 from covenant.doors.operator_api.tasks import (
     AutoRetried,
     CompactedAnswer,
+    PushList,
+    PushRetried,
+    PushShown,
     QueueShown,
     Repaired,
     Results,
@@ -71,13 +73,12 @@ from covenant.doors.operator_api.tenants import (
 )
 from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, TreeNode, UpdateRecord
 from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent
-from covenant.model.audit_chain import AuditReport
 from covenant.model.content import Json, Text
 from covenant.model.errors import OverLimit
+from covenant.model.grant import AuditReport
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.retry_policy import RepairOutcome, Requeued, RetryPolicy, RetryReport, Skipped, SkipReason
-from covenant.model.task import DuplicateSafety, Idempotency, Task
+from covenant.model.task import DuplicateSafety, Ending, Idempotency, Result, ResultStatus, Task, error_result
 from covenant.model.tenants import TenantLimits
 from tests.doors.operator_api.peer_golden import GOLDEN as PEER_GOLDEN
 

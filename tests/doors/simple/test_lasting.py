@@ -15,7 +15,7 @@ from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
-from covenant.model.result import Result
+from covenant.model.task import Result
 from tests.doors.simple.stage import BOUND_S, TOKEN, Patient, Stage, echo, stage, text_of
 
 

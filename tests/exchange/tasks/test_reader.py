@@ -14,8 +14,7 @@ from covenant.ledger.machine.commands import Accept, Advance, Cancel, Take
 from covenant.model.content import Text
 from covenant.model.errors import NotFound
 from covenant.model.ids import PublicKey
-from covenant.model.result import Ending, Result, ResultStatus
-from covenant.model.task import fingerprint
+from covenant.model.task import Ending, Result, ResultStatus, fingerprint
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, make_task
 
 

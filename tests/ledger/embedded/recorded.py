@@ -9,10 +9,9 @@ from covenant.ledger.embedded.journal.record import encode_line
 from covenant.ledger.embedded.journal.segments import Cursor, Lines
 from covenant.ledger.machine.entry import Entry, evolve
 from covenant.ledger.machine.events import Audited, LedgerEvent, TaskEvent, TaskLeased, TaskSent, TaskSettled
-from covenant.model.audit_chain import GENESIS, AuditHead, AuditRow, link
+from covenant.model.grant import GENESIS, AuditHead, AuditRow, link
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.result import Cause, Ending, Result, ResultStatus
-from covenant.model.task import Lease, Task
+from covenant.model.task import Cause, Ending, Lease, Result, ResultStatus, Task
 
 encode = msgspec.json.Encoder().encode
 

@@ -24,16 +24,18 @@ from covenant.ledger.machine.peer_commands import (
 )
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
+    Challenge,
     Delegation,
     DelegationKey,
     DelegationRole,
     DelegationState,
     OutboxMove,
+    Peer,
+    PeerCapabilities,
     ReceivedEnvelope,
 )
 from covenant.model.peers.delegation_messages import DelegationOffer, DelegationResult, Profile, TokenUsage
 from covenant.model.peers.instance import InstanceId, KeyBundle, Trust
-from covenant.model.peers.peer_record import Challenge, Peer, PeerCapabilities
 from covenant.model.task import fingerprint
 from covenant.seal.identity import InstanceIdentity, new_prekey, sign_bundle
 from tests.ledger_contract.fake_clock import START_MS

@@ -11,9 +11,8 @@ from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Refusal
 from covenant.model.ids import LeaseId
-from covenant.model.result import Cause, Ending
 from covenant.model.retry_policy import ForceError, Posture, Requeue
-from covenant.model.task import fingerprint
+from covenant.model.task import Cause, Ending, fingerprint
 from covenant.model.task_event import MessageUpdate, StatusUpdate
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, ok, same_work, task_id

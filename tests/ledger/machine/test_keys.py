@@ -19,14 +19,12 @@ from covenant.ledger.machine.events import TaskEvent
 from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered, View
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
-from covenant.model.audit_chain import AuditHead
 from covenant.model.clock_steps import Ages
 from covenant.model.errors import Refusal
-from covenant.model.grant import COMPACT_ACTION, REQUEUE_ACTION, Grant, Identity, send_actions
+from covenant.model.grant import COMPACT_ACTION, REQUEUE_ACTION, AuditHead, Grant, Identity, send_actions
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, Peer
 from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push, PushMove
 from covenant.model.retry_policy import ForceError, Posture, Requeue, RetryPolicy
 from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint

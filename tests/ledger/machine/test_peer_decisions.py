@@ -21,9 +21,8 @@ from covenant.ledger.machine.peer_commands import (
 )
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
-from covenant.model.peers.delegation import DelegationRole, DelegationState, OutboxMessage
+from covenant.model.peers.delegation import DelegationRole, DelegationState, OutboxMessage, PeerLimits
 from covenant.model.peers.instance import Trust
-from covenant.model.peers.peer_record import PeerLimits
 from tests.ledger.machine.peer_commands import (
     CHALLENGE,
     OTHER_CHALLENGE,

@@ -41,9 +41,8 @@ from covenant.ledger.machine.states import (
 )
 from covenant.model.clock_steps import STEADY
 from covenant.model.ids import LeaseId
-from covenant.model.result import Cause, Ending
 from covenant.model.retry_policy import Posture
-from covenant.model.task import Lease
+from covenant.model.task import Cause, Ending, Lease
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from tests.ledger_contract.samples import BOB, make_task, ok, task_id
 

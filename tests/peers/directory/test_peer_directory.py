@@ -12,10 +12,9 @@ import pytest
 from covenant.ledger.machine.decisions.peers import ISSUED_MAX
 from covenant.ledger.machine.peer_commands import RevokeToken
 from covenant.model.errors import Refusal
-from covenant.model.peers.delegation import ReceivedEnvelope
+from covenant.model.peers.delegation import Peer, PeerLimits, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationOffer, Profile
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, Trust
-from covenant.model.peers.peer_record import Peer, PeerLimits
 from covenant.peers.directory.handshake import OfferedProfiles, answer
 from covenant.peers.directory.peer_directory import as_agent
 from covenant.peers.provider.offer_admission import OfferFacts, OfferRate, judge_offer

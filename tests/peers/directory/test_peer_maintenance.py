@@ -8,7 +8,7 @@ from typing import Any
 
 from covenant.ledger.clock import PAUSE_MS
 from covenant.model.peers.instance import Trust
-from covenant.peers.directory.peer_maintenance import PeerMaintenance
+from covenant.peers.peer_services import PeerMaintenance
 from covenant.seal.identity import PREKEY_PERIOD_MS
 from tests.ledger_contract.samples import OPERATOR
 from tests.peers.transport_under_test import BOUND_S, Clock, Keys, TransportUnderTest, listening, transport_under_test

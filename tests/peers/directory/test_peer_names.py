@@ -4,7 +4,7 @@ import pytest
 
 from covenant.model.errors import Invalid
 from covenant.model.ids import check_display, check_pubkey
-from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import Peer
 from covenant.peers.directory.peer_directory import (
     PeerEntry,
     apart,

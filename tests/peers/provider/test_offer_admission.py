@@ -10,9 +10,9 @@ import pytest
 from covenant.model.clock_steps import Ages
 from covenant.model.errors import Unavailable
 from covenant.model.ids import PublicKey
+from covenant.model.peers.delegation import Peer, PeerLimits
 from covenant.model.peers.delegation_messages import DelegationOffer, Profile
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.peers.peer_record import Peer, PeerLimits
 from covenant.peers.directory.handshake import OfferedProfiles, token_terms
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from covenant.ledger.machine.peer_commands import AddPeer
+from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import Trust
-from covenant.model.peers.peer_record import Peer
 from tests.e2e.peers.gate import Gate, says
 from tests.ledger_contract.samples import OPERATOR
 from tests.peers.peers_under_test import PeerUnderTest, changed, peer_under_test, worker

@@ -9,7 +9,7 @@ import msgspec
 
 from covenant.model.content import Embedded, Json, Resource, Text
 from covenant.model.peers.delegation_messages import TRANSCRIPT_MAX, TranscriptEntry
-from covenant.model.result import Ending, Result
+from covenant.model.task import Ending, Result
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.ids import AgentId, PublicKey, TaskId
-from covenant.model.result import Ending, Result, ResultStatus
 from covenant.model.sanitizer import file_name_of
-from covenant.model.task import Task
+from covenant.model.task import Ending, Result, ResultStatus, Task
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from covenant.model import a2a_requests as asking
 from covenant.model.content import Content, Embedded, Json, Resource, ResourceLink, Text
-from covenant.model.result import Ending
+from covenant.model.task import Ending
 from covenant.model.task_event import ArtifactUpdate, Began, Ended
 from covenant.model.task_view import TaskState
 from covenant.wire.a2a.dialects import V03, V1

@@ -8,7 +8,7 @@ import pytest
 from covenant.model import a2a_requests as asking
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import InvalidParams
-from covenant.model.result import Ending
+from covenant.model.task import Ending
 from covenant.model.task_event import ArtifactUpdate, Began, Ended, Started, StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.wire.a2a.dialects import BY_VERSION, V03, V1

@@ -8,7 +8,7 @@ import pytest
 from covenant.model import a2a_requests as asking
 from covenant.model.content import Audio, Content, Embedded, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import InvalidParams
-from covenant.model.result import Ending, ResultStatus
+from covenant.model.task import Ending, ResultStatus
 from covenant.model.task_event import ArtifactUpdate, Began, Ended, MessageUpdate, Started, StatusUpdate
 from covenant.model.task_view import TaskState
 from covenant.wire.a2a.dialects import REQUESTS_V1, V1

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from covenant.model import a2a_requests as asking
 from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid
-from covenant.model.result import Ending
+from covenant.model.task import Ending
 from covenant.model.task_event import Began, Ended
 from covenant.model.task_view import RemoteArtifact, RemoteMessage, RemoteStatus, RemoteTask, TaskState
 from covenant.outbound.remote.remote_task import RemoteTaskView

@@ -29,7 +29,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 
 from covenant.agents.process_agent import log_stderr, signal_group
-from covenant.exchange.skills import usable_tools
+from covenant.exchange.cards import usable_tools
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Forbidden
 from covenant.model.mcp_servers import McpServer, Tool, tools_for, tools_of

@@ -27,7 +27,7 @@ from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, CallLimit
 from covenant.agents.runtime.job import Job
 from covenant.agents.runtime.turn_output import TurnOutput
-from covenant.exchange.skills import MCP, usable
+from covenant.exchange.cards import MCP, usable
 from covenant.model.agent_card import RemoteCard
 from covenant.model.agent_definition import INDEX, AgentDefinition
 from covenant.model.content import Content, Text

@@ -20,8 +20,7 @@ from covenant.exchange.delegation import Callee, DelegatedTask, Delegations, cal
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Invalid, OverLimit, Refusal
 from covenant.model.ids import TaskId
-from covenant.model.result import Result
-from covenant.model.task import DELEGATION, Task
+from covenant.model.task import DELEGATION, Result, Task
 from covenant.model.task_view import Artifact, TaskState, TaskView
 from covenant.model.usage import tokens_of, usage_in
 from covenant.outbound.remote.remote_task import Sendable, answer_text, parts_of

@@ -29,9 +29,8 @@ from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, Lease
 from covenant.model.content import Content
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, OverLimit, Refusal, Unavailable
 from covenant.model.ids import AgentId
-from covenant.model.result import Ending, Result, ResultStatus, error_result
 from covenant.model.sanitizer import named_safely
-from covenant.model.task import NATIVE
+from covenant.model.task import NATIVE, Ending, Result, ResultStatus, error_result
 from covenant.model.task_event import MessageUpdate, StatusUpdate, Update
 from covenant.model.task_view import TaskView, first_message
 from covenant.model.tracing import Span, Tracer

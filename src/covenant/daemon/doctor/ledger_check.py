@@ -33,7 +33,7 @@ from covenant.ledger.machine.events import TaskFollowed, TaskSent
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Damaged, SettingsError
 from covenant.model.ids import TaskId
-from covenant.seal.grants import verify_grant
+from covenant.seal.signed_documents import verify_grant
 
 PAGES_CHECKED_S: Final = 30.0
 """How long the archive's pages are looked at: some gigabytes. Then it is said that not all were."""

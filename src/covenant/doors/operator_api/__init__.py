@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from covenant.doors.operator_api import delegation, identities, mailbox, peers, push, tasks, tenants
+from covenant.doors.operator_api import delegation, identities, mailbox, peers, tasks, tenants
 from covenant.doors.operator_api.operation import AnyApiOperation
 from covenant.wire.ipc_frames import canonical_kind
 
@@ -13,7 +13,7 @@ OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
     *tasks.OPERATIONS,
     *identities.OPERATIONS,
     *tenants.OPERATIONS,
-    *push.OPERATIONS,
+    *tasks.PUSH_OPERATIONS,
     *peers.OPERATIONS,
     *delegation.OPERATIONS,
 )

@@ -9,8 +9,7 @@ import msgspec
 from covenant.doors.operator_api.answers import ApiAnswer, fill, fit, page_limit
 from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
 from covenant.exchange.access.principals import Principal
-from covenant.model.audit_chain import AuditReport
-from covenant.model.grant import Grant, Identity
+from covenant.model.grant import AuditReport, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
 from covenant.wire.mailbox import EmptyRequest, RecentRequest, Request, StrictRequest, Whole
 

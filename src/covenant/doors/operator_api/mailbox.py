@@ -12,8 +12,7 @@ from covenant.doors.waits import CallerGoneError, Pause
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.machine.commands import Drained, Leased
 from covenant.model.ids import LeaseId, TaskId, parse_lease_id, parse_task_id
-from covenant.model.result import Ending, Result
-from covenant.model.task import Lease, Task
+from covenant.model.task import Ending, Lease, Result, Task
 from covenant.model.task_event import MessageUpdate
 from covenant.wire.mailbox import (
     CancelTaskRequest,

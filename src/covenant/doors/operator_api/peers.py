@@ -18,11 +18,13 @@ from covenant.model.peers.delegation import (
     DelegationBegun,
     DelegationEvidence,
     LoggedMessage,
+    Peer,
+    PeerCapabilities,
+    PeerLimits,
     PendingMessages,
 )
 from covenant.model.peers.delegation_messages import Profile
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.peers.peer_record import Peer, PeerCapabilities, PeerLimits
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
 from covenant.wire.peers import Named
 

@@ -21,11 +21,9 @@ from covenant.ledger.machine.identity_commands import (
     RotateToken,
     WriteAuditRow,
 )
-from covenant.model.audit_chain import AuditReport
 from covenant.model.errors import Conflict, Invalid, NotFound
-from covenant.model.grant import Grant, Identity, check_action, read_scope
+from covenant.model.grant import AuditReport, Grant, Identity, check_action, read_scope
 from covenant.model.ids import AgentId, PublicKey, check_display, check_pubkey
-from covenant.seal.grants import sign_grant
 from covenant.seal.keys import (
     TOKEN_PREFIX_LENGTH,
     new_private_key,
@@ -34,6 +32,7 @@ from covenant.seal.keys import (
     public_key,
     token_hash,
 )
+from covenant.seal.signed_documents import sign_grant
 
 GRANTS_PER_ENROLMENT_MAX: Final = 100
 SCOPE_BYTES_MAX: Final = 8_192

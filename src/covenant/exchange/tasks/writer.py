@@ -25,8 +25,7 @@ from covenant.ledger.machine.states import State
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
-from covenant.model.result import Result, ResultStatus
-from covenant.model.task import A2A, SIMPLE, Task, fingerprint
+from covenant.model.task import A2A, SIMPLE, Result, ResultStatus, Task, fingerprint
 from covenant.model.tracing import (
     AGENT_NAME,
     ATTEMPT,

@@ -14,8 +14,7 @@ import msgspec
 
 from covenant.ledger.contract import Commits
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.audit_chain import AuditReport
-from covenant.model.grant import Grant, Identity
+from covenant.model.grant import AuditReport, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
 from covenant.model.tenants import Tenant
 

@@ -11,9 +11,15 @@ from covenant.ledger.contract import Commits
 from covenant.ledger.contract.identities import AuditLedger, IdentityLedger
 from covenant.ledger.contract.tasks import PushLedger, TaskLedger
 from covenant.model.ids import TaskId
-from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationRole, LoggedMessage, OutboxMessage
+from covenant.model.peers.delegation import (
+    Delegation,
+    DelegationKey,
+    DelegationRole,
+    LoggedMessage,
+    OutboxMessage,
+    Peer,
+)
 from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.peer_record import Peer
 
 
 class PeerLedger(Commits, Protocol):

@@ -10,8 +10,7 @@ from covenant.ledger.contract import Commits
 from covenant.ledger.machine.entry import Entry
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push
-from covenant.model.result import Result
-from covenant.model.task import Task
+from covenant.model.task import Result, Task
 from covenant.model.task_event import Step
 
 

@@ -31,10 +31,10 @@ from covenant.model.peers.delegation import (
     DelegationState,
     LoggedMessage,
     OutboxMessage,
+    Peer,
     ReceivedEnvelope,
 )
 from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.peer_record import Peer
 
 replace = msgspec.structs.replace
 

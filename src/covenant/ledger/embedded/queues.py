@@ -17,8 +17,7 @@ from covenant.ledger.machine.events import CacheDropped
 from covenant.ledger.machine.view import Account, Cached, Limits
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.result import weigh_result
-from covenant.model.task import CacheKey, Task, account_of
+from covenant.model.task import CacheKey, Task, account_of, weigh_result
 
 Lane = OrderedDict[TaskId, None]
 """Not a plain dict: the first key of one that was often deleted from is found only by walking over what is gone."""

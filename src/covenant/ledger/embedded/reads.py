@@ -40,16 +40,20 @@ from covenant.ledger.machine.entry import Alive, Entry
 from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED
 from covenant.ledger.machine.view import Limits
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.audit_chain import AuditHead, AuditReport
 from covenant.model.errors import Unavailable
-from covenant.model.grant import Grant, Identity
+from covenant.model.grant import AuditHead, AuditReport, Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationRole, LoggedMessage, OutboxMessage
+from covenant.model.peers.delegation import (
+    Delegation,
+    DelegationKey,
+    DelegationRole,
+    LoggedMessage,
+    OutboxMessage,
+    Peer,
+)
 from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push
-from covenant.model.result import Result
-from covenant.model.task import Task
+from covenant.model.task import Result, Task
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant
 

@@ -30,9 +30,8 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.view import Limits
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.audit_chain import GENESIS, AuditHead
 from covenant.model.clock_steps import Ages
-from covenant.model.grant import Grant, Identity
+from covenant.model.grant import GENESIS, AuditHead, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.push import Push, tenant_of
 from covenant.model.tenants import Tenant

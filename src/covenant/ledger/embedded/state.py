@@ -40,8 +40,7 @@ from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED,
 from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.result import weigh_result
-from covenant.model.task import DELEGATION, CacheKey, Task, weigh
+from covenant.model.task import DELEGATION, CacheKey, Task, weigh, weigh_result
 from covenant.model.task_event import weigh_message
 
 _WAITING = frozenset({QUEUED, PARKED, FOLLOWING})

@@ -16,9 +16,8 @@ import msgspec
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push, PushMove
-from covenant.model.result import Ending, Result
 from covenant.model.retry_policy import RepairCommand, RepairOutcome, RetryPolicy, RetryReport
-from covenant.model.task import DELEGATION, Lease, Task, account_of, cache_key
+from covenant.model.task import DELEGATION, Ending, Lease, Result, Task, account_of, cache_key
 from covenant.model.task_event import MessageUpdate, Update
 
 A = TypeVar("A")

@@ -25,8 +25,7 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.view import Cached, Remembered
 from covenant.model.ids import PublicKey
-from covenant.model.peers.delegation import OutboxMessage, OutboxMove
-from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import OutboxMessage, OutboxMove, Peer
 from covenant.model.push import Push, PushMove
 
 RequestKey = tuple[str, PublicKey, str]

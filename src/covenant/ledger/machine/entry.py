@@ -30,8 +30,18 @@ from covenant.ledger.machine.events import (
 from covenant.ledger.machine.states import FINISHED, TRANSITIONS, State
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import LeaseId, PublicKey
-from covenant.model.result import Cause, Ending, Result, weigh_result
-from covenant.model.task import CacheKey, Lease, Task, cache_key, weigh, without_body
+from covenant.model.task import (
+    CacheKey,
+    Cause,
+    Ending,
+    Lease,
+    Result,
+    Task,
+    cache_key,
+    weigh,
+    weigh_result,
+    without_body,
+)
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, weigh_message
 
 SAID_MAX: Final = 16

@@ -14,13 +14,11 @@ import msgspec
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.grant import Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, OutboxMove, ReceivedEnvelope
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, OutboxMove, Peer, ReceivedEnvelope
 from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push, PushMove
-from covenant.model.result import Cause, Ending, Result
 from covenant.model.retry_policy import Posture
-from covenant.model.task import CacheKey, Lease, Task
+from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
 from covenant.model.task_event import Interruption, MessageUpdate, Update
 from covenant.model.tenants import Tenant
 

@@ -6,10 +6,19 @@ import msgspec
 
 from covenant.ledger.machine.commands import AUDIT, Accept, Command, Key
 from covenant.model.ids import AgentId
-from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMove, ReceivedEnvelope
+from covenant.model.peers.delegation import (
+    Challenge,
+    Delegation,
+    DelegationKey,
+    IssuedToken,
+    OutboxMove,
+    Peer,
+    PeerCapabilities,
+    PeerLimits,
+    ReceivedEnvelope,
+)
 from covenant.model.peers.delegation_messages import DelegationResult, Proof, TokenUsage
 from covenant.model.peers.instance import InstanceId, KeyBundle, Trust
-from covenant.model.peers.peer_record import Challenge, IssuedToken, Peer, PeerCapabilities, PeerLimits
 
 PEERS: Key = ("peers",)
 """How many there are, and what they are called."""

@@ -9,16 +9,13 @@ import msgspec
 
 from covenant.ledger.machine.entry import Entry
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.audit_chain import AuditHead
 from covenant.model.clock_steps import Ages
-from covenant.model.grant import Grant, Identity
+from covenant.model.grant import AuditHead, Grant, Identity
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
-from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage
+from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, Peer
 from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.peer_record import Peer
 from covenant.model.push import Push
-from covenant.model.result import Cause, Ending, Result
-from covenant.model.task import CacheKey, Lease, Task
+from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
 from covenant.model.tenants import Tenant
 
 

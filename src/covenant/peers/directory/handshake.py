@@ -22,10 +22,9 @@ import msgspec
 from covenant.ledger.machine.decisions.peers import ISSUED_MAX, unknown_peer
 from covenant.ledger.machine.peer_commands import LearnPeer, ReceiveFromPeer, RevokeToken
 from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Unavailable
-from covenant.model.peers.delegation import ReceivedEnvelope
+from covenant.model.peers.delegation import Challenge, IssuedToken, Peer, PeerCapabilities, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import BUDGET_MAX, CapabilityQuery, CapabilityResponse, Profile
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle, Prekey, Trust, negotiate
-from covenant.model.peers.peer_record import Challenge, IssuedToken, Peer, PeerCapabilities
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerContext, PeerService, PeerSettings
 from covenant.peers.transport.peer_client import (

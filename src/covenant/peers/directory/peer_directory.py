@@ -25,10 +25,9 @@ from covenant.ledger.machine.peer_commands import (
 )
 from covenant.model.errors import Conflict, Forbidden, Invalid, Refusal, Unavailable
 from covenant.model.ids import AgentId, PublicKey, base58
-from covenant.model.peers.delegation import ReceivedEnvelope
+from covenant.model.peers.delegation import NAME_CHARS_MAX, Peer, PeerLimits, PeerSource, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
-from covenant.model.peers.peer_record import NAME_CHARS_MAX, Peer, PeerLimits, PeerSource
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.peers.directory.handshake import (
     Handshake,

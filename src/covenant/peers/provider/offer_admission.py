@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import CovenantError, Refusal, Unavailable
 from covenant.model.ids import PublicKey
+from covenant.model.peers.delegation import Peer
 from covenant.model.peers.delegation_messages import DelegationOffer, Profile, RejectCode
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.peers.peer_record import Peer
 from covenant.model.rate_limits import MINUTE_MS, TokenBuckets
 from covenant.peers.directory.handshake import budget_max, is_barred
 from covenant.peers.peer_settings import PeerSettings

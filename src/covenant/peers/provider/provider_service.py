@@ -39,6 +39,7 @@ from covenant.model.peers.delegation import (
     Delegation,
     DelegationKey,
     DelegationRole,
+    Peer,
 )
 from covenant.model.peers.delegation_messages import (
     PROFILES_MAX,
@@ -50,7 +51,6 @@ from covenant.model.peers.delegation_messages import (
     RejectCode,
 )
 from covenant.model.peers.instance import SUPPORTED_VERSIONS
-from covenant.model.peers.peer_record import Peer
 from covenant.model.sanitizer import blocks_named_safely, unreserved_parts
 from covenant.model.task import Task, fingerprint
 from covenant.model.task_view import first_message

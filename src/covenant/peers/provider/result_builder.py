@@ -37,7 +37,7 @@ from covenant.model.peers.delegation_messages import (
     TranscriptEntry,
 )
 from covenant.model.peers.instance import WHOLE_MAX
-from covenant.model.result import Cause
+from covenant.model.task import Cause
 from covenant.model.task_event import ArtifactUpdate, Began, Continued, Ended, MessageUpdate, StatusUpdate, Step
 from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, first_message
 from covenant.model.usage import read_usage, tokens_of, usage_in

@@ -16,7 +16,7 @@ from covenant.exchange.tasks.builder import text_of
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Forbidden, Invalid, NotFound, Refusal, TooLarge
 from covenant.model.ids import PublicKey
-from covenant.model.peers.delegation import PEER, TERMS
+from covenant.model.peers.delegation import PEER, TERMS, Peer, PeerCapabilities
 from covenant.model.peers.delegation_messages import (
     BUDGET_MAX,
     CONTEXT_CHARS_MAX,
@@ -27,7 +27,6 @@ from covenant.model.peers.delegation_messages import (
     DelegationOffer,
 )
 from covenant.model.peers.instance import Trust
-from covenant.model.peers.peer_record import Peer, PeerCapabilities
 from covenant.model.task import Target, Task
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import PeerDirectory

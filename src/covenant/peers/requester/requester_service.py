@@ -36,6 +36,7 @@ from covenant.model.peers.delegation import (
     Delegation,
     DelegationKey,
     DelegationRole,
+    Peer,
 )
 from covenant.model.peers.delegation_messages import (
     DelegationAccept,
@@ -46,7 +47,6 @@ from covenant.model.peers.delegation_messages import (
     StatusReport,
 )
 from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.peer_record import Peer
 from covenant.model.task import Task
 from covenant.peers.directory.peer_directory import PeerDirectory, as_refusal
 from covenant.peers.outgoing_messages import log_findings, outgoing, redact_message, redact_reason

@@ -23,10 +23,9 @@ from covenant.exchange.access.principals import AuditBudget
 from covenant.ledger.machine.identity_commands import WriteAuditRow
 from covenant.ledger.machine.peer_commands import ReceivedFromPeer
 from covenant.model.errors import Forbidden, Invalid, OverLimit, Refusal, Unavailable
-from covenant.model.peers.delegation import DelegationKey, DelegationRole, ReceivedEnvelope
+from covenant.model.peers.delegation import DelegationKey, DelegationRole, Peer, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse, DelegationMessage
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.peers.peer_record import Peer
 from covenant.model.rate_limits import TokenBuckets
 from covenant.peers.directory.handshake import envelope_record
 from covenant.peers.directory.peer_directory import PeerDirectory

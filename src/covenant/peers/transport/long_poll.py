@@ -20,9 +20,8 @@ import msgspec
 
 from covenant.ledger.machine.peer_commands import LearnPeer, MoveParcels, ReceiveFromPeer
 from covenant.model.errors import Invalid, Refusal
-from covenant.model.peers.delegation import DelegationKey, DelegationRole, OutboxMove, ReceivedEnvelope
+from covenant.model.peers.delegation import DelegationKey, DelegationRole, OutboxMove, Peer, ReceivedEnvelope
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey
-from covenant.model.peers.peer_record import Peer
 from covenant.peers.directory.handshake import keys_worth_keeping
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import DELIVERY_S, DeliveryFailure, DeliveryTrouble, EnvelopeSender

@@ -21,9 +21,8 @@ from typing import Final
 from covenant.ledger.machine.peer_commands import MoveParcels
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import PublicKey
-from covenant.model.peers.delegation import DelegationKey, OutboxMessage, OutboxMove
+from covenant.model.peers.delegation import DelegationKey, OutboxMessage, OutboxMove, Peer
 from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.peer_record import Peer
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.inbox import Inbox

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from covenant.model.errors import CovenantError, Invalid, Refusal
+from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId
-from covenant.model.peers.peer_record import Peer
 from covenant.model.rate_limits import Backoff
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.seal.envelope import Code

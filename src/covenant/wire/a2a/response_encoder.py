@@ -15,8 +15,7 @@ import msgspec
 
 from covenant.model.a2a_requests import ListTasks, PushConfig, TaskPage
 from covenant.model.content import Content
-from covenant.model.result import Result, ResultStatus
-from covenant.model.task import Task
+from covenant.model.task import Result, ResultStatus, Task
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,

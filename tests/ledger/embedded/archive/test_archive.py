@@ -51,9 +51,8 @@ from covenant.ledger.machine.states import TRANSITIONS, State
 from covenant.model.content import Json, Text
 from covenant.model.errors import CovenantError, Damaged, Unavailable
 from covenant.model.ids import AgentId
-from covenant.model.result import Cause, Ending, Result, ResultStatus
 from covenant.model.retry_policy import Posture
-from covenant.model.task import Lease
+from covenant.model.task import Cause, Ending, Lease, Result, ResultStatus
 from covenant.model.task_event import ArtifactUpdate, Interruption, MessageUpdate, StatusUpdate
 from tests.ledger.embedded.recorded import (
     ALICE,

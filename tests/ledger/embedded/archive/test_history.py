@@ -26,11 +26,11 @@ from covenant.ledger.machine.events import (
     TaskUpdated,
 )
 from covenant.ledger.machine.view import Archived
-from covenant.model.audit_chain import GENESIS, AuditHead
 from covenant.model.errors import Unavailable
+from covenant.model.grant import GENESIS, AuditHead
 from covenant.model.ids import PublicKey
-from covenant.model.result import Cause, Ending
 from covenant.model.retry_policy import Posture
+from covenant.model.task import Cause, Ending
 from covenant.model.task_event import Ended, Interruption, MessageUpdate, StatusUpdate, Step
 from tests.ledger.embedded.recorded import (
     ALICE,

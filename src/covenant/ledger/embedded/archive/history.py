@@ -34,11 +34,10 @@ from covenant.ledger.embedded.archive.listing import decode_steps, list_tasks
 from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.machine.view import Archived
-from covenant.model.audit_chain import AuditHead, AuditReport, link
 from covenant.model.errors import Unavailable
+from covenant.model.grant import AuditHead, AuditReport, link
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.result import Result
-from covenant.model.task import SIMPLE, Task
+from covenant.model.task import SIMPLE, Result, Task
 from covenant.model.task_event import Step
 from covenant.model.usage import add_usage, read_usage, usage_in
 

@@ -16,8 +16,7 @@ import msgspec
 from covenant.ledger.contract.tasks import Listing, ListQuery
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.model.errors import InvalidParams
-from covenant.model.result import Cause, Ending, Result
-from covenant.model.task import Task
+from covenant.model.task import Cause, Ending, Result, Task
 from covenant.model.task_event import (
     ArtifactUpdate,
     Began,

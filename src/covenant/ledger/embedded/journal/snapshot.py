@@ -22,12 +22,10 @@ from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, TokenRevoked
 from covenant.ledger.machine.view import Cached, Limits, Remembered
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.audit_chain import AuditHead
 from covenant.model.errors import Damaged
-from covenant.model.grant import Grant, Identity
+from covenant.model.grant import AuditHead, Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
-from covenant.model.peers.delegation import Delegation, LoggedMessage, OutboxMessage, ReceivedEnvelope
-from covenant.model.peers.peer_record import Peer
+from covenant.model.peers.delegation import Delegation, LoggedMessage, OutboxMessage, Peer, ReceivedEnvelope
 from covenant.model.push import Push
 from covenant.model.task import CacheKey, Task, short_kind
 from covenant.model.tenants import Tenant

@@ -13,8 +13,20 @@ from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived, Cached
 from covenant.model.errors import Conflict, Invalid, OverLimit
 from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.result import Cause, Ending, Result, ResultStatus
-from covenant.model.task import DELEGATION, MAILBOX, CacheKey, Lease, Task, account_of, cache_key, weigh
+from covenant.model.task import (
+    DELEGATION,
+    MAILBOX,
+    CacheKey,
+    Cause,
+    Ending,
+    Lease,
+    Result,
+    ResultStatus,
+    Task,
+    account_of,
+    cache_key,
+    weigh,
+)
 
 LIVE_TASKS: Final = "live_task_limit"
 QUEUED_BYTES: Final = "queued_bytes_limit"

@@ -16,12 +16,11 @@ from covenant.ledger.machine.commands import Access, TaskCommand
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, Audited, GrantUsed
 from covenant.ledger.machine.view import Archived, View
-from covenant.model.audit_chain import AuditHead, AuditRow, link
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import Conflict, Forbidden, NotFound, Refusal
-from covenant.model.grant import PINS, Grant, Scope
+from covenant.model.grant import PINS, AuditHead, AuditRow, Grant, Scope, link
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.result import Ending
+from covenant.model.task import Ending
 
 NewId = Callable[[], str]
 

@@ -37,9 +37,16 @@ from covenant.ledger.machine.peer_commands import (
 )
 from covenant.model.errors import Conflict, Forbidden, NotFound, OverLimit
 from covenant.model.ids import AgentId
-from covenant.model.peers.delegation import Delegation, DelegationKey, DelegationState, OutboxMessage, OutboxMove, move
+from covenant.model.peers.delegation import (
+    Delegation,
+    DelegationKey,
+    DelegationState,
+    OutboxMessage,
+    OutboxMove,
+    Peer,
+    move,
+)
 from covenant.model.peers.instance import InstanceId, Trust
-from covenant.model.peers.peer_record import Peer
 
 replace = msgspec.structs.replace
 

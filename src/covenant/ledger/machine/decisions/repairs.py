@@ -26,7 +26,6 @@ from covenant.ledger.machine.view import Archived
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.errors import Conflict
 from covenant.model.ids import AgentId, LeaseId, TaskId
-from covenant.model.result import Cause, Ending, error_result
 from covenant.model.retry_policy import (
     ForceError,
     Posture,
@@ -38,7 +37,7 @@ from covenant.model.retry_policy import (
     Skipped,
     SkipReason,
 )
-from covenant.model.task import DuplicateSafety, Lease
+from covenant.model.task import Cause, DuplicateSafety, Ending, Lease, error_result
 
 AUTO_REQUEUE_REASON = "stale lease of idempotent work requeued by the retry gate"
 

@@ -46,8 +46,7 @@ from covenant.ledger.machine.states import State
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Conflict
 from covenant.model.ids import LeaseId, PublicKey, TaskId
-from covenant.model.result import Cause, Ending, Result, ResultStatus, error_result, result_digest
-from covenant.model.task import DELEGATION, Lease
+from covenant.model.task import DELEGATION, Cause, Ending, Lease, Result, ResultStatus, error_result, result_digest
 from covenant.model.task_event import MessageUpdate
 
 _encode = msgspec.json.Encoder().encode
