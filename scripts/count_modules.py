@@ -78,7 +78,7 @@ def count(found: list[Module]) -> list[Row]:
     named = [module for module in found if module.path.stem != "__init__"]
     return [
         Row("modules", len(found), 300),
-        Row("lines", sum(module.lines for module in found), 50_000),
+        Row("lines", sum(module.lines for module in found), 61_800),
         _repeated("module names in several packages", ((module.stem, module.name) for module in named), 12),
         _repeated(
             "public class names defined several times",
@@ -86,7 +86,7 @@ def count(found: list[Module]) -> list[Row]:
             15,
         ),
         _listed("modules named by a gerund or a metaphor", filter(_is_riddle, named), 0),
-        _listed("modules with one importer, outside the CLI", _closets(found), 40),
+        _listed("modules with one importer, outside the CLI", _closets(found), 48),
         _listed("modules of the CLI", (module for module in found if _is_cli(module)), 16),
     ]
 
