@@ -39,7 +39,7 @@ class RepairSuite(Suite):
     async def test_a_forced_error_settles_and_is_drained_as_an_error(self, driver: LedgerDriver) -> None:
         await driver.taken(make_task())
         outcome = await driver.force_error(task_id(1), "the holder burned down")
-        assert (outcome.action, outcome.state, outcome.attempt) == ("forced_error", State.SETTLED, 1)
+        assert (outcome.action, outcome.state, outcome.attempt) == ("forced_error", State.SETTLED.wire_name, 1)
         (result,) = await driver.drain()
         assert result == outcome.result
         assert (result.status, result.error_message) == ("error", "the holder burned down")

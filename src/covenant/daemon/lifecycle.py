@@ -6,7 +6,7 @@ and closed. Leases of workers outside stay as they are: a stop takes nothing awa
 grace time.
 
 An async function that does not stop when it is cancelled would keep the process alive, with the home open to others.
-So the process of a daemon that has stopped ends within `main_loop.END_S`, whatever of an agent still runs in it.
+So the process of a daemon that has stopped ends within `END_S`, whatever of an agent still runs in it.
 """
 
 from __future__ import annotations
