@@ -86,7 +86,7 @@ def count(found: list[Module]) -> list[Row]:
             15,
         ),
         _listed("modules named by a gerund or a metaphor", filter(_is_riddle, named), 0),
-        _listed("modules with one importer, outside the CLI", _closets(found), 48),
+        _listed("modules with one importer, outside the CLI", _closets(found), 49),
         _listed("modules of the CLI", (module for module in found if _is_cli(module)), 16),
     ]
 

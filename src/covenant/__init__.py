@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from covenant.mailbox import Mailbox as Mailbox
     from covenant.mailbox import local_agent as local_agent
     from covenant.model.agent_definition import Skill as Skill
-    from covenant.model.call_context import Hop as Hop
     from covenant.model.content import Json as Json
     from covenant.model.content import Text as Text
     from covenant.model.ids import AgentId as AgentId
     from covenant.model.retry_policy import ForceError as ForceError
     from covenant.model.retry_policy import Requeue as Requeue
+    from covenant.model.task import Hop as Hop
     from covenant.model.task import Idempotency as Idempotency
     from covenant.model.task import Result as Result
     from covenant.model.task import Task as Task
@@ -45,11 +45,10 @@ _NAMES = {
     "covenant.daemon.connect": "connect",
     "covenant.mailbox": "Mailbox local_agent",
     "covenant.model.agent_definition": "Skill",
-    "covenant.model.call_context": "Hop",
     "covenant.model.content": "Json Text",
     "covenant.model.ids": "AgentId",
     "covenant.model.retry_policy": "ForceError Requeue",
-    "covenant.model.task": "Idempotency Result Task",
+    "covenant.model.task": "Hop Idempotency Result Task",
     "covenant.outbound.call_errors": "RemoteError",
     "covenant.outbound.remote.remote_client": "Remote",
     "covenant.outbound.remote.remote_task": "Reply",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
+from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.errors import (
     Conflict,
     Forbidden,
@@ -37,7 +38,6 @@ from covenant.model.ids import LeaseId, TaskId
 from covenant.model.rate_limits import Backoff
 from covenant.model.task import Result, Task
 from covenant.model.task_event import MessageUpdate, Update
-from covenant.wire.validation import checks_arguments
 
 if TYPE_CHECKING:
     import httpx2

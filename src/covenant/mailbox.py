@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from covenant.daemon.environment import monotonic_ms, now_ms
+from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.mailbox import MailboxLimits, check_repair, check_request_id, check_size, check_task
 from covenant.exchange.tasks.builder import check_blocks
 from covenant.ledger.contract.ledger import Ledger
@@ -36,7 +37,7 @@ from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId, base58, check_display
 from covenant.model.retry_policy import RepairCommand, RepairOutcome
 from covenant.model.task import Result, Task
-from covenant.wire.validation import checked, checks_arguments, encode
+from covenant.wire.validation import checked, encode
 
 LIMITS: Final = MailboxLimits()
 WAIT_MS: Final = 60_000

@@ -38,6 +38,7 @@ from covenant.exchange.a2a_service import A2AExchange, A2ALimits
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import Caller, TenantAccess
+from covenant.exchange.argument_checks import checks_arguments
 from covenant.exchange.cards import CardFeatures, agent_card
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.simple import SimpleExchange, SimpleLimits
@@ -70,7 +71,7 @@ from covenant.wire.simple import (
     decode_send,
     task_of,
 )
-from covenant.wire.validation import checked, checks_arguments
+from covenant.wire.validation import checked
 
 __all__ = [
     "A2AAgentCard",

@@ -22,13 +22,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from covenant.client import Client, Posted, Taken, finish_despite_cancel, retry
+from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.content import Content, Text
 from covenant.model.errors import Invalid, Refusal, TooLarge, WrongType
 from covenant.model.ids import TaskId
 from covenant.model.task import Result, error_result
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
 from covenant.model.task_view import first_message
-from covenant.wire.validation import checked, checks_arguments
+from covenant.wire.validation import checked
 
 WAIT_MS: Final = 20_000
 RENEW_S: Final = 30.0

@@ -15,10 +15,9 @@ from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept
 from covenant.ledger.machine.identity_commands import MakeGrant
-from covenant.model.call_context import check_chain
 from covenant.model.errors import Refusal
 from covenant.model.grant import send_actions
-from covenant.model.task import Task, fingerprint
+from covenant.model.task import Task, check_chain, fingerprint
 from covenant.seal.keys import new_private_key
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_grant, make_task, task_id
 

@@ -1,9 +1,8 @@
 """Runs of native clients: what they become in the ledger, and what the same key means."""
 
 from covenant.exchange.native import NativeRun, inline_of
-from covenant.model.call_context import Hop
 from covenant.model.content import Json, Text
-from covenant.model.task import NATIVE
+from covenant.model.task import NATIVE, Hop
 from tests.exchange.services import AGENT, open_services
 from tests.ledger_contract.driver import refused
 

@@ -317,7 +317,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert piece.state == "resolved"
                 continue
             lease = entry.lease.lease_id if entry.lease is not None else None
-            seen = (entry.state, entry.turn, entry.attempt, entry.generation, lease)
+            seen = (entry.state.wire_name, entry.turn, entry.attempt, entry.generation, lease)
             assert seen == (piece.state, piece.turn, piece.attempt, piece.generation, piece.lease)
 
     @invariant()

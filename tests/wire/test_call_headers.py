@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covenant.model.call_context import CHAIN_MAX, CLAIMED_DEPTH_MAX, Hop
+from covenant.model.task import CHAIN_MAX, CLAIMED_DEPTH_MAX, Hop
 from covenant.wire.call_headers import call_context_headers, call_context_metadata, read_call_context
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20)

@@ -23,13 +23,13 @@ import msgspec
 
 from covenant.agents.runtime import turn_output
 from covenant.agents.runtime.agent_calls import Answer, Call, Calling, TurnCalls
+from covenant.exchange.argument_checks import checks_arguments
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.agent_definition import OnLost, Skill
 from covenant.model.content import Content, Text
 from covenant.model.task import Task
 from covenant.model.task_event import Interruption, MessageUpdate, StatusUpdate
 from covenant.outbound.remote.remote_task import Sendable
-from covenant.wire.validation import checks_arguments
 
 
 class Rejection(msgspec.Struct, frozen=True, gc=False):

@@ -27,13 +27,12 @@ from covenant.agents.runtime.turn_limits import USAGE
 from covenant.exchange.delegation import REMOTE, target_of, tenant_of
 from covenant.exchange.tasks.builder import IDEMPOTENCY, text_of
 from covenant.ledger.contract.tasks import ListQuery, QueueQuery, TaskLedger
-from covenant.model.call_context import Hop
 from covenant.model.content import Content, Text
 from covenant.model.errors import CovenantError, Refusal
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.rate_limits import Backoff
 from covenant.model.sanitizer import unreserved_parts, unreserved_update
-from covenant.model.task import DELEGATION, DuplicateSafety, Ending, Target, Task
+from covenant.model.task import DELEGATION, DuplicateSafety, Ending, Hop, Target, Task
 from covenant.model.task_event import Ended, StatusUpdate, Step
 from covenant.model.task_view import (
     RemoteArtifact,

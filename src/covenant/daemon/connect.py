@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import covenant
 from covenant.daemon.environment import environment, find_home, now_ms
+from covenant.exchange.argument_checks import checks_arguments
 from covenant.model.agent_card import RemoteCard
 from covenant.model.errors import Invalid
 from covenant.outbound.address_guard import AddressGuard, SystemResolver
@@ -26,7 +27,6 @@ from covenant.outbound.http_fetcher import Fetcher, FetchLimits
 from covenant.outbound.remote.card_lookup import choose_interfaces, find_card, verified
 from covenant.outbound.remote.remote_client import TIMEOUT_S, Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials, RemoteEntry, RemoteRegistry
-from covenant.wire.validation import checks_arguments
 
 PRIVATE: Final = (
     "127.0.0.0/8",

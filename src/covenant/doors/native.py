@@ -28,7 +28,7 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.conversations import Conversation, Conversations, context_of
 from covenant.exchange.native import NativeRun, NativeRuns
 from covenant.exchange.task_lookup import TaskLookup
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.tasks.reader import TaskStream
 from covenant.ledger.contract.tasks import TaskRow
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, read_agent_definition

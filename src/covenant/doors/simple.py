@@ -17,8 +17,8 @@ from covenant.doors.http.openapi import Described
 from covenant.doors.http.responses import Style
 from covenant.doors.metrics import Meter
 from covenant.exchange.simple import SimpleExchange, SimpleSend
-from covenant.model.call_context import Hop
 from covenant.model.errors import Invalid, NotFound
+from covenant.model.task import Hop
 from covenant.wire.simple import CODES, A2ATask, A2ATaskSendRequest, SimpleError, decode_send, task_of
 
 SEND: Final = "/a2a/tasks/send"

@@ -26,8 +26,7 @@ from covenant.exchange.tasks.builder import (
     read_idempotency,
     unkeyed_id,
 )
-from covenant.exchange.tasks.reader import WATCH_S, TaskReader, parse_known_id
-from covenant.exchange.tasks.task_stream import TaskStream, handed_over
+from covenant.exchange.tasks.reader import WATCH_S, TaskReader, TaskStream, handed_over, parse_known_id
 from covenant.exchange.tasks.writer import LocalWorkers, TaskWriter, refuse_ended
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import ListQuery, TaskScope, Watch
@@ -43,10 +42,9 @@ from covenant.model.a2a_requests import (
     TaskPage,
 )
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_hop
 from covenant.model.errors import Conflict, Invalid, InvalidParams, Unauthenticated
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.task import A2A, Task
+from covenant.model.task import A2A, DEFAULT_DEPTH_MAX, Hop, Task, check_hop
 from covenant.model.task_event import Began, Ended, Started, Step
 from covenant.model.task_view import TaskView, TaskViewBuilder, fold
 from covenant.model.tracing import OFF, Tracer

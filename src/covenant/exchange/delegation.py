@@ -32,11 +32,21 @@ from covenant.ledger.machine.commands import CancelOrphans, Continue
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_chain
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId, uuid_of
-from covenant.model.task import DELEGATION, ELSEWHERE, PEERS, Result, Target, Task, fingerprint
+from covenant.model.task import (
+    DEFAULT_DEPTH_MAX,
+    DELEGATION,
+    ELSEWHERE,
+    PEERS,
+    Hop,
+    Result,
+    Target,
+    Task,
+    check_chain,
+    fingerprint,
+)
 from covenant.model.task_event import MessageUpdate
 from covenant.model.task_view import TaskView, TaskViewBuilder
 from covenant.model.tracing import OFF, Tracer, trace_of, traced

@@ -43,7 +43,6 @@ from covenant.ledger.machine.commands import (
 from covenant.ledger.machine.decisions.acceptance import unknown_recipient
 from covenant.ledger.machine.decisions.repairs import scan_row
 from covenant.ledger.machine.identity_commands import WriteAuditRow
-from covenant.model.call_context import DEFAULT_DEPTH_MAX, check_chain
 from covenant.model.errors import Forbidden, Invalid, NotFound, Refusal, TooLarge, Unavailable
 from covenant.model.grant import (
     COMPACT_ACTION,
@@ -63,7 +62,7 @@ from covenant.model.retry_policy import (
     RetryPolicy,
     RetryReport,
 )
-from covenant.model.task import DELEGATION, Lease, Result, Task, fingerprint
+from covenant.model.task import DEFAULT_DEPTH_MAX, DELEGATION, Lease, Result, Task, check_chain, fingerprint
 from covenant.model.task_event import Update
 from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
 

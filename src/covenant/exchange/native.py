@@ -17,16 +17,15 @@ from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.task_lookup import TaskLookup
 from covenant.exchange.tasks.builder import build_task, check_message, read_idempotency
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.tasks.reader import TaskStream
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, AgentDefinition, CatalogueAgent, read_agent_definition
-from covenant.model.call_context import Hop, check_hop
 from covenant.model.content import Content
 from covenant.model.errors import Invalid
 from covenant.model.ids import TaskId
 from covenant.model.sanitizer import without_reserved
-from covenant.model.task import NATIVE, Task
+from covenant.model.task import NATIVE, Hop, Task, check_hop
 
 INLINE: Final = "covenant.agent_def"
 """In a task's request metadata: the agent that came with it."""

@@ -23,13 +23,12 @@ from covenant.exchange.tasks.reader import WATCH_S, parse_known_id, unknown_task
 from covenant.ledger.contract.tasks import TaskLedger, TaskScope
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.call_context import DEFAULT_DEPTH_MAX, Hop, check_chain
 from covenant.model.content import Text
 from covenant.model.errors import Invalid, NotFound, OverLimit
 from covenant.model.ids import TaskId
 from covenant.model.mcp_servers import Tool, tools_for
 from covenant.model.rate_limits import MINUTE_MS, SlidingWindow
-from covenant.model.task import SIMPLE, Task
+from covenant.model.task import DEFAULT_DEPTH_MAX, SIMPLE, Hop, Task, check_chain
 from covenant.model.task_view import TaskView, TaskViewBuilder
 
 TIMEOUT_MS: Final = 300_000

@@ -14,8 +14,7 @@ import msgspec
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.tasks.reader import TaskReader, parse_known_id
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.tasks.reader import TaskReader, TaskStream, parse_known_id
 from covenant.exchange.tasks.writer import refuse_ended
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import ANY, QueueQuery, TaskRow, TaskScope

@@ -14,8 +14,7 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from covenant.model.call_context import Hop
-from covenant.model.task import Task
+from covenant.model.task import Hop, Task
 
 Value = str | int | float | bool | Sequence[str]
 SpanKind = Literal["server", "client", "internal"]

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from covenant.model.call_context import CHAIN_MAX, CLAIMED_DEPTH_MAX, NAME_CHARS_MAX, Hop
+from covenant.model.task import CHAIN_MAX, CLAIMED_DEPTH_MAX, NAME_CHARS_MAX, Hop
 
 DEPTH: Final = "covenant.depth"
 CHAIN: Final = "covenant.chain"

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from covenant.exchange import a2a_service as conversation
-from covenant.exchange.tasks import task_stream as streams
+from covenant.exchange.tasks import reader as streams
 from tests.conformance.a2a.bindings import Binding, Refused, words
 from tests.conformance.a2a.http_bindings import Rpc, is_stream
 from tests.conformance.a2a.telling import Frame, folded, known

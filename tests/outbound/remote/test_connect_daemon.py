@@ -10,8 +10,8 @@ import pytest
 from covenant.agents.api import Agent, Turn
 from covenant.daemon.connect import Connecting, Options, connect, open_card
 from covenant.model.agent_card import RemoteInterface
-from covenant.model.call_context import Hop
 from covenant.model.content import Json, Text
+from covenant.model.task import Hop
 from covenant.model.task_view import RemoteArtifact, TaskState
 from covenant.outbound.call_errors import NoCard, RemoteRefused, RemoteTimedOut
 from covenant.outbound.http_fetcher import Fetcher

@@ -12,195 +12,20 @@ tenants: those of others are neither asked nor started.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
-import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import anyio
-import mcp_types as types
-from mcp import Client
-from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
-
-from covenant.agents.process_agent import log_stderr, signal_group
 from covenant.exchange.cards import usable_tools
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.errors import Forbidden
 from covenant.model.mcp_servers import McpServer, Tool, tools_for, tools_of
 
-LINE_BYTES_MAX: Final = 8 * 1024 * 1024
-PAGES_MAX: Final = 100
-TOOLS_MAX: Final = 1_000
-LEAVE_S: Final = 2.0
-"""How long a server has to end by itself once its input has ended, and again once it was asked to."""
-
-read_message = types.jsonrpc_message_adapter.validate_json
-
-
-class McpFailed(Exception):
-    """What went wrong with a server, in words."""
-
-
-class McpTool(NamedTuple):
-    name: str
-    description: str
-    input_schema: Mapping[str, Any]
-
-
-class McpSession:
-    """A server that has been greeted, and what it has."""
-
-    def __init__(self, client: Client, tools: tuple[McpTool, ...], ended: asyncio.Event) -> None:
-        self._client = client
-        self.tools = tools
-        self.ended = ended
-
-    async def call(self, tool: str, arguments: Mapping[str, Any], within_s: float) -> McpAnswer:
-        try:
-            result = await self._client.call_tool(tool, dict(arguments), read_timeout_seconds=within_s)
-        except MCPError as error:
-            raise McpFailed(str(error)) from error
-        return McpAnswer(_text(result), failed=bool(result.is_error))
-
-
-@asynccontextmanager
-async def open_session(name: str, server: McpServer, environment: Mapping[str, str]) -> AsyncIterator[McpSession]:
-    """Raises McpFailed, OSError if it cannot be started, and TimeoutError where the caller set a limit."""
-    ended = asyncio.Event()
-    program = _program(name, server, environment, ended)
-    # The older greeting is what every server there is understands.
-    async with Client(program, mode="legacy") as client:
-        yield McpSession(client, await _tools(client), ended)
-
-
-async def _tools(client: Client) -> tuple[McpTool, ...]:
-    found: list[McpTool] = []
-    cursor: str | None = None
-    for _ in range(PAGES_MAX):
-        page = await client.list_tools(cursor=cursor)
-        found += [McpTool(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
-        cursor = page.next_cursor
-        if cursor is None or len(found) >= TOOLS_MAX:
-            break
-    return tuple(found[:TOOLS_MAX])
-
-
-def _text(result: types.CallToolResult) -> str:
-    """What can be read of it. The rest is named, so that nobody thinks that there was nothing."""
-    said: list[str] = []
-    for block in result.content:
-        match block:
-            case types.TextContent(text=text):
-                said.append(text)
-            case types.EmbeddedResource(resource=types.TextResourceContents(text=text)):
-                said.append(text)
-            case types.ResourceLink(uri=uri):
-                said.append(str(uri))
-            case _:
-                said.append(f"[{block.type} left out]")
-    return "\n".join(said)
-
-
-@asynccontextmanager
-async def _program(
-    name: str, server: McpServer, environment: Mapping[str, str], ended: asyncio.Event
-) -> AsyncIterator[tuple[Any, Any]]:
-    process = await asyncio.create_subprocess_exec(
-        server.command,
-        *server.args,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**environment, **server.env},
-        # A group of its own, so that what it starts can be ended with it.
-        start_new_session=True,
-        limit=LINE_BYTES_MAX,
-    )
-    heard, hearing = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    saying, said = anyio.create_memory_object_stream[SessionMessage](0)
-    beside = [
-        asyncio.create_task(_hear(name, process, heard, ended)),
-        asyncio.create_task(_say(process, said)),
-        asyncio.create_task(
-            log_stderr(process, lambda said: log.info("mcp.said", extra={"server": name, "said": said}))
-        ),
-    ]
-    try:
-        yield hearing, saying
-    finally:
-        ended.set()
-        await _end(process)
-        for each in beside:
-            each.cancel()
-        await asyncio.wait(beside)
-        for stream in (heard, hearing, saying, said):
-            stream.close()
-
-
-async def _hear(name: str, process: asyncio.subprocess.Process, heard: Any, ended: asyncio.Event) -> None:
-    assert process.stdout is not None
-    try:
-        while True:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:
-                log.warning("mcp.line_too_long", extra={"server": name, "bytes_max": LINE_BYTES_MAX})
-                return
-            if not line:
-                return
-            if line.isspace():
-                continue
-            try:
-                message = SessionMessage(read_message(line, by_name=False))
-            except ValueError:
-                # Many servers print a word to standard output that is none of the protocol's.
-                log.debug("mcp.not_a_message", extra={"server": name})
-                continue
-            await heard.send(message)
-    except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-        return
-    finally:
-        ended.set()
-        heard.close()
-
-
-async def _say(process: asyncio.subprocess.Process, said: Any) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(ConnectionError, anyio.ClosedResourceError, anyio.EndOfStream):
-        async for message in said:
-            process.stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-            await process.stdin.drain()
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Its input ends, then it is asked to, then it is made to, with all that it started."""
-    assert process.stdin is not None
-    try:
-        process.stdin.close()
-        if not await _exited(process):
-            signal_group(process, signal.SIGTERM)
-            await _exited(process)
-    finally:
-        # Also for what the server left behind, whether it ended by itself or not; and if this was canceled.
-        signal_group(process, signal.SIGKILL)
-        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001  (nothing else lets go of its pipes)
-    await _exited(process)
-
-
-async def _exited(process: asyncio.subprocess.Process) -> bool:
-    try:
-        async with asyncio.timeout(LEAVE_S):
-            await process.wait()
-    except TimeoutError:
-        return False
-    return True
-
+if TYPE_CHECKING:
+    from covenant.agents.model.mcp_stdio import McpSession
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 AT_ONCE_MAX: Final = 16
@@ -341,7 +166,7 @@ class _Host:
             ) from None
 
     async def _answer(self, session: McpSession, tool: str, arguments: Mapping[str, Any]) -> McpAnswer:
-        from covenant.agents.model.mcp_tools import McpFailed  # noqa: PLC0415  (an extra, and loaded by now)
+        from covenant.agents.model.mcp_stdio import McpFailed  # noqa: PLC0415  (an extra, and loaded by now)
 
         calling = asyncio.ensure_future(session.call(tool, arguments, self._server.call_timeout_ms / 1000))
         ending = asyncio.ensure_future(session.ended.wait())
@@ -386,7 +211,7 @@ class _Host:
             async with asyncio.timeout(self._server.init_timeout_ms / 1000) as limit:
                 if find_spec("mcp") is None:
                     raise ModuleNotFoundError(MISSING)
-                adapter = await asyncio.to_thread(import_module, "covenant.agents.model.mcp_tools")
+                adapter = await asyncio.to_thread(import_module, "covenant.agents.model.mcp_stdio")
                 async with adapter.open_session(self._name, self._server, self._environment) as session:
                     limit.reschedule(None)
                     log.info("mcp.started", extra={"server": self._name, "tools": len(session.tools)})

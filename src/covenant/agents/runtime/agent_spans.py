@@ -11,8 +11,8 @@ import msgspec
 
 from covenant.exchange.tasks.builder import text_of
 from covenant.ledger.machine.commands import LeasedTask
-from covenant.model.call_context import Hop
 from covenant.model.errors import CovenantError
+from covenant.model.task import Hop
 from covenant.model.task_view import first_message
 from covenant.model.tracing import (
     AGENT_NAME,

@@ -22,8 +22,7 @@ from covenant.agents.runtime.function_threads import AgentThreads, TurnStopped
 from covenant.agents.runtime.turn_limits import Spending, TurnSlot, recall_usage
 from covenant.exchange.conversations import earlier_messages
 from covenant.exchange.delegation import Delegations
-from covenant.exchange.tasks.reader import TaskReader
-from covenant.exchange.tasks.task_stream import PAGE
+from covenant.exchange.tasks.reader import PAGE, TaskReader
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.machine.commands import Advance, Advanced, Interrupt, LeasedTask, Release, Renew
 from covenant.model.content import Content
@@ -263,7 +262,9 @@ class Job:
                     # Nobody asked it to stop: it waited for something of its own that was canceled.
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
                     self.fail(FAILED)
-            except (Exception, SystemExit):
+            except (
+                BaseException
+            ):  # agents raise what they like, `KeyboardInterrupt` too: it fails the task, and no more
                 if self.stopping is None:
                     log.warning("agent.failed", exc_info=True, extra=self.fields())
                 self.fail(FAILED)

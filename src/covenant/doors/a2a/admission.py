@@ -23,8 +23,8 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import SendMessage
 from covenant.model.agent_definition import CatalogueAgent
-from covenant.model.call_context import Hop
 from covenant.model.errors import Invalid
+from covenant.model.task import Hop
 from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a.dialects import V03, V1, Dialect
 from covenant.wire.call_headers import HEADERS, read_call_context

@@ -36,7 +36,7 @@ from covenant.doors.http.host_names import as_host
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Timer
 from covenant.exchange.access.tenants import Caller, TenantAccess
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, Refusal, Unauthenticated, Unavailable
 from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a.dialects import V1

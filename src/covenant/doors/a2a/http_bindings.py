@@ -33,7 +33,7 @@ from covenant.doors.http.responses import (
 )
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.tenants import TenantAccess
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, OverLimit, Refusal, Unauthenticated
 from covenant.wire import jsonrpc
 from covenant.wire.a2a.dialects import REQUESTS_V1, V1

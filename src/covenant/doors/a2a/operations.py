@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.tenants import unauthenticated
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Conflict
 from covenant.model.task_view import TaskView
 from covenant.wire.a2a.dialects import V03, V1, Dialect

@@ -24,8 +24,8 @@ from covenant.doors.http.server.bounds import DEFAULTS
 from covenant.doors.http.server.http_exchange import Door, HttpExchange
 from covenant.doors.operator_api import OPERATIONS
 from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext
-from covenant.model.call_context import Hop
 from covenant.model.errors import Forbidden, NotFound, Refusal
+from covenant.model.task import Hop
 from covenant.model.tracing import Tracer, trace_of
 from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_context
 

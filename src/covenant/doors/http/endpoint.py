@@ -37,9 +37,9 @@ from covenant.doors.operator_api.operation import ApiContext, ApiOperation
 from covenant.doors.waits import CallerGoneError, OnDisconnect, while_connected
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
-from covenant.exchange.tasks.task_stream import TaskStream
-from covenant.model.call_context import Hop
+from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Refusal, Unauthenticated
+from covenant.model.task import Hop
 from covenant.wire.call_headers import HEADERS, read_call_context
 from covenant.wire.json_input import check_fields, decode, decode_query
 from covenant.wire.mailbox import Request

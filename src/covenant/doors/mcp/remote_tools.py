@@ -28,7 +28,7 @@ from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.task_lookup import TaskLookup
 from covenant.exchange.tasks.builder import build_task
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.agent_card import RemoteCard
 from covenant.model.content import Text
 from covenant.model.errors import CovenantError, Forbidden, Invalid, NotFound, Refusal

@@ -19,7 +19,7 @@ from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.delegation import target_of
 from covenant.exchange.task_lookup import TaskLookup
-from covenant.exchange.tasks.task_stream import TaskStream
+from covenant.exchange.tasks.reader import TaskStream
 from covenant.ledger.machine.decisions.identities import unknown_agent
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import CatalogueAgent

@@ -18,13 +18,12 @@ from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.contract.tasks import TaskLedger
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
-from covenant.model.call_context import Hop
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.errors import Invalid, InvalidParams, TooLarge
 from covenant.model.ids import AgentId, TaskId, uuid_of
 from covenant.model.kinds import KINDS
 from covenant.model.sanitizer import file_name_of, is_file_name, name_of, unreserved_parts, without_reserved
-from covenant.model.task import DuplicateSafety, Idempotency, Target, Task
+from covenant.model.task import DuplicateSafety, Hop, Idempotency, Target, Task
 from covenant.model.task_event import ArtifactUpdate, MessageUpdate, Update
 from covenant.model.tracing import trace_of
 from covenant.wire.call_headers import MEMBERS

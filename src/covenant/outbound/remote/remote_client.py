@@ -24,8 +24,8 @@ from weakref import WeakSet
 
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_card import GRPC, RemoteCard, RemoteInterface
-from covenant.model.call_context import Hop
 from covenant.model.errors import Invalid
+from covenant.model.task import Hop
 from covenant.model.task_view import RemoteEvent, RemoteTask
 from covenant.outbound.call_errors import RemoteError, RemoteTimedOut
 from covenant.outbound.http_fetcher import Fetcher

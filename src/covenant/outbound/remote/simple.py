@@ -20,8 +20,8 @@ from urllib.parse import quote
 import msgspec
 
 from covenant.model.agent_card import RemoteCard
-from covenant.model.call_context import CHAIN_MAX, Hop
 from covenant.model.errors import CovenantError, Invalid
+from covenant.model.task import CHAIN_MAX, Hop
 from covenant.outbound.address_guard import AddressGuard, SystemResolver
 from covenant.outbound.call_errors import CallFailed, retry_after
 from covenant.outbound.http_fetcher import Fetched, Fetcher, FetchLimits

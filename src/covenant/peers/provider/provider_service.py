@@ -26,7 +26,6 @@ from covenant.ledger.machine.commands import Cancel as EndTask
 from covenant.ledger.machine.peer_commands import DelegationChanges, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
 from covenant.model.a2a_requests import Message
 from covenant.model.agent_definition import INDEX, CatalogueAgent
-from covenant.model.call_context import Hop
 from covenant.model.content import Content, Embedded, Resource, Text
 from covenant.model.errors import Invalid, NotFound, Refusal
 from covenant.model.ids import TaskId
@@ -52,7 +51,7 @@ from covenant.model.peers.delegation_messages import (
 )
 from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.model.sanitizer import blocks_named_safely, unreserved_parts
-from covenant.model.task import Task, fingerprint
+from covenant.model.task import Hop, Task, fingerprint
 from covenant.model.task_view import first_message
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.handshake import OfferedProfiles, budget_max, is_barred

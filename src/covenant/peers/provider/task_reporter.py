@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.exchange.tasks.builder import text_of
-from covenant.exchange.tasks.task_stream import PAGE
+from covenant.exchange.tasks.reader import PAGE
 from covenant.ledger.contract.tasks import Watch
 from covenant.ledger.machine.commands import Cancel
 from covenant.ledger.machine.peer_commands import DelegationChanges, PeerMessage, SendToPeer

@@ -166,6 +166,8 @@ class OutboxSender(PeerService):
                 peer = self._reachable(round_.id)
                 waiting = await self._waiting(round_) if peer is not None else []
                 if peer is None or not (waiting or round_.busy):
+                    if round_.news.is_set():
+                        continue  # it came while the ledger was asked
                     return
                 self._look_up(round_, peer, sum(map(len, waiting)))
                 # Whoever is not under way now is begun by nobody else: what was read of it stays true.
