@@ -182,9 +182,7 @@ class Worker:
         return next((Job(client, taken) for taken in taking.result()), None)
 
     async def _do(self, job: Job, waiting: dict[Job, str]) -> None:
-        assert self._handler is not None
-        del waiting[job]
-        work = asyncio.ensure_future(self._handler(job))
+        work = asyncio.ensure_future(self._begin(job, waiting))
         renewing = asyncio.ensure_future(self._keep(job, work))
         try:
             result = _result_of(job.task.id, await work)
@@ -207,6 +205,12 @@ class Worker:
         finally:
             renewing.cancel()
         await self._finish(job, result)
+
+    async def _begin(self, job: Job, waiting: dict[Job, str]) -> Any:
+        """A task has begun when its handler runs: one that was cancelled before that is still given back."""
+        assert self._handler is not None
+        del waiting[job]
+        return await self._handler(job)
 
     async def _finish(self, job: Job, result: Result) -> None:
         try:
