@@ -79,6 +79,8 @@ class TaskFollower:
         self._polls = 0
         self._retry_after_s: float | None = None
         self._sending: asyncio.Task[RemoteEvent] | None = None
+        self._unanswered = False
+        """A stream was asked for, and nothing of it has arrived yet."""
         self._unsure = False
         """Something may have been heard twice."""
 
@@ -104,6 +106,12 @@ class TaskFollower:
                 if self._sending is not None and not self.known.known:
                     # It was on its way when its caller left: its answer says what there is to stop.
                     for _ in self.known.take(await self._sending):
+                        pass
+                elif self._unanswered and self._outgoing.repeatable and self.transport is not None:
+                    # The remote may have begun. Sent again with its key, the message names the task that it began.
+                    ask = msgspec.structs.replace(self._outgoing.ask, blocking=False)
+                    headers, within_ms = self._outgoing.headers, self._outgoing.within_ms
+                    for _ in self.known.take(await self.transport.send(ask, headers, within_ms)):
                         pass
                 task_id = self.known.task_id or self._outgoing.ask.message.task_id
                 if self.transport is not None and task_id is not None and not self.known.state.terminal:
@@ -176,8 +184,10 @@ class TaskFollower:
             await self._pause()
 
     async def _streamed(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
+        self._unanswered = True
         async with transport.stream(self._outgoing.ask, self._outgoing.headers) as frames:
             async for heard in self._heard(frames, resumed=False):
+                self._unanswered = False
                 yield heard
 
     async def _sent(self, transport: A2ATransport) -> AsyncGenerator[RemoteEvent]:
