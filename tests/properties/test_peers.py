@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covenant.ledger.embedded.journal import snapshot
-from covenant.ledger.embedded.journal.record import decode_events
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.commands import Command
-from covenant.ledger.machine.events import AnyEvent
+from covenant.ledger.machine.events import AnyEvent, decode_events
 from covenant.ledger.machine.peer_commands import (
     ChangePeer,
     DelegationChanges,

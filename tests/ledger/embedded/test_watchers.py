@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covenant.ledger.embedded.open import memory_ledger
-from covenant.ledger.embedded.watchers import DEAD_MAX, QueueWaiter, QueueWaiters
+from covenant.ledger.watchers import DEAD_MAX, QueueWaiter, QueueWaiters
 from covenant.model.ids import PublicKey
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock

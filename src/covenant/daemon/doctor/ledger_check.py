@@ -26,10 +26,10 @@ from covenant.ledger.embedded.archive.archive import (
     missing_parts,
 )
 from covenant.ledger.embedded.journal import snapshot
-from covenant.ledger.embedded.journal.record import Record, decode_events
+from covenant.ledger.embedded.journal.record import Record
 from covenant.ledger.embedded.journal.recovery import JournalReport, examine_journal
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.machine.events import TaskFollowed, TaskSent
+from covenant.ledger.machine.events import TaskFollowed, TaskSent, decode_events
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Damaged, SettingsError
 from covenant.model.ids import TaskId

@@ -12,6 +12,7 @@ from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.push import Push
 from covenant.model.task import Result, Task
 from covenant.model.task_event import Step
+from covenant.model.usage import add_usage, read_usage, usage_in
 
 
 class QueueEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -168,6 +169,73 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[TreeNode, ...] = ()
     truncated: bool | msgspec.UnsetType = msgspec.UNSET
     """True at the top of a tree that is larger than one answer: some of its nodes are left out."""
+
+
+class TreeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of a tree, before it is hung in its place."""
+
+    task_id: TaskId
+    parent: TaskId | None
+    task: Task
+    state: str
+    attempt: int
+    created_at_ms: int
+    updated_at_ms: int
+    result_status: str | None
+    a2a_state: str
+    holder_lost: bool
+    notes: dict[str, Any] | None
+    remote: dict[str, Any] | None
+    remote_note: dict[str, Any] | None
+
+
+def grow_tree(root: TaskId, rows: Sequence[TreeRow]) -> TreeNode:
+    known: dict[TaskId, TreeRow] = {}
+    below: dict[TaskId, list[TreeRow]] = {}
+    for row in rows:
+        if row.task_id not in known:
+            known[row.task_id] = row
+            if row.parent is not None and row.task_id != root:
+                below.setdefault(row.parent, []).append(row)
+    return _node(root, known.get(root), below)
+
+
+def _node(task_id: TaskId, row: TreeRow | None, below: dict[TaskId, list[TreeRow]]) -> TreeNode:
+    children = tuple(_node(child.task_id, child, below) for child in below.get(task_id, ()))
+    own, total = _usage(row, children)
+    if row is None:
+        return TreeNode(task_id=task_id, task=None, state=None, usage_total=total or msgspec.UNSET, children=children)
+    remote = row.remote
+    return TreeNode(
+        task_id=task_id,
+        task=row.task,
+        state=row.state,
+        attempt=row.attempt,
+        created_at_ms=row.created_at_ms,
+        updated_at_ms=row.updated_at_ms,
+        result_status=row.result_status,
+        a2a_state=row.a2a_state,
+        holder_lost=row.holder_lost or msgspec.UNSET,
+        usage=own or msgspec.UNSET,
+        usage_total=total or msgspec.UNSET,
+        remote=True if remote is not None else msgspec.UNSET,
+        url=remote.get("url") if remote is not None else msgspec.UNSET,
+        remote_task_id=(row.remote_note or {}).get("task_id") if remote is not None else msgspec.UNSET,
+        children=children,
+    )
+
+
+def _usage(row: TreeRow | None, children: Sequence[TreeNode]) -> tuple[dict[str, float], dict[str, float]]:
+    """What a task used itself, and with all that is below it. What it says of those below is not counted again."""
+    notes = (row.notes or {}) if row is not None else {}
+    own = usage_in(notes)
+    for name, amount in read_usage(notes.get("delegated")).items():
+        own[name] = own.get(name, 0) - amount
+    own = {name: amount for name, amount in own.items() if amount > 0}
+    total = dict(own)
+    for child in children:
+        add_usage(total, child.usage_total or {})
+    return own, total
 
 
 class Watch(Protocol):

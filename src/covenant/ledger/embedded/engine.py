@@ -16,12 +16,10 @@ from typing import Any, Final, TypeVar
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.contract.ledger import Counts
-from covenant.ledger.embedded.journal.record import encode_events
 from covenant.ledger.embedded.journal.recovery import TornTail
 from covenant.ledger.embedded.queues import BodyNeeded, ReadBodies
 from covenant.ledger.embedded.reads import CATCH_UP_S, Reads, Storage
 from covenant.ledger.embedded.state import LedgerState
-from covenant.ledger.embedded.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
 from covenant.ledger.machine.commands import (
     Accept,
     Advance,
@@ -34,10 +32,11 @@ from covenant.ledger.machine.commands import (
 )
 from covenant.ledger.machine.decisions import Decision, decide
 from covenant.ledger.machine.decisions.context import CommandRefused
-from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated
+from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated, encode_events
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
 from covenant.ledger.machine.states import QUEUED, SETTLED
 from covenant.ledger.machine.view import Archived, Limits
+from covenant.ledger.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
 from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.ids import PublicKey, TaskId
 

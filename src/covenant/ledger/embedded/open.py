@@ -28,13 +28,13 @@ from covenant.ledger.embedded.disk import make_private_folder, unusable, unusabl
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES, Durability, Journal, MemoryJournal
-from covenant.ledger.embedded.journal.record import Record, decode_events
+from covenant.ledger.embedded.journal.record import Record
 from covenant.ledger.embedded.journal.recovery import HomeLock, OpenedJournal, lock_home, open_journal
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.journal.snapshot import EVICT_EVERY, Replayed, read_events, records, state_at
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import TaskFollowed, TaskSent
+from covenant.ledger.machine.events import TaskFollowed, TaskSent, decode_events
 from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId

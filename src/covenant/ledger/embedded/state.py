@@ -17,7 +17,6 @@ import msgspec
 
 from covenant.ledger.embedded.peer_index import PeerIndex
 from covenant.ledger.embedded.queues import Accounts, FifoQueues, LargeBodies, ReadBodies, ResultCache
-from covenant.ledger.embedded.registries import PushIndex, Registries
 from covenant.ledger.machine import effects
 from covenant.ledger.machine.effects import RequestKey, Sharing
 from covenant.ledger.machine.entry import Alive, Entry, evolve
@@ -38,6 +37,7 @@ from covenant.ledger.machine.events import (
 )
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
 from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered
+from covenant.ledger.registries import PushIndex, Registries
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import DELEGATION, CacheKey, Task, weigh, weigh_result

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,29 +29,20 @@ from covenant.ledger.contract.tasks import (
     TaskRow,
     TaskScope,
     TreeNode,
+    TreeRow,
+    grow_tree,
 )
 from covenant.ledger.embedded.archive.listing import decode_steps, list_tasks
 from covenant.ledger.embedded.archive.row_updates import FOLLOWING, LEASED, PARKED, QUEUED
 from covenant.ledger.embedded.archive.sql import statement
 from covenant.ledger.machine.view import Archived
 from covenant.model.errors import Unavailable
-from covenant.model.grant import AuditHead, AuditReport, link
+from covenant.model.grant import AuditHead, AuditReport, AuditVerification, StoredRow
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.task import SIMPLE, Result, Task
 from covenant.model.task_event import Step
-from covenant.model.usage import add_usage, read_usage, usage_in
 
 PAGE_ROWS: Final = 1_000
-FINDINGS_MAX: Final = 100
-
-
-class StoredRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One row as it is stored, in hexadecimal. `coherent` is false if a column says other than the text does."""
-
-    index: int
-    row_hex: str
-    chain_hash_hex: str
-    coherent: bool
 
 
 class AuditMarks(msgspec.Struct, frozen=True, gc=False):
@@ -62,63 +53,6 @@ class AuditMarks(msgspec.Struct, frozen=True, gc=False):
     first: int
 
 
-class AuditVerification:
-    """Fed with rows in order, from the one after `start`; `head` is the newest row that the ledger knows of."""
-
-    def __init__(self, start: AuditHead, head: AuditHead) -> None:
-        self._start = start
-        self._head = head
-        self._at = start
-        self._rows = 0
-        self._findings: list[str] = []
-
-    def find(self, finding: str) -> None:
-        self._findings.append(finding)
-
-    def take(self, stored: Iterable[StoredRow]) -> None:
-        for row in stored:
-            self._row(row.index, bytes.fromhex(row.row_hex), row.chain_hash_hex, coherent=row.coherent)
-
-    def _row(self, index: int, row: bytes, chain_hash_hex: str, *, coherent: bool) -> None:
-        self._rows += 1
-        chain_hash = bytes.fromhex(chain_hash_hex).decode(errors="replace")
-        if index > self._at.index + 1:
-            self.find(f"{_audit_rows(self._at.index + 1, index - 1)} missing")
-        elif not _follows(self._at, row, chain_hash):
-            anchored = self._rows == 1 and index > 1
-            self.find(f"row {index} was changed" + (", or the anchor before it" if anchored else ""))
-        elif not coherent:
-            self.find(f"row {index} has another issuer or time than its text says")
-        self._at = AuditHead(index, chain_hash)
-        if index == self._head.index and chain_hash != self._head.chain_hash:
-            self.find(f"row {index} is not the last one that the ledger wrote")
-
-    def report(self) -> AuditReport:
-        if self._at.index < self._head.index:
-            self.find(f"{_audit_rows(self._at.index + 1, self._head.index)} missing: the end was cut off")
-        findings = self._findings[:FINDINGS_MAX]
-        if len(self._findings) > FINDINGS_MAX:
-            findings.append(f"and {len(self._findings) - FINDINGS_MAX} more")
-        return AuditReport(
-            events=self._rows,
-            anchors=max(self._head.index, self._at.index) - self._start.index,
-            valid=not findings,
-            root_hash_hex=self._at.chain_hash,
-            failures=tuple(findings),
-        )
-
-
-def _follows(at: AuditHead, row: bytes, chain_hash: str) -> bool:
-    try:
-        return link(at, row.decode()).chain_hash == chain_hash
-    except UnicodeDecodeError:
-        return False
-
-
-def _audit_rows(first: int, last: int) -> str:
-    return f"row {first} is" if first == last else f"rows {first} to {last} are"
-
-
 T = TypeVar("T")
 
 READERS: Final = 2
@@ -127,24 +61,6 @@ LEASES_SHOWN_MAX: Final = 1_000
 TREE_DEPTH_MAX: Final = 64
 TREE_NODES_MAX: Final = 10_000
 TREE_BYTES_MAX: Final = 64 << 20
-
-
-class TreeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A task of a tree, before it is hung in its place."""
-
-    task_id: TaskId
-    parent: TaskId | None
-    task: Task
-    state: str
-    attempt: int
-    created_at_ms: int
-    updated_at_ms: int
-    result_status: str | None
-    a2a_state: str
-    holder_lost: bool
-    notes: dict[str, Any] | None
-    remote: dict[str, Any] | None
-    remote_note: dict[str, Any] | None
 
 
 def _decode(kind: type[T]) -> Callable[[bytes], T]:
@@ -311,7 +227,7 @@ class History:
             bytes_max=TREE_BYTES_MAX,
             **self._here,
         )
-        tree = _grow(root, rows)
+        tree = grow_tree(root, rows)
         return msgspec.structs.replace(tree, truncated=True) if len(rows) >= TREE_NODES_MAX else tree
 
     async def finished(self, after_place: int, limit: int) -> tuple[Sequence[TaskId], int]:
@@ -408,52 +324,3 @@ def _mark_verified(db: sqlite3.Connection, head: AuditHead) -> None:
         )
     finally:
         db.execute("PRAGMA query_only = true")
-
-
-def _grow(root: TaskId, rows: Sequence[TreeRow]) -> TreeNode:
-    known: dict[TaskId, TreeRow] = {}
-    below: dict[TaskId, list[TreeRow]] = {}
-    for row in rows:
-        if row.task_id not in known:
-            known[row.task_id] = row
-            if row.parent is not None and row.task_id != root:
-                below.setdefault(row.parent, []).append(row)
-    return _node(root, known.get(root), below)
-
-
-def _node(task_id: TaskId, row: TreeRow | None, below: dict[TaskId, list[TreeRow]]) -> TreeNode:
-    children = tuple(_node(child.task_id, child, below) for child in below.get(task_id, ()))
-    own, total = _usage(row, children)
-    if row is None:
-        return TreeNode(task_id=task_id, task=None, state=None, usage_total=total or msgspec.UNSET, children=children)
-    remote = row.remote
-    return TreeNode(
-        task_id=task_id,
-        task=row.task,
-        state=row.state,
-        attempt=row.attempt,
-        created_at_ms=row.created_at_ms,
-        updated_at_ms=row.updated_at_ms,
-        result_status=row.result_status,
-        a2a_state=row.a2a_state,
-        holder_lost=row.holder_lost or msgspec.UNSET,
-        usage=own or msgspec.UNSET,
-        usage_total=total or msgspec.UNSET,
-        remote=True if remote is not None else msgspec.UNSET,
-        url=remote.get("url") if remote is not None else msgspec.UNSET,
-        remote_task_id=(row.remote_note or {}).get("task_id") if remote is not None else msgspec.UNSET,
-        children=children,
-    )
-
-
-def _usage(row: TreeRow | None, children: Sequence[TreeNode]) -> tuple[dict[str, float], dict[str, float]]:
-    """What a task used itself, and with all that is below it. What it says of those below is not counted again."""
-    notes = (row.notes or {}) if row is not None else {}
-    own = usage_in(notes)
-    for name, amount in read_usage(notes.get("delegated")).items():
-        own[name] = own.get(name, 0) - amount
-    own = {name: amount for name, amount in own.items() if amount > 0}
-    total = dict(own)
-    for child in children:
-        add_usage(total, child.usage_total or {})
-    return own, total

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from covenant.ledger.embedded import fault_points
-from covenant.ledger.embedded.journal.record import BadLine, Record, decode_events, decode_line
+from covenant.ledger.embedded.journal.record import BadLine, Record, decode_line
 from covenant.ledger.embedded.journal.segments import list_segments, sync_dir, write_all
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
-from covenant.ledger.machine.events import AnyEvent, TokenRevoked
+from covenant.ledger.machine.events import AnyEvent, TokenRevoked, decode_events
 from covenant.ledger.machine.view import Cached, Limits, Remembered
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Damaged
