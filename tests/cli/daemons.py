@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from covenant.cli.main import command
 
 COVENANT = Path(sys.executable).with_name("covenant")
-BOUND_S = 30.0
+BOUND_S = 100.0
 ASKING = frozenset("a2a capabilities audit identities tenants agents peers".split())
 """Nouns whose commands ask a daemon and do nothing else."""
 

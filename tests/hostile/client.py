@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-BOUND_S: Final = 20.0
-"""No read of a test waits longer than this."""
+BOUND_S: Final = 100.0
+"""No read of a test waits longer than this. A machine that is busy with other things is not that slow."""
 
 
 @dataclass(frozen=True)
