@@ -173,7 +173,8 @@ class AnonymousPool:
         """
         announced = announced_length(scope)
         too_large = announced is not None and announced > bytes_max  # thrown away as it arrives
-        return await self.within(read_body(scope, receive if too_large else _counted(receive, take), bytes_max))
+        counted = receive if too_large else _counted(receive, take, bytes_max)
+        return await self.within(read_body(scope, counted, bytes_max))
 
 
 def _busy() -> Unavailable:
@@ -181,10 +182,17 @@ def _busy() -> Unavailable:
     return Unavailable("busy", message, retry_after_ms=RETRY_MS)
 
 
-def _counted(receive: Receive, take: Take) -> Receive:
+def _counted(receive: Receive, take: Take, bytes_max: int) -> Receive:
+    """What arrives after `bytes_max` is thrown away, and not counted."""
+    size = 0
+
     async def receive_counted() -> Message:
+        nonlocal size
         message = await receive()
-        take(len(message.get("body", b"")))
+        arrived = len(message.get("body", b""))
+        size += arrived
+        if size <= bytes_max:
+            take(arrived)
         return message
 
     return receive_counted
