@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -34,8 +33,7 @@ from covenant.model.settings_field import (
     whole,
 )
 from covenant.outbound.address_guard import read_entry
-from covenant.outbound.urls import read_address
-from covenant.peers.peer_settings import PeerSettings
+from covenant.peers.peer_settings import PeerSettings, name_servers
 
 HOUR_MS: Final = 3_600_000
 MIB: Final = 1024 * 1024
@@ -47,19 +45,10 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Traces = Literal["auto", "off"]
 
 
-def _readable(read: Callable[[str], object]) -> Callable[[str], bool]:
-    """For readers that raise ValueError, as `Kind.read` does."""
-    return lambda item: read(item) is not None
-
-
 callees: Final = Kind(
-    several(_readable(read_entry)),
+    several(lambda item: bool(read_entry(item))),
     "host names and addresses, each with :port or without, and networks such as 10.0.0.0/8, separated by commas "
     "(a list in the file)",
-)
-name_servers: Final = Kind(
-    several(_readable(lambda item: read_address(item, 53))),
-    "addresses such as 192.0.2.1, 192.0.2.1:5353 or 2001:db8::1, separated by commas (a list in the file)",
 )
 
 

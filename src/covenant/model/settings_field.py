@@ -115,7 +115,7 @@ def _read_node(raw: object) -> str:
 node_name: Final = Kind(_read_node, "letters, digits, `_`, `.` and `-`, at most 128; empty for the machine's name")
 
 
-def several(each: Callable[[str], bool]) -> Callable[[object], tuple[str, ...]]:
+def several(each: Callable[[str], bool], most: int = COUNT_MAX) -> Callable[[object], tuple[str, ...]]:
     def read(raw: object) -> tuple[str, ...]:
         if isinstance(raw, str):
             items = [item.strip() for item in raw.split(",") if item.strip()]
@@ -123,7 +123,7 @@ def several(each: Callable[[str], bool]) -> Callable[[object], tuple[str, ...]]:
             items = raw
         else:
             _wrong()
-        return tuple(items) if all(each(item) for item in items) else _wrong()
+        return tuple(items) if len(items) <= most and all(each(item) for item in items) else _wrong()
 
     return read
 
@@ -179,6 +179,6 @@ words: Final = Kind(
 )
 _PLACE: Final = r"(?:frd1_[a-z2-7]{40}@|[A-Za-z0-9_.\-]{1,64}=)?https?://[A-Za-z0-9.\-_~\[\]:]+(/[!-\"$->@-~]*)?"
 peer_places: Final = Kind(
-    several(lambda item: re.fullmatch(_PLACE, item) is not None),
-    "URLs such as https://host, after frd1_…@ or name= or neither, separated by commas (a list in the file)",
+    several(lambda item: re.fullmatch(_PLACE, item) is not None, 100),
+    "at most 100 URLs such as https://host, after frd1_…@ or name= or not, separated by commas (a list in the file)",
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from covenant.model.settings_field import choice, line, peer_places, setting, switch, whole, words
+from covenant.model.settings_field import Kind, choice, line, peer_places, setting, several, switch, whole, words
 from covenant.outbound.address_guard import DNS_PORT
 from covenant.outbound.urls import InvalidUrl, read_address, read_host, read_url
 
@@ -19,6 +19,26 @@ if TYPE_CHECKING:
     from covenant.peers.transport.peer_client import PeerConnections
 
 HOUR_MS: Final = 3_600_000
+
+_INTERFACE: Final = re.compile(r"[0-9A-Za-z_.:@-]{1,64}").fullmatch
+
+
+def _is_domain(text: str) -> bool:
+    """Names under `local` are for mDNS, and an address is no domain."""
+    return isinstance(read_host(text), str) and not f".{text}".rstrip(".").endswith(".local")
+
+
+interfaces: Final = Kind(
+    several(lambda text: _INTERFACE(text) is not None, 50),
+    "at most 50 names and addresses, separated by commas (a list in the file)",
+)
+domains: Final = Kind(
+    several(_is_domain, 10), "at most 10 domains, none under local, separated by commas (a list in the file)"
+)
+name_servers: Final = Kind(
+    several(lambda text: bool(read_address(text, DNS_PORT))),
+    "addresses such as 192.0.2.1, 192.0.2.1:5353 or 2001:db8::1, separated by commas (a list in the file)",
+)
 
 Redaction = Literal["redact", "block", "warn", "off"]
 Transcripts = Literal["full", "root"]
@@ -35,11 +55,11 @@ class PeerSettings:
     )
     mdns: bool = setting(False, switch, "Whether it is announced on the local network, and hears who else is there.")
     mdns_interfaces: tuple[str, ...] = setting(
-        (), words, "Names or addresses of the network interfaces for that; none: all but the loopback."
+        (), interfaces, "Names or addresses of the network interfaces for that; none: all but the loopback."
     )
-    dns_domains: tuple[str, ...] = setting((), words, "Domains whose DNS lists instances under _friday-a2a._tcp.")
+    dns_domains: tuple[str, ...] = setting((), domains, "Domains whose DNS lists instances under _friday-a2a._tcp.")
     dns_servers: tuple[str, ...] = setting(
-        (), words, "Whom to ask for them, as address or address:port; none: the system's."
+        (), name_servers, "Whom to ask for them, as address or address:port; none: the system's."
     )
     allow: tuple[str, ...] = setting(
         (), words, "Ids or names of the peers that may delegate to this instance; none: all that are trusted enough."
@@ -126,66 +146,9 @@ class PeerService:
         self._monotonic_ms = context.ledger.clock.monotonic_ms
 
 
-STATIC_MAX: Final = 100
-DOMAINS_MAX: Final = 10
-SERVERS_MAX: Final = 10
-INTERFACES_MAX: Final = 50
-NAME_CHARS_MAX: Final = 200
-
-_INTERFACE: Final = re.compile(r"[0-9A-Za-z_.:@-]{1,64}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiscoverySettings:
-    """Raises ValueError, naming the setting, if one cannot be read. Everything is off unless it is given."""
-
-    static: tuple[str, ...] = ()
-    """Where other instances are: `https://host` or `http://host:port`, each asked for its keys."""
-    mdns: bool = False
-    """Say on the local network that we are here, and hear who else is."""
-    mdns_interfaces: tuple[str, ...] = ()
-    """Names of network interfaces, or addresses of theirs; none for all but the loopback."""
-    dns_domains: tuple[str, ...] = ()
-    """Domains whose DNS lists instances under `_friday-a2a._tcp`."""
-    dns_servers: tuple[str, ...] = ()
-    """Name servers to ask for them, `address` or `address:port`; none for those of the system."""
-    name: str = ""
-    """How we are called in announcements, as far as there is room; the end of our id follows."""
-
-    def __post_init__(self) -> None:
-        _check("static", self.static, STATIC_MAX, root_of)
-        _check("mdns_interfaces", self.mdns_interfaces, INTERFACES_MAX, _read_interface)
-        _check("dns_domains", self.dns_domains, DOMAINS_MAX, _read_domain)
-        _check("dns_servers", self.dns_servers, SERVERS_MAX, lambda text: read_address(text, DNS_PORT))
-        if len(self.name) > NAME_CHARS_MAX or not self.name.isprintable():
-            raise ValueError(f"name has more than {NAME_CHARS_MAX} characters, or some that cannot be printed")
-
-
 def root_of(url: str) -> str:
     """The one spelling of where an instance is, without a final slash. Raises InvalidUrl."""
     location = read_url(url)
     if "?" in location.target:
         raise InvalidUrl("it has a query")
     return location.url.rstrip("/")
-
-
-def _check(setting: str, entries: tuple[str, ...], entries_max: int, read: Callable[[str], object]) -> None:
-    if len(entries) > entries_max:
-        raise ValueError(f"{setting} has more than {entries_max} entries")
-    for text in entries:
-        try:
-            read(text)
-        except ValueError as error:
-            raise ValueError(f"{setting}: {text!r} cannot be used: {error}") from error
-
-
-def _read_interface(text: str) -> None:
-    if not _INTERFACE.fullmatch(text):
-        raise InvalidUrl("it is neither the name of an interface nor an address")
-
-
-def _read_domain(text: str) -> None:
-    if not isinstance(read_host(text), str):
-        raise InvalidUrl("it is an address, not a domain")
-    if text.rstrip(".").endswith(".local") or text.rstrip(".") == "local":
-        raise InvalidUrl("names under local are for mDNS")

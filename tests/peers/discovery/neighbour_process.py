@@ -10,7 +10,7 @@ import sys
 from covenant.outbound.address_guard import AddressGuard
 from covenant.outbound.http_fetcher import Fetcher, FetchLimits
 from covenant.peers.discovery.discovery_service import Discovery
-from covenant.peers.peer_settings import DiscoverySettings
+from covenant.peers.peer_settings import PeerSettings
 from tests.peers.discovery.neighbours import Neighbour, now_ms
 
 WAITING = {"", "not started"}
@@ -45,7 +45,7 @@ async def tell(found: Discovery) -> None:
 async def main(private_key: str, port: str, interface: str, look_again_s: str) -> None:
     us = Neighbour(bytes.fromhex(private_key))
     found = Discovery(
-        DiscoverySettings(mdns=True, mdns_interfaces=(interface,)),
+        PeerSettings(mdns=True, mdns_interfaces=(interface,)),
         own_id=us.id,
         known=dict,
         now_ms=now_ms,

@@ -17,13 +17,13 @@ from covenant.peers.discovery.candidates import Candidate
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.dns_sd import TxtRecord, encode_txt
 from covenant.peers.discovery.mdns import SERVICE_TYPE, Announcement
-from covenant.peers.peer_settings import DiscoverySettings
+from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.identity import InstanceIdentity, fingerprint, new_prekey, sign_bundle
 from covenant.seal.keys import new_private_key
 from tests.outbound.http_servers import HERE, Answer, always, fetcher, reply
 
 WAIT_S = 20.0
-LOOPBACK = DiscoverySettings(mdns=True, mdns_interfaces=(HERE,))
+LOOPBACK = PeerSettings(mdns=True, mdns_interfaces=(HERE,))
 
 
 def now_ms() -> int:
@@ -74,7 +74,7 @@ class Neighbour:
 
 @asynccontextmanager
 async def discovery(
-    settings: DiscoverySettings,
+    settings: PeerSettings,
     us: Neighbour,
     *,
     known: Mapping[InstanceId, str | None] | None = None,

@@ -5,15 +5,18 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from covenant.daemon.settings_loader import load
+from covenant.model.errors import SettingsError
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.peers.discovery.candidates import CandidateConflict, CandidateNote
 from covenant.peers.discovery.discovery_service import IdentityNotShown
-from covenant.peers.peer_settings import DiscoverySettings
+from covenant.peers.peer_settings import PeerSettings
 from covenant.wire.peers import IDENTITY_PATH
 from tests.outbound.dns_server import NameServer, name_server
 from tests.outbound.http_servers import HERE, Request, always, by_path, fetcher, http_server, redirect, reply, silence
@@ -29,12 +32,12 @@ async def names() -> AsyncIterator[NameServer]:
         yield server
 
 
-def static(*urls: str) -> DiscoverySettings:
-    return DiscoverySettings(static=urls)
+def static(*urls: str) -> PeerSettings:
+    return PeerSettings(static=urls)
 
 
 async def test_with_nothing_switched_on_nothing_is_found_or_asked() -> None:
-    async with discovery(DiscoverySettings(), US) as finding:
+    async with discovery(PeerSettings(), US) as finding:
         assert await finding.scan() == ()
         assert [way.on for way in finding.ways()] == [False, False, False]
 
@@ -162,7 +165,7 @@ async def test_a_domain_is_asked_at_each_scan_and_what_it_does_not_list_any_more
     zone.lists("a", "b")
     zone.offers("a", ALPHA.says(), "0 0 8421 alpha.example.")
     zone.offers("b", BETA.says(), "0 0 8421 beta.example.")
-    settings = DiscoverySettings(dns_domains=(DOMAIN,), dns_servers=(f"127.0.0.1:{names.port}",))
+    settings = PeerSettings(dns_domains=(DOMAIN,), dns_servers=(f"127.0.0.1:{names.port}",))
     async with discovery(settings, US) as finding:
         assert {each.instance_id for each in await finding.scan()} == {ALPHA.id, BETA.id}
         zone.lists("a")
@@ -173,7 +176,7 @@ async def test_a_name_server_that_fails_is_shown_and_what_was_known_stays(names:
     zone = Zone(names)
     zone.lists("a")
     zone.offers("a", ALPHA.says(), "0 0 8421 alpha.example.")
-    settings = DiscoverySettings(dns_domains=(DOMAIN,), dns_servers=(f"127.0.0.1:{names.port}",))
+    settings = PeerSettings(dns_domains=(DOMAIN,), dns_servers=(f"127.0.0.1:{names.port}",))
     async with discovery(settings, US) as finding:
         await finding.scan()
         names.speak.clear()
@@ -188,7 +191,7 @@ async def test_a_lie_in_dns_is_shown_as_one(names: NameServer) -> None:
     zone.offers("a", ALPHA.says(fingerprint=BETA.fingerprint), "0 0 8421 alpha.example.")
     zone.offers("b", BETA.says(), "0 0 8421 beta.example.")
     zone.offers("c", BETA.says(), "0 0 8421 evil.example.")
-    settings = DiscoverySettings(dns_domains=(DOMAIN,), dns_servers=(f"127.0.0.1:{names.port}",))
+    settings = PeerSettings(dns_domains=(DOMAIN,), dns_servers=(f"127.0.0.1:{names.port}",))
     async with discovery(settings, US) as finding:
         assert {each.host: each.conflict for each in await finding.scan()} == {
             "alpha.example": CandidateConflict.FINGERPRINT_MISMATCH,
@@ -202,7 +205,7 @@ async def test_what_dns_alone_names_is_not_called_at_a_private_address(names: Na
     async with (
         http_server(ALPHA.shows()) as there,
         fetcher(resolver=names.resolver()) as by,
-        discovery(DiscoverySettings(), US, by=by) as finding,
+        discovery(PeerSettings(), US, by=by) as finding,
     ):
         with pytest.raises(AddressRefused):
             await finding.who_is(there.url(host="alpha.example"))
@@ -211,22 +214,22 @@ async def test_what_dns_alone_names_is_not_called_at_a_private_address(names: Na
 
 async def test_what_the_operator_names_or_the_local_network_announces_is_called_where_it_is(names: NameServer) -> None:
     async with http_server(ALPHA.shows()) as there:
-        async with discovery(DiscoverySettings(), US) as finding:
+        async with discovery(PeerSettings(), US) as finding:
             with pytest.raises(AddressRefused):
                 await finding.who_is(there.url())
-        async with discovery(DiscoverySettings(), US, meant=lambda url: url == there.url().rstrip("/")) as finding:
-            assert (await finding.who_is(there.url())).bundle.id == ALPHA.id
-        local = DiscoverySettings(mdns=True, mdns_interfaces=(HERE,))
+        async with discovery(static(there.url()), US) as finding:
+            assert (await finding.who_is(there.url())).keys.id == ALPHA.id
+        local = PeerSettings(mdns=True, mdns_interfaces=(HERE,))
         async with (
             discovery(local, US) as finding,
             announcing(f"local {ALPHA.id[-8:]}", ALPHA.says(), port=there.port),
         ):
             await heard(finding, ALPHA.id)
-            assert (await finding.who_is(there.url())).bundle.id == ALPHA.id
+            assert (await finding.who_is(there.url())).keys.id == ALPHA.id
 
 
 async def test_a_port_that_speaks_something_else_is_not_called_because_it_was_announced() -> None:
-    local = DiscoverySettings(mdns=True, mdns_interfaces=(HERE,))
+    local = PeerSettings(mdns=True, mdns_interfaces=(HERE,))
     who = Neighbour()
     async with discovery(local, US) as finding, announcing(f"redis {who.id[-8:]}", who.says(), port=6379):
         (found,) = await heard(finding, who.id)
@@ -235,10 +238,10 @@ async def test_a_port_that_speaks_something_else_is_not_called_because_it_was_an
 
 
 async def test_asking_who_is_there_raises_what_is_wrong() -> None:
-    async with discovery(DiscoverySettings(), US, meant=lambda _: True) as finding:
-        async with http_server(always(reply(200, b"{}"))) as there:
-            with pytest.raises(IdentityNotShown):
-                await finding.who_is(there.url())
+    async with http_server(always(reply(200, b"{}"))) as there, discovery(static(there.url()), US) as finding:
+        with pytest.raises(IdentityNotShown):
+            await finding.who_is(there.url())
+    async with discovery(static(there.url()), US) as finding:
         with pytest.raises(CallFailed):
             await finding.who_is(there.url())
         with pytest.raises(ValueError, match="absolute URL"):
@@ -251,7 +254,7 @@ async def test_a_scan_tells_what_all_ways_have_found(names: NameServer) -> None:
     zone.offers("a", ALPHA.says(), "0 0 8421 alpha.example.")
     near, far = Neighbour(), Neighbour()
     async with http_server(far.shows()) as there:
-        settings = DiscoverySettings(
+        settings = PeerSettings(
             static=(there.url(),),
             mdns=True,
             mdns_interfaces=(HERE,),
@@ -317,16 +320,18 @@ async def test_stopping_while_a_scan_waits_ends_it() -> None:
         {"dns_domains": ("a b",)},
         {"dns_domains": ("office.local",)},
         {"dns_servers": ("ns.example",)},
-        {"mdns_interfaces": ("",)},
+        {"mdns_interfaces": ("x" * 65,)},
         {"mdns_interfaces": ("eth 0",)},
         {"name": "a\nb"},
         {"name": "x" * 201},
     ],
     ids=lambda given: str(given)[:40],
 )
-def test_a_setting_that_cannot_be_used_is_refused_by_name(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(given))):
-        DiscoverySettings(**given)
+def test_a_setting_that_cannot_be_used_is_refused_by_name(tmp_path: Path, given: dict[str, Any]) -> None:
+    ((name, value),) = given.items()
+    variable = f"COVENANT_PEERS_{name.upper()}"
+    with pytest.raises(SettingsError, match=f"peers.{name}|{variable}"):
+        load({}, {variable: ",".join(value) if isinstance(value, tuple) else value}, home=tmp_path)
 
 
 def test_nothing_large_is_imported_before_it_is_needed() -> None:

@@ -11,7 +11,7 @@ import uvloop
 from covenant.peers.discovery.candidates import CandidateConflict, CandidateNote
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.mdns import LABEL_BYTES_MAX, _label, _place, addresses_of
-from covenant.peers.peer_settings import DiscoverySettings
+from covenant.peers.peer_settings import PeerSettings
 from tests.outbound.http_servers import HERE
 from tests.peers.discovery.neighbours import (
     LOOPBACK,
@@ -233,7 +233,7 @@ async def test_a_host_with_a_name_of_its_own_is_left_to_dns(alpha: Neighbour, be
 
 
 async def test_an_interface_that_is_not_there_is_shown_and_stops_nothing(alpha: Neighbour) -> None:
-    settings = DiscoverySettings(mdns=True, mdns_interfaces=("no-such-interface",))
+    settings = PeerSettings(mdns=True, mdns_interfaces=("no-such-interface",))
     async with discovery(settings, alpha, announcement=alpha.announces(8421)) as finding:
         await until(finding, lambda: "interface" in "".join(failures(finding)))
         assert finding.candidates() == ()

@@ -24,12 +24,11 @@ from covenant.doors.peer_envelopes import sealed_routes
 from covenant.exchange.tasks.writer import TaskWriter
 from covenant.model.peers.instance import SUPPORTED_VERSIONS
 from covenant.peers.directory.instance_keys import InstanceKeys
-from covenant.peers.directory.peer_directory import read_peer_entry
 from covenant.peers.discovery.discovery_service import Discovery
 from covenant.peers.discovery.dns_sd import TxtRecord
 from covenant.peers.discovery.mdns import Announcement
 from covenant.peers.peer_services import PeerAdmin, PeerServices
-from covenant.peers.peer_settings import DiscoverySettings, PeerContext
+from covenant.peers.peer_settings import PeerContext
 from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction
 
@@ -97,23 +96,13 @@ class Peers:
 
 def _make_discovery(base: Base, keys: InstanceKeys) -> Discovery:
     settings, ledger = base.settings, base.storage.ledger
-    peers = settings.peers
-    urls = [read_peer_entry(entry).url for entry in peers.static]
-    chosen = DiscoverySettings(
-        static=tuple(url for url in urls if url is not None),
-        mdns=peers.mdns,
-        mdns_interfaces=peers.mdns_interfaces,
-        dns_domains=peers.dns_domains,
-        dns_servers=peers.dns_servers,
-        name=peers.name or keys.id[-8:],
-    )
     record = TxtRecord(instance_id=keys.id, versions=SUPPORTED_VERSIONS, fingerprint=fingerprint(keys.key))
     address, port = base.listeners.http_at
     announcement = Announcement(said=record, port=port, listens=(address,))
     if settings.http.public_base_url:
         announcement = _announced_as(announcement, settings.http.public_base_url)
     return Discovery(
-        chosen,
+        settings.peers,
         own_id=keys.id,
         known=lambda: {peer.id: peer.url for peer in ledger.peers()},
         now_ms=ledger.now_ms,

@@ -4,14 +4,9 @@
 and two scans at the same time are one. Discovery yields candidates only: it adds, changes and trusts no peer.
 
 Static addresses and domains are asked at the start and at every scan; the local network is listened to all the time. An
-instance is called because a setting names it or somebody asks `who_is`, never because it was announced.
-
-`who_is` asks for one public document, signed by the key that the id is made of:
-
-    GET <url>/api/v1/a2a/identity   →   {"name": …, "keys": its bundle of keys (docs/formats/envelope.md)}
-
-The bundle is checked: the id is that of the key, and the key has signed everything but the name. That does not prove
-who answers, since anybody can show another's public keys. Only an answered challenge proves that.
+instance is called because a setting names it or somebody asks `who_is`, never because it was announced. The answer is
+its name and its bundle of keys (docs/formats/envelope.md), which is checked. That does not prove who answers, since
+anybody can show another's public keys: only an answered challenge does.
 """
 
 from __future__ import annotations
@@ -20,18 +15,18 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from covenant.model.errors import CovenantError, Invalid
 from covenant.model.ids import PublicKey
-from covenant.model.peers.instance import InstanceId, KeyBundle, negotiate, parse_instance_id
+from covenant.model.peers.instance import InstanceId, negotiate, parse_instance_id
 from covenant.outbound.address_guard import DNS_PORT, port_is_open
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.urls import host_text, read_address, read_url
+from covenant.peers.directory.peer_directory import read_peer_entry
 from covenant.peers.discovery.candidates import (
     Candidate,
     CandidateConflict,
@@ -43,54 +38,47 @@ from covenant.peers.discovery.candidates import (
 )
 from covenant.peers.discovery.dns_sd import CARD_PATH, DomainBrowser
 from covenant.peers.discovery.mdns import LOOK_AGAIN_S, Announcement, Mdns
-from covenant.peers.peer_settings import DiscoverySettings, root_of
+from covenant.peers.peer_settings import PeerSettings, root_of
 from covenant.seal.identity import bundle_holds, fingerprint
-from covenant.wire.peers import IDENTITY_PATH, decode_introduction
+from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction
 
 TOTAL_MS: Final = 5_000
 
-WhyNot = Literal["no_identity", "version_not_supported", "unverified_keys"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownIdentity:
-    url: str
-    """In its one spelling."""
-    bundle: KeyBundle
-    name: str
-    """Not signed; may be empty."""
-
 
 class IdentityNotShown(CovenantError):
-    """There is an answer, and it is not an identity that we could take."""
+    """There is an answer, and it is not an identity that we could take. `note` or `conflict` says why."""
 
-    def __init__(self, code: WhyNot, message: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        note: CandidateNote | None = CandidateNote.NO_ANSWER,
+        conflict: CandidateConflict | None = None,
+    ) -> None:
         super().__init__(message)
-        self.code = code
         self.message = message
+        self.note = note
+        self.conflict = conflict
 
 
-async def ask_identity(fetcher: Fetcher, url: str, now_ms: Callable[[], int]) -> ShownIdentity:
-    """Raises IdentityNotShown, and what fetching raises: AddressRefused, CallFailed. ValueError if `url` is none."""
-    root = root_of(url)
+async def ask_identity(fetcher: Fetcher, root: str, now_ms: int) -> Introduction:
+    """Raises IdentityNotShown, and what fetching raises: AddressRefused, CallFailed."""
     asked = root + IDENTITY_PATH
     answer = await fetcher.fetch("GET", asked, headers={"accept": "application/json"}, total_ms=TOTAL_MS)
     if answer.url != asked:
-        raise IdentityNotShown("no_identity", "it sends on to somebody else")
+        raise IdentityNotShown("it sends on to somebody else")
     if answer.status != 200:
-        raise IdentityNotShown("no_identity", f"answered {answer.status} where an instance shows its keys")
+        raise IdentityNotShown(f"answered {answer.status} where an instance shows its keys")
     try:
         shown = decode_introduction(answer.body)
     except Invalid as error:
-        raise IdentityNotShown("no_identity", f"what it shows is not who an instance is: {error.message}") from error
-    bundle = shown.keys
-    if negotiate(bundle.versions) is None:
-        raise IdentityNotShown(
-            "version_not_supported", f"speaks versions {', '.join(map(str, bundle.versions)) or 'none'}"
-        )
-    if not bundle_holds(bundle, parse_instance_id(bundle.id), now_ms()):
-        raise IdentityNotShown("unverified_keys", "the keys that it showed do not hold")
-    return ShownIdentity(url=root, bundle=bundle, name=shown_name(shown.name))
+        raise IdentityNotShown(f"what it shows is not who an instance is: {error.message}") from error
+    versions = shown.keys.versions
+    if negotiate(versions) is None:
+        spoken = ", ".join(map(str, versions)) or "none"
+        raise IdentityNotShown(f"speaks versions {spoken}", CandidateNote.VERSION_NOT_SUPPORTED)
+    if not bundle_holds(shown.keys, parse_instance_id(shown.keys.id), now_ms):
+        raise IdentityNotShown("the keys that it showed do not hold", None, CandidateConflict.UNVERIFIED_KEYS)
+    return shown
 
 
 log = logging.getLogger(__name__)
@@ -114,19 +102,17 @@ class DiscoveryMethod(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 
 class Discovery:
-    """Calls by `fetcher`; at addresses that are not public only where an instance is by settings, by what the local
-    network said, or as `meant` says of a URL (in its one spelling) that somebody named otherwise."""
+    """Calls by `fetcher`. A private address is called only where a setting or the local network names an instance."""
 
     def __init__(
         self,
-        settings: DiscoverySettings,
+        settings: PeerSettings,
         *,
         own_id: InstanceId,
         known: Known,
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int] | None = None,
         fetcher: Fetcher,
-        meant: Callable[[str], bool] = lambda _url: False,
         announcement: Announcement | None = None,
         look_again_s: float = LOOK_AGAIN_S,
     ) -> None:
@@ -135,13 +121,13 @@ class Discovery:
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms or now_ms
         self._fetcher = fetcher
-        self._meant = meant
-        self._static = tuple(dict.fromkeys(map(root_of, settings.static)))
+        places = (read_peer_entry(entry).url for entry in settings.static)
+        self._static = tuple(dict.fromkeys(root_of(place) for place in places if place is not None))
         self._candidates = Candidates(own_id)
         self._domains = DomainBrowser([read_address(text, DNS_PORT) for text in settings.dns_servers])
         self._mdns = Mdns(
             self._candidates,
-            name=settings.name,
+            name=settings.name or own_id[-8:],
             interfaces=settings.mdns_interfaces,
             announcement=announcement,
             now_ms=now_ms,
@@ -156,7 +142,7 @@ class Discovery:
 
     async def start(self) -> None:
         for url in self._static:
-            self._keep_static(self._of_static(url, note=CandidateNote.NOT_ASKED))
+            self._keep_static(self._of_static(url, CandidateNote.NOT_ASKED))
         self._life = asyncio.create_task(self._live(), name="peers.discovery")
 
     async def stop(self) -> None:
@@ -190,15 +176,15 @@ class Discovery:
             scanning.result()
         return self.candidates()
 
-    async def who_is(self, url: str) -> ShownIdentity:
+    async def who_is(self, url: str) -> Introduction:
         """Asks an address for its keys. Raises IdentityNotShown, AddressRefused, CallFailed; ValueError for no URL."""
         root = root_of(url)
-        if not self.vouches(root) and not self._meant(root):
-            return await ask_identity(self._fetcher, root, self._now_ms)
+        if not self.vouches(root):
+            return await ask_identity(self._fetcher, root, self._now_ms())
         location = read_url(root)
         fetcher = self._fetcher.meaning(f"{host_text(location.host)}:{location.port}")
         try:
-            return await ask_identity(fetcher, root, self._now_ms)
+            return await ask_identity(fetcher, root, self._now_ms())
         finally:
             await fetcher.close()
 
@@ -224,19 +210,16 @@ class Discovery:
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as group:
             if self._static or self._settings.dns_domains:
-                group.create_task(self._kept_from_harm(self._first_scan))
+                group.create_task(self._kept_from_harm(self.scan))
             if self._settings.mdns:
                 group.create_task(self._kept_from_harm(self._mdns.run))
 
-    async def _kept_from_harm(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _kept_from_harm(self, work: Callable[[], Awaitable[object]]) -> None:
         try:
             await work()
         except Exception:
             # Finding others is a convenience: the daemon goes on without it, and says so.
             log.exception("peers.discovery.failed")
-
-    async def _first_scan(self) -> None:
-        await self.scan()
 
     async def _scan(self, timeout_s: float) -> None:
         free = asyncio.Semaphore(AT_ONCE_MAX)
@@ -263,19 +246,28 @@ class Discovery:
         self._candidates.found(listed.candidates, group=f"dns:{domain}", whole=listed.failure is None)
 
     async def _ask_static(self, url: str, free: asyncio.Semaphore, timeout_s: float) -> None:
+        place = self._of_static(url)
         try:
             async with asyncio.timeout(timeout_s), free:
-                self._keep_static(_shown_at(await self.who_is(url), self._of_static(url)))
+                shown = await self.who_is(url)
+            found = replace(
+                place,
+                instance_id=shown.keys.id,
+                name=shown_name(shown.name),
+                versions=shown.keys.versions,
+                fingerprint=fingerprint(PublicKey(shown.keys.identity_key)),
+            )
         except TimeoutError:
-            self._keep_static(self._of_static(url, note=CandidateNote.NO_ANSWER, detail="no answer in time"))
+            found = replace(place, note=CandidateNote.NO_ANSWER, detail="no answer in time")
         except AddressRefused as refused:
-            self._keep_static(self._of_static(url, note=CandidateNote.NOT_ALLOWED, detail=refused.detail))
+            found = replace(place, note=CandidateNote.NOT_ALLOWED, detail=refused.detail)
         except CallFailed as failed:
-            self._keep_static(self._of_static(url, note=CandidateNote.NO_ANSWER, detail=failed.detail))
+            found = replace(place, note=CandidateNote.NO_ANSWER, detail=failed.detail)
         except IdentityNotShown as failed:
-            self._keep_static(_not_shown_at(failed, self._of_static(url)))
+            found = replace(place, note=failed.note, conflict=failed.conflict, detail=failed.message)
+        self._keep_static(found)
 
-    def _of_static(self, url: str, *, note: CandidateNote | None = None, detail: str = "") -> Candidate:
+    def _of_static(self, url: str, note: CandidateNote | None = None) -> Candidate:
         location = read_url(url)
         return Candidate(
             instance_id="",
@@ -285,10 +277,9 @@ class Discovery:
             host=str(location.host),
             port=location.port,
             path=CARD_PATH,
-            tls=url.startswith("https:"),
+            tls=location.scheme == "https",
             seen_at_ms=self._now_ms(),
             note=note,
-            detail=detail,
             announced_as=url,
         )
 
@@ -298,23 +289,3 @@ class Discovery:
     def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _shown_at(shown: ShownIdentity, place: Candidate) -> Candidate:
-    return replace(
-        place,
-        instance_id=shown.bundle.id,
-        name=shown.name,
-        versions=shown.bundle.versions,
-        fingerprint=fingerprint(PublicKey(shown.bundle.identity_key)),
-    )
-
-
-def _not_shown_at(failed: IdentityNotShown, place: Candidate) -> Candidate:
-    match failed.code:
-        case "unverified_keys":
-            return replace(place, conflict=CandidateConflict.UNVERIFIED_KEYS, detail=failed.message)
-        case "version_not_supported":
-            return replace(place, note=CandidateNote.VERSION_NOT_SUPPORTED, detail=failed.message)
-        case "no_identity":
-            return replace(place, note=CandidateNote.NO_ANSWER, detail=failed.message)

@@ -57,6 +57,19 @@ class TxtRecord:
     tls: bool = False
     malformed: str | None = None
 
+    def candidate(self, *, wrong: str | None, **more: Any) -> Candidate:
+        """The instance that announces this. `wrong`: what is malformed in the record, or beside it."""
+        return Candidate(
+            instance_id=self.instance_id,
+            versions=self.versions,
+            fingerprint=self.fingerprint,
+            path=self.path,
+            tls=self.tls,
+            conflict=CandidateConflict.MALFORMED if wrong else None,
+            detail=wrong or "",
+            **more,
+        )
+
 
 def encode_txt(announced: TxtRecord) -> bytes:
     """As in a packet: each string behind its length."""
@@ -281,22 +294,15 @@ def _candidate(name: Name, places: list[Any], said: TxtRecord, *, authenticated:
     if places and not offered:
         return None
     urls = [url for place in offered if (url := _url(place, tls=said.tls))]
-    wrong = said.malformed or (None if urls else "no place to call")
     best = offered[0] if offered else None
-    return Candidate(
-        instance_id=said.instance_id,
-        url=urls[0] if urls else "",
-        name=shown_name(name.labels[0].decode("utf-8", "replace") if len(name.labels) > 1 else ""),
+    return said.candidate(
         source="dns",
-        versions=said.versions,
-        fingerprint=said.fingerprint,
+        url=urls[0] if urls else "",
+        wrong=said.malformed or (None if urls else "no place to call"),
+        name=shown_name(name.labels[0].decode("utf-8", "replace") if len(name.labels) > 1 else ""),
         host="" if best is None else shown_name(best.target.to_text(omit_final_dot=True)),
         port=0 if best is None else best.port,
-        path=said.path,
-        tls=said.tls,
         seen_at_ms=now_ms,
-        conflict=CandidateConflict.MALFORMED if wrong else None,
-        detail=wrong or "",
         announced_as=shown_name(name.to_text(omit_final_dot=True)),
         authenticated=authenticated,
         others=tuple(urls[1:]),

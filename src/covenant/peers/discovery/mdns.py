@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address
 from typing import TYPE_CHECKING, Final
 
+from covenant.model.rate_limits import Backoff
 from covenant.outbound.urls import Address, InvalidUrl, host_text, read_host, special_use
-from covenant.peers.discovery.candidates import Candidate, CandidateConflict, CandidateNote, Candidates, shown_name
+from covenant.peers.discovery.candidates import Candidate, CandidateNote, Candidates, shown_name
 from covenant.peers.discovery.dns_sd import TxtRecord, decode_txt, encode_txt
 from covenant.peers.peer_settings import root_of
 
@@ -57,8 +58,7 @@ ADDRESSES_MAX: Final = 16
 CLOSE_S: Final = 3.0
 LOOK_AGAIN_S: Final = 60.0
 """How often those who were heard are asked again, and whether this machine still has the same addresses."""
-PAUSE_S: Final = 2.0
-PAUSE_S_MAX: Final = 60.0
+RETRIES: Final = Backoff(2.0, longest=60.0)
 SETTLE_S: Final = 1.5
 """RFC 6762, 10.2: what an announcement replaces still counts for a second beside it."""
 LABEL_BYTES_MAX: Final = 63
@@ -113,18 +113,16 @@ class Mdns:
             raise
 
     async def _run(self, mdns_error: type[Exception]) -> None:
-        pause_s = PAUSE_S
+        loop, failures = asyncio.get_running_loop(), 0
         while True:
-            begun = asyncio.get_running_loop().time()
+            begun = loop.time()
             try:
                 await self._live(await asyncio.to_thread(addresses_of, self._interfaces))
             except* (OSError, RuntimeError, ValueError, mdns_error) as failed:
                 self._tell("; ".join(str(each) or type(each).__name__ for each in failed.exceptions))
                 log.warning("peers.mdns.failed", extra={"reason": self.failure})
-            if asyncio.get_running_loop().time() - begun > PAUSE_S_MAX:
-                pause_s = PAUSE_S
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            failures = 1 if loop.time() - begun > RETRIES.longest else failures + 1
+            await asyncio.sleep(RETRIES.pause(failures))
 
     async def _live(self, addresses: Sequence[Address]) -> None:
         """One set of sockets, for as long as the machine has these addresses."""
@@ -370,21 +368,15 @@ def _candidate(info: AsyncServiceInfo, *, loopback: bool, now_ms: int) -> Candid
             url = root_of(f"{'https' if said.tls else 'http'}://{place}:{info.port}")
         except InvalidUrl as error:
             wrong = wrong or str(error)
-    return Candidate(
-        instance_id=said.instance_id,
-        url=url,
-        name=shown_name(info.name.removesuffix(f".{SERVICE_TYPE}")),
+    return said.candidate(
         source="mdns",
-        versions=said.versions,
-        fingerprint=said.fingerprint,
+        url=url,
+        wrong=wrong,
+        name=shown_name(info.name.removesuffix(f".{SERVICE_TYPE}")),
         host=shown_name(server),
         port=info.port or 0,
-        path=said.path,
-        tls=said.tls,
         seen_at_ms=now_ms,
-        conflict=CandidateConflict.MALFORMED if wrong else None,
         note=note,
-        detail=wrong or "",
         announced_as=shown_name(info.name),
     )
 
