@@ -24,9 +24,7 @@ from covenant.peers.outgoing_messages import (
     ERROR_CHARS_MAX,
     MESSAGE_CHARS_MAX,
     REASON_CHARS_MAX,
-    redact_reason,
-    redact_report,
-    redact_result,
+    redact,
 )
 from covenant.seal.proofs import verify_evidence
 from tests.peers.peers_under_test import PeerUnderTest, changed, said, two_peers, worker
@@ -165,10 +163,10 @@ async def test_why_something_is_rejected_is_searched_too(tmp_path: Path, mode: A
 @pytest.mark.parametrize("before", range(440, 500, 10))
 def test_a_reason_is_not_cut_in_the_middle_of_a_secret_before_anybody_looks(before: int) -> None:
     cancel = DelegationCancel(offer_id=str(uuid4()), reason=f"{'x ' * (before // 2)}{SECRET} and more" + " y" * 300)
-    cleared = redact_reason(cancel, "redact")
+    cleared = redact(cancel, "redact")
     assert (cleared.found, SECRET[:8] in cleared.message.reason) == (1, False)
     assert len(cleared.message.reason) == REASON_CHARS_MAX
-    assert len(redact_reason(cancel, "off").message.reason) == REASON_CHARS_MAX
+    assert len(redact(cancel, "off").message.reason) == REASON_CHARS_MAX
 
 
 def across(limit: int, part: int) -> str:
@@ -199,17 +197,17 @@ def test_no_words_are_cut_in_the_middle_of_a_secret_before_anybody_looks(part: i
         message=told,
         token_usage=TokenUsage(),
     )
-    cleared = redact_report(report, "redact")
+    cleared = redact(report, "redact")
     assert cleared.message.message is not None
     assert (cleared.found, SECRET[:4] in cleared.message.message) == (1, False)
-    assert len(redact_report(report, "off").message.message or "") == MESSAGE_CHARS_MAX
-    assert len(redact_report(report, "warn").message.message or "") == MESSAGE_CHARS_MAX
-    assert redact_report(report, "block").message.message is None
+    assert len(redact(report, "off").message.message or "") == MESSAGE_CHARS_MAX
+    assert len(redact(report, "warn").message.message or "") == MESSAGE_CHARS_MAX
+    assert redact(report, "block").message.message is None
     failed = result_of(error=across(ERROR_CHARS_MAX, part), result=across(RESULT_CHARS_MAX, part))
-    held = redact_result(failed, "redact")
+    held = redact(failed, "redact")
     assert (held.found, SECRET[:4] in f"{held.message.error}{held.message.result}") == (2, False)
     for mode in ("warn", "off"):
-        left = redact_result(failed, mode).message
+        left = redact(failed, mode).message
         assert (len(left.error or ""), len(left.result or "")) == (ERROR_CHARS_MAX, RESULT_CHARS_MAX)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -24,6 +23,7 @@ from covenant.model.peers.delegation_messages import (
     RESULT_CHARS_MAX,
     TASK_CHARS_MAX,
     DelegationCancel,
+    DelegationMessage,
     DelegationOffer,
     DelegationReject,
     DelegationResult,
@@ -41,10 +41,18 @@ ERROR_CHARS_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 500
 HEAVY_CHARS: Final = 64 * 1024
 """From here on words are searched in a thread: the loop has others to serve."""
-LINE_MEMBERS: Final = ("content", "tool_calls", "tool_result")
+TEXTS: Final[dict[type[msgspec.Struct], dict[str, int]]] = {
+    DelegationOffer: {"task": TASK_CHARS_MAX, "context": CONTEXT_CHARS_MAX},
+    DelegationReject: {"reason": REASON_CHARS_MAX},
+    DelegationCancel: {"reason": REASON_CHARS_MAX},
+    StatusReport: {"message": MESSAGE_CHARS_MAX},
+    DelegationResult: {"result": RESULT_CHARS_MAX, "error": ERROR_CHARS_MAX},
+    TranscriptEntry: dict.fromkeys(("content", "tool_calls", "tool_result"), RESULT_CHARS_MAX),
+}
+"""The texts of each message, and how long they may be. Where a message has `parts`, these are searched, too."""
 
 M = TypeVar("M")
-R = TypeVar("R", DelegationCancel, DelegationReject)
+D = TypeVar("D", bound=DelegationMessage)
 replace = msgspec.structs.replace
 log = logging.getLogger(__name__)
 
@@ -62,12 +70,10 @@ class Redacted(NamedTuple, Generic[M]):
 
 
 def describe_findings(findings: tuple[SecretFinding, ...]) -> str:
-    """For people: what was found and where."""
     return ", ".join(f"{each.kind} at {each.path or '/'}" for each in findings[:10])
 
 
 def log_findings(key: DelegationKey, findings: tuple[SecretFinding, ...]) -> None:
-    """In the log, for whoever runs this instance."""
     if findings:
         log.warning(
             "peer.secrets_found",
@@ -75,72 +81,53 @@ def log_findings(key: DelegationKey, findings: tuple[SecretFinding, ...]) -> Non
         )
 
 
-async def redact_message(
-    clear: Callable[[M, Redaction], Redacted[M]], message: M, mode: Redaction, characters: int
-) -> Redacted[M]:
-    """One of the functions below, in a thread where there is much to search. The thread lets others run in between."""
-    if mode == "off" or characters < HEAVY_CHARS:
-        return clear(message, mode)
-    return await asyncio.to_thread(clear, message, mode)
+async def redact_aside(message: D, mode: Redaction, key: DelegationKey | None = None) -> Redacted[D]:
+    """`redact`, in a thread where there is much to search. What is found for `key` is logged."""
+    texts = (getattr(message, name) or "" for name in TEXTS[type(message)])
+    if mode == "off" or (not getattr(message, "parts", ()) and sum(map(len, texts)) < HEAVY_CHARS):
+        cleared = redact(message, mode)
+    else:
+        cleared = await asyncio.to_thread(redact, message, mode)
+    if key is not None:
+        log_findings(key, cleared.findings)
+    return cleared
 
 
-def redact_offer(offer: DelegationOffer, mode: Redaction) -> Redacted[DelegationOffer]:
-    """`secret_found`, if it is not to be sent."""
+def redact(message: D, mode: Redaction) -> Redacted[D]:
+    """Of a result without its transcript, which is cleared by itself. Raises if an offer is not to be sent."""
+    limits = TEXTS[type(message)]
+    words = {name: getattr(message, name) for name in limits}
+    if isinstance(message, DelegationOffer | DelegationResult):
+        words["parts"] = msgspec.to_builtins(message.parts)
     if mode == "off":
-        return Redacted(offer)
-    words = {"task": offer.task, "context": offer.context, "parts": msgspec.to_builtins(offer.parts)}
+        return Redacted(_with_texts(message, words, limits))
     found = redaction.redact(words, mode)
     if found.blocked:
-        raise redaction.refuse_secrets(found)
-    if found.value is words:
-        return Redacted(offer, found.findings)
-    clean = found.value
-    if len(clean["task"]) > TASK_CHARS_MAX or len(clean["context"] or "") > CONTEXT_CHARS_MAX:
-        raise TooLarge("offer_too_large", "without the secrets that were found in it, it is too long to be offered")
-    parts = msgspec.convert(clean["parts"], tuple[Content, ...])
-    return Redacted(replace(offer, task=clean["task"], context=clean["context"], parts=parts), found.findings)
-
-
-def redact_reason(message: R, mode: Redaction) -> Redacted[R]:
-    if mode == "off":
-        return Redacted(replace(message, reason=message.reason[:REASON_CHARS_MAX]))
-    found = redaction.redact({"reason": message.reason}, mode)
-    reason = "" if found.blocked else found.value["reason"][:REASON_CHARS_MAX]
-    return Redacted(replace(message, reason=reason), found.findings)
-
-
-def redact_report(report: StatusReport, mode: Redaction) -> Redacted[StatusReport]:
-    if report.message is None:
-        return Redacted(report)
-    if mode == "off":
-        return Redacted(replace(report, message=report.message[:MESSAGE_CHARS_MAX]))
-    found = redaction.redact({"message": report.message}, mode)
-    message = None if found.blocked else found.value["message"][:MESSAGE_CHARS_MAX]
-    return Redacted(replace(report, message=message), found.findings)
-
-
-def redact_result(result: DelegationResult, mode: Redaction) -> Redacted[DelegationResult]:
-    """Without its transcript, which is cleared by itself."""
-    if mode == "off":
-        return Redacted(_cut(result))
-    words = {"result": result.result, "error": result.error, "parts": msgspec.to_builtins(result.parts)}
-    found = redaction.redact(words, mode)
-    if found.blocked:
-        error = f"the result was held back, since it seems to hold secrets: {describe_findings(found.findings)}"
-        held = replace(result, status="failed", result=None, parts=(), error=error, error_code=HELD_BACK)
-        return Redacted(_cut(held), found.findings)
-    if found.value is words:
-        return Redacted(_cut(result), found.findings)
+        return Redacted(_held_back(message, found), found.findings)
     clean: dict[str, Any] = found.value
-    parts = msgspec.convert(clean["parts"], tuple[Content, ...])
-    return Redacted(_cut(replace(result, result=clean["result"], error=clean["error"], parts=parts)), found.findings)
+    if clean is not words and "parts" in clean:
+        message = replace(message, parts=msgspec.convert(clean["parts"], tuple[Content, ...]))
+    return Redacted(_with_texts(message, clean, limits), found.findings)
 
 
-def _cut(result: DelegationResult) -> DelegationResult:
-    text, error = result.result, result.error
-    if len(text or "") <= RESULT_CHARS_MAX and len(error or "") <= ERROR_CHARS_MAX:
-        return result
-    return replace(result, result=text and text[:RESULT_CHARS_MAX], error=error and error[:ERROR_CHARS_MAX])
+def _with_texts(message: D, clean: dict[str, Any], limits: dict[str, int]) -> D:
+    if isinstance(message, DelegationOffer) and any(len(clean[name] or "") > most for name, most in limits.items()):
+        raise TooLarge("offer_too_large", "without the secrets that were found in it, it is too long to be offered")
+    return replace(message, **{name: clean[name] and clean[name][:most] for name, most in limits.items()})
+
+
+def _held_back(message: D, found: redaction.Redaction) -> D:
+    match message:
+        case DelegationOffer():
+            raise redaction.refuse_secrets(found)
+        case DelegationResult():
+            error = f"the result was held back, since it seems to hold secrets: {describe_findings(found.findings)}"
+            error = error[:ERROR_CHARS_MAX]
+            return replace(message, status="failed", result=None, parts=(), error=error, error_code=HELD_BACK)
+        case StatusReport():
+            return replace(message, message=None)
+        case _:
+            return replace(message, reason="")
 
 
 def redact_transcript(
@@ -149,12 +136,13 @@ def redact_transcript(
     """In the mode `block` lines are cleared too: their root leaves in any case."""
     if mode == "off":
         return Redacted(transcript)
-    words = [{name: getattr(line, name) for name in LINE_MEMBERS} for line in transcript]
+    limits = TEXTS[TranscriptEntry]
+    words = [{name: getattr(line, name) for name in limits} for line in transcript]
     found = redaction.redact(words, "warn" if mode == "warn" else "redact")
     if found.value is words:
         return Redacted(transcript, found.findings)
     lines = (
-        replace(line, **{name: clean[name] and clean[name][:RESULT_CHARS_MAX] for name in LINE_MEMBERS})
+        replace(line, **{name: clean[name] and clean[name][:most] for name, most in limits.items()})
         for line, clean in zip(transcript, found.value, strict=True)
     )
     return Redacted(tuple(lines), found.findings)

@@ -56,7 +56,7 @@ from covenant.model.task_view import first_message
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.handshake import OfferedProfiles, budget_max, is_barred
 from covenant.peers.directory.peer_directory import as_agent
-from covenant.peers.outgoing_messages import Redacted, log_findings, outgoing, redact_message, redact_reason
+from covenant.peers.outgoing_messages import Redacted, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.offer_admission import (
     BUSY_RETRY_MS,
@@ -158,7 +158,7 @@ class Provider(PeerService):
             return await self._reject(incoming, offer, OfferRejected(code, refusal.message, refusal.retry_after_ms))
         if heard.known:
             over = OfferRejected("expired", "this offer was taken once, and what came of it is not kept any more")
-            reject = await self._cleared(key, _rejecting(offer, over))
+            reject = await redact_aside(_rejecting(offer, over), self._settings.redaction, key)
             await self._ledger.commit(
                 SendToPeer(
                     key=key,
@@ -210,7 +210,7 @@ class Provider(PeerService):
         self, incoming: IncomingMessage, offer: DelegationOffer, rejected: OfferRejected
     ) -> ReceivedFromPeer:
         begin = self._begin(incoming.peer, offer)
-        reject = await self._cleared(begin.key, _rejecting(offer, rejected))
+        reject = await redact_aside(_rejecting(offer, rejected), self._settings.redaction, begin.key)
         return await self._ledger.commit(
             ReceiveFromPeer(
                 envelope=incoming.envelope,
@@ -221,11 +221,6 @@ class Provider(PeerService):
                 said=(outgoing(reject.message),),
             )
         )
-
-    async def _cleared(self, key: DelegationKey, reject: DelegationReject) -> Redacted[DelegationReject]:
-        cleared = await redact_message(redact_reason, reject, self._settings.redaction, len(reject.reason))
-        log_findings(key, cleared.findings)
-        return cleared
 
     async def _answer_again(self, incoming: IncomingMessage, known: Delegation) -> ReceivedFromPeer:
         """As before. What has ended is told already, or is on its way."""
@@ -249,7 +244,7 @@ class Provider(PeerService):
                 reason=known.reason or "",
                 retry_after=known.retry_after_ms,
             )
-            cleared = await self._cleared(known.key, reject)
+            cleared = await redact_aside(reject, self._settings.redaction, known.key)
             await self._ledger.commit(SendToPeer(key=known.key, said=(outgoing(cleared.message),)))
         return heard
 

@@ -42,7 +42,7 @@ from covenant.model.task_event import ArtifactUpdate, Began, Continued, Ended, M
 from covenant.model.task_view import Artifact, TaskState, TaskView, final_message, first_message
 from covenant.model.usage import read_usage, tokens_of, usage_in
 from covenant.outbound.remote.remote_task import answer_text
-from covenant.peers.outgoing_messages import HELD_BACK, redact_result, redact_transcript
+from covenant.peers.outgoing_messages import HELD_BACK, redact, redact_transcript
 from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.envelope import BODY_BYTES_MAX
 from covenant.seal.proofs import sign_proof
@@ -207,7 +207,7 @@ def build_result(work: FinishedWork, private_key: bytes, settings: PeerSettings,
     """Pure, and slow where much was said: hashes and signs all of it."""
     delegation = work.delegation
     assert delegation.offer is not None, "a delegation keeps its offer until it has ended"
-    cleared = redact_result(_result(work), settings.redaction)
+    cleared = redact(_result(work), settings.redaction)
     lines = redact_transcript(work.transcript, settings.redaction)
     held_back = cleared.message.error_code == HELD_BACK
     result = _fitting(cleared.message)

@@ -26,7 +26,7 @@ from covenant.model.peers.delegation import ACCEPTED, CANCELLING, Delegation, De
 from covenant.model.peers.delegation_messages import StatusReport, TokenUsage
 from covenant.model.task_event import MessageUpdate, Started, StatusUpdate, Step
 from covenant.model.task_view import TaskViewBuilder
-from covenant.peers.outgoing_messages import HEAVY_CHARS, log_findings, outgoing, redact_message, redact_report
+from covenant.peers.outgoing_messages import HEAVY_CHARS, log_findings, outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.provider.result_builder import (
     INPUT_REQUIRED,
@@ -161,10 +161,8 @@ class TaskReporter(PeerService):
             message=HELD if held else self._message,
             token_usage=self._used(delegation),
         )
-        mode = self._settings.redaction
-        cleared = await redact_message(redact_report, made, mode, len(made.message or ""))
+        cleared = await redact_aside(made, self._settings.redaction, self._key)
         report = cleared.message
-        log_findings(self._key, cleared.findings)
         told = SendToPeer(
             key=delegation.key,
             happenings=("start", "status") if self._started and delegation.state is ACCEPTED else ("status",),

@@ -30,7 +30,7 @@ from covenant.model.peers.instance import Trust
 from covenant.model.task import Target, Task
 from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import PeerDirectory
-from covenant.peers.outgoing_messages import HEAVY_CHARS, Redacted, redact_message, redact_offer
+from covenant.peers.outgoing_messages import Redacted, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import PeerCallFailed
 from covenant.seal.proofs import assert_offer
@@ -100,9 +100,7 @@ class OfferBuilder(PeerService):
         offer = self._bounded(task, profile, origin, capabilities, budget=budget, timeout_ms=timeout_ms)
         parts = task.parts or (Text(task.intent_text),)
         offer = _worded(offer, parts, context)
-        mode = self._settings.redaction
-        characters = HEAVY_CHARS if offer.parts else len(offer.task) + len(offer.context or "")
-        cleared = await redact_message(redact_offer, offer, mode, characters)
+        cleared = await redact_aside(offer, self._settings.redaction)
         return cleared._replace(message=self._signed(cleared.message, peer, capabilities))
 
     async def _verified(self, peer: Peer) -> Peer:

@@ -170,5 +170,5 @@ def _stop(
 
 
 def cancel_message(delegation: Delegation, reason: str) -> DelegationCancel:
-    """As it was meant: what others have written in it is cleared before it leaves (`redact_reason`)."""
+    """As it was meant: what others have written in it is cleared before it leaves (`redact_aside`)."""
     return DelegationCancel(offer_id=delegation.offer_id, delegation_id=delegation.delegation_id, reason=reason)

@@ -49,7 +49,7 @@ from covenant.model.peers.delegation_messages import (
 from covenant.model.peers.instance import InstanceId
 from covenant.model.task import Task
 from covenant.peers.directory.peer_directory import PeerDirectory, as_refusal
-from covenant.peers.outgoing_messages import log_findings, outgoing, redact_message, redact_reason
+from covenant.peers.outgoing_messages import outgoing, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.requester.offer_builder import OfferBuilder, Told
 from covenant.peers.requester.reply_checks import cancel_message, check_accept, check_reject, check_result, check_status
@@ -340,9 +340,7 @@ class Requester(PeerService):
     ) -> DelegationMoved:
         changes = changes or DelegationChanges()
         if isinstance(message, DelegationCancel):
-            mode = self._settings.redaction
-            cleared = await redact_message(redact_reason, message, mode, len(message.reason))
-            log_findings(delegation.key, cleared.findings)
+            cleared = await redact_aside(message, self._settings.redaction, delegation.key)
             message, changes = cleared.message, replace(changes, redacted=delegation.redacted + cleared.found)
         return await self._ledger.commit(
             SendToPeer(
