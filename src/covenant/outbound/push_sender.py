@@ -3,7 +3,7 @@
 Promises: at least once, in order for each configuration, never a step skipped. What was taken is written down in the
 ledger soon after, many cursors at a time; a crash in between repeats it. A configuration that fails sleeps, longer each
 time, and costs a place in a heap while it does; given up, it waits for the operator. None waits for another's host
-(see `fair_scheduler`). Deleting or replacing one stops the delivery that is under way; those of a disabled tenant wait.
+(see `FairScheduler`). Deleting or replacing one stops the delivery that is under way; those of a disabled tenant wait.
 
 `run` may be canceled and called again: it begins with what the ledger knows.
 """
@@ -16,7 +16,6 @@ import heapq
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -30,7 +29,7 @@ from covenant.model.rate_limits import Backoff
 from covenant.model.task import Task
 from covenant.model.task_event import Began, Ended, Step
 from covenant.outbound.call_errors import AddressRefused, CallFailed, retry_after
-from covenant.outbound.fair_scheduler import FairScheduler
+from covenant.outbound.concurrency import FairScheduler, MoveSaver, wait_at_most
 from covenant.outbound.http_fetcher import Fetcher
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.seal.signed_documents import WebhookSigner
@@ -123,7 +122,6 @@ STEPS_AT_ONCE: Final = 8
 """Read from history together: what one delivery under way can hold in memory."""
 BURST_MAX: Final = 32
 """Deliveries of one configuration before another at its host may go."""
-MOVES_MAX: Final = 500
 PAUSE_FACTOR: Final = 3
 JITTER: Final = 0.2
 LOOK_AGAIN_MS: Final = 60_000
@@ -198,11 +196,12 @@ class PushSender:
         self._alarms: list[tuple[int, Key]] = []
         self._ahead: dict[Key, PushMove] = {}
         """What the ledger does not know yet."""
-        self._unsaved: dict[Key, PushMove] = {}
+        self._saver: MoveSaver[Key, PushMove] = MoveSaver(
+            lambda moves: self._ledger.commit(MovePushes(moves=moves)), self._forget
+        )
         self._touched: dict[TaskId, None] = {}
         """Tasks of which there is news."""
         self._changed = asyncio.Event()
-        self._moved = asyncio.Event()
 
     async def run(self) -> None:
         """Until canceled. If cursors cannot be kept any more, nothing is delivered: it would all be repeated."""
@@ -210,7 +209,7 @@ class PushSender:
         self._ledger.on_push(self._news)
         for push in await self._ledger.outbox():
             self._consider(push)
-        saving = asyncio.create_task(self._save_always())
+        saving = asyncio.create_task(self._saver.run())
         saving.add_done_callback(lambda _: self._changed.set())
         try:
             await self._direct(saving)
@@ -241,11 +240,7 @@ class PushSender:
         wait_ms = LOOK_AGAIN_MS
         if self._alarms:
             wait_ms = min(wait_ms, max(0, self._alarms[0][0] - self._ledger.clock.monotonic_ms()))
-        timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._changed.set)
-        try:
-            await self._changed.wait()
-        finally:
-            timer.cancel()
+        await wait_at_most(self._changed, wait_ms / 1000)
 
     async def _leave(self, saving: asyncio.Task[None]) -> None:
         """Let deliveries under way end, for a moment, and keep what they came to."""
@@ -257,7 +252,7 @@ class PushSender:
             task.cancel()
         await asyncio.gather(*under_way, saving, return_exceptions=True)
         try:
-            await self._save()
+            await self._saver.save()
         except Refusal as refusal:
             log.warning("push.unsaved", extra={"code": refusal.code, "count": len(self._ahead)})
 
@@ -405,28 +400,15 @@ class PushSender:
 
     def _keep(self, move: PushMove) -> None:
         key = (move.task_id, move.id)
-        self._ahead[key] = self._unsaved[key] = move
-        self._moved.set()
+        self._ahead[key] = move
+        self._saver.keep(key, move)
 
-    async def _save_always(self) -> None:
-        while True:
-            await self._moved.wait()
-            self._moved.clear()
-            await self._save()
-
-    async def _save(self) -> None:
-        """One record for many; meanwhile the next ones gather."""
-        while self._unsaved:
-            moves = {key: self._unsaved.pop(key) for key in tuple(islice(self._unsaved, MOVES_MAX))}
-            try:
-                await self._ledger.commit(MovePushes(moves=tuple(moves.values())))
-            except BaseException:
-                self._unsaved = moves | self._unsaved
-                raise
-            for key, move in moves.items():
-                if self._ahead.get(key) is move:
-                    del self._ahead[key]
-            self.saved.set()
+    def _forget(self, moves: Mapping[Key, PushMove]) -> None:
+        """The ledger knows these."""
+        for key, move in moves.items():
+            if self._ahead.get(key) is move:
+                del self._ahead[key]
+        self.saved.set()
 
 
 def _same(ours: Push, now: Push | None) -> bool:

@@ -6,10 +6,10 @@ Requests are written in the way's dialect and binding, answers read, and whateve
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from covenant.model.a2a_requests import SendMessage
@@ -35,78 +35,82 @@ Numbered = tuple[str | None, RemoteEvent]
 """What was heard, and the number that its stream stands at."""
 
 
-class A2ATransport(Protocol):
-    way: RemoteInterface
+class Request(NamedTuple):
+    """One operation of the dialect. `task_id`: the task that it is about, if it is about one."""
 
-    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent: ...
+    operation: str
+    params: bytes
+    task_id: str | None = None
+
+
+class A2ATransport(ABC):
+    """A subclass sends one request (`_ask`), or has one answered by a stream (`_stream`)."""
+
+    def __init__(self, way: RemoteInterface) -> None:
+        self.way = way
+        self._codec = BY_VERSION[way.version].client
+
+    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
+        request = Request(self._codec.send, self._codec.encode_send(ask, self.way.tenant))
+        return decoded(self._codec.decode_reply, await self._ask(request, headers, within_ms))
+
     def stream(
         self, ask: SendMessage, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]:
+        return self._stream(Request(self._codec.stream, self._codec.encode_send(ask, self.way.tenant)), headers)
+
+    async def get(self, task_id: str) -> RemoteTask:
+        return decoded(self._codec.decode_task, await self._ask(self._about(self._codec.get, task_id), {}))
+
+    async def cancel(self, task_id: str) -> RemoteTask:
+        return decoded(self._codec.decode_task, await self._ask(self._about(self._codec.cancel, task_id), {}))
+
+    def subscribe(self, task_id: str, after: str | None) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]:
+        headers = {"last-event-id": after} if after is not None else {}
+        return self._stream(self._about(self._codec.subscribe, task_id), headers)
+
+    def _about(self, operation: str, task_id: str) -> Request:
+        return Request(operation, self._codec.encode_task_request(task_id, self.way.tenant), task_id)
+
+    @abstractmethod
+    async def _ask(self, request: Request, headers: Mapping[str, str], within_ms: int | None = None) -> bytes: ...
+
+    @abstractmethod
+    def _stream(
+        self, request: Request, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]: ...
-    async def get(self, task_id: str) -> RemoteTask: ...
-    async def cancel(self, task_id: str) -> RemoteTask: ...
-    def subscribe(self, task_id: str, after: str | None) -> AbstractAsyncContextManager[AsyncIterator[Numbered]]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    method: str
-    url: str
-    body: bytes = b""
+_REST: Final = {
+    V1.client.send: ("POST", "message:send"),
+    V1.client.stream: ("POST", "message:stream"),
+    V1.client.get: ("GET", "tasks/{}"),
+    V1.client.cancel: ("POST", "tasks/{}:cancel"),
+    V1.client.subscribe: ("GET", "tasks/{}:subscribe"),
+}
 
 
-class HttpTransport:
+class HttpTransport(A2ATransport):
     """JSON-RPC in either dialect, or HTTP+JSON."""
 
     def __init__(
         self, way: RemoteInterface, fetcher: Fetcher, credentials: Credentials, card: RemoteCard | None
     ) -> None:
-        self.way = way
+        super().__init__(way)
         self._fetcher = fetcher
         self._credentials = credentials
         self._card = card
-        self._codec = BY_VERSION[way.version].client
         self._rest = way.binding == HTTP_JSON
 
-    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
-        request = self._request(self._codec.send, self._codec.encode_send(ask, self.way.tenant))
-        return decoded(self._codec.decode_reply, await self._ask(request, headers, within_ms))
-
-    @asynccontextmanager
-    async def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
-        request = self._request(self._codec.stream, self._codec.encode_send(ask, self.way.tenant))
-        async with self._pour(request, headers) as frames:
-            yield frames
-
-    async def get(self, task_id: str) -> RemoteTask:
-        return decoded(self._codec.decode_task, await self._ask(self._named(self._codec.get, task_id), {}))
-
-    async def cancel(self, task_id: str) -> RemoteTask:
-        return decoded(self._codec.decode_task, await self._ask(self._named(self._codec.cancel, task_id), {}))
-
-    @asynccontextmanager
-    async def subscribe(self, task_id: str, after: str | None) -> AsyncIterator[AsyncIterator[Numbered]]:
-        headers = {"last-event-id": after} if after is not None else {}
-        async with self._pour(self._named(self._codec.subscribe, task_id), headers) as frames:
-            yield frames
-
-    def _named(self, operation: str, task_id: str) -> _Request:
+    def _http(self, request: Request) -> tuple[str, str, bytes]:
+        """Method, URL and body."""
         if not self._rest:
-            return self._request(operation, self._codec.encode_task_request(task_id, self.way.tenant))
-        task = f"tasks/{quote(task_id, safe='')}"
-        match operation:
-            case V1.client.get:
-                return _Request("GET", self._place(task))
-            case V1.client.cancel:
-                return _Request("POST", self._place(f"{task}:cancel"), b"{}")
-            case _:
-                return _Request("GET", self._place(f"{task}:subscribe"))
-
-    def _request(self, operation: str, params: bytes) -> _Request:
-        if not self._rest:
-            return _Request("POST", self.way.url, jsonrpc.encode_request(1, operation, params))
-        return _Request(
-            "POST", self._place("message:send" if operation == V1.client.send else "message:stream"), params
-        )
+            return "POST", self.way.url, jsonrpc.encode_request(1, request.operation, request.params)
+        method, path = _REST[request.operation]
+        if request.task_id is None:
+            return method, self._place(path), request.params
+        place = self._place(path.format(quote(request.task_id, safe="")))
+        return method, place, b"{}" if method == "POST" else b""
 
     def _place(self, path: str) -> str:
         scheme, host, before, query, _ = urlsplit(self.way.url)
@@ -118,23 +122,20 @@ class HttpTransport:
         own = self._credentials.headers(self.way.url, self._card)
         return {"content-type": "application/json", "accept": accept, **version, **more, **own}
 
-    async def _ask(self, request: _Request, more: Mapping[str, str], within_ms: int | None = None) -> bytes:
-        answer = await self._fetcher.fetch(
-            request.method,
-            request.url,
-            headers=self._headers(more, "application/json"),
-            content=request.body,
-            total_ms=within_ms,
-        )
+    async def _ask(self, request: Request, headers: Mapping[str, str], within_ms: int | None = None) -> bytes:
+        method, url, body = self._http(request)
+        sent = self._headers(headers, "application/json")
+        answer = await self._fetcher.fetch(method, url, headers=sent, content=body, total_ms=within_ms)
         return self._result(answer.status, answer.headers, answer.body)
 
     @asynccontextmanager
-    async def _pour(self, request: _Request, more: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
+    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
+        method, url, content = self._http(request)
         async with self._fetcher.stream(
-            request.method,
-            request.url,
-            headers=self._headers(more, "text/event-stream, application/json"),
-            content=request.body,
+            method,
+            url,
+            headers=self._headers(headers, "text/event-stream, application/json"),
+            content=content,
             idle_ms=IDLE_MS,
             bytes_max=STREAM_BYTES_MAX,
         ) as answer:

@@ -24,6 +24,7 @@ import msgspec
 from covenant.model.agent_card import GRPC, HTTP_JSON, JSONRPC, RemoteCard, RemoteInterface
 from covenant.model.errors import CovenantError
 from covenant.outbound.call_errors import NoCard, RefusalCode, RemoteRefused
+from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.http_fetcher import Fetched, Fetcher
 from covenant.outbound.remote.remote_registry import Credentials
 from covenant.outbound.urls import InvalidUrl, Location, read_url
@@ -211,7 +212,7 @@ class CardCache:
         self._keeps = keeps
         self._clock = clock
         self._kept: dict[str, _CachedCard] = {}
-        self._flights: dict[tuple[str, int], asyncio.Task[RemoteCard]] = {}
+        self._flights: SingleFlight[RemoteCard] = SingleFlight()
 
     async def get(self, key: str, fetch: Callable[[], Awaitable[RemoteCard]]) -> RemoteCard:
         """The card under this key, fetched if need be. Raises what fetching it raised."""
@@ -221,21 +222,10 @@ class CardCache:
                 return kept.what
             raise kept.what.with_traceback(None)
         # A question under way belongs to the loop that it is asked in.
-        flight_key = (key, id(asyncio.get_running_loop()))
-        flight = self._flights.get(flight_key)
-        if flight is None:
-            flight = asyncio.ensure_future(self._fetch(key, fetch))
-            self._flights[flight_key] = flight
-            flight.add_done_callback(lambda landed: self._landed(flight_key, landed))
-        return await asyncio.shield(flight)
+        return await self._flights.join((key, id(asyncio.get_running_loop())), lambda: self._fetch(key, fetch))
 
     def clear(self) -> None:
         self._kept.clear()
-
-    def _landed(self, flight_key: tuple[str, int], flight: asyncio.Task[RemoteCard]) -> None:
-        self._flights.pop(flight_key, None)
-        if not flight.cancelled():
-            flight.exception()  # looked at here: everybody who waited for it may have left
 
     async def _fetch(self, key: str, fetch: Callable[[], Awaitable[RemoteCard]]) -> RemoteCard:
         self._prune()

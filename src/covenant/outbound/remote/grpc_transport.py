@@ -22,14 +22,18 @@ from google.protobuf.json_format import MessageToJson, Parse
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from covenant.model.a2a_requests import SendMessage
 from covenant.model.agent_card import RemoteCard, RemoteInterface
-from covenant.model.task_view import RemoteEvent, RemoteTask
 from covenant.outbound.address_guard import AddressGuard, CheckedTarget
 from covenant.outbound.call_errors import AddressRefused, CallFailed, RefusalCode, RemoteRefused
-from covenant.outbound.remote.a2a_transport import EVENT_BYTES_MAX, STREAM_BYTES_MAX, Numbered, decoded
+from covenant.outbound.remote.a2a_transport import (
+    EVENT_BYTES_MAX,
+    STREAM_BYTES_MAX,
+    A2ATransport,
+    Numbered,
+    Request,
+    decoded,
+)
 from covenant.outbound.remote.remote_registry import Credentials
-from covenant.wire.a2a.dialects import V1
 from covenant.wire.jsonrpc import one_line
 
 SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
@@ -37,7 +41,6 @@ CALL_S: Final = 30.0
 CONNECT_S: Final = 5.0
 KEEPALIVE_MS: Final = 60_000
 GENERATION: Final = "covenant.generation"
-_CODEC: Final = V1.client
 
 _SCHEMES: Final = {"": "http", "grpc": "http", "http": "http", "grpcs": "https", "https": "https"}
 _REFUSED: Final[dict[str, RefusalCode]] = {
@@ -64,65 +67,44 @@ def place_of(url: str) -> str:
     return f"{known}://{urlsplit(f'//{rest}').netloc}"
 
 
-class GrpcTransport:
+class GrpcTransport(A2ATransport):
     def __init__(
         self, way: RemoteInterface, guard: AddressGuard, credentials: Credentials, card: RemoteCard | None
     ) -> None:
-        self.way = way
+        super().__init__(way)
         self._guard = guard
         self._place = place_of(way.url)
         self._secrets = credentials.headers(self._place, card)
 
-    async def send(self, ask: SendMessage, headers: Mapping[str, str], within_ms: int) -> RemoteEvent:
-        params = _CODEC.encode_send(ask, self.way.tenant)
-        return decoded(_CODEC.decode_reply, await self._ask(_CODEC.send, params, headers, within_ms / 1000))
-
-    @asynccontextmanager
-    async def stream(self, ask: SendMessage, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
-        async with self._channel() as channel:
-            yield self._frames(channel, _CODEC.stream, _CODEC.encode_send(ask, self.way.tenant), headers)
-
-    async def get(self, task_id: str) -> RemoteTask:
-        return decoded(
-            _CODEC.decode_task, await self._ask(_CODEC.get, _CODEC.encode_task_request(task_id, self.way.tenant), {})
-        )
-
-    async def cancel(self, task_id: str) -> RemoteTask:
-        return decoded(
-            _CODEC.decode_task, await self._ask(_CODEC.cancel, _CODEC.encode_task_request(task_id, self.way.tenant), {})
-        )
-
-    @asynccontextmanager
-    async def subscribe(self, task_id: str, after: str | None) -> AsyncIterator[AsyncIterator[Numbered]]:
-        headers = {"last-event-id": after} if after is not None else {}
-        async with self._channel() as channel:
-            yield self._frames(channel, _CODEC.subscribe, _CODEC.encode_task_request(task_id, self.way.tenant), headers)
-
-    async def _ask(self, method: str, params: bytes, headers: Mapping[str, str], within_s: float = CALL_S) -> bytes:
-        asked, told = _METHODS[method]
+    async def _ask(self, request: Request, headers: Mapping[str, str], within_ms: int | None = None) -> bytes:
+        asked, told = _METHODS[request.operation]
+        within_s = CALL_S if within_ms is None else within_ms / 1000
         async with self._channel() as channel:
             call = channel.unary_unary(
-                _path(method), request_serializer=_written(asked), response_deserializer=told.FromString
+                _path(request.operation), request_serializer=_written(asked), response_deserializer=told.FromString
             )
             try:
-                return _json(await call(params, metadata=self._metadata(headers), timeout=within_s))
+                return _json(await call(request.params, metadata=self._metadata(headers), timeout=within_s))
             except grpc.aio.AioRpcError as error:
                 raise _trouble(error) from error
 
-    async def _frames(
-        self, channel: Any, method: str, params: bytes, headers: Mapping[str, str]
-    ) -> AsyncIterator[Numbered]:
-        asked, told = _METHODS[method]
+    @asynccontextmanager
+    async def _stream(self, request: Request, headers: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Numbered]]:
+        async with self._channel() as channel:
+            yield self._frames(channel, request, headers)
+
+    async def _frames(self, channel: Any, request: Request, headers: Mapping[str, str]) -> AsyncIterator[Numbered]:
+        asked, told = _METHODS[request.operation]
         call = channel.unary_stream(
-            _path(method), request_serializer=_written(asked), response_deserializer=told.FromString
+            _path(request.operation), request_serializer=_written(asked), response_deserializer=told.FromString
         )
         seen = 0
         try:
-            async for message in call(params, metadata=self._metadata(headers)):
+            async for message in call(request.params, metadata=self._metadata(headers)):
                 seen += message.ByteSize()
                 if seen > STREAM_BYTES_MAX:
                     raise CallFailed("too_large", f"the stream has more than {STREAM_BYTES_MAX} bytes", transient=False)
-                yield _number(message), decoded(_CODEC.decode_reply, _json(message))
+                yield _number(message), decoded(self._codec.decode_reply, _json(message))
         except grpc.aio.AioRpcError as error:
             raise _trouble(error) from error
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import accumulate
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -25,6 +25,7 @@ from covenant.model.errors import Conflict, CovenantError, Invalid, Refusal, Una
 from covenant.model.peers.delegation import Challenge, IssuedToken, Peer, PeerCapabilities, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import BUDGET_MAX, CapabilityQuery, CapabilityResponse, Profile
 from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBundle, Prekey, Trust, negotiate
+from covenant.outbound.concurrency import SingleFlight
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerContext, PeerService, PeerSettings
 from covenant.peers.transport.peer_client import (
@@ -128,39 +129,6 @@ def _bounded(profiles: tuple[Profile, ...]) -> tuple[Profile, ...]:
     """The first that there is room for."""
     sizes = accumulate(len(each.name.encode()) + len(each.description.encode()) + 64 for each in profiles)
     return tuple(each for each, size in zip(profiles, sizes, strict=True) if size <= PROFILES_BYTES_MAX)
-
-
-T = TypeVar("T")
-
-
-class SingleFlight(Generic[T]):
-    """A question is not called off because one of those who wait for it leaves. For one loop."""
-
-    def __init__(self) -> None:
-        self._flights: dict[Hashable, asyncio.Task[T]] = {}
-
-    async def join(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = asyncio.ensure_future(_run(ask))
-            flight.add_done_callback(lambda landed: self._landed(key, landed))
-        return await asyncio.shield(flight)
-
-    async def stop(self) -> None:
-        """End what is under way: those who wait are told that it was cancelled."""
-        flights = list(self._flights.values())
-        for flight in flights:
-            flight.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
-
-    def _landed(self, key: Hashable, flight: asyncio.Task[T]) -> None:
-        self._flights.pop(key, None)
-        if not flight.cancelled():
-            flight.exception()  # looked at here: everybody who waited for it may have left
-
-
-async def _run(ask: Callable[[], Awaitable[T]]) -> T:
-    return await ask()
 
 
 TIMEOUT_S: Final = 15.0

@@ -28,11 +28,11 @@ from covenant.model.ids import AgentId, PublicKey, base58
 from covenant.model.peers.delegation import NAME_CHARS_MAX, Peer, PeerLimits, PeerSource, ReceivedEnvelope
 from covenant.model.peers.delegation_messages import CapabilityQuery, CapabilityResponse
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey, Trust, parse_instance_id
+from covenant.outbound.concurrency import SingleFlight
 from covenant.outbound.urls import InvalidUrl, read_url
 from covenant.peers.directory.handshake import (
     Handshake,
     OfferedProfiles,
-    SingleFlight,
     TokenIssuer,
     answer,
     keys_worth_keeping,

@@ -22,6 +22,7 @@ from covenant.ledger.machine.peer_commands import LearnPeer, MoveParcels, Receiv
 from covenant.model.errors import Invalid, Refusal
 from covenant.model.peers.delegation import DelegationKey, DelegationRole, OutboxMove, Peer, ReceivedEnvelope
 from covenant.model.peers.instance import InstanceId, KeyBundle, Prekey
+from covenant.outbound.concurrency import wait_at_most
 from covenant.peers.directory.handshake import keys_worth_keeping
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.peer_client import DELIVERY_S, DeliveryFailure, DeliveryTrouble, EnvelopeSender
@@ -113,11 +114,7 @@ class PollServer(PeerService):
                 left_s = until - loop.time()
                 if self._closed or left_s <= 0 or self._waiting.get(peer) is not woken:
                     return ()
-                timer = loop.call_later(left_s, woken.set)
-                try:
-                    await woken.wait()
-                finally:
-                    timer.cancel()
+                await wait_at_most(woken, left_s)
         finally:
             if self._waiting.get(peer) is woken:
                 del self._waiting[peer]

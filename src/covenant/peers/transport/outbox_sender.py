@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, islice
 from typing import Final
 
@@ -23,6 +23,7 @@ from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import PublicKey
 from covenant.model.peers.delegation import DelegationKey, OutboxMessage, OutboxMove, Peer
 from covenant.model.peers.instance import InstanceId
+from covenant.outbound.concurrency import MoveSaver, wait_at_most
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.transport.inbox import Inbox
@@ -39,7 +40,6 @@ AWAY: Final = "connect_failed"
 STATUS: Final = "delegation_status"
 READ_MAX: Final = 64
 """Delegations whose parcels are read together, before anybody looks again."""
-MOVES_MAX: Final = 500
 LOOK_AGAIN_S: Final = 60.0
 FAULT: Final = DeliveryFailure("internal", "internal error; the daemon's log has the trace", whole=False)
 
@@ -77,9 +77,10 @@ class OutboxSender(PeerService):
         self._rounds: dict[InstanceId, _Round] = {}
         self._ahead: dict[DelegationKey, int] = {}
         """What peers have taken of each, while the ledger does not know that yet."""
-        self._unsaved: dict[tuple[DelegationKey, bool], OutboxMove] = {}
+        self._saver: MoveSaver[tuple[DelegationKey, bool], OutboxMove] = MoveSaver(
+            lambda moves: self._ledger.commit(MoveParcels(moves=moves)), self._forget
+        )
         """By delegation, and whether it was delivered."""
-        self._moved = asyncio.Event()
         self._running = False
         self._stop, self._ended = asyncio.Event(), asyncio.Event()
         context.in_flight.append(self.begun)
@@ -90,7 +91,7 @@ class OutboxSender(PeerService):
         self._stop.clear()
         self._ended.clear()
         self._running = True
-        saving = asyncio.create_task(self._save_always())
+        saving = asyncio.create_task(self._saver.run())
         polling = asyncio.create_task(self._poll_client.run())
         stopped = asyncio.create_task(self._stop.wait())
         for peer in await self._ledger.addressees():
@@ -134,9 +135,9 @@ class OutboxSender(PeerService):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
-            await self._save()
+            await self._saver.save()
         except Refusal as refusal:
-            log.warning("courier.unsaved", extra={"code": refusal.code, "count": len(self._unsaved)})
+            log.warning("courier.unsaved", extra={"code": refusal.code, "count": len(self._saver.waiting)})
 
     # What there is to do
 
@@ -242,11 +243,7 @@ class OutboxSender(PeerService):
         wait_s = LOOK_AGAIN_S
         if wakes and not (round_.trouble is not None and round_.busy):
             wait_s = min(wait_s, max(0, min(wakes) - self._monotonic_ms()) / 1000)
-        timer = asyncio.get_running_loop().call_later(wait_s, round_.news.set)
-        try:
-            await round_.news.wait()
-        finally:
-            timer.cancel()
+        await wait_at_most(round_.news, wait_s)
 
     # Doing it
 
@@ -334,28 +331,14 @@ class OutboxSender(PeerService):
         if move.delivered:
             self._ahead[key] = move.seq
             # What failed before it was delivered is gone with it.
-            self._unsaved.pop((key, False), None)
-        self._unsaved[key, move.delivered] = move
-        self._moved.set()
+            self._saver.waiting.pop((key, False), None)
+        self._saver.keep((key, move.delivered), move)
 
-    async def _save_always(self) -> None:
-        while True:
-            await self._moved.wait()
-            self._moved.clear()
-            await self._save()
-
-    async def _save(self) -> None:
-        """One record for many; meanwhile the next ones gather."""
-        while self._unsaved:
-            moves = {key: self._unsaved.pop(key) for key in tuple(islice(self._unsaved, MOVES_MAX))}
-            try:
-                await self._ledger.commit(MoveParcels(moves=tuple(moves.values())))
-            except BaseException:
-                self._unsaved = moves | self._unsaved
-                raise
-            for move in moves.values():
-                if move.delivered and self._ahead.get(move.delegation) == move.seq:
-                    del self._ahead[move.delegation]
+    def _forget(self, moves: Mapping[tuple[DelegationKey, bool], OutboxMove]) -> None:
+        """The ledger knows these."""
+        for move in moves.values():
+            if move.delivered and self._ahead.get(move.delegation) == move.seq:
+                del self._ahead[move.delegation]
 
 
 def _blames_one(trouble: DeliveryTrouble) -> bool:

@@ -1,6 +1,6 @@
 """FairScheduler: each tenant and each host in its place, whoever else waits."""
 
-from covenant.outbound.fair_scheduler import FairScheduler
+from covenant.outbound.concurrency import FairScheduler
 
 
 def drawn(turns: FairScheduler[str]) -> list[str]:

@@ -1,0 +1,175 @@
+"""Concurrency of calls: fair turns, one flight for one question, cursors saved many at a time, bounded waits.
+
+All of it is for one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, Generic, TypeVar
+
+MOVES_MAX: Final = 500
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+async def wait_at_most(event: asyncio.Event, wait_s: float) -> None:
+    """Until the event is set, which it is when the time is over."""
+    timer = asyncio.get_running_loop().call_later(wait_s, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
+
+
+class SingleFlight(Generic[T]):
+    """A question is not called off because one of those who wait for it leaves."""
+
+    def __init__(self) -> None:
+        self._flights: dict[Hashable, asyncio.Task[T]] = {}
+
+    async def join(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = asyncio.ensure_future(_run(ask))
+            flight.add_done_callback(lambda landed: self._landed(key, landed))
+        return await asyncio.shield(flight)
+
+    async def stop(self) -> None:
+        """End what is under way: those who wait are told that it was cancelled."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+
+    def _landed(self, key: Hashable, flight: asyncio.Task[T]) -> None:
+        self._flights.pop(key, None)
+        if not flight.cancelled():
+            flight.exception()  # looked at here: everybody who waited for it may have left
+
+
+async def _run(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()
+
+
+class MoveSaver(Generic[K, V]):
+    """How far deliveries have come: the latest of each key is committed soon, many in one record.
+
+    A move that could not be committed is kept. `saved` hears of those that were.
+    """
+
+    def __init__(
+        self, commit: Callable[[tuple[V, ...]], Awaitable[object]], saved: Callable[[Mapping[K, V]], None]
+    ) -> None:
+        self._commit = commit
+        self._saved = saved
+        self._added = asyncio.Event()
+        self.waiting: dict[K, V] = {}
+
+    def keep(self, key: K, move: V) -> None:
+        self.waiting[key] = move
+        self._added.set()
+
+    async def run(self) -> None:
+        """Until canceled, or until a commit fails."""
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            await self.save()
+
+    async def save(self) -> None:
+        while self.waiting:
+            moves = {key: self.waiting.pop(key) for key in tuple(islice(self.waiting, MOVES_MAX))}
+            try:
+                await self._commit(tuple(moves.values()))
+            except BaseException:
+                self.waiting = moves | self.waiting
+                raise
+            self._saved(moves)
+
+
+@dataclass(slots=True)
+class _Lane(Generic[T]):
+    """The calls to one host for one tenant."""
+
+    waiting: deque[T] = field(default_factory=deque)
+    under_way: int = 0
+
+
+@dataclass(slots=True)
+class _Tenant(Generic[T]):
+    lanes: dict[str, _Lane[T]] = field(default_factory=dict)
+    ready: dict[str, None] = field(default_factory=dict)
+    """Hosts with somebody waiting and a place free; whoever has waited longest first."""
+    under_way: int = 0
+
+
+class FairScheduler(Generic[T]):
+    """Nobody waits for somebody else's slow host.
+
+    Calls stand in lanes, one for each tenant and host, first in first out. Tenants take turns, and so do the hosts of a
+    tenant; each host, each tenant and all together have so many places at once. Every operation costs the same,
+    however many wait.
+    """
+
+    def __init__(self, *, at_once: int, per_tenant: int, per_host: int) -> None:
+        self._at_once = at_once
+        self._per_tenant = per_tenant
+        self._per_host = per_host
+        self._tenants: dict[str, _Tenant[T]] = {}
+        self._ready: dict[str, None] = {}
+        self.under_way = 0
+
+    def wait(self, tenant: str, host: str, call: T) -> None:
+        lanes = self._tenants.setdefault(tenant, _Tenant())
+        lane = lanes.lanes.setdefault(host, _Lane())
+        lane.waiting.append(call)
+        self._settle(tenant, lanes, host, lane)
+
+    def next(self) -> T | None:
+        """The call whose turn it is, which now has a place; None if nobody can go."""
+        if self.under_way >= self._at_once or not self._ready:
+            return None
+        tenant = next(iter(self._ready))
+        lanes = self._tenants[tenant]
+        host = next(iter(lanes.ready))
+        lane = lanes.lanes[host]
+        call = lane.waiting.popleft()
+        self.under_way += 1
+        lanes.under_way += 1
+        lane.under_way += 1
+        # To the end of the line, both of them.
+        lanes.ready.pop(host)
+        self._ready.pop(tenant)
+        self._settle(tenant, lanes, host, lane)
+        return call
+
+    def done(self, tenant: str, host: str) -> None:
+        """A call has given its place back."""
+        lanes = self._tenants[tenant]
+        lane = lanes.lanes[host]
+        self.under_way -= 1
+        lanes.under_way -= 1
+        lane.under_way -= 1
+        self._settle(tenant, lanes, host, lane)
+
+    def _settle(self, tenant: str, lanes: _Tenant[T], host: str, lane: _Lane[T]) -> None:
+        """Put both where they belong after a change: ready, not ready, or gone."""
+        if lane.waiting and lane.under_way < self._per_host:
+            lanes.ready.setdefault(host)
+        else:
+            lanes.ready.pop(host, None)
+        if not lane.waiting and not lane.under_way:
+            del lanes.lanes[host]
+        if lanes.ready and lanes.under_way < self._per_tenant:
+            self._ready.setdefault(tenant)
+        else:
+            self._ready.pop(tenant, None)
+        if not lanes.lanes:
+            del self._tenants[tenant]
