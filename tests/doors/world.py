@@ -16,6 +16,8 @@ from covenant.daemon.settings import HttpSettings
 from covenant.doors import native
 from covenant.doors.http.app import HttpDoor, build_http
 from covenant.doors.http.bearer_auth import TenantGate
+from covenant.doors.http.endpoint import tenant_routes
+from covenant.doors.http.openapi import routes_of
 from covenant.doors.http.server.http_exchange import Door
 from covenant.doors.http.server.http_refusals import RefusalForm, plain_form
 from covenant.doors.ipc_server import IpcServer
@@ -186,9 +188,10 @@ async def _open_doors(
     of_ipc = {
         name: options.pop(name) for name in ("frame_bytes_max", "connections_max", "handshake_s") if name in options
     }
-    routes = native.agent_routes(catalogue, TenantGate(tenancy, limiter), meter)
+    agents, gate = native.AgentDoor(catalogue), TenantGate(tenancy, limiter)
+    routes = tenant_routes(agents, gate, meter, body_bytes_max=native.AGENT_BYTES_MAX)
     routes += options.pop("more_routes", ())
-    door = build_http(api, **options, more_routes=routes, described=native.AGENT_ROUTES)
+    door = build_http(api, **options, more_routes=routes, described=routes_of(native.AgentDoor))
     ipc = IpcServer(folder / "sock", api, **of_ipc)
     await ipc.start()
     async with _listening(door, door.refusal_form) as port:

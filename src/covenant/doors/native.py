@@ -14,14 +14,11 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
-from starlette.routing import BaseRoute
 from starlette.types import Send
 
-from covenant.doors.http.bearer_auth import TenantGate
-from covenant.doors.http.endpoint import TOO_SLOW, TenantCall, Writer, tenant_routes
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.endpoint import TOO_SLOW, TenantCall, Writer
+from covenant.doors.http.openapi import route
 from covenant.doors.http.responses import AlreadyExists
-from covenant.doors.metrics import Meter
 from covenant.doors.operator_api.tenants import AgentShown
 from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.catalogue import Catalogue
@@ -76,13 +73,22 @@ class AgentDoor:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
 
+    @route("GET", AGENTS, "Your agents, index first")
     async def list_own_agents(self, asked: TenantCall) -> tuple[int, Agents]:
         found = await self._catalogue.list(asked.caller.tenant.name)
         return 200, Agents(len(found), tuple(AgentShown.of(agent) for agent in found))
 
+    @route("GET", AGENT, "One of your agents")
     async def show_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
         return 200, AgentShown.of(await self._agent(asked))
 
+    @route(
+        "POST",
+        AGENTS,
+        "Add an agent: its definition, bare or as agent_def; 409 shows the existing one",
+        request=AgentDefinition,
+        status=201,
+    )
     async def add_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
         definition = read_agent_definition(_definition(asked.body))
         try:
@@ -93,6 +99,7 @@ class AgentDoor:
                 raise
             raise AlreadyExists(conflict, AgentShown.of(existing)) from None
 
+    @route("PATCH", AGENT, "Replace an agent's definition wholesale", request=AgentDefinition)
     async def replace_own_agent(self, asked: TenantCall) -> tuple[int, AgentShown]:
         definition = _definition(asked.body)
         agent = await self._agent(asked)
@@ -103,6 +110,7 @@ class AgentDoor:
             return 200, AgentShown.of(await self._catalogue.replace(asked.caller, agent.definition))
         return 200, AgentShown.of(await self._catalogue.replace(asked.caller, read_agent_definition(definition)))
 
+    @route("DELETE", AGENT, "Remove an agent")
     async def remove_own_agent(self, asked: TenantCall) -> tuple[int, Deleted]:
         agent = await self._agent(asked)
         await self._catalogue.remove(asked.caller, agent.id)
@@ -122,34 +130,6 @@ def _definition(body: bytes) -> dict[str, Any]:
     if not isinstance(definition, dict):
         raise Invalid("invalid_agent", f"/{WRAPPER}: must be an object")
     return definition
-
-
-AGENT_ROUTES: Final = (
-    Described(path=AGENTS, method="GET", name="list_own_agents", summary="Your agents, index first", answer=Agents),
-    Described(
-        path=AGENTS,
-        method="POST",
-        name="add_own_agent",
-        summary="Add an agent: its definition, bare or as agent_def; 409 shows the existing one",
-        request=AgentDefinition,
-        answer=AgentShown,
-        status=201,
-    ),
-    Described(path=AGENT, method="GET", name="show_own_agent", summary="One of your agents", answer=AgentShown),
-    Described(
-        path=AGENT,
-        method="PATCH",
-        name="replace_own_agent",
-        summary="Replace an agent's definition wholesale",
-        request=AgentDefinition,
-        answer=AgentShown,
-    ),
-    Described(path=AGENT, method="DELETE", name="remove_own_agent", summary="Remove an agent", answer=Deleted),
-)
-
-
-def agent_routes(catalogue: Catalogue, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
-    return tenant_routes(AGENT_ROUTES, AgentDoor(catalogue), gate, meter, body_bytes_max=AGENT_BYTES_MAX)
 
 
 REQUESTS: Final = "/v1/requests"
@@ -199,12 +179,14 @@ class RequestDoor:
     def __init__(self, requests: TaskLookup) -> None:
         self._requests = requests
 
+    @route("GET", REQUESTS, "Your requests, the newest first", query=ListRequests)
     async def list_requests(self, asked: TenantCall) -> tuple[int, RequestList]:
         limit = decode_query(ListRequests, asked.query).limit
         found = await self._requests.list(asked.caller, limit)
         rows = tuple(_listed(asked.caller.tenant.name, row) for row in found)
         return 200, RequestList(count=len(rows), requests=rows)
 
+    @route("GET", REQUEST, "One of your requests")
     async def show_request(self, asked: TenantCall) -> tuple[int, OneRequest]:
         try:
             view = await self._requests.get(asked.caller, asked.path["request_id"])
@@ -212,6 +194,7 @@ class RequestDoor:
             raise _not_found() from None
         return 200, OneRequest(request=show_request(view))
 
+    @route("POST", CANCEL, "End it; 404 says in the same shape that there was nothing to end", same_at=404)
     async def cancel_request(self, asked: TenantCall) -> tuple[int, Cancelled]:
         request_id = asked.path["request_id"]
         try:
@@ -221,6 +204,13 @@ class RequestDoor:
             return 404, Cancelled(request_id=request_id, cancelled=False, reason=NOT_RUNNING)
         return 200, Cancelled(request_id=request_id, cancelled=True)
 
+    @route(
+        "GET",
+        EVENTS,
+        "What happened and happens to it, as server-sent events; resume with Last-Event-ID, or since",
+        query=FollowRequest,
+        events=RequestEvent,
+    )
     async def follow_request(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
         after = _cursor(asked)
         try:
@@ -270,40 +260,6 @@ async def write_events(stream: TaskStream, send: Send, *, from_start: bool) -> N
         body = events.frames(steps) if steps else KEEP_ALIVE
         await send({"type": "http.response.body", "body": body, "more_body": True})
     await send({"type": "http.response.body", "body": TOO_SLOW if stream.cut else b"", "more_body": False})
-
-
-REQUEST_ROUTES: Final = (
-    Described(
-        path=REQUESTS,
-        method="GET",
-        name="list_requests",
-        summary="Your requests, the newest first",
-        query=ListRequests,
-        answer=RequestList,
-    ),
-    Described(path=REQUEST, method="GET", name="show_request", summary="One of your requests", answer=OneRequest),
-    Described(
-        path=EVENTS,
-        method="GET",
-        name="follow_request",
-        summary="What happened and happens to it, as server-sent events; resume with Last-Event-ID, or since",
-        query=FollowRequest,
-        answer=RequestEvent,
-        media_type="text/event-stream",
-    ),
-    Described(
-        path=CANCEL,
-        method="POST",
-        name="cancel_request",
-        summary="End it; 404 says in the same shape that there was nothing to end",
-        answer=Cancelled,
-        same_at=404,
-    ),
-)
-
-
-def request_routes(requests: TaskLookup, gate: TenantGate, meter: Meter) -> list[BaseRoute]:
-    return tenant_routes(REQUEST_ROUTES, RequestDoor(requests), gate, meter, body_bytes_max=REQUEST_BYTES_MAX)
 
 
 ORCHESTRATE: Final = "/v1/orchestrate"
@@ -363,6 +319,13 @@ class RunDoor:
         self._threads = threads
         self._conversations = conversations
 
+    @route(
+        "POST",
+        ORCHESTRATE,
+        "Have an agent, or the master, do something; told as server-sent events. Idempotency-Key names the run",
+        request=RunRequest,
+        events=RequestEvent,
+    )
     async def orchestrate(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
         given = decode_run(asked.body)
         about = {"original_query": given.original_query, "channel": given.channel}
@@ -375,6 +338,13 @@ class RunDoor:
         stream = await self._runs.start(asked.caller, run, asked.header(IDEMPOTENCY_KEY), asked.call_context)
         return stream, partial(write_events, stream, from_start=True)
 
+    @route(
+        "POST",
+        MESSAGES,
+        "The next message of a conversation; the answer comes as server-sent events",
+        request=NewMessage,
+        events=RequestEvent,
+    )
     async def say_in_conversation(self, asked: TenantCall) -> tuple[TaskStream, Writer]:
         """A new task of the conversation's agent, or the answer that its last one waits for."""
         caller, conversation_id, key = asked.caller, asked.path["conversation_id"], asked.header(IDEMPOTENCY_KEY)
@@ -392,24 +362,35 @@ class RunDoor:
         stream = await self._conversations.stream(ask, SendMessage(message=message))
         return stream, partial(write_events, stream, from_start=False)
 
+    @route(
+        "POST",
+        CONVERSATIONS,
+        "Begin a conversation with an agent, the master unless said otherwise",
+        request=NewConversation,
+        status=201,
+    )
     async def create_conversation(self, asked: TenantCall) -> tuple[int, Conversation]:
         given = decode_conversation(asked.body)
         agent = self._runs.agent(asked.caller, given.agent)
         return 201, await self._threads.create(asked.caller, agent, given.title)
 
+    @route("GET", CONVERSATIONS, "Your open conversations, the newest first", query=ListConversations)
     async def list_conversations(self, asked: TenantCall) -> tuple[int, ConversationPage]:
         query = decode_query(ListConversations, asked.query)
         found, after = await self._threads.list(asked.caller, query.limit, query.after)
         return 200, ConversationPage(count=len(found), conversations=tuple(found), next=after)
 
+    @route("GET", CONVERSATION, "One of them")
     async def show_conversation(self, asked: TenantCall) -> tuple[int, Conversation]:
         return 200, await self._threads.get(asked.caller, asked.path["conversation_id"])
 
+    @route("DELETE", CONVERSATION, "End a conversation; what was said stays under /v1/requests")
     async def delete_conversation(self, asked: TenantCall) -> tuple[int, ConversationDeleted]:
         conversation_id = asked.path["conversation_id"]
         await self._threads.delete(asked.caller, conversation_id)
         return 200, ConversationDeleted(conversation_id)
 
+    @route("GET", MESSAGES, "What was said in a conversation, the oldest first", query=ListMessages)
     async def list_messages(self, asked: TenantCall) -> tuple[int, MessagePage]:
         limit = decode_query(ListMessages, asked.query).limit
         found = await self._threads.messages(asked.caller, asked.path["conversation_id"], limit)
@@ -428,62 +409,3 @@ def _shown(view: TaskView) -> list[ConversationMessage]:
         )
         for message in view.history
     ]
-
-
-RUN_ROUTES: Final = (
-    Described(
-        path=ORCHESTRATE,
-        method="POST",
-        name="orchestrate",
-        summary="Have an agent, or the master, do something; told as server-sent events. Idempotency-Key names the run",
-        request=RunRequest,
-        answer=RequestEvent,
-        media_type="text/event-stream",
-    ),
-    Described(
-        path=CONVERSATIONS,
-        method="POST",
-        name="create_conversation",
-        summary="Begin a conversation with an agent, the master unless said otherwise",
-        request=NewConversation,
-        answer=Conversation,
-        status=201,
-    ),
-    Described(
-        path=CONVERSATIONS,
-        method="GET",
-        name="list_conversations",
-        summary="Your open conversations, the newest first",
-        query=ListConversations,
-        answer=ConversationPage,
-    ),
-    Described(path=CONVERSATION, method="GET", name="show_conversation", summary="One of them", answer=Conversation),
-    Described(
-        path=CONVERSATION,
-        method="DELETE",
-        name="delete_conversation",
-        summary="End a conversation; what was said stays under /v1/requests",
-        answer=ConversationDeleted,
-    ),
-    Described(
-        path=MESSAGES,
-        method="POST",
-        name="say_in_conversation",
-        summary="The next message of a conversation; the answer comes as server-sent events",
-        request=NewMessage,
-        answer=RequestEvent,
-        media_type="text/event-stream",
-    ),
-    Described(
-        path=MESSAGES,
-        method="GET",
-        name="list_messages",
-        summary="What was said in a conversation, the oldest first",
-        query=ListMessages,
-        answer=MessagePage,
-    ),
-)
-
-
-def run_routes(door: RunDoor, gate: TenantGate, meter: Meter, *, body_bytes_max: int) -> list[BaseRoute]:
-    return tenant_routes(RUN_ROUTES, door, gate, meter, body_bytes_max=body_bytes_max)

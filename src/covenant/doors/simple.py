@@ -9,13 +9,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
-from starlette.routing import BaseRoute
 
-from covenant.doors.http.bearer_auth import TenantGate
-from covenant.doors.http.endpoint import TenantCall, tenant_routes
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.endpoint import TenantCall
+from covenant.doors.http.openapi import route
 from covenant.doors.http.responses import Style
-from covenant.doors.metrics import Meter
 from covenant.exchange.simple import SimpleExchange, SimpleSend
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.task import Hop
@@ -46,45 +43,27 @@ def asked_for(request: A2ATaskSendRequest, hop: Hop | None = None) -> SimpleSend
     )
 
 
+STYLE: Final = Style(lambda refusal: _encode(SimpleError(error=refusal.message, code=CODES[refusal.status])))
+
+
 class SimpleDoor:
     def __init__(self, tasks: SimpleExchange) -> None:
         self._tasks = tasks
 
+    @route(
+        "POST",
+        SEND,
+        "Give a text to your first agent that has a project; answers with the task at once",
+        request=A2ATaskSendRequest,
+        refusal=SimpleError,
+    )
     async def send_simple_task(self, asked: TenantCall) -> tuple[int, A2ATask]:
         request = asked_for(decode_send(asked.body), asked.call_context)
         return 200, task_of(await self._tasks.send(asked.caller, request))
 
+    @route("GET", TASK, "A task that was sent by this door, as it is now", refusal=SimpleError)
     async def get_simple_task(self, asked: TenantCall) -> tuple[int, A2ATask]:
         try:
             return 200, task_of(await self._tasks.get(asked.caller, asked.path["task_id"]))
         except NotFound:
             raise NotFound("unknown_task", NO_TASK) from None
-
-
-STYLE: Final = Style(lambda refusal: _encode(SimpleError(error=refusal.message, code=CODES[refusal.status])))
-
-DESCRIBED: Final = (
-    Described(
-        path=SEND,
-        method="POST",
-        name="send_simple_task",
-        summary="Give a text to your first agent that has a project; answers with the task at once",
-        request=A2ATaskSendRequest,
-        answer=A2ATask,
-        refusal=SimpleError,
-    ),
-    Described(
-        path=TASK,
-        method="GET",
-        name="get_simple_task",
-        summary="A task that was sent by this door, as it is now",
-        answer=A2ATask,
-        refusal=SimpleError,
-    ),
-)
-
-
-def simple_routes(
-    tasks: SimpleExchange, gate: TenantGate, meter: Meter, *, body_bytes_max: int = BODY_BYTES_MAX
-) -> list[BaseRoute]:
-    return tenant_routes(DESCRIBED, SimpleDoor(tasks), gate, meter, body_bytes_max=body_bytes_max, style=STYLE)

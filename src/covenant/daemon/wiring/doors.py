@@ -25,9 +25,11 @@ from covenant.doors.a2a.admission import Admission
 from covenant.doors.a2a.cards import CardPages, PublishedAgent, extended_cards
 from covenant.doors.a2a.http_bindings import PREFIX, A2ADoor
 from covenant.doors.a2a.operations import A2AServices
+from covenant.doors.http import endpoint
 from covenant.doors.http.app import HttpDoor, TracedDoor, build_http
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.host_names import AllowedOrigins, BaseUrl, as_host
+from covenant.doors.http.openapi import routes_of
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.http.server.http_server import HttpServer
 from covenant.doors.ipc_server import IpcServer
@@ -56,11 +58,10 @@ from covenant.seal.signed_documents import WebhookSigner
 if TYPE_CHECKING:
     from covenant.doors.a2a.grpc import GrpcCalls
 
-TENANT_DESCRIBED: Final = (
-    *native.AGENT_ROUTES,
-    *native.RUN_ROUTES,
-    *native.REQUEST_ROUTES,
-    *simple.DESCRIBED,
+TENANT_DESCRIBED: Final = tuple(
+    described
+    for door in (native.AgentDoor, native.RunDoor, native.RequestDoor, simple.SimpleDoor)
+    for described in routes_of(door)
 )
 
 
@@ -172,10 +173,12 @@ def tenant_routes(
     )
     texts = SimpleExchange(ledger, catalogue, exchange, new_id, tools=tools, limits=limits)
     return [
-        *native.agent_routes(catalogue, gate, meter),
-        *native.request_routes(tasks, gate, meter),
-        *native.run_routes(runs, gate, meter, body_bytes_max=2 * settings.message_bytes_max),
-        *simple.simple_routes(texts, gate, meter),
+        *endpoint.tenant_routes(native.AgentDoor(catalogue), gate, meter, body_bytes_max=native.AGENT_BYTES_MAX),
+        *endpoint.tenant_routes(native.RequestDoor(tasks), gate, meter, body_bytes_max=native.REQUEST_BYTES_MAX),
+        *endpoint.tenant_routes(runs, gate, meter, body_bytes_max=2 * settings.message_bytes_max),
+        *endpoint.tenant_routes(
+            simple.SimpleDoor(texts), gate, meter, body_bytes_max=simple.BODY_BYTES_MAX, style=simple.STYLE
+        ),
     ]
 
 

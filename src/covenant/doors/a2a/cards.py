@@ -62,35 +62,17 @@ class KeySet(msgspec.Struct, frozen=True):
 
 DESCRIBED: Final = (
     Described(
-        path=WELL_KNOWN_PATH,
-        method="GET",
-        name="public_card",
-        summary="How to authenticate, or the agent that is published; clean 1.0 with A2A-Version: 1.0",
-        answer=CombinedCard,
+        "GET",
+        WELL_KNOWN_PATH,
+        "public_card",
+        "How to authenticate, or the agent that is published; clean 1.0 with A2A-Version: 1.0",
+        CombinedCard,
         token=False,
     ),
+    Described("GET", KEYS_PATH, "card_keys", "The keys that cards are signed with", KeySet, token=False),
+    Described("GET", A2A_PATH, "a2a_overview", "Where agents and their cards are", Overview, token=False),
     Described(
-        path=KEYS_PATH,
-        method="GET",
-        name="card_keys",
-        summary="The keys that cards are signed with",
-        answer=KeySet,
-        token=False,
-    ),
-    Described(
-        path=A2A_PATH,
-        method="GET",
-        name="a2a_overview",
-        summary="Where agents and their cards are",
-        answer=Overview,
-        token=False,
-    ),
-    Described(
-        path=CARD_PATH,
-        method="GET",
-        name="agent_card",
-        summary="The card of one of your agents; clean 1.0 with A2A-Version: 1.0",
-        answer=CombinedCard,
+        "GET", CARD_PATH, "agent_card", "The card of one of your agents; clean 1.0 with A2A-Version: 1.0", CombinedCard
     ),
 )
 

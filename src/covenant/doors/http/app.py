@@ -32,13 +32,13 @@ from covenant.wire.call_headers import TRACEPARENT, TRACESTATE, read_call_contex
 HOT: Final = frozenset({"send_a2a_task", "try_recv_a2a_task", "post_a2a_result", "try_recv_a2a_result"})
 
 PAGES: Final = (
-    Page(path="/healthz", summary="Whether the process is alive", content_type="application/json"),
-    Page(path="/health", summary="The same, under its older name", content_type="application/json"),
-    Page(path="/readyz", summary="Whether it can take work; 503 says why not", content_type="application/json"),
-    Page(path="/metrics", summary="Numbers for Prometheus", content_type="text/plain"),
-    Page(path="/version", summary="Which protocol is spoken here", content_type="application/json"),
-    Page(path="/openapi.json", summary="This document", content_type="application/json"),
-    Page(path="/docs", summary="This document, for people", content_type="text/html"),
+    Page("/healthz", "Whether the process is alive"),
+    Page("/health", "The same, under its older name"),
+    Page("/readyz", "Whether it can take work; 503 says why not"),
+    Page("/metrics", "Numbers for Prometheus", "text/plain"),
+    Page("/version", "Which protocol is spoken here"),
+    Page("/openapi.json", "This document"),
+    Page("/docs", "This document, for people", "text/html"),
 )
 
 

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from covenant.doors.http.bearer_auth import TenantGate, credential_of, principal_of, turned_away
-from covenant.doors.http.openapi import Described
+from covenant.doors.http.openapi import Described, routes_of
 from covenant.doors.http.request_body import BODY_TOO_LARGE, body_at_hand, read_body
 from covenant.doors.http.responses import (
     CLOSE,
@@ -55,9 +55,8 @@ Writer = Callable[[Send], Awaitable[None]]
 """Writes a stream as the body of a response."""
 Follow = Callable[["TenantCall"], Awaitable[tuple[TaskStream, Writer]]]
 
-_EVENT_STREAM: Final = "text/event-stream"
 _STREAM_HEADERS: Final = [
-    (b"content-type", _EVENT_STREAM.encode()),
+    (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
     # Or a proxy would gather frames until its buffer is full.
     (b"x-accel-buffering", b"no"),
@@ -204,7 +203,7 @@ class TenantEndpoint(Endpoint):
         self, route: Described, run: Run | Follow, gate: TenantGate, meter: Meter, style: Style, *, body_bytes_max: int
     ) -> None:
         super().__init__(route.name, style, meter)
-        self._streams = route.media_type == _EVENT_STREAM
+        self._streams = route.streams
         self._run: Any = run
         self._gate = gate
         self._body_bytes_max = body_bytes_max
@@ -278,15 +277,10 @@ def described_routes(
 
 
 def tenant_routes(
-    described: Sequence[Described],
-    door: object,
-    gate: TenantGate,
-    meter: Meter,
-    *,
-    body_bytes_max: int,
-    style: Style = PROBLEM,
+    door: object, gate: TenantGate, meter: Meter, *, body_bytes_max: int, style: Style = PROBLEM
 ) -> list[BaseRoute]:
-    """Routes for tenants, each answered by the method of `door` that has its name: a `Run`, or a `Follow`."""
+    """The routes that the methods of `door` answer: each a `Run`, or a `Follow`."""
+    described = routes_of(type(door))
     calls: dict[str, ASGIApp] = {
         each.name: TenantEndpoint(each, getattr(door, each.name), gate, meter, style, body_bytes_max=body_bytes_max)
         for each in described

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -28,50 +28,79 @@ _STATUSES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(NamedTuple):
     """A route for operators and their tools: no token, no operation."""
 
     path: str
     summary: str
-    content_type: str
+    content_type: str = "application/json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Described:
-    """A route of another door on the same port: with a tenant's token, unless it is for everybody, in JSON."""
+    """A route as the document describes it: by default with a bearer token, in JSON."""
 
-    path: str
     method: str
+    path: str
     name: str
     summary: str
     answer: type[msgspec.Struct]
+    """Of a stream: what its events carry."""
     request: type[msgspec.Struct] | None = None
-    status: int = 200
-    token: bool = True
     query: type[msgspec.Struct] | None = None
-    media_type: str = "application/json"
-    """Of the answer; of a stream, `answer` is what its events carry."""
+    status: int = 200
+    body_required: bool = True
+    token: bool = True
+    streams: bool = False
     refusal: type[msgspec.Struct] | None = None
     """How it refuses, if not as its neighbours do."""
     same_at: int | None = None
     """A second status that carries the answer's shape."""
 
+    @classmethod
+    def operation(cls, row: AnyApiOperation) -> Described:
+        request, query = (row.request, None) if row.in_body else (None, row.request)
+        needed = any(field.required for field in msgspec.structs.fields(row.request))
+        return cls(row.method, row.path, row.kind, row.summary, row.answer, request, query, row.status, needed)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def route(
+    method: str, path: str, summary: str, *, events: type[msgspec.Struct] | None = None, **more: Any
+) -> Callable[[F], F]:
+    """Describes the method of a door that answers this route.
+
+    It returns a status and the answer; or, where `events` says what they carry, a stream. `more` are other fields of
+    `Described`.
+    """
+
+    def describe(run: F) -> F:
+        answer = events or get_args(get_type_hints(run)["return"])[1]
+        described = Described(method, path, run.__name__, summary, answer, streams=events is not None, **more)
+        run.described = described  # type: ignore[attr-defined]  # read by `routes_of`
+        return run
+
+    return describe
+
+
+def routes_of(door: type) -> tuple[Described, ...]:
+    """The routes that the methods of a door answer, in their order."""
+    return tuple(run.described for run in vars(door).values() if hasattr(run, "described"))
+
 
 def document(
     operations: Sequence[AnyApiOperation], pages: Sequence[Page], version: str, described: Sequence[Described] = ()
 ) -> dict[str, Any]:
-    schemas = _schemas(operations, described)
+    routes = [*described, *map(Described.operation, operations)]
+    schemas = _schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
-    for route in described:
-        paths.setdefault(route.path, {})[route.method.lower()] = _described(route, schemas)
-    for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas)
+    for each in routes:
+        paths.setdefault(each.path, {})[each.method.lower()] = _route(each, schemas)
     for page in pages:
         paths.setdefault(page.path, {})["get"] = _page(page)
-    in_bodies = {operation.request for operation in operations if operation.in_body}
-    in_queries = {route.query for route in described if route.query is not None}
-    for only_in_query in {operation.request for operation in operations} - in_bodies | in_queries:
+    for only_in_query in {each.query for each in routes if each.query} - {each.request for each in routes}:
         del schemas[only_in_query.__name__]
     return {
         "openapi": "3.1.0",
@@ -86,80 +115,58 @@ def document(
             "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "responses": {
-                **{status: _json(text, ErrorAnswer.__name__) for status, text in _STATUSES.items()},
-                **{f"v1.{status}": _json(text, Problem.__name__) for status, text in _STATUSES.items()},
+                **{status: _json(text, ErrorAnswer) for status, text in _STATUSES.items()},
+                **{f"v1.{status}": _json(text, Problem) for status, text in _STATUSES.items()},
             },
         },
     }
 
 
-def _schemas(operations: Sequence[AnyApiOperation], described: Sequence[Described]) -> dict[str, Any]:
+def _schemas(routes: Sequence[Described]) -> dict[str, Any]:
     types: set[type[msgspec.Struct]] = {ErrorAnswer, Problem}
-    types |= {each for operation in operations for each in (operation.request, operation.answer)}
-    for route in described:
-        types |= {each for each in (route.request, route.answer, route.query, route.refusal) if each is not None}
-    ordered = sorted(types, key=lambda each: each.__name__)
+    for each in routes:
+        types |= {kind for kind in (each.request, each.answer, each.query, each.refusal) if kind is not None}
+    ordered = sorted(types, key=lambda kind: kind.__name__)
     return msgspec.json.schema_components(ordered, ref_template=_REF)[1]
 
 
-def _operation(operation: AnyApiOperation, schemas: dict[str, Any]) -> dict[str, Any]:
-    in_path = re.findall(r"\{(\w+)\}", operation.path)
-    schema = schemas[operation.request.__name__]
+def _route(route: Described, schemas: dict[str, Any]) -> dict[str, Any]:
+    in_path = re.findall(r"\{(\w+)\}", route.path)
+    asked = route.request or route.query
+    schema = schemas[asked.__name__] if asked is not None else {}
     for name in in_path:
-        schema["properties"].pop(name, None)
-    described: dict[str, Any] = {
-        "operationId": operation.kind,
-        "summary": operation.summary,
-        "tags": [operation.path.split("/")[1]],
-        "security": [{"token": []}],
-        "parameters": _path_parameters(operation.path),
-        "responses": _responses(operation.path, operation.status, operation.answer),
-    }
-    if operation.in_body:
-        body = _json(operation.summary, operation.request.__name__)
-        described["requestBody"] = {"required": bool(schema.get("required")), "content": body["content"]}
-    else:
-        described["parameters"] += [
-            _parameter("query", name, _without_null(given)) for name, given in schema["properties"].items()
-        ]
-    return described
-
-
-def _described(route: Described, schemas: dict[str, Any]) -> dict[str, Any]:
+        schema.get("properties", {}).pop(name, None)
     described: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
         "tags": [route.path.split("/")[1]],
         "security": [{"token": []}] if route.token else [],
-        "parameters": _path_parameters(route.path),
-        "responses": _responses(route.path, route.status, route.answer),
+        "parameters": [_path_parameter(name) for name in in_path],
+        "responses": _responses(route),
     }
-    content = described["responses"][str(route.status)]["content"]
-    content[route.media_type] = content.pop("application/json")
-    if route.refusal is not None:
-        refusals = {status: _json(text, route.refusal.__name__) for status, text in _STATUSES.items()}
-        described["responses"].update(refusals)
-    if route.same_at is not None:
-        described["responses"][str(route.same_at)] = _json(_STATUSES[str(route.same_at)], route.answer.__name__)
     if route.query is not None:
-        named = schemas[route.query.__name__]["properties"]
-        described["parameters"] += [_parameter("query", name, _without_null(given)) for name, given in named.items()]
+        named = schema["properties"].items()
+        described["parameters"] += [_parameter("query", name, _without_null(given)) for name, given in named]
     if route.request is not None:
-        content = _json(route.summary, route.request.__name__)["content"]
-        described["requestBody"] = {"required": True, "content": content}
+        content = _json(route.summary, route.request)["content"]
+        described["requestBody"] = {"required": route.body_required, "content": content}
     return described
 
 
-def _path_parameters(path: str) -> list[dict[str, Any]]:
-    found = re.findall(r"\{(\w+)\}", path)
-    uuid = {"type": "string", "format": "uuid"}
-    return [_parameter("path", name, uuid if name == "task_id" else {"type": "string"}) for name in found]
+def _responses(route: Described) -> dict[str, Any]:
+    if route.refusal is not None:
+        refusals = {status: _json(text, route.refusal) for status, text in _STATUSES.items()}
+    else:
+        prefix = "v1." if style_of(route.path) is PROBLEM else ""
+        refusals = {status: {"$ref": f"#/components/responses/{prefix}{status}"} for status in _STATUSES}
+    if route.same_at is not None:
+        refusals[str(route.same_at)] = _json(_STATUSES[str(route.same_at)], route.answer)
+    media_type = "text/event-stream" if route.streams else "application/json"
+    return {str(route.status): _json("Done", route.answer, media_type), **refusals}
 
 
-def _responses(path: str, status: int, answer: type[msgspec.Struct]) -> dict[str, Any]:
-    prefix = "v1." if style_of(path) is PROBLEM else ""
-    refusals = {each: {"$ref": f"#/components/responses/{prefix}{each}"} for each in _STATUSES}
-    return {str(status): _json("Done", answer.__name__), **refusals}
+def _path_parameter(name: str) -> dict[str, Any]:
+    return _parameter("path", name, {"type": "string", **({"format": "uuid"} if name == "task_id" else {})})
 
 
 def _parameter(place: str, name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -175,9 +182,9 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in schema.items() if name != "default"}
 
 
-def _json(text: str, name: str) -> dict[str, Any]:
-    schema = {"$ref": _REF.format(name=name)}
-    return {"description": text, "content": {"application/json": {"schema": schema}}}
+def _json(text: str, kind: type[msgspec.Struct], media_type: str = "application/json") -> dict[str, Any]:
+    schema = {"$ref": _REF.format(name=kind.__name__)}
+    return {"description": text, "content": {media_type: {"schema": schema}}}
 
 
 def _page(page: Page) -> dict[str, Any]:
