@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from covenant.doors.ipc_session import READ_AHEAD_BYTES, FrameStream, FrameTooLargeError
+from covenant.doors.ipc_server import READ_AHEAD_BYTES, FrameStream, FrameTooLargeError
 from covenant.wire.ipc_frames import encode_frame
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.doors.ipc_session import HANDSHAKE_BYTES_MAX
+from covenant.doors.ipc_server import HANDSHAKE_BYTES_MAX
 from covenant.exchange.mailbox import MailboxLimits
 from covenant.model.errors import SettingsError
 from tests.doors.clients import Ipc

@@ -1,21 +1,356 @@
-"""The socket in the home: who may connect (the owner of the home), how many, and how it all ends."""
+"""The socket in the home, which only the home's owner may connect to.
+
+A connection authenticates, then its requests are answered in turn. Before that only `protocol_info` and `ping` are
+answered. A frame that is not JSON, or too long, ends the connection after an error; a refused request does not.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 import stat
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from time import perf_counter
+from typing import Any, Final, cast
 
-from covenant.doors.ipc_session import HANDSHAKE_BYTES_MAX, HANDSHAKE_S, FrameStream, IpcContext, IpcSession
-from covenant.doors.operator_api.answers import ErrorAnswer, encode
-from covenant.doors.operator_api.operation import ApiContext
-from covenant.model.errors import SettingsError
-from covenant.wire.ipc_frames import FRAME_BYTES_MAX
+import msgspec
+
+from covenant.doors.operator_api import BY_KIND, OPERATIONS
+from covenant.doors.operator_api.answers import (
+    INTERNAL_ERROR,
+    ApiAnswer,
+    Authenticated,
+    AuthenticationFailed,
+    ErrorAnswer,
+    Pong,
+    encode,
+    error_of,
+)
+from covenant.doors.operator_api.mailbox import ResultOpt, TaskOpt
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext, Services
+from covenant.doors.waits import CallerGoneError
+from covenant.exchange.access.principals import Principal
+from covenant.model.errors import Invalid, Refusal, SettingsError, TooLarge
+from covenant.wire.ipc_frames import FRAME_BYTES_MAX, HEADER_BYTES, canonical_kind, encode_frame, frame_length
+from covenant.wire.json_input import check_fields, decode
+from covenant.wire.mailbox import FrameHeader
+
+READ_AHEAD_BYTES: Final = 64 * 1024
+WRITE_STALL_S: Final = 30.0
+
+
+class FrameTooLargeError(Exception):
+    """The caller announced a frame over the limit. What follows it cannot be told apart any more."""
+
+
+class FrameStream(asyncio.Protocol):
+    def __init__(self, frame_bytes_max: int, *, write_stall_s: float = WRITE_STALL_S) -> None:
+        loop = asyncio.get_running_loop()
+        self.frame_bytes_max = frame_bytes_max
+        self._write_stall_s = write_stall_s
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done once no more frames will come: the other side is gone, or we are through with it."""
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._arrived = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._reading = True
+        self._cut_off = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # what a stream server's loop makes
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (the loop's signature)
+        self._transport = None
+        self.end()
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if self._reading and len(self._buffer) > self._wanted() + READ_AHEAD_BYTES:
+            self._reading = False
+            self._pause(True)
+        self._arrived.set()
+
+    def eof_received(self) -> bool:
+        self.end()
+        return True  # what was asked before is still answered
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def end(self) -> None:
+        """Serve what has arrived in full, and then nothing more."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+        self._arrived.set()
+
+    def cut_off(self) -> None:
+        """Serve nothing more, whatever has arrived."""
+        self._cut_off = True
+        self.end()
+
+    @contextmanager
+    def on_end(self, call: Callable[[], None]) -> Iterator[None]:
+        """While this context is open, `call` is called if the stream ends."""
+
+        def ended(_: asyncio.Future[None]) -> None:
+            call()
+
+        self.ended.add_done_callback(ended)
+        try:
+            yield
+        finally:
+            self.ended.remove_done_callback(ended)
+
+    async def read(self) -> bytes | None:
+        """The next frame's body; None at the end."""
+        while not self._cut_off:
+            if len(self._buffer) >= HEADER_BYTES:
+                length = frame_length(self._buffer)
+                if length > self.frame_bytes_max:
+                    raise FrameTooLargeError
+                if len(self._buffer) >= HEADER_BYTES + length:
+                    return self._cut(length)
+            if self.ended.done():
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        return None
+
+    def _cut(self, length: int) -> bytes:
+        body = bytes(memoryview(self._buffer)[HEADER_BYTES : HEADER_BYTES + length])
+        del self._buffer[: HEADER_BYTES + length]
+        if not self._reading and len(self._buffer) <= self._wanted() + READ_AHEAD_BYTES:
+            self._reading = True
+            self._pause(False)
+        return body
+
+    def _wanted(self) -> int:
+        """What must be buffered to have one whole frame. One that is too long is not waited for."""
+        if len(self._buffer) < HEADER_BYTES:
+            return HEADER_BYTES
+        length = frame_length(self._buffer)
+        return HEADER_BYTES + length if length <= self.frame_bytes_max else HEADER_BYTES
+
+    def _pause(self, pause: bool) -> None:  # noqa: FBT001  (private)
+        if self._transport is not None and not self._transport.is_closing():
+            if pause:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    async def write(self, body: bytes) -> None:
+        """Send one frame, and wait until the other side has taken most of it."""
+        transport = self._transport
+        if transport is None:
+            return
+        transport.write(encode_frame(body))
+        if not self._writable.is_set():
+            try:
+                await asyncio.wait_for(self._writable.wait(), self._write_stall_s)
+            except TimeoutError:
+                transport.abort()
+
+    def address(self) -> str:
+        """Who is at the other end, as the kernel knows them."""
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is None or not hasattr(socket, "SO_PEERCRED"):
+            return "local"
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return f"uid:{uid}"
+
+    def close(self) -> None:
+        """Close when the other side has taken what was written, or has had time enough to."""
+        self.cut_off()
+        transport = self._transport
+        if transport is not None:
+            transport.close()
+            asyncio.get_running_loop().call_later(self._write_stall_s, transport.abort)
+
+    def abort(self) -> None:
+        self.cut_off()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+Encode = Callable[[ApiAnswer], bytes]
+
+
+async def fitted(office: Services, caller: Principal, answer: ApiAnswer, encode: Encode, bytes_max: int) -> bytes:
+    body = encode(answer)
+    if len(body) <= bytes_max:
+        return body
+    # Of a single one the list only repeats what stands at the top.
+    if isinstance(answer, ResultOpt) and len(answer.results) == 1:
+        body = encode(msgspec.structs.replace(answer, results=()))
+    elif isinstance(answer, TaskOpt):
+        if len(answer.tasks) == 1:
+            body = encode(msgspec.structs.replace(answer, tasks=()))
+        if len(body) > bytes_max:
+            for leased in answer.tasks:
+                await office.exchange.release(caller, leased.task.id, leased.lease.lease_id, "too large for one frame")
+    if len(body) > bytes_max:
+        raise TooLarge("answer_too_large", f"the answer has {len(body)} bytes, a frame {bytes_max}; ask for fewer")
+    return body
+
+
+TRANSPORT: Final = "ipc"
+HANDSHAKE_S: Final = 10.0
+# Nobody needs more to say who they are, and whoever has not said so shall not fill our memory.
+HANDSHAKE_BYTES_MAX: Final = 64 * 1024
+
+_HEADING: Final = msgspec.json.Decoder(FrameHeader)
+_FRAMES: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    operation.kind: msgspec.json.Decoder(operation.frame or operation.request) for operation in OPERATIONS
+}
+_HEADING_FIELDS: Final = FrameHeader.__struct_fields__
+_MALFORMED: Final = ErrorAnswer(code="invalid_json", message="malformed frame")
+_TOO_LARGE: Final = ErrorAnswer(code="frame_too_large", message="frame too large")
+
+log = logging.getLogger(__name__)
+
+
+class IpcSession:
+    """One connection of `server`."""
+
+    def __init__(self, server: IpcServer, stream: FrameStream) -> None:
+        self._server = server
+        self._api = server.api
+        self._encode = server.api.encode
+        self._stream = stream
+
+    async def run(self) -> None:
+        """Until either side is through. Leaves the stream closed."""
+        try:
+            async with asyncio.timeout(self._server.handshake_s):
+                caller = await self._handshake()
+            if caller is not None:
+                await self._serve(caller)
+        except TimeoutError:
+            await self._say(AuthenticationFailed(reason="nobody authenticated in time"))
+        except FrameTooLargeError:
+            await self._say(_TOO_LARGE)
+        except CallerGoneError:
+            pass
+        finally:
+            self._stream.close()
+
+    async def _handshake(self) -> Principal | None:
+        """The caller, or None once it has been told that it is not known."""
+        while (frame := await self._stream.read()) is not None:
+            try:
+                heading = decode(_HEADING, frame)
+            except Invalid as refusal:
+                if refusal.code == "invalid_json":
+                    await self._say(_MALFORMED)
+                    return None
+                heading = FrameHeader("")
+            kind = canonical_kind(heading.kind)
+            if kind == "authenticate":
+                return await self._authenticate(heading.token_b58)
+            if kind not in _BEFORE:
+                await self._turn_away("first frame must be Authenticate")
+                return None
+            await self._say(_BEFORE[kind](self._api))
+        return None
+
+    async def _authenticate(self, token: str | None) -> Principal | None:
+        caller = self._api.doorkeeper.recognise(token) if token else None
+        if caller is None:
+            await self._turn_away("unknown or revoked token")
+            return None
+        await self._say(Authenticated(display=caller.agent.display))
+        return caller
+
+    async def _turn_away(self, reason: str) -> None:
+        try:
+            refusal = await self._api.doorkeeper.turned_away(
+                reason, transport=TRANSPORT, address=self._stream.address()
+            )
+        except Refusal as unaudited:
+            await self._say(error_of(unaudited))
+            return
+        self._api.meter.refused(TRANSPORT, refusal.code)
+        await self._say(AuthenticationFailed(reason=refusal.message))
+
+    async def _serve(self, caller: Principal) -> None:
+        stream, api = self._stream, self._api
+        stream.frame_bytes_max = self._server.frame_bytes_max
+        # A caller revoked meanwhile still hears the answer under way: it may be about its own new token.
+        with api.doorkeeper.session(caller, stream.cut_off):
+            while (frame := await stream.read()) is not None:
+                try:
+                    heading = decode(_HEADING, frame)
+                except Invalid as refusal:
+                    api.meter.refused(TRANSPORT, refusal.code)
+                    if refusal.code == "invalid_json":
+                        await self._say(_MALFORMED)
+                        return
+                    await self._say(error_of(refusal))
+                    continue
+                await stream.write(await self._answer(caller, canonical_kind(heading.kind), frame))
+
+    async def _answer(self, caller: Principal, kind: str, frame: bytes) -> bytes:
+        api, operation = self._api, BY_KIND.get(kind)
+        if operation is None:
+            return self._encode(_without_operation(api, kind))
+        started_s = perf_counter()
+        try:
+            answer = await self._run(caller, operation, frame)
+            return await fitted(api.services, caller, answer, self._encode, self._server.frame_bytes_max)
+        except Refusal as refusal:
+            api.meter.refused(TRANSPORT, refusal.code)
+            return self._encode(error_of(refusal))
+        except CallerGoneError:
+            raise
+        except Exception:  # the last stand before the client: it hears nothing of what went wrong
+            log.exception("ipc.failed", extra={"operation": operation.kind})
+            api.meter.refused(TRANSPORT, "internal")
+            return self._encode(INTERNAL_ERROR)
+        finally:
+            self._server.timers[operation.kind].observe(perf_counter() - started_s)
+
+    async def _run(self, caller: Principal, operation: AnyApiOperation, frame: bytes) -> ApiAnswer:
+        request: Any = decode(_FRAMES[operation.kind], frame)
+        if operation.request.strict:
+            check_fields(frame, operation.frame or operation.request, _HEADING_FIELDS)
+        if operation.frame is not None:
+            request = request.request()
+        wait = operation.wait
+        if wait is None or not request.wait_ms:
+            return await operation.run(self._api.services, caller, request)
+        with self._api.waits.pause(caller) as pause, self._stream.on_end(pause.leave):
+            return await wait(self._api.services, caller, request, pause)
+
+    async def _say(self, answer: ApiAnswer) -> None:
+        await self._stream.write(self._encode(answer))
+
+
+_BEFORE: Final[dict[str, Callable[[ApiContext], ApiAnswer]]] = {
+    "protocolinfo": lambda api: api.info,
+    "ping": lambda _: Pong(),
+}
+
+
+def _without_operation(api: ApiContext, kind: str) -> ApiAnswer:
+    if kind in _BEFORE:
+        return _BEFORE[kind](api)
+    if kind == "authenticate":
+        return ErrorAnswer(code="already_authenticated", message="this connection is authenticated already")
+    return ErrorAnswer(code="unknown_kind", message=f"there is no request kind {kind[:80]!r}")
+
 
 CONNECTIONS_MAX: Final = 1_024
 BACKLOG: Final = 1_024
@@ -35,8 +370,10 @@ class IpcServer:
     ) -> None:
         self._path = path
         self._connections_max = connections_max
-        self._meter = api.meter
-        self._context = IpcContext(api, frame_bytes_max=frame_bytes_max, handshake_s=handshake_s)
+        self.api = api
+        self.frame_bytes_max = frame_bytes_max
+        self.handshake_s = handshake_s
+        self.timers = {operation.kind: api.meter.timer(TRANSPORT, operation.kind) for operation in OPERATIONS}
         self._open: dict[FrameStream, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
 
@@ -44,18 +381,15 @@ class IpcServer:
         sock = _bound(self._path)
         try:
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_unix_server(self._accept, sock=sock, backlog=BACKLOG)
+            self._server = await loop.create_unix_server(lambda: _Connection(self), sock=sock, backlog=BACKLOG)
         except BaseException:
             sock.close()
             raise
 
-    def _accept(self) -> FrameStream:
-        return _Connection(self)
-
     def opened(self, stream: FrameStream) -> None:
-        dialogue = self._converse(stream) if len(self._open) < self._connections_max else self._refuse(stream)
+        dialogue = IpcSession(self, stream).run() if len(self._open) < self._connections_max else self._refuse(stream)
         self._open[stream] = asyncio.ensure_future(dialogue)
-        self._meter.connections = len(self._open)
+        self.api.meter.connections = len(self._open)
 
     def lost(self, stream: FrameStream) -> None:
         # The dialogue notices by itself and ends; until then it still counts.
@@ -65,10 +399,7 @@ class IpcServer:
 
     def _forget(self, stream: FrameStream) -> None:
         self._open.pop(stream, None)
-        self._meter.connections = len(self._open)
-
-    async def _converse(self, stream: FrameStream) -> None:
-        await IpcSession(self._context, stream).run()
+        self.api.meter.connections = len(self._open)
 
     async def _refuse(self, stream: FrameStream) -> None:
         message = f"{self._connections_max} connections are open already; close some, or raise ipc.connections_max"
