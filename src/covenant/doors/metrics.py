@@ -1,7 +1,6 @@
-"""What the doors count and time, and the ledger in numbers, for Prometheus. No label ever names an agent or a task.
+"""What the doors count and time, and the ledger in numbers, for Prometheus. No label names an agent or a task.
 
-A request is timed with one bisection and two additions. A series is there from its first number on. Who reads all of it
-has the numbers copied on the loop (`read`, some microseconds) and made into text elsewhere (`Numbers.text`).
+The numbers are copied on the loop (`Meter.read`, some microseconds) and made into text elsewhere (`Numbers.text`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Final, NamedTuple
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from covenant.ledger.contract.ledger import Counts
+from covenant.ledger.machine.states import State
 
 BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 _LABELS: Final = (*(str(bound) for bound in BOUNDS_S), "+Inf")
@@ -61,27 +61,27 @@ class Numbers(NamedTuple):
         return "".join(self._lines()).encode() + generate_latest(self.standard)
 
     def _lines(self) -> Iterator[str]:
-        yield from _ledger_lines(self.counts)
+        counts = self.counts
+        yield _head("covenant_tasks", "gauge", "Live tasks, by state.")
+        for state in LIVE:
+            yield _sample("covenant_tasks", getattr(counts, state.value), {"state": state.wire_name})
+        for name, text, read in _LEDGER:
+            yield from _one(name, text, read(counts))
         yield _head("covenant_request_seconds", "histogram", "Time to answer a request.")
         for (door, operation), timed in self.timed.items():
             yield from _histogram("covenant_request_seconds", {"door": door, "operation": operation}, timed)
         yield _head("covenant_refused_total", "counter", "Requests refused, by code.")
         for (door, code), count in self.refused.items():
             yield _sample("covenant_refused_total", count, {"door": door, "code": code})
-        yield _head(
-            "covenant_push_attempts_total",
-            "counter",
-            "Attempts to deliver a push notification, by what came of them.",
-        )
+        outcomes = "Attempts to deliver a push notification, by what came of them."
+        yield _head("covenant_push_attempts_total", "counter", outcomes)
         for outcome, count in self.pushed.items():
             yield _sample("covenant_push_attempts_total", count, {"outcome": outcome})
-        yield from _one("covenant_ipc_connections", "gauge", "Open connections on the socket.", self.connections)
-        yield from _one(
-            "covenant_loop_holds_total", "counter", "Times the loop was held for over 250 ms.", self.loop_holds
-        )
-        yield from _one("covenant_loop_held_seconds_total", "counter", "How long, in all.", self.loop_held_s)
+        yield from _one("covenant_ipc_connections", "Open connections on the socket.", self.connections)
+        yield from _one("covenant_loop_holds_total", "Times the loop was held for over 250 ms.", self.loop_holds)
+        yield from _one("covenant_loop_held_seconds_total", "How long, in all.", self.loop_held_s)
         for name, (text, value) in self.gauges.items():
-            yield from _one(name, "gauge", text, value)
+            yield from _one(name, text, value)
 
 
 class Meter:
@@ -134,68 +134,61 @@ class Meter:
         )
 
 
-def _ledger_lines(counts: Counts) -> Iterator[str]:
-    yield _head("covenant_tasks", "gauge", "Live tasks, by state.")
-    for state, number in (
-        ("queued", counts.queued),
-        ("in_flight", counts.leased),
-        ("parked", counts.parked),
-        ("following", counts.following),
-        ("result_pending", counts.settled),
-    ):
-        yield _sample("covenant_tasks", number, {"state": state})
-    gauges: tuple[tuple[str, str, float], ...] = (
-        ("covenant_queue_depth", "Tasks waiting for a holder.", counts.queued),
-        ("covenant_leases", "Tasks that a holder works on.", counts.leased),
-        ("covenant_oldest_lease_age_seconds", "Age of the oldest lease.", counts.oldest_lease_age_ms / 1000),
-        ("covenant_holders_lost", "Leases whose holder is gone.", counts.holders_lost),
-        ("covenant_results_undrained", "Results that wait for their sender.", counts.settled),
-        ("covenant_results_cached", "Results kept for idempotent replay.", counts.cached),
-        ("covenant_pushes", "Push configurations whose last delivery is to come.", counts.pushes),
-        ("covenant_delegations", "Delegations to and from peers that have not ended.", counts.delegations),
-        (
-            "covenant_delegations_lost",
-            "Those whose provider is silent: an operator decides.",
-            counts.delegations_lost,
-        ),
-        ("covenant_parcels", "Messages that wait for a peer.", counts.parcels),
-        ("covenant_pushes_dead", "Push configurations that were given up.", counts.pushes_dead),
-        ("covenant_archive_lag_records", "Durable records not archived yet.", counts.behind),
-        (
-            "covenant_clock_paused",
-            "1 while nothing is expired, timed out or retried, since the wall clock was set.",
-            float(counts.clock_paused_ms > 0),
-        ),
-        ("covenant_archive_failed", "1 while the archive cannot be written.", float(bool(counts.history_failure))),
-        ("covenant_archive_set_aside_records", "Records the archive could not take.", counts.rejected),
-        ("covenant_writer_failed", "1 once the writer has failed.", float(counts.failure is not None)),
-    )
-    for name, text, value in gauges:
-        yield from _one(name, "gauge", text, value)
-    yield from _one("covenant_commits_total", "counter", "Records appended to the journal.", counts.commits)
-    yield from _one(
-        "covenant_clock_steps_total", "counter", "Steps of the wall clock that were seen.", counts.clock_steps
-    )
-    yield from _one("covenant_syncs_total", "counter", "Syncs of the journal since the start.", counts.gauges["syncs"])
+LIVE: Final = (State.QUEUED, State.LEASED, State.PARKED, State.FOLLOWING, State.SETTLED)
+_LEDGER: Final[tuple[tuple[str, str, Callable[[Counts], float]], ...]] = (
+    ("covenant_queue_depth", "Tasks waiting for a holder.", lambda counts: counts.queued),
+    ("covenant_leases", "Tasks that a holder works on.", lambda counts: counts.leased),
+    (
+        "covenant_oldest_lease_age_seconds",
+        "Age of the oldest lease.",
+        lambda counts: counts.oldest_lease_age_ms / 1000,
+    ),
+    ("covenant_holders_lost", "Leases whose holder is gone.", lambda counts: counts.holders_lost),
+    ("covenant_results_undrained", "Results that wait for their sender.", lambda counts: counts.settled),
+    ("covenant_results_cached", "Results kept for idempotent replay.", lambda counts: counts.cached),
+    ("covenant_pushes", "Push configurations whose last delivery is to come.", lambda counts: counts.pushes),
+    ("covenant_delegations", "Delegations to and from peers that have not ended.", lambda counts: counts.delegations),
+    (
+        "covenant_delegations_lost",
+        "Those whose provider is silent: an operator decides.",
+        lambda counts: counts.delegations_lost,
+    ),
+    ("covenant_parcels", "Messages that wait for a peer.", lambda counts: counts.parcels),
+    ("covenant_pushes_dead", "Push configurations that were given up.", lambda counts: counts.pushes_dead),
+    ("covenant_archive_lag_records", "Durable records not archived yet.", lambda counts: counts.behind),
+    (
+        "covenant_clock_paused",
+        "1 while nothing is expired, timed out or retried, since the wall clock was set.",
+        lambda counts: counts.clock_paused_ms > 0,
+    ),
+    ("covenant_archive_failed", "1 while the archive cannot be written.", lambda counts: bool(counts.history_failure)),
+    ("covenant_archive_set_aside_records", "Records the archive could not take.", lambda counts: counts.rejected),
+    ("covenant_writer_failed", "1 once the writer has failed.", lambda counts: counts.failure is not None),
+    ("covenant_commits_total", "Records appended to the journal.", lambda counts: counts.commits),
+    ("covenant_clock_steps_total", "Steps of the wall clock that were seen.", lambda counts: counts.clock_steps),
+    ("covenant_syncs_total", "Syncs of the journal since the start.", lambda counts: counts.gauges["syncs"]),
+)
 
 
 def _head(name: str, kind: str, text: str) -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
-def _one(name: str, kind: str, text: str, value: float) -> Iterable[str]:
-    return _head(name, kind, text), _sample(name, value)
+def _one(name: str, text: str, value: float) -> Iterable[str]:
+    return _head(name, "counter" if name.endswith("_total") else "gauge", text), _sample(name, value)
 
 
 def _sample(name: str, value: float, labels: Mapping[str, str] | None = None) -> str:
+    return f"{name}{{{_labels(labels)}}} {float(value)!r}\n" if labels else f"{name} {float(value)!r}\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
     # Labels are our own words: doors, operations, codes, states. None of them has a character to be escaped.
-    said = ",".join(f'{label}="{word}"' for label, word in labels.items()) if labels else ""
-    return f"{name}{{{said}}} {float(value)!r}\n" if said else f"{name} {float(value)!r}\n"
+    return ",".join(f'{label}="{word}"' for label, word in labels.items())
 
 
 def _histogram(name: str, labels: Mapping[str, str], timed: Timed) -> Iterator[str]:
-    said = ",".join(f'{label}="{word}"' for label, word in labels.items())
-    count = 0
+    said, count = _labels(labels), 0
     for bound, count in zip(_LABELS, accumulate(timed.buckets), strict=True):
         yield f'{name}_bucket{{{said},le="{bound}"}} {float(count)!r}\n'
     yield f"{name}_count{{{said}}} {float(count)!r}\n"

@@ -100,8 +100,9 @@ class CancelScope:
         work, self._work = self._work, None
         if self._reason is not None and kind is not None and issubclass(kind, asyncio.CancelledError):
             assert work is not None
-            work.uncancel()
-            raise self._reason from None
+            # Where somebody else has canceled the work too, that goes on.
+            if work.uncancel() == 0:
+                raise self._reason from None
 
 
 class WhileConnected(CancelScope):

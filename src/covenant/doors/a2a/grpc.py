@@ -35,7 +35,8 @@ from covenant.doors.http.bearer_auth import TenantGate, address, bearer
 from covenant.doors.http.host_names import as_host
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Timer
-from covenant.exchange.access.tenants import Caller, TenantAccess
+from covenant.doors.waits import CancelScope
+from covenant.exchange.access.tenants import Caller
 from covenant.exchange.tasks.reader import TaskStream
 from covenant.model.errors import Invalid, NotFound, Refusal, Unauthenticated, Unavailable
 from covenant.model.tenants import DEFAULT
@@ -49,54 +50,16 @@ RETRY_MS: Final = 1_000
 _writer = ResponseWriter(a2a_pb2.StreamResponse)
 
 
-class GrpcStream:
-    """One stream on its way to its caller. Leaving, or being made to leave, ends the stream and not the task."""
+class _StreamWriter:
+    """Writes one stream to its caller. `sent`: the generation of the last message."""
 
     def __init__(self, stream: TaskStream, call: A2ACall, context: Any) -> None:
         self._stream = stream
         self._call = call
         self._context = context
-        self._sent: int | None = None
-        self._refusal: Refusal | None = None
-        self._work: asyncio.Task[Any] | None = None
+        self.sent: int | None = None
 
-    def end(self, refusal: Refusal) -> None:
-        """At once, also while the caller does not read."""
-        if self._refusal is None:
-            self._refusal = refusal
-            if self._work is not None:
-                self._work.cancel()
-
-    async def run(self, tenancy: TenantAccess) -> None:
-        """Returns when the stream has come to its end, and raises the refusal if it was ended before."""
-        with self._stream:
-            # Alone, since a first write that is broken off would have this sent a second time, which ends the call.
-            await self._context.send_initial_metadata(())
-            await self._write_until_end(tenancy)
-        if self._refusal is not None:
-            raise self._refusal
-        if self._stream.cut:
-            raise _too_slow()
-
-    async def _write_until_end(self, tenancy: TenantAccess) -> None:
-        work = self._work = asyncio.current_task()
-        assert work is not None
-        try:
-            with tenancy.session(self._call.ask.caller, partial(self.end, _turned_out())):
-                # Where the session ended as it began, that is noticed here and not in the middle of a write.
-                await asyncio.sleep(0)
-                if self._refusal is None:
-                    await self._write_all()
-        except asyncio.CancelledError:
-            # The caller may have left in the same moment: then there is nobody to tell.
-            if self._refusal is None or work.uncancel() > 0:
-                raise
-        finally:
-            self._work = None
-            if self._sent is not None:
-                self._context.set_trailing_metadata(((CURSOR, str(self._sent)),))
-
-    async def _write_all(self) -> None:
+    async def write_all(self) -> None:
         stream, request = self._stream, self._call.request
         if stream.reply is not None:
             await self._write(stream.reply.generation, V1.responses.encode_message(stream.reply))
@@ -106,22 +69,16 @@ class GrpcStream:
         async for steps in stream:
             for step in steps:
                 await self._write(step.generation, V1.responses.encode_step(first.task, step))
+        if stream.cut:
+            message = f"too slow: the task goes on; come back to it with {CURSOR}"
+            raise Unavailable("stream_cut", message, retry_after_ms=RETRY_MS)
 
     async def _write(self, generation: int, told: bytes) -> None:
         event = _writer.message(told)
         getattr(event, event.WhichOneof("payload")).metadata[GENERATION] = generation
         # A write that was begun arrives before the trailers do, also if nobody waits for it any more.
-        self._sent = generation
+        self.sent = generation
         await self._context.write(event.SerializeToString())
-
-
-def _turned_out() -> Refusal:
-    return Unauthenticated("unauthenticated", "no longer allowed: the task goes on")
-
-
-def _too_slow() -> Refusal:
-    message = f"too slow: the task goes on; come back to it with {CURSOR}"
-    return Unavailable("stream_cut", message, retry_after_ms=RETRY_MS)
 
 
 def stopping() -> Refusal:
@@ -200,7 +157,7 @@ class GrpcCalls:
         self._pool = pool
         self.message_bytes_max = message_bytes_max
         self._published = published
-        self._open: set[GrpcStream] = set()
+        self._open: set[CancelScope] = set()
         self._left: set[asyncio.Future[Any]] = set()
         self._stopping = False
 
@@ -223,8 +180,8 @@ class GrpcCalls:
     def stop(self) -> None:
         """Streams end, now and from now on; who waits for one answer still gets it."""
         self._stopping = True
-        for stream in tuple(self._open):
-            stream.end(stopping())
+        for work in tuple(self._open):
+            work.end(stopping())
 
     async def settled(self) -> None:
         """Until nothing is under way for callers that have left."""
@@ -240,7 +197,7 @@ class GrpcCalls:
                 if operation.open_stream is not None:
                     with limiter.streaming(caller):
                         stream = await self._unbroken(operation.open_stream(self._services, asked))
-                        await self._run(GrpcStream(stream, asked, context))
+                        await self._run(stream, asked, context)
                     return None
                 told = await self._unbroken(self._admission.run(operation, self._services, asked))
             return row.writer.message(told).SerializeToString()
@@ -250,14 +207,25 @@ class GrpcCalls:
             row.timer.observe(perf_counter() - started_s)
         return await self._refuse(row, wrong, context)
 
-    async def _run(self, stream: GrpcStream) -> None:
-        self._open.add(stream)
-        if self._stopping:
-            stream.end(stopping())
-        try:
-            await stream.run(self._admission.tenants.tenancy)
-        finally:
-            self._open.discard(stream)
+    async def _run(self, stream: TaskStream, call: A2ACall, context: Any) -> None:
+        """Leaving, or being made to leave, ends the stream and not the task."""
+        writer, tenancy = _StreamWriter(stream, call, context), self._admission.tenants.tenancy
+        turned_out = Unauthenticated("unauthenticated", "no longer allowed: the task goes on")
+        with stream:
+            # Alone, since a first write that is broken off would have this sent a second time, which ends the call.
+            await context.send_initial_metadata(())
+            with CancelScope() as work, tenancy.session(call.ask.caller, partial(work.end, turned_out)):
+                self._open.add(work)
+                if self._stopping:
+                    work.end(stopping())
+                try:
+                    # What was ended as it began is noticed here and not in the middle of a write.
+                    await asyncio.sleep(0)
+                    await writer.write_all()
+                finally:
+                    self._open.discard(work)
+                    if writer.sent is not None:
+                        context.set_trailing_metadata(((CURSOR, str(writer.sent)),))
 
     async def _asked(self, row: _Row, context: Any) -> A2ACall:
         """Who calls comes before what it says: nothing of a stranger's message is kept that nobody may send."""

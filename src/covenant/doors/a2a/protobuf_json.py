@@ -68,15 +68,16 @@ class ResponseWriter(Generic[M]):
 
 # From a message to plain values. An enum stays its number, which the JSON rules allow.
 
-_Plain = Callable[[Any], Any]
+_Convert = Callable[[Any], Any]
+"""Converts one value."""
 
 
 @functools.cache
-def _plainly(kind: Descriptor) -> _Plain:
+def _plainly(kind: Descriptor) -> _Convert:
     special = _PLAIN.get(kind.full_name)
     if special is not None:
         return special
-    plan: dict[int, tuple[str, _Plain | None]] = {}
+    plan: dict[int, tuple[str, _Convert | None]] = {}
 
     def plain(message: Message) -> dict[str, Any]:
         if not plan:
@@ -91,18 +92,15 @@ def _plainly(kind: Descriptor) -> _Plain:
     return plain
 
 
-def _value_plainly(field: FieldDescriptor) -> _Plain | None:
-    one: _Plain | None = None
+def _value_plainly(field: FieldDescriptor) -> _Convert | None:
+    one: _Convert
     if field.message_type is not None:
         one = _plainly(field.message_type)
     elif field.type == FieldDescriptor.TYPE_BYTES:
         one = _base64
-    if not field.is_repeated:
-        return one
-    if one is None:
-        return list
-    each = one
-    return lambda values: [each(value) for value in values]
+    else:
+        return list if field.is_repeated else None
+    return (lambda values: [one(value) for value in values]) if field.is_repeated else one
 
 
 def _base64(value: bytes) -> str:
@@ -114,13 +112,12 @@ def _plain_struct(struct: Any) -> dict[str, Any]:
 
 
 def _plain_value(value: Any) -> Any:
-    match value.WhichOneof("kind"):
-        case "string_value":
-            return value.string_value
+    kind = value.WhichOneof("kind")
+    match kind:
+        case "string_value" | "bool_value":
+            return getattr(value, kind)
         case "number_value":
             return _number(value.number_value)
-        case "bool_value":
-            return value.bool_value
         case "struct_value":
             return _plain_struct(value.struct_value)
         case "list_value":
@@ -136,66 +133,50 @@ def _number(value: float) -> int | float:
     return int(value) if abs(value) <= _EXACT_MAX and value.is_integer() else value
 
 
-def _moment(value: Any) -> str:
-    text: str = value.ToJsonString()
-    return text
-
-
-_PLAIN: Final[Mapping[str, _Plain]] = {
+_PLAIN: Final[Mapping[str, _Convert]] = {
     "google.protobuf.Struct": _plain_struct,
     "google.protobuf.Value": _plain_value,
-    "google.protobuf.Timestamp": _moment,
+    "google.protobuf.Timestamp": lambda moment: moment.ToJsonString(),
 }
 
 
 # From plain values to the arguments that make a message.
 
-_Made = Callable[[Any], Any]
-
 
 @functools.cache
-def _fieldwise(kind: Descriptor) -> _Made:
-    plan: dict[str, tuple[str, _Made | None, bool]] = {}
+def _fieldwise(kind: Descriptor) -> _Convert:
+    plan: dict[str, tuple[str, _Convert | None]] = {}
 
     def fields(given: dict[str, Any]) -> dict[str, Any]:
         if not plan:
-            plan.update({field.json_name: (field.name, _value_made(field), _nullable(field)) for field in kind.fields})
+            plan.update({field.json_name: (field.name, _value_made(field)) for field in kind.fields})
         made: dict[str, Any] = {}
         for told, value in given.items():
-            name, convert, nullable = plan[told]
-            if value is None and not nullable:
-                continue
-            made[name] = value if convert is None else convert(value)
+            name, convert = plan[told]
+            # Of all fields only a Value can be null.
+            if value is not None or convert is _value:
+                made[name] = value if convert is None else convert(value)
         return made
 
     return fields
 
 
-def _nullable(field: FieldDescriptor) -> bool:
-    return field.message_type is not None and field.message_type.full_name == "google.protobuf.Value"
-
-
-def _value_made(field: FieldDescriptor) -> _Made | None:
+def _value_made(field: FieldDescriptor) -> _Convert | None:
     kind = field.message_type
+    one: _Convert
     if kind is not None and kind.GetOptions().map_entry:
-        return _entries_made(kind)
-    one: _Made | None = None
+        inside = kind.fields_by_name["value"].message_type
+        if inside is None:
+            return None
+        make, fields = GetMessageClass(inside), _fieldwise(inside)
+        return lambda given: {name: make(**fields(value)) for name, value in given.items()}
     if kind is not None:
         one = _MADE.get(kind.full_name) or _fieldwise(kind)
     elif field.type == FieldDescriptor.TYPE_BYTES:
         one = base64.b64decode
-    if one is None or not field.is_repeated:
-        return one
-    each = one
-    return lambda values: [each(value) for value in values]
-
-
-def _entries_made(entry: Descriptor) -> _Made | None:
-    inside = entry.fields_by_name["value"].message_type
-    if inside is None:
+    else:
         return None
-    make, fields = GetMessageClass(inside), _fieldwise(inside)
-    return lambda given: {name: make(**fields(value)) for name, value in given.items()}
+    return (lambda values: [one(value) for value in values]) if field.is_repeated else one
 
 
 def _struct(given: Mapping[str, Any]) -> Struct:
@@ -213,7 +194,7 @@ def _timestamp(told: str) -> dict[str, int]:
     return {"seconds": math.floor(moment.timestamp()), "nanos": moment.microsecond * 1000}
 
 
-_MADE: Final[Mapping[str, _Made]] = {
+_MADE: Final[Mapping[str, _Convert]] = {
     "google.protobuf.Struct": _struct,
     "google.protobuf.Value": _value,
     "google.protobuf.Timestamp": _timestamp,

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from covenant.doors.metrics import LIVE
 from covenant.doors.operator_api.answers import PAGE_BYTES_MAX, ApiAnswer, fill, fit, page_limit, size_of
 from covenant.doors.operator_api.mailbox import LIMIT
 from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
@@ -126,7 +127,7 @@ async def a2a_queue(services: Services, caller: Principal, request: QueueRequest
     if not caller.operator:
         return answer
     counts = await services.ledger.counts()
-    shown = fill(CountsShown, counts, in_flight=counts.leased, result_pending=counts.settled)
+    shown = fill(CountsShown, counts, **{state.wire_name: getattr(counts, state.value) for state in LIVE})
     return msgspec.structs.replace(answer, counts=shown)
 
 

@@ -34,37 +34,8 @@ from covenant.wire.jsonrpc import BadResponse
 NO_ANSWER: Final = "the answer is neither a task nor a message, nor news of one"
 
 
-class _Request(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """What we write."""
-
-
-class _ConfigurationV1(_Request, frozen=True):
-    accepted_output_modes: tuple[str, ...] = ()
-    history_length: int | None = None
-    return_immediately: bool = False
-
-
-class _ConfigurationV03(_Request, frozen=True):
-    accepted_output_modes: tuple[str, ...] = ()
-    history_length: int | None = None
-    blocking: bool | None = None
-
-
-class _Send(_Request, frozen=True, kw_only=True):
-    tenant: str | None = None
-    message: MessageV1 | MessageV03
-    configuration: _ConfigurationV1 | _ConfigurationV03
-    metadata: dict[str, Any] | None = None
-
-
-class _TaskRequest(_Request, frozen=True, kw_only=True):
-    tenant: str | None = None
-    id: str
-    history_length: int | None = None
-
-
 class _Answer(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """What we read."""
+    """What a server said, or a part of it."""
 
 
 class _StatusV1(_Answer, frozen=True):
@@ -149,6 +120,10 @@ class _ReplyV03(_Answer, frozen=True):
 _encode = msgspec.json.Encoder().encode
 
 
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 class ClientCodec(ABC):
     """What both dialects say and hear alike. `version` is the header `A2A-Version`; None where none is sent."""
 
@@ -159,21 +134,20 @@ class ClientCodec(ABC):
     def encode_send(self, ask: a2a_requests.SendMessage, tenant: str | None = None) -> bytes:
         """Of a message that is sent, whether its answer is streamed or not."""
         message, configuration = self._request(ask)
-        return _encode(
-            _Send(message=message, configuration=configuration, metadata=ask.metadata, tenant=self._named(tenant))
-        )
+        configuration.update(acceptedOutputModes=ask.output_modes or None, historyLength=ask.history_length)
+        return self._params(tenant, message=message, configuration=_given(configuration), metadata=ask.metadata)
 
     def encode_task_request(self, task_id: str, tenant: str | None = None, history_length: int | None = None) -> bytes:
         """To get, cancel or subscribe to a task."""
-        return _encode(_TaskRequest(tenant=self._named(tenant), id=task_id, history_length=history_length))
+        return self._params(tenant, id=task_id, historyLength=history_length)
 
-    def _named(self, tenant: str | None) -> str | None:
+    def _params(self, tenant: str | None, **fields: Any) -> bytes:
         """Only 1.0 has tenants."""
-        return tenant if self.version is not None else None
+        return _encode(_given({"tenant": tenant if self.version is not None else None, **fields}))
 
     @abstractmethod
-    def _request(self, ask: a2a_requests.SendMessage) -> tuple[Any, Any]:
-        """The message, and its configuration."""
+    def _request(self, ask: a2a_requests.SendMessage) -> tuple[Any, dict[str, Any]]:
+        """The message, and what only this dialect has in its configuration."""
 
     @abstractmethod
     def decode_reply(self, data: bytes) -> RemoteEvent:
@@ -198,8 +172,7 @@ class ClientCodec(ABC):
         return RemoteTask(
             task_id=said.id,
             context_id=said.context_id or None,
-            state=self._state(said.status.state if said.status is not None else None),
-            message=self._status_message(said.status),
+            **self._status(said.status),
             artifacts=tuple(self._artifact(each) for each in said.artifacts or ()),
             history=tuple(self._message(each, f"history[{at}]") for at, each in enumerate(said.history or ())),
             metadata=said.metadata,
@@ -209,16 +182,16 @@ class ClientCodec(ABC):
         return RemoteStatus(
             task_id=said.task_id or "",
             context_id=said.context_id or None,
-            state=self._state(said.status.state if said.status is not None else None),
-            message=self._status_message(said.status),
+            **self._status(said.status),
             final=final,
             metadata=said.metadata,
         )
 
-    def _status_message(self, status: _StatusV1 | _StatusV03 | None) -> MessageUpdate | None:
-        if status is None or status.message is None:
-            return None
-        return self._message(status.message, "status.message")
+    def _status(self, status: _StatusV1 | _StatusV03 | None) -> dict[str, Any]:
+        if status is None:
+            return {"state": self._state(None)}
+        message = self._message(status.message, "status.message") if status.message is not None else None
+        return {"state": self._state(status.state), "message": message}
 
     def _artifact_update(self, said: _ArtifactUpdateV1 | _ReplyV03) -> RemoteArtifact:
         made = self._artifact(said.artifact)
@@ -226,14 +199,7 @@ class ClientCodec(ABC):
             task_id=said.task_id or "",
             context_id=said.context_id or None,
             update=ArtifactUpdate(
-                artifact_id=made.artifact_id,
-                parts=made.parts,
-                name=made.name,
-                description=made.description,
-                append=bool(said.append),
-                last_chunk=bool(said.last_chunk),
-                metadata=made.metadata,
-                extensions=made.extensions,
+                **msgspec.structs.asdict(made), append=bool(said.append), last_chunk=bool(said.last_chunk)
             ),
         )
 
@@ -251,12 +217,9 @@ class ClientCodecV1(ClientCodec):
         self._decode_reply = ParamsReader(_ReplyV1).read
         self._decode_task = ParamsReader(_TaskV1).read
 
-    def _request(self, ask: a2a_requests.SendMessage) -> tuple[MessageV1, _ConfigurationV1]:
-        return parts_v1.message_of(ask.message, ask.message.task_id, ask.message.context_id, ""), _ConfigurationV1(
-            accepted_output_modes=ask.output_modes,
-            history_length=ask.history_length,
-            return_immediately=not ask.blocking,
-        )
+    def _request(self, ask: a2a_requests.SendMessage) -> tuple[MessageV1, dict[str, Any]]:
+        message = parts_v1.message_of(ask.message, ask.message.task_id, ask.message.context_id, "")
+        return message, {"returnImmediately": not ask.blocking or None}
 
     def decode_reply(self, data: bytes) -> RemoteEvent:
         said: _ReplyV1 = self._decode_reply(data)
@@ -302,10 +265,9 @@ class ClientCodecV03(ClientCodec):
         )
         self._decode_reply = ParamsReader(_ReplyV03, snake=False).read
 
-    def _request(self, ask: a2a_requests.SendMessage) -> tuple[MessageV03, _ConfigurationV03]:
-        return parts_v03.message_of(ask.message, ask.message.task_id, ask.message.context_id, ""), _ConfigurationV03(
-            accepted_output_modes=ask.output_modes, history_length=ask.history_length, blocking=ask.blocking
-        )
+    def _request(self, ask: a2a_requests.SendMessage) -> tuple[MessageV03, dict[str, Any]]:
+        message = parts_v03.message_of(ask.message, ask.message.task_id, ask.message.context_id, "")
+        return message, {"blocking": ask.blocking}
 
     def decode_reply(self, data: bytes) -> RemoteEvent:
         said: _ReplyV03 = self._decode_reply(data)
