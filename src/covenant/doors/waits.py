@@ -1,7 +1,7 @@
-"""Waits for something to happen, and what may end them early: the caller left, its token was revoked, the daemon stops.
+"""Waits, and what ends them early: the caller left, its token was revoked, the daemon stops.
 
-Only a pause is ever ended. What runs between two pauses (a commit) is left to finish: a lease that was taken is either
-told to its holder or given back, never lost on the way.
+Only a pause is ended. What runs between two pauses (a commit) is left to finish: a lease that was taken is either told
+to its holder or given back.
 """
 
 from __future__ import annotations
@@ -105,26 +105,11 @@ class CancelScope:
                 raise self._reason from None
 
 
-class WhileConnected(CancelScope):
-    """A context around work that is done for one caller alone: it raises CallerGoneError when the caller leaves."""
-
-    __slots__ = ("_watch",)
-
-    def __init__(self, send: Send, receive: Receive) -> None:
-        super().__init__()
-        self._watch = OnDisconnect(send, receive, self.leave)
-
-    def __enter__(self) -> Self:
-        self._work = asyncio.current_task()
-        self._watch.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._watch.__exit__(kind, error, at)
-        super().__exit__(kind, error, at)
-
-
-while_connected = WhileConnected
+@contextmanager
+def while_connected(send: Send, receive: Receive) -> Iterator[CancelScope]:
+    """Around work that is done for one caller alone: raises CallerGoneError when the caller leaves."""
+    with CancelScope() as work, OnDisconnect(send, receive, work.leave):
+        yield work
 
 
 class Pause:
@@ -171,7 +156,7 @@ class Waits:
         self._waits_per_caller_max = waits_per_caller_max
         self._open: set[Pause] = set()
         self._open_of: Counter[PublicKey] = Counter()
-        self._stopping = False
+        self.stopping = False
 
     @contextmanager
     def pause(self, principal: Principal) -> Iterator[Pause]:
@@ -179,12 +164,14 @@ class Waits:
         caller = principal.agent.pubkey
         self._check_room(caller)
         pause = Pause()
-        if self._stopping:
+        if self.stopping:
             pause.end(_stopping())
         self._open.add(pause)
         self._open_of[caller] += 1
         try:
-            with self._doorkeeper.session(principal, lambda: pause.end(_revoked())):
+            with self._doorkeeper.session(
+                principal, lambda: pause.end(Unauthenticated("unknown_token", "unknown or revoked token"))
+            ):
                 yield pause
         finally:
             self._open.discard(pause)
@@ -194,29 +181,18 @@ class Waits:
 
     def _check_room(self, caller: PublicKey) -> None:
         if self._open_of[caller] >= self._waits_per_caller_max:
-            raise _too_many(
-                f"{self._waits_per_caller_max} of your requests wait already; end some, or ask without a wait"
-            )
-        if len(self._open) >= self._waits_max:
-            raise _too_many(f"{self._waits_max} requests wait here already; ask again later, or without a wait")
+            message = f"{self._waits_per_caller_max} of your requests wait already; end some, or ask without a wait"
+        elif len(self._open) >= self._waits_max:
+            message = f"{self._waits_max} requests wait here already; ask again later, or without a wait"
+        else:
+            return
+        raise OverLimit("too_many_waits", message, retry_after_ms=CROWDED_RETRY_MS)
 
     def stop(self) -> None:
         """End every wait, now and from now on."""
-        self._stopping = True
+        self.stopping = True
         for pause in tuple(self._open):
             pause.end(_stopping())
-
-    @property
-    def stopping(self) -> bool:
-        return self._stopping
-
-
-def _too_many(message: str) -> Refusal:
-    return OverLimit("too_many_waits", message, retry_after_ms=CROWDED_RETRY_MS)
-
-
-def _revoked() -> Refusal:
-    return Unauthenticated("unknown_token", "unknown or revoked token")
 
 
 def _stopping() -> Refusal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ TENANT_NAME_LENGTH_MAX: Final = 63
 
 LIMIT_MAX: Final = 1_000_000
 LIMIT_BYTES_MAX: Final = 2**40
+Limit = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
 
 _NAME = re.compile(r"[A-Za-z0-9_\-]+").fullmatch
 
@@ -23,18 +24,18 @@ _NAME = re.compile(r"[A-Za-z0-9_\-]+").fullmatch
 class TenantLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """How much at once, how often, and how much may wait. 0: the daemon's own default, which is a setting."""
 
-    concurrency: int = 0
+    concurrency: Limit = 0
     """Turns that the daemon's own agents work on at once. More of them wait in the queue."""
-    rate_per_min: int = 0
-    burst: int = 0
+    rate_per_min: Limit = 0
+    burst: Limit = 0
     """Requests that may come at once after a pause. 0: as many as the rate."""
-    connections: int = 0
+    connections: Limit = 0
     """Requests that are being answered at once; streams and long waits are among them."""
-    streams: int = 0
+    streams: Limit = 0
     """Open streams, subscriptions among them."""
-    live_tasks: int = 0
+    live_tasks: Limit = 0
     """Tasks that have not ended."""
-    queued_bytes: int = 0
+    queued_bytes: Annotated[int, msgspec.Meta(ge=0, le=LIMIT_BYTES_MAX)] = 0
     """Size of these tasks and of the messages that wait for them."""
 
     @staticmethod

@@ -30,14 +30,9 @@ from covenant.wire.peers import Named
 
 PAGE_MAX = 100
 
-
 Page = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)]
-
-
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
-
-
-PeerBound = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+PeerBound = Offset
 
 
 class PeerQuery(Request, frozen=True, kw_only=True, rename="camel"):
@@ -212,7 +207,7 @@ class CapabilitiesAnswer(ApiAnswer, frozen=True, kw_only=True, rename="camel", t
 
 
 class PeerMessageShown(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel", omit_defaults=True):
-    """One line of what went to and fro; never what it said."""
+    """One message that was sent or received, without its content."""
 
     at_ms: int
     direction: str
@@ -403,9 +398,8 @@ async def list_peer_messages(
     peer = peers.find(request.peer_id).id if request.peer_id is not None else None
     found = [each for each in await peers.messages() if peer in (None, each.peer) and request.type in (None, each.typ)]
     page = found[request.offset : request.offset + request.limit]
-    return PeerMessageList(
-        messages=tuple(fill(PeerMessageShown, each, type=each.typ) for each in page), total=len(found)
-    )
+    shown = tuple(fill(PeerMessageShown, each, type=each.typ) for each in page)
+    return PeerMessageList(messages=shown, total=len(found))
 
 
 async def peer_config(services: Services, caller: Principal, _: EmptyRequest) -> ConfigAnswer:

@@ -13,7 +13,7 @@ from covenant.doors.operator_api.mailbox import LIMIT
 from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
 from covenant.exchange import push as pushes
 from covenant.exchange.access.principals import Principal
-from covenant.ledger.contract.tasks import LeaseRecord, QueueEntry, QueueQuery, TreeNode, UpdateRecord
+from covenant.ledger.contract.tasks import QueueEntry, QueueQuery, TaskDetail, TreeNode
 from covenant.model.ids import TaskId, parse_task_id
 from covenant.model.push import Push
 from covenant.model.retry_policy import RepairOutcome, RetryReport
@@ -67,20 +67,9 @@ class QueueShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_queue"):
     counts: CountsShown | None = None
 
 
-class TaskShown(ApiAnswer, frozen=True, kw_only=True, tag="a2a_task"):
-    task: Task
-    state: str
-    a2a_state: str
-    attempt: int
-    turn: int
-    generation: int
-    created_at_ms: int
-    updated_at_ms: int
-    leases: tuple[LeaseRecord, ...]
-    updates: tuple[UpdateRecord, ...]
-    result: Result | None
-    cause: str | None
-    holder_lost: bool
+class TaskShown(ApiAnswer, TaskDetail, frozen=True, kw_only=True, tag="a2a_task", omit_defaults=True):
+    """Of a task with more updates than one answer holds, the first ones."""
+
     truncated: bool = False
 
 

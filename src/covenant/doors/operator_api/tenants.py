@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -12,30 +12,13 @@ from covenant.exchange.access.principals import Principal
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, ignored_keys, read_agent_definition
 from covenant.model.errors import Invalid
 from covenant.model.ids import AgentId
-from covenant.model.tenants import DEFAULT, LIMIT_BYTES_MAX, LIMIT_MAX, Tenant, TenantLimits
+from covenant.model.tenants import DEFAULT, Tenant, TenantLimits
 from covenant.wire.mailbox import EmptyRequest, Request, StrictRequest
-
-Bound = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
-
-
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_BYTES_MAX)]
-
-
-class TenantLimitsInput(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """0: the daemon's own default."""
-
-    concurrency: Bound = 0
-    rate_per_min: Bound = 0
-    burst: Bound = 0
-    connections: Bound = 0
-    streams: Bound = 0
-    live_tasks: Bound = 0
-    queued_bytes: Bytes = 0
 
 
 class AddTenantRequest(StrictRequest, frozen=True, kw_only=True):
     name: str
-    limits: TenantLimitsInput | None = None
+    limits: TenantLimits | None = None
 
 
 class TenantRequest(StrictRequest, frozen=True, kw_only=True):
@@ -46,7 +29,7 @@ class ChangeTenantRequest(TenantRequest, frozen=True, kw_only=True):
     """What is left out stays as it is; limits change together."""
 
     disabled: bool | None = None
-    limits: TenantLimitsInput | None = None
+    limits: TenantLimits | None = None
 
 
 class ListAgentsRequest(Request, frozen=True, kw_only=True):
@@ -155,12 +138,8 @@ def _shown(services: Services, tenant: Tenant) -> TenantShown:
     return fill(TenantShown, tenant, disabled=disabled, agents=agents)
 
 
-def _limits(given: TenantLimitsInput | None) -> TenantLimits | None:
-    return fill(TenantLimits, given) if given is not None else None
-
-
 async def add_tenant(services: Services, caller: Principal, request: AddTenantRequest) -> TenantAdded:
-    minted = await services.tenancy.add(caller, request.name, _limits(request.limits))
+    minted = await services.tenancy.add(caller, request.name, request.limits)
     return TenantAdded(tenant=_shown(services, minted.tenant), token=minted.token)
 
 
@@ -172,9 +151,7 @@ async def list_tenants(services: Services, caller: Principal, _: EmptyRequest) -
 async def change_tenant(services: Services, caller: Principal, request: ChangeTenantRequest) -> TenantChanged:
     if request.disabled is None and request.limits is None:
         raise Invalid("invalid_request", "give disabled, limits, or both")
-    changed = await services.tenancy.change(
-        caller, request.name, disabled=request.disabled, limits=_limits(request.limits)
-    )
+    changed = await services.tenancy.change(caller, request.name, disabled=request.disabled, limits=request.limits)
     return TenantChanged(tenant=_shown(services, changed))
 
 

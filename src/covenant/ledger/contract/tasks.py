@@ -136,9 +136,9 @@ class TaskDetail(msgspec.Struct, frozen=True, kw_only=True):
     updated_at_ms: int
     leases: tuple[LeaseRecord, ...]
     updates: tuple[UpdateRecord, ...]
-    result: Result | None = None
-    cause: str | None = None
-    holder_lost: bool = False
+    result: Result | None
+    cause: str | None
+    holder_lost: bool
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
