@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx2
 
@@ -36,8 +36,7 @@ from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.ledger_contract.fake_clock import FakeClock
-
-BOUND_S: Final = 20.0
+from tests.waits import BOUND_S
 
 
 def make_settings(home: Path, **chosen: dict[str, Any]) -> Settings:

@@ -44,7 +44,8 @@ from covenant.outbound.address_guard import AddressGuard, SystemResolver
 from covenant.outbound.http_fetcher import Fetcher, FetchLimits
 from covenant.outbound.remote.remote_registry import FILE
 from covenant.seal.keys import new_private_key, new_token
-from tests.agents.pool_under_test import BOUND_S, now_ms
+from tests.agents.pool_under_test import now_ms
+from tests.waits import BOUND_S
 
 KEY: Final = new_private_key()
 TOKEN: Final = new_token()

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 from covenant.agents.api import Agent
@@ -22,8 +22,7 @@ from covenant.model.task import Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, Ended, MessageUpdate, StatusUpdate, Step
 from covenant.model.task_view import TaskView
 from tests.ledger_contract.samples import ALICE, BOB
-
-BOUND_S: Final = 20.0
+from tests.waits import BOUND_S
 
 
 def now_ms() -> int:

@@ -12,7 +12,7 @@ from covenant.agents.agent_directory import FETCHES_MAX, LINE_CHARACTERS_MAX, Ca
 from covenant.model.agent_card import RemoteCard, RemoteSkill
 from covenant.model.errors import NotFound
 from tests.agents.agents_under_test import function, open_agents
-from tests.agents.pool_under_test import BOUND_S
+from tests.waits import BOUND_S
 
 
 class Names:

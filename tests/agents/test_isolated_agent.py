@@ -19,7 +19,8 @@ from covenant.model.task_event import ArtifactUpdate
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from tests.agents.agents_under_test import AgentsUnderTest, function, open_agents, said
-from tests.agents.pool_under_test import BOUND_S, statuses
+from tests.agents.pool_under_test import statuses
+from tests.waits import BOUND_S
 
 FILE = """
 import asyncio, ctypes, os, sys, time

@@ -16,7 +16,8 @@ from covenant.agents.process_agent import ProcessAgent
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
-from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, chunks, endings, open_pool, statuses, told
+from tests.agents.pool_under_test import PoolUnderTest, chunks, endings, open_pool, statuses, told
+from tests.waits import BOUND_S
 
 PRELUDE = """
 import json, os, signal, sys, time

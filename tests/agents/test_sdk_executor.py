@@ -15,7 +15,8 @@ from covenant.agents.sdk_executor import SdkExecutorAgent
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.model.content import Embedded, Json, Resource, ResourceLink, Text
 from covenant.model.task_view import TaskState
-from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, chunks, endings, open_pool, statuses, told
+from tests.agents.pool_under_test import PoolUnderTest, chunks, endings, open_pool, statuses, told
+from tests.waits import BOUND_S
 
 
 class Plain(AgentExecutor):

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.cli.daemons import BOUND_S, COVENANT, Daemon, covenant, environment, said_until
+from tests.cli.daemons import COVENANT, Daemon, covenant, environment, said_until
+from tests.waits import BOUND_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 AGENTS = """

@@ -13,6 +13,7 @@ from rich.console import Console
 from bench.__main__ import PARTS, main, measure
 from bench.report import Row, Table, at_least, at_most, fact, show, summary
 from bench.workload import Measured
+from tests.waits import BOUND_S
 
 PEERS = Path(__file__).parents[2] / "bench" / "peers"
 
@@ -49,7 +50,7 @@ def run_round(script: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
         [sys.executable, "-c", script, str(folder / "queue"), "4", "0.05"],
         cwd=PEERS,
         capture_output=True,
-        timeout=30,
+        timeout=BOUND_S,
         check=False,
     )
 

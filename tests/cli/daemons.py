@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from covenant.cli.main import command
+from tests.waits import BOUND_S
 
 COVENANT = Path(sys.executable).with_name("covenant")
-BOUND_S = 100.0
 ASKING = frozenset("a2a capabilities audit identities tenants agents peers".split())
 """Nouns whose commands ask a daemon and do nothing else."""
 

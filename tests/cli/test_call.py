@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.cli.daemons import BOUND_S, COVENANT, Daemon, Ran, covenant, environment, said_until
+from tests.cli.daemons import COVENANT, Daemon, Ran, covenant, environment, said_until
+from tests.waits import BOUND_S
 
 SAYS = """printf '%s\\n' '{"type":"status","text":"looking"}' '{"type":"assistant","text":"hello "}' \
 '{"type":"assistant","text":"there"}'"""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.daemons import BOUND_S, COVENANT, environment, said_until
+from tests.cli.daemons import COVENANT, environment, said_until
+from tests.waits import BOUND_S
 
 COMMAND = re.compile(r"^ +\$ (.+)$", re.MULTILINE)
 

@@ -4,7 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cli.daemons import BOUND_S, Daemon, environment
+from tests.cli.daemons import Daemon, environment
+from tests.waits import BOUND_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

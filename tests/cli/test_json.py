@@ -12,6 +12,7 @@ import pytest
 from covenant.cli.main import command as root
 from scripts.generate_docs import leaves
 from tests.cli.daemons import Daemon
+from tests.waits import BOUND_S
 
 SHAPE = re.compile(r'With (?:--next and )?--json: \{"kind": "([a-z0-9_]+)"((?:, [a-z0-9_]+\??)*)\}')
 COMMANDS = {" ".join(path): command for path, command in leaves(root)}
@@ -96,7 +97,7 @@ def pushed(daemon: Daemon) -> list[str]:
         json.dumps({"message": message, "configuration": configuration}).encode(),
         {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=BOUND_S) as answer:
         return [json.load(answer)["task"]["id"], "hook"]
 
 

@@ -18,7 +18,8 @@ from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.seal.identity import PrivatePrekey, new_prekey
 from covenant.seal.keys import new_private_key
 from covenant.seal.locked_key import COST_MIN, is_locked
-from tests.cli.daemons import BOUND_S, COVENANT, Ran, covenant, environment
+from tests.cli.daemons import COVENANT, Ran, covenant, environment
+from tests.waits import BOUND_S
 
 OLD: Final = "correct horse ✓"
 NEW: Final = "battery staple ✓"

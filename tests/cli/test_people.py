@@ -13,7 +13,8 @@ import pytest
 from covenant.cli.terminal import age, brief, clean, distance
 from covenant.daemon.environment import now_ms
 from covenant.exchange.mailbox import MailboxLimits
-from tests.cli.daemons import BOUND_S, COVENANT, Daemon, environment
+from tests.cli.daemons import COVENANT, Daemon, environment
+from tests.waits import BOUND_S
 
 
 def answered(daemon: Daemon, *words: str) -> str:

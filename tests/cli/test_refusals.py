@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from tests.cli.daemons import Daemon, covenant
+from tests.waits import BOUND_S
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_something_on_the_socket_that_is_no_daemon_exits_with_3(short_path: Path
         thread = threading.Thread(target=reply)
         thread.start()
         ran = covenant("--home", str(home), "a2a", "status", "--json")
-        thread.join(10)
+        thread.join(BOUND_S)
     assert ran.code == 3
     assert ran.json["code"] == "daemon_unreachable"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.daemons import COVENANT, Daemon, environment
+from tests.waits import BOUND_S
 
 HEAVY = {
     "httptools",
@@ -29,7 +30,7 @@ def loaded(*words: str) -> set[str]:
         capture_output=True,
         text=True,
         env=environment(),
-        timeout=30,
+        timeout=BOUND_S,
         check=False,
     )
     lines = [line for line in ran.stderr.splitlines() if line.startswith("import time:")]

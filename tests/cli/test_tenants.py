@@ -12,8 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.cli.daemons import BOUND_S, Daemon, covenant
+from tests.cli.daemons import Daemon, covenant
 from tests.places import short_folder
+from tests.waits import BOUND_S
 
 
 def ask(daemon: Daemon, token: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:

@@ -22,6 +22,7 @@ from covenant.model.ids import LeaseId, TaskId
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.embedded_engine import EmbeddedEngine, copy_home
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, DAVE, make_task, ok, same_work, task_id
+from tests.waits import BOUND_S
 
 
 @pytest.fixture
@@ -203,7 +204,7 @@ async def test_a_start_does_not_wait_for_an_archive_that_cannot_be_written(
     with fault_points.armed(FullDisk("archive.apply")):
         await driver.send(make_task(1))
         compacting = asyncio.ensure_future(driver.ledger.compact())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             while snapshot.newest(engine.home / "journal") is None:
                 await asyncio.wait((compacting,), timeout=0.01)
         compacting.cancel()

@@ -11,7 +11,8 @@ from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.signing import create_signature_verifier
 from jwt.api_jwk import PyJWK
 
-from tests.cli.daemons import BOUND_S, Daemon, covenant
+from tests.cli.daemons import Daemon, covenant
+from tests.waits import BOUND_S
 
 WELL_KNOWN = "/.well-known/agent-card.json"
 INDEX = "/v1/a2a/agents/index/agent-card.json"

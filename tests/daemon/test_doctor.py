@@ -15,9 +15,10 @@ from covenant.daemon.doctor.home_check import check
 from covenant.ledger.embedded.archive.archive import PAGE_BYTES
 from covenant.ledger.embedded.journal.record import decode_line
 from covenant.ledger.embedded.journal.segments import list_segments
-from tests.cli.daemons import BOUND_S, COVENANT, Daemon, Ran, covenant, environment
+from tests.cli.daemons import COVENANT, Daemon, Ran, covenant, environment
 from tests.hostile.client import request
 from tests.places import short_folder
+from tests.waits import BOUND_S
 
 
 def doctor(home: Path, *flags: str, stdin: str = "") -> Ran:

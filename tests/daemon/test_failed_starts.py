@@ -11,7 +11,8 @@ import pytest
 
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
-from tests.cli.daemons import BOUND_S, COVENANT, Daemon, Ran, environment
+from tests.cli.daemons import COVENANT, Daemon, Ran, environment
+from tests.waits import BOUND_S
 
 STRICT = (sys.executable, "-X", "dev", "-W", "error")
 """What is never awaited or never closed is said, at the latest when the interpreter ends."""

@@ -16,7 +16,8 @@ from a2a.client.client import ClientCallContext
 from a2a.types import a2a_pb2 as pb
 from a2a.types.a2a_pb2_grpc import A2AServiceStub
 
-from tests.cli.daemons import BOUND_S, Daemon, covenant
+from tests.cli.daemons import Daemon, covenant
+from tests.waits import BOUND_S
 
 ON: Final = {"COVENANT_GRPC_ENABLED": "true", "COVENANT_GRPC_PORT": "0"}
 CARD: Final = "v1/a2a/agents/teller/agent-card.json"

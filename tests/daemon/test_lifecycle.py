@@ -17,7 +17,8 @@ from covenant import AgentId, Mailbox, Task, local_agent
 from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.model.ids import TaskId
 from covenant.seal.keys import new_private_key, public_key
-from tests.cli.daemons import BOUND_S, Daemon, Ran, covenant
+from tests.cli.daemons import Daemon, Ran, covenant
+from tests.waits import BOUND_S
 
 
 def serve(home: Path, *flags: str, env: dict[str, str] | None = None) -> Ran:

@@ -19,7 +19,8 @@ from covenant.model.task import ResultStatus
 from covenant.model.task_view import TaskState
 from tests.agents.agents_under_test import function, open_agents, said, values
 from tests.agents.openai_server import Cut, Drip, Line, openai_server
-from tests.agents.pool_under_test import BOUND_S, chunks
+from tests.agents.pool_under_test import chunks
+from tests.waits import BOUND_S
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from covenant.outbound.http_fetcher import TlsTrust
 from covenant.outbound.urls import Address
 from covenant.peers.transport.peer_client import PeerCallFailed
 from tests.outbound.http_servers import LOADED, always, by_path, endless, http_server, redirect, reply, silence
+from tests.waits import BOUND_S
 
 NAMES = {
     "here.example": "127.0.0.1",
@@ -55,7 +56,7 @@ async def failure(opened: PeerLines, url: str, *, timeout_s: float = 10.0) -> Pe
 async def test_many_messages_go_over_one_connection() -> None:
     async with http_server(always(reply(200, b"taken", x_said="yes"))) as served, lines() as opened:
         for _ in range(5):
-            response = await opened.to(served.url("/base")).post("/p", b"{}", timeout_s=10)
+            response = await opened.to(served.url("/base")).post("/p", b"{}", timeout_s=BOUND_S)
             assert (response.status, response.headers["x-said"], response.body) == (200, "yes", b"taken")
         await opened.to(served.url("/base/")).get("/who")
     assert served.connections == 2, "one for each place as it is written"
@@ -81,7 +82,7 @@ async def test_a_private_place_is_called_by_its_name_and_a_name_that_leads_elsew
 
 async def test_a_redirect_is_an_answer_and_leads_nowhere() -> None:
     async with http_server(by_path(p=redirect("/q", 307), q=always(reply(200)))) as served, lines() as opened:
-        response = await opened.to(served.url()).post("/p", b"{}", timeout_s=10)
+        response = await opened.to(served.url()).post("/p", b"{}", timeout_s=BOUND_S)
     assert (response.status, response.headers["location"]) == (307, "/q")
     assert len(served.requests) == 1
 
@@ -93,7 +94,7 @@ async def test_an_answer_is_bounded_in_size_while_it_arrives() -> None:
         with pytest.raises(PeerCallFailed) as caught:
             await opened.to(served.url()).get("/")
         assert (caught.value.code, caught.value.passing) == ("too_large", False)
-        assert (await failure(opened, served.url(), timeout_s=60)).code == "too_large"
+        assert (await failure(opened, served.url(), timeout_s=BOUND_S)).code == "too_large"
 
 
 async def test_silence_ends_with_the_time_that_was_given() -> None:
@@ -155,7 +156,7 @@ async def test_closing_waits_for_nobody_and_breaks_off_nothing() -> None:
         writer.write(reply(200, b"late"))
 
     async with http_server(slow) as served, lines() as opened:
-        calling = asyncio.create_task(opened.to(served.url()).post("/p", b"{}", timeout_s=10))
+        calling = asyncio.create_task(opened.to(served.url()).post("/p", b"{}", timeout_s=BOUND_S))
         await asyncio.wait_for(served.asked.wait(), 10)
         await opened.close()
         go.set()

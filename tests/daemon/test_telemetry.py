@@ -24,6 +24,7 @@ from covenant.model.ids import TaskId
 from covenant.model.task_event import Began
 from covenant.model.tracing import OFF
 from tests.doors.a2a.stage import Scenery, Stage, stage
+from tests.waits import BOUND_S
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE_ID = int("0af7651916cd43dd8448eb211c80319c", 16)
@@ -325,5 +326,5 @@ def test_what_is_off_costs_next_to_nothing() -> None:
 def test_a_daemon_without_spans_imports_nothing_of_them() -> None:
     names = "[name for name in sys.modules if name.split('.')[0] in ('opentelemetry', 'mcp')]"
     look = f"import sys, covenant.daemon.wiring.daemon; print({names})"
-    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=BOUND_S)
     assert found.stdout.strip() == "[]"

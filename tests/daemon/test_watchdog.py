@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from covenant.daemon.watchdog import LOGS_MAX, UNHEALTHY_S, HealthStandIn, Hold, Watchdog, answer_of
+from tests.waits import BOUND_S
 
-BOUND_S = 20.0
 HELD_S = 0.05
 ASK = b"GET /healthz HTTP/1.1\r\nhost: h\r\n\r\n"
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from covenant.wire.a2a import error_codes as a2a_errors
-from tests.cli.daemons import BOUND_S, Daemon, environment
+from tests.cli.daemons import Daemon, environment
+from tests.waits import BOUND_S
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "a2a.md"

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cli.daemons import BOUND_S, Daemon, environment
+from tests.cli.daemons import Daemon, environment
+from tests.waits import BOUND_S
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "peers.md"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.daemons import BOUND_S, Daemon, environment, said_until
+from tests.cli.daemons import Daemon, environment, said_until
+from tests.waits import BOUND_S
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -6,9 +6,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
-ANSWER_S: Final = 20.0
+from tests.waits import BOUND_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class HttpConnection:
         await self.writer.drain()
 
     async def hear(self, *, bodiless: bool = False) -> Reply:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(BOUND_S):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {
                 name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
@@ -55,7 +55,7 @@ class HttpConnection:
 
     async def ended(self) -> bool:
         """Whether the server has closed its side, with nothing more said."""
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(BOUND_S):
             return not await self.reader.read(1)
 
 
@@ -106,7 +106,7 @@ class Ipc:
 
     async def hear(self) -> Any:
         """The next answer; None once the server has closed its side."""
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(BOUND_S):
             try:
                 (length,) = struct.unpack(">I", await self.reader.readexactly(4))
                 return json.loads(await self.reader.readexactly(length))

@@ -21,8 +21,7 @@ from covenant.doors.http.responses import PROBLEM, style_of
 from covenant.doors.operator_api import OPERATIONS
 from tests.doors.world import World, open_world
 from tests.places import short_folder
-
-ANSWER_S = 20.0
+from tests.waits import BOUND_S
 
 
 @contextmanager
@@ -43,12 +42,12 @@ def world_of_its_own() -> Iterator[World]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    world, loop, done = opened.result(ANSWER_S)
+    world, loop, done = opened.result(BOUND_S)
     try:
         yield world
     finally:
         loop.call_soon_threadsafe(done.set)
-        thread.join(ANSWER_S)
+        thread.join(BOUND_S)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +166,7 @@ frame_bytes = (
 def check_ipc(world: World, sent: bytes, *, authenticated: bool) -> None:
     """Say all of it, close our side, and hear the rest: whole frames that are answers, and then the end."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(ANSWER_S)
+        connection.settimeout(BOUND_S)
         connection.connect(str(world.socket))
         if authenticated:
             hello = json.dumps({"kind": "authenticate", "token_b58": world.operator.token}).encode()
@@ -180,7 +179,7 @@ def check_ipc(world: World, sent: bytes, *, authenticated: bool) -> None:
             assert "Traceback" not in json.dumps(answer)
             assert answer.get("code") != "internal"
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(ANSWER_S)
+        connection.settimeout(BOUND_S)
         connection.connect(str(world.socket))
         connection.sendall(framed(b'{"kind":"ping"}'))
         connection.shutdown(socket.SHUT_WR)
@@ -201,7 +200,7 @@ def test_any_body_is_answered_with_a_status_and_json(fuzzed: World, operation: A
         return
     target = operation.path.replace("{task_id}", "123e4567-e89b-42d3-a456-426614174000")
     target = target.replace("{tenant}", "default").replace("{name}", "none").replace("{agent_id}", "index")
-    connection = http.client.HTTPConnection("127.0.0.1", fuzzed.port, timeout=ANSWER_S)
+    connection = http.client.HTTPConnection("127.0.0.1", fuzzed.port, timeout=BOUND_S)
     with no_fault_of_ours():
         connection.request(operation.method, target, body, {"Authorization": f"Bearer {fuzzed.operator.token}"})
         reply = connection.getresponse()
@@ -229,14 +228,14 @@ def test_any_body_is_answered_with_a_status_and_json(fuzzed: World, operation: A
 )
 def test_any_bytes_on_the_port_leave_the_server_serving(fuzzed: World, sent: bytes) -> None:
     with no_fault_of_ours():
-        with socket.create_connection(("127.0.0.1", fuzzed.port), ANSWER_S) as connection:
+        with socket.create_connection(("127.0.0.1", fuzzed.port), BOUND_S) as connection:
             with suppress(ConnectionError):
                 connection.sendall(sent)
                 connection.shutdown(socket.SHUT_WR)
             heard = receive(connection)
             assert b"Traceback" not in heard
             assert b" 500 " not in heard.split(b"\r\n")[0]
-        after = http.client.HTTPConnection("127.0.0.1", fuzzed.port, timeout=ANSWER_S)
+        after = http.client.HTTPConnection("127.0.0.1", fuzzed.port, timeout=BOUND_S)
         after.request("GET", "/healthz")
         assert after.getresponse().status == 200
         after.close()
@@ -246,7 +245,7 @@ def test_waiting_and_leaving_work_on_the_daemons_loop(fuzzed: World) -> None:
     """Which is not the one that the other tests run on."""
     hello = framed(json.dumps({"kind": "authenticate", "token_b58": fuzzed.operator.token}).encode())
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile("rb") as answers:
-        connection.settimeout(ANSWER_S)
+        connection.settimeout(BOUND_S)
         connection.connect(str(fuzzed.socket))
 
         def hear() -> Any:

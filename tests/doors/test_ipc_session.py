@@ -15,6 +15,7 @@ from covenant.model.errors import SettingsError
 from tests.doors.clients import Ipc
 from tests.doors.operator_api.test_operations import result_of
 from tests.doors.world import VERSION, World, new_task, open_world
+from tests.waits import BOUND_S
 
 INFO = {
     "kind": "protocol_info",
@@ -194,7 +195,7 @@ async def test_the_number_of_connections_is_bounded(short_path: Path) -> None:
                 assert (await third.hear())["code"] == "too_many_connections"
                 assert await third.hear() is None
             assert (await first.ask("ping"))["kind"] == "pong"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             while True:  # until the server has noticed that they are gone
                 async with world.connect() as fourth:
                     if (await fourth.ask("ping"))["kind"] == "pong":

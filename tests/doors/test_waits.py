@@ -13,6 +13,7 @@ from covenant.model.errors import OverLimit, Refusal, Unavailable
 from covenant.wire.mailbox import DrainRequest, ReceiveRequest
 from tests.doors.clients import HttpConnection
 from tests.doors.world import Actor, World, new_task
+from tests.waits import BOUND_S
 
 
 @asynccontextmanager
@@ -188,7 +189,7 @@ async def test_a_wake_for_a_caller_that_has_just_left_is_passed_on(world: World)
     first, second = waiting
     with pytest.raises(CallerGoneError):
         await first
-    taken = await asyncio.wait_for(second, 20)
+    taken = await asyncio.wait_for(second, BOUND_S)
     assert taken.task is not None
     assert taken.task.id == task["id"]
 
@@ -206,7 +207,7 @@ async def test_one_result_ends_one_of_many_drains_and_the_longest_waiting(world:
     await alice.http.post("/a2a/tasks", new_task(bob))
     task = (await bob.http.get("/a2a/tasks/next"))["task"]
     await bob.http.post("/a2a/results", {"task_id": task["id"], "status": "ok"})
-    assert (await asyncio.wait_for(drains[0], 20)).result is not None
+    assert (await asyncio.wait_for(drains[0], BOUND_S)).result is not None
     assert not any(drain.done() for drain in drains[1:])
     pause.leave()
     await asyncio.gather(*drains, return_exceptions=True)

@@ -36,9 +36,9 @@ from covenant.model.ids import AgentId
 from covenant.model.tenants import TenantLimits
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
+from tests.waits import BOUND_S
 
 VERSION: Final = "0.0.test"
-BOUND_S: Final = 20.0
 
 
 class WatchedWaits(Waits):

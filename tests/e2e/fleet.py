@@ -12,10 +12,10 @@ from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from tests.cli.daemons import Daemon
+from tests.waits import BOUND_S
 
 T = TypeVar("T")
 
-BOUND_S: Final = 40.0
 LOOK_S: Final = 0.05
 
 AGENTS: Final = '''

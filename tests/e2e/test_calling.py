@@ -9,6 +9,7 @@ from covenant import connect, simple
 from covenant.model.task_view import RemoteArtifact, TaskState
 from tests.cli.daemons import Daemon
 from tests.e2e.test_simple import agent_file
+from tests.waits import BOUND_S
 
 HERE = ("127.0.0.1",)
 
@@ -49,7 +50,7 @@ async def test_a_callee_that_is_killed_in_the_middle_is_followed_to_its_end_and_
     daemon = Daemon(home)
     url, port = f"{daemon.url}/v1/a2a/agents/answerer", urlsplit(daemon.url).port
     try:
-        async with connect(url, token=token_of(daemon), allow_private=HERE, timeout_s=50.0) as remote:
+        async with connect(url, token=token_of(daemon), allow_private=HERE, timeout_s=BOUND_S) as remote:
             stream = remote.stream("wait")
             told = []
             async for news in stream:

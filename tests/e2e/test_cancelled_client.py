@@ -14,10 +14,10 @@ from covenant.model.ids import PublicKey, TaskId
 from covenant.worker import Job
 from tests.cli.daemons import Daemon
 from tests.places import short_folder
+from tests.waits import BOUND_S
 
 T = TypeVar("T")
 TASKS = 30
-BOUND_S = 60.0
 
 
 class Site:

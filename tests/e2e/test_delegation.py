@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from covenant.worker import Job, Worker
-from tests.e2e.fleet import BOUND_S, Fleet, fleet, states, told, until
+from tests.e2e.fleet import Fleet, fleet, states, told, until
+from tests.waits import BOUND_S
 
 
 def pair(world: Fleet, *flags: str) -> tuple[Any, Any]:

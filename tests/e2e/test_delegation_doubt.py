@@ -8,8 +8,7 @@ import pytest
 
 from tests.e2e.fleet import Fleet, Member, fleet, states, told
 from tests.e2e.silence import Silence
-
-PATIENCE_S = 40.0
+from tests.waits import BOUND_S
 
 
 def through(port: int, caller: Member, callee: Member, agent: str = "held", **declared: Any) -> None:
@@ -27,7 +26,7 @@ def unheard(world: Fleet, line: Silence, a: Member) -> tuple[str, dict[str, Any]
     """A call that reached its callee, whose answer did not come back, and whose caller was killed then."""
     line.silent = True
     task: str = a.send("once", "far", wait=False)["id"]
-    assert line.swallowed.wait(PATIENCE_S)
+    assert line.swallowed.wait(BOUND_S)
     world.begun("b held the work")
     (child,) = a.tree(task)["children"]
     a.kill()

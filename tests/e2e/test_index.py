@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx2 as httpx
 
-from tests.cli.daemons import BOUND_S, Daemon
+from tests.cli.daemons import Daemon
 from tests.e2e.fleet import until
+from tests.waits import BOUND_S
 
 HERE = """
 from covenant import Agent

@@ -19,13 +19,13 @@ import pytest
 from covenant.ledger.machine.commands import GONE
 from tests.cli.daemons import Daemon
 from tests.doors.clients import Http, Ipc
+from tests.waits import BOUND_S
 
 SENDERS: Final = ("ann@host", "amy@host")
 WORKERS: Final = ("will@host", "wendy@host", "walt@host")
 WAIT_MS: Final = 500
 PROGRESS: Final = (200, 80, 300, 120)
 """How many answers a daemon gives before it is killed, in turns."""
-BOUND_S: Final = 45.0
 
 
 class NotAnswered(Exception):

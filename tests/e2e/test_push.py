@@ -13,7 +13,8 @@ import pytest
 from tests.agents.test_served_files import call, send
 from tests.cli.daemons import Daemon
 from tests.outbound.http_servers import reply
-from tests.outbound.receivers import BOUND_S, receiver
+from tests.outbound.receivers import receiver
+from tests.waits import BOUND_S
 
 AGENTS = """
 from covenant import Agent

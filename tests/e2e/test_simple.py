@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import httpx2
 
-from tests.cli.daemons import BOUND_S, Daemon
+from tests.cli.daemons import Daemon
+from tests.waits import BOUND_S
 
 PROGRAM = """\
 import json, os, sys, time

@@ -10,8 +10,9 @@ from uuid import uuid4
 
 import httpx2
 
-from tests.cli.daemons import BOUND_S, Daemon
+from tests.cli.daemons import Daemon
 from tests.doors.mcp.daemon import called, gate_at, operator_token, over_http, start
+from tests.waits import BOUND_S
 
 TRACED = {"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_SCHEDULE_DELAY": "60000"}
 CANARY = "canary-51c2"

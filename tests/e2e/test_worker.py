@@ -17,9 +17,9 @@ from covenant.model.errors import Conflict, Unauthenticated
 from covenant.worker import Job
 from tests.cli.daemons import Daemon
 from tests.places import short_folder
+from tests.waits import BOUND_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-BOUND_S = 30.0
 
 
 class Site:

@@ -26,8 +26,8 @@ from covenant.model.content import Text
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key
+from tests.waits import BOUND_S
 
-BOUND_S = 20.0
 TURNS = 12
 
 

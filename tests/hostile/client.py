@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
-BOUND_S: Final = 100.0
-"""No read of a test waits longer than this. A machine that is busy with other things is not that slow."""
+from tests.waits import BOUND_S
 
 
 @dataclass(frozen=True)

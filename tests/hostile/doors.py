@@ -16,7 +16,8 @@ from a2a.types.a2a_pb2_grpc import A2AServiceStub
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from tests.cli.daemons import Daemon
-from tests.hostile.client import BOUND_S, Answer, request
+from tests.hostile.client import Answer, request
+from tests.waits import BOUND_S
 
 Metadata = Mapping[str, Any]
 

@@ -9,9 +9,10 @@ from uuid import uuid4
 
 import pytest
 
-from tests.cli.daemons import BOUND_S, Daemon
+from tests.cli.daemons import Daemon
 from tests.hostile.client import Answer, RawConnection, operator_token, request
 from tests.hostile.conftest import StartDaemon
+from tests.waits import BOUND_S
 
 QUICK_S = 2.0
 """Far less than the agents here block for, and far more than an answer takes on a busy machine."""
@@ -25,7 +26,7 @@ here = Path(__file__).parent
 
 def block(name):
     (here / f"{name}.begun").write_text(str(os.getpid()))
-    until = time.monotonic() + 25
+    until = time.monotonic() + 200
     while not (here / f"{name}.end").exists() and time.monotonic() < until:
         time.sleep(0.02)
 

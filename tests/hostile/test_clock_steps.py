@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from covenant.model.grant import REQUEUE_ACTION
 from tests.cli.daemons import Daemon
 from tests.hostile.client import RawConnection, operator_token, request
+from tests.waits import BOUND_S
 
 DAY_MS = 86_400_000
-BOUND_S = 20.0
 RETRIES = {
     "COVENANT_A2A_AUTO_RETRY_SCHEDULER": "true",
     "COVENANT_A2A_AUTO_RETRY_INTERVAL_MS": "100",
@@ -127,7 +127,7 @@ def test_a_day_back_lets_a_long_poll_end_in_its_own_time(stepped: Stepped) -> No
     query = "scope=all&wait_ms=1500"
     head = f"GET /a2a/tasks/next?{query} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
     begun = time.monotonic()
-    with RawConnection(stepped.daemon.url) as first, RawConnection(stepped.daemon.url, bound_s=10.0) as second:
+    with RawConnection(stepped.daemon.url) as first, RawConnection(stepped.daemon.url) as second:
         for connection in (first, second):
             connection.send(head.encode())
             # What is answered after this was sent shows that it has been read.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.daemons import BOUND_S
 from tests.hostile.client import Answer, operator_token, request
 from tests.hostile.conftest import StartDaemon
+from tests.waits import BOUND_S
 
 AGENTS = """
 import asyncio, sys, time

@@ -3,8 +3,9 @@
 from contextlib import ExitStack
 
 from tests.cli.daemons import Daemon
-from tests.hostile.client import BOUND_S, RawConnection, operator_token, request
+from tests.hostile.client import RawConnection, operator_token, request
 from tests.hostile.conftest import StartDaemon
+from tests.waits import BOUND_S
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 PAGE = b"GET /version HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"

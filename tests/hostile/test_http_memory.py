@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.daemons import Daemon
-from tests.hostile.client import BOUND_S, RawConnection, operator_token, request, resident_bytes
+from tests.hostile.client import RawConnection, operator_token, request, resident_bytes
 from tests.hostile.conftest import StartDaemon
+from tests.waits import BOUND_S
 
 MIB = 1024 * 1024
 FLOOD_BYTES = 12 * MIB

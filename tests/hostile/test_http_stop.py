@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.client import BOUND_S, RawConnection, operator_token
+from tests.hostile.client import RawConnection, operator_token
 from tests.hostile.conftest import StartDaemon
+from tests.waits import BOUND_S
 
 AGENT = """
 import asyncio

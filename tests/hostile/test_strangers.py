@@ -13,8 +13,9 @@ import pytest
 from a2a.types import a2a_pb2
 
 from tests.cli.daemons import Daemon
-from tests.hostile.client import BOUND_S, RawConnection, operator_token, request, resident_bytes
+from tests.hostile.client import RawConnection, operator_token, request, resident_bytes
 from tests.hostile.conftest import StartDaemon
+from tests.waits import BOUND_S
 
 StartGrpcDaemon = Callable[[dict[str, str]], tuple[Daemon, int]]
 

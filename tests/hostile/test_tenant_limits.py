@@ -17,8 +17,8 @@ import pytest
 from tests.cli.daemons import Daemon
 from tests.hostile.client import Answer, request
 from tests.hostile.tenant import AGENT, DEFAULT, Tenant, lease, message
+from tests.waits import BOUND_S
 
-BOUND_S = 30.0
 HERE = f"/v1/a2a/agents/{AGENT}"
 
 

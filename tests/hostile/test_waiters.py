@@ -9,9 +9,10 @@ from pathlib import Path
 from tests.cli.daemons import Daemon
 from tests.hostile.client import RawConnection, operator_token, request
 from tests.hostile.conftest import StartDaemon
+from tests.waits import BOUND_S
 
 RECEIVERS = 300
-WAIT_MS = 50_000
+WAIT_MS = 55_000
 
 
 def worker(daemon: Daemon) -> str:
@@ -44,7 +45,7 @@ def answered(connections: list[RawConnection], seconds: float) -> list[int]:
     with selectors.DefaultSelector() as selector:
         for index, connection in enumerate(connections):
             selector.register(connection.socket, selectors.EVENT_READ, index)
-        while events := selector.select(20.0 if not found else seconds):
+        while events := selector.select(BOUND_S if not found else seconds):
             found |= {key.data for key, _ in events}
             for key, _ in events:
                 selector.unregister(key.fileobj)

@@ -18,6 +18,7 @@ from covenant import Mailbox, Result, Task, local_agent
 from covenant.ledger.machine.commands import LeasedTask
 from covenant.model.errors import Conflict
 from covenant.model.ids import TaskId
+from tests.waits import BOUND_S
 
 T = TypeVar("T")
 
@@ -107,9 +108,9 @@ async def test_another_receiver_gets_what_a_cancelled_one_gives_back(tmp_path: P
         await turns(steps)()
         first.cancel()
         ids = await sending
-        await asyncio.wait((first, second), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((first, second), timeout=BOUND_S, return_when=asyncio.FIRST_COMPLETED)
         if first.cancelled():
-            await asyncio.wait((second,), timeout=20)
+            await asyncio.wait((second,), timeout=BOUND_S)
         second.cancel()
         ended = await asyncio.gather(first, second, return_exceptions=True)
         assert [each.id for each in ended if isinstance(each, Task)] == ids
@@ -121,7 +122,7 @@ async def test_a_receive_that_gets_nothing_ends_with_its_time(tmp_path: Path) ->
             with pytest.raises(TimeoutError):
                 await receive(timeout_s=0.01)
         ids = await sent(mailbox, 1)
-        assert (await mailbox.recv_task(timeout_s=10)).id == ids[0]
+        assert (await mailbox.recv_task(timeout_s=BOUND_S)).id == ids[0]
 
 
 async def test_a_receive_repeated_under_its_request_id_returns_the_same(tmp_path: Path) -> None:
@@ -179,7 +180,9 @@ asyncio.run(main())
 
 async def test_what_was_given_back_is_there_after_a_kill(tmp_path: Path) -> None:
     program = [sys.executable, "-c", PROGRAM, str(tmp_path / "home")]
-    ended = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=60, check=False)
+    ended = await asyncio.to_thread(
+        subprocess.run, program, capture_output=True, text=True, timeout=BOUND_S, check=False
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     told = [line.split() for line in ended.stdout.splitlines()]
     assert told[-1] == ["end"]

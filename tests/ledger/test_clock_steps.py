@@ -20,6 +20,7 @@ from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.grants import give
 from tests.ledger_contract.samples import ALICE, BOB, OPERATOR, make_grant, make_task, ok, same_work, task_id
+from tests.waits import BOUND_S
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -206,7 +207,7 @@ async def test_a_wait_ends_in_its_own_time_after_a_step_back(driver: LedgerDrive
         waiting = asyncio.ensure_future(waiter.wait(50))
         await asyncio.sleep(0)
         driver.clock.step(-DAY_MS)
-        assert await asyncio.wait_for(waiting, 10) is False
+        assert await asyncio.wait_for(waiting, BOUND_S) is False
 
 
 async def test_a_home_from_the_future_neither_expires_nor_waits_for_the_future(tmp_path: Path) -> None:

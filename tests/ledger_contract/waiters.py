@@ -9,9 +9,9 @@ from typing import Final, Self
 from covenant.ledger.contract.tasks import Waiter
 from covenant.model.ids import AgentId, PublicKey
 from tests.ledger_contract.driver import LedgerDriver
+from tests.waits import BOUND_S
 
 WAIT_MS: Final = 60_000
-BOUND_S: Final = 10.0
 TURNS: Final = 10
 """Turns of the loop after which whoever was woken has noticed."""
 

@@ -31,8 +31,8 @@ from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.samples import BOB, CAROL, make_task, ok, task_id
 from tests.ledger_contract.suite import Suite
+from tests.waits import BOUND_S
 
-WAIT_S: Final = 20.0
 STEPS_MAX: Final = 1_000
 
 
@@ -40,7 +40,7 @@ async def seen(watch: Watch, last: type[object] = Ended) -> list[Step]:
     """Everything the watch tells, until a step of this kind."""
     steps: list[Step] = []
     while not steps or not isinstance(steps[-1].what, last):
-        more = await watch.next(WAIT_S)
+        more = await watch.next(BOUND_S)
         assert more, f"nothing came after {steps}"
         steps += more
     return steps
@@ -49,7 +49,7 @@ async def seen(watch: Watch, last: type[object] = Ended) -> list[Step]:
 async def _patiently(watch: Watch) -> list[Step]:
     steps: list[Step] = []
     while not watch.cut and (not steps or not isinstance(steps[-1].what, Ended)):
-        steps += await watch.next(WAIT_S, until_rest=True)
+        steps += await watch.next(BOUND_S, until_rest=True)
     return steps
 
 
@@ -111,7 +111,7 @@ class WatchSuite(Suite):
         with driver.ledger.watch(task_id(2)) as watch:
             await driver.finish(await driver.taken(make_task(1)), ok(task_id(1)))
             await driver.send(make_task(2))
-            assert [step.what for step in await watch.next(WAIT_S)] == [Began(make_task(2))]
+            assert [step.what for step in await watch.next(BOUND_S)] == [Began(make_task(2))]
 
     async def test_a_reader_that_is_too_slow_is_cut_off_and_can_begin_again(self, driver: LedgerDriver) -> None:
         leased = await driver.taken(make_task())
@@ -124,7 +124,7 @@ class WatchSuite(Suite):
 
     async def test_a_patient_reader_is_told_everything_when_the_task_rests(self, driver: LedgerDriver) -> None:
         with driver.ledger.watch(task_id(1)) as watch:
-            reading = asyncio.ensure_future(watch.next(WAIT_S, until_rest=True))
+            reading = asyncio.ensure_future(watch.next(BOUND_S, until_rest=True))
             leased = await driver.taken(make_task())
             await driver.report(leased, "begun")
             await driver.queue()
@@ -135,7 +135,7 @@ class WatchSuite(Suite):
             assert await watch.next(0.0, until_rest=True) == []
             await driver.say(task_id(1), "that one")
             await advance(driver.ledger, await driver.take_one(), text("x"), reply="done")
-            ended = await watch.next(WAIT_S, until_rest=True)
+            ended = await watch.next(BOUND_S, until_rest=True)
         assert isinstance(ended[-1].what, Ended)
         assert [step.generation for step in ended] == [5, 6, 7]
 
@@ -147,7 +147,7 @@ class WatchSuite(Suite):
                 await advance(driver.ledger, leased, *[text("x")] * 100)
                 await driver.queue()  # the reader has its turn
             await advance(driver.ledger, leased, reply="done")
-            steps = await asyncio.wait_for(reading, WAIT_S)
+            steps = await asyncio.wait_for(reading, BOUND_S)
             assert not watch.cut
         assert [step.generation for step in steps] == list(range(3, 3_004))
 

@@ -22,8 +22,8 @@ from covenant.seal.keys import new_private_key
 from covenant.seal.signed_documents import WebhookSigner
 from tests.ledger_contract.samples import ALICE, agent, task_id
 from tests.outbound.http_servers import HERE, Request, Served, fetcher, http_server, reply
+from tests.waits import BOUND_S
 
-BOUND_S: Final = 20.0
 BOB: Final = agent("bob@default")
 KEY: Final = new_private_key()
 QUICK: Final = PushLimits(attempts_max=3, pause_ms=1, pause_ms_max=2_000)

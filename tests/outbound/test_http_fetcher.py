@@ -12,6 +12,7 @@ from covenant.outbound.call_errors import AddressRefused, CallFailed
 from tests.outbound.corpus import PUBLIC
 from tests.outbound.dns_server import name_server
 from tests.outbound.http_servers import LIMITS, always, by_path, fetcher, http_server, redirect, reply, silence
+from tests.waits import BOUND_S
 
 OTHER = "127.0.0.2"
 INSIDE = "127.0.0.3"
@@ -248,5 +249,5 @@ def test_the_client_library_is_loaded_with_the_first_call_and_not_before() -> No
         "import sys, covenant.outbound.http_fetcher, covenant.outbound.address_guard\n"
         "print(*sorted({'httpx2', 'httpcore2', 'dns', 'anyio', 'idna'} & set(sys.modules)))"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND_S, check=True)
     assert ran.stdout.strip() == ""

@@ -25,7 +25,6 @@ from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import OPERATOR, agent, task_id
 from tests.outbound.http_servers import reply
 from tests.outbound.receivers import (
-    BOUND_S,
     KEY,
     QUICK,
     SLOW,
@@ -40,6 +39,7 @@ from tests.outbound.receivers import (
     receiver,
     status,
 )
+from tests.waits import BOUND_S
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.outbound.call_errors import AddressRefused
 from tests.outbound.corpus import PUBLIC, PUBLIC_V6
 from tests.outbound.dns_server import NameServer, add, name_server
+from tests.waits import BOUND_S
 
 Message = dns.message.Message
 
@@ -147,7 +148,7 @@ async def test_one_silent_name_does_not_keep_others_waiting(names: NameServer) -
     names.speak["evil.example"] = lambda query, reply, before: None
     guard = AddressGuard((), resolver=names.resolver(), resolve_s=30)
     waiting = [asyncio.create_task(guard.check("http://evil.example/")) for _ in range(50)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(BOUND_S):
         await guard.check("http://good.example/")
     assert not any(task.done() for task in waiting)
     for task in waiting:

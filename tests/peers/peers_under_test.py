@@ -41,7 +41,6 @@ from covenant.peers.peer_settings import PeerContext, PeerSettings
 from covenant.seal.identity import prekey_to_use
 from tests.ledger_contract.samples import ALICE, OPERATOR
 from tests.peers.transport_under_test import (
-    BOUND_S,
     DEPTH_MAX,
     Clock,
     Keys,
@@ -50,6 +49,7 @@ from tests.peers.transport_under_test import (
     nobody,
     peer_context,
 )
+from tests.waits import BOUND_S
 
 QUICK: Final = PeerSettings(
     retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000, status_interval_ms=300, timeout_ms=30_000

@@ -31,7 +31,8 @@ from covenant.model.peers.delegation import (
 )
 from tests.ledger_contract.samples import OPERATOR
 from tests.peers.peers_under_test import QUICK, PeerUnderTest, changed, peer_under_test, worker
-from tests.peers.transport_under_test import BOUND_S, Clock, Keys
+from tests.peers.transport_under_test import Clock, Keys
+from tests.waits import BOUND_S
 
 SETTINGS: Final = changed(
     QUICK, silence_ms=5_000, timeout_ms=600_000, slots=100, slots_per_peer=100, offers_per_min=10_000

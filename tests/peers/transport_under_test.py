@@ -57,8 +57,8 @@ from covenant.wire import peers
 from covenant.wire.peers import Introduction
 from tests.doors.http.server.stage import AsgiDoor
 from tests.ledger_contract.samples import OPERATOR
+from tests.waits import BOUND_S
 
-BOUND_S: Final = 20.0
 DEPTH_MAX: Final = 3
 NOTHING: Final = OfferedProfiles((), 0, 0)
 QUICK: Final = PeerSettings(retry_first_ms=10, retry_max_ms=50, poll_wait_ms=1_000)

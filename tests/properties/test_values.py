@@ -41,6 +41,7 @@ from covenant.model.task import ResultStatus
 from covenant.model.task_event import StatusUpdate
 from covenant.simple import A2ATaskDeps, handle_task_get, handle_task_send
 from tests.properties.values import ODD, VALUES
+from tests.waits import BOUND_S
 
 ALICE, BOB = local_agent("alice@here"), local_agent("bob@here")
 FIELDS = Task.__struct_fields__
@@ -210,7 +211,7 @@ async def speak(home: Path, saying: str, value: Any, shape: str) -> None:
         sent = await handle_task_send(deps, {"message": "speak"})
         task_id = TaskId(sent.id)
         assert deps.ledger is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             while (entry := await deps.ledger.entry(task_id)) is not None and not entry.finished:
                 if entry.state == "parked":
                     break

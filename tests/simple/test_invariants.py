@@ -28,8 +28,9 @@ from covenant.simple import (
     handle_task_get,
     handle_task_send,
 )
-from tests.doors.simple.stage import BOUND_S, Patient, echo
+from tests.doors.simple.stage import Patient, echo
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.waits import BOUND_S
 
 
 def program(*events: dict[str, Any], then: str = "") -> AgentDefinition:

@@ -27,10 +27,11 @@ from covenant.model.task_view import TaskState
 from covenant.model.tenants import Tenant
 from tests.agents.agents_under_test import DEAD, AgentsUnderTest, function, open_agents, said, values
 from tests.agents.model.test_mcp_tools import opened
-from tests.agents.pool_under_test import BOUND_S, chunks
+from tests.agents.pool_under_test import chunks
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Request, http_server, reply
 from tests.outbound.remotes import card, hand_made, task
+from tests.waits import BOUND_S
 
 TestModel.__test__ = False  # its name makes pytest take it for tests
 

@@ -12,7 +12,8 @@ from pydantic_ai.models.test import TestModel
 from covenant.agents.model.pydantic_agent import PydanticAiAgent
 from covenant.model.content import Embedded, Json, Resource, Text
 from covenant.model.task_view import TaskState
-from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, chunks, told
+from tests.agents.pool_under_test import PoolUnderTest, chunks, told
+from tests.waits import BOUND_S
 
 TestModel.__test__ = False  # its name makes pytest take it for tests
 

@@ -29,7 +29,8 @@ from covenant.model.retry_policy import Posture, Requeue
 from covenant.model.task import DELEGATION, Task, fingerprint
 from covenant.model.task_view import Artifact, TaskState, TaskView
 from covenant.seal.keys import new_private_key
-from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, a_ledger, now_ms, told
+from tests.agents.pool_under_test import PoolUnderTest, a_ledger, now_ms, told
+from tests.waits import BOUND_S
 
 KEY = new_private_key()
 Work = Callable[[Turn], Awaitable[Any]]

@@ -17,7 +17,8 @@ from covenant.model.content import Json, Text
 from covenant.model.task_event import StatusUpdate
 from covenant.model.task_view import TaskState
 from tests.agents.agents_under_test import function, open_agents, said
-from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, chunks, open_pool, statuses, told
+from tests.agents.pool_under_test import PoolUnderTest, chunks, open_pool, statuses, told
+from tests.waits import BOUND_S
 
 
 async def until(met: Any) -> None:

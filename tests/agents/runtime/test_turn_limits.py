@@ -25,7 +25,8 @@ from covenant.model.tenants import DEFAULT
 from covenant.model.usage import usage_in
 from tests.agents.agents_under_test import AgentsUnderTest, open_agents, said
 from tests.agents.model.test_model_agent import Script
-from tests.agents.pool_under_test import BOUND_S, PoolUnderTest, a_ledger, open_pool
+from tests.agents.pool_under_test import PoolUnderTest, a_ledger, open_pool
+from tests.waits import BOUND_S
 
 
 def spender(name: str, **amounts: float) -> Agent:

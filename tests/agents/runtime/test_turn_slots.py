@@ -16,8 +16,7 @@ from covenant.model.tenants import DEFAULT, Tenant, TenantLimits
 from tests.agents.pool_under_test import told
 from tests.agents.runtime.test_agent_calls import CallingAgents, open_agents
 from tests.ledger_contract.samples import OPERATOR
-
-BOUND_S = 20.0
+from tests.waits import BOUND_S
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from covenant.model.retry_policy import ForceError, Posture, Requeue
 from covenant.model.task import fingerprint
 from covenant.model.task_view import TaskState
 from tests.agents.pool_under_test import (
-    BOUND_S,
     PoolUnderTest,
     a_ledger,
     chunks,
@@ -29,6 +28,7 @@ from tests.agents.pool_under_test import (
     told,
 )
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, OPERATOR, make_task
+from tests.waits import BOUND_S
 
 
 class Actor:

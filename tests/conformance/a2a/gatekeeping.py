@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
 
-BOUND_S: Final = 30.0
+from tests.waits import BOUND_S
 
 
 class Gatekeeper:

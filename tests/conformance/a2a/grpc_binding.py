@@ -17,10 +17,10 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from tests.conformance.a2a.bindings import CODES, DOMAIN, ERROR_INFO, New, Refused
 from tests.conformance.a2a.telling import Frame, Page, page_v1
+from tests.waits import BOUND_S
 
 SERVICE: Final = a2a_pb2.DESCRIPTOR.services_by_name["A2AService"]
 METHODS: Final = {method.name: method for method in SERVICE.methods}
-BOUND_S: Final = 30.0
 
 
 _WHOLE_SECOND: Final = re.compile(r'(T\d\d:\d\d:\d\d)Z"')

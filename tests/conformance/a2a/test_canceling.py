@@ -7,7 +7,8 @@ import pytest
 from covenant.model.task_event import Ended
 from tests.conformance.a2a.bindings import Binding, Refused, words
 from tests.conformance.a2a.spoken import BINDINGS
-from tests.conformance.a2a.world import BOUND_S, World, unique
+from tests.conformance.a2a.world import World, unique
+from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

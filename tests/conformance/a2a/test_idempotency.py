@@ -9,7 +9,8 @@ from covenant.model.ids import TaskId
 from covenant.model.task import DuplicateSafety
 from tests.conformance.a2a.bindings import Binding, Refused, words
 from tests.conformance.a2a.telling import Told
-from tests.conformance.a2a.world import BOUND_S, World, unique
+from tests.conformance.a2a.world import World, unique
+from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

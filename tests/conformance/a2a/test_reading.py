@@ -8,7 +8,8 @@ import pytest
 
 from tests.conformance.a2a.bindings import Binding, Refused, words
 from tests.conformance.a2a.telling import Told
-from tests.conformance.a2a.world import BOUND_S, World, unique
+from tests.conformance.a2a.world import World, unique
+from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,7 +13,8 @@ from tests.conformance.a2a.agents import Gates
 from tests.conformance.a2a.bindings import Binding
 from tests.conformance.a2a.http_bindings import Rest
 from tests.conformance.a2a.telling import folded, known
-from tests.doors.a2a.stage import BOUND_S, Scenery, stage
+from tests.doors.a2a.stage import Scenery, stage
+from tests.waits import BOUND_S
 
 # What the system buffers, what one write may hold, and what is waited for by one reader must all be exceeded.
 CHUNKS = 8_000

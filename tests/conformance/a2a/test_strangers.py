@@ -20,7 +20,8 @@ from tests.conformance.a2a.agents import BYTES, EXTENSION
 from tests.conformance.a2a.bindings import Binding
 from tests.conformance.a2a.grpc_binding import Grpc
 from tests.conformance.a2a.http_bindings import NewRpc, Rest, SlashRpc
-from tests.conformance.a2a.world import BOUND_S, World, unique
+from tests.conformance.a2a.world import World, unique
+from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

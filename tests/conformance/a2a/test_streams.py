@@ -10,7 +10,8 @@ from covenant.exchange.tasks import reader as streams
 from tests.conformance.a2a.bindings import Binding, Refused, words
 from tests.conformance.a2a.http_bindings import Rpc, is_stream
 from tests.conformance.a2a.telling import Frame, folded, known
-from tests.conformance.a2a.world import BOUND_S, World, unique
+from tests.conformance.a2a.world import World, unique
+from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -28,9 +28,9 @@ from covenant.model.tenants import DEFAULT
 from tests.conformance.a2a.agents import Gates, cast
 from tests.conformance.a2a.bindings import Binding
 from tests.doors.a2a.stage import Scenery, Stage, stage
+from tests.waits import BOUND_S
 
 NEIGHBOUR: Final = "neighbour"
-BOUND_S: Final = 20.0
 SWEEP_S: Final = 0.05
 
 B = TypeVar("B", bound=Binding)

@@ -36,7 +36,8 @@ from covenant.exchange.push import check_config
 from covenant.ledger.clock import Uuids
 from covenant.model.tenants import DEFAULT, TenantLimits
 from covenant.wire.a2a.card_codec import encode_card
-from tests.doors.a2a.stage import BOUND_S, Stage, stage
+from tests.doors.a2a.stage import Stage, stage
+from tests.waits import BOUND_S
 
 SESSION: Final = "session"
 UNLIMITED: Final = (("grpc.max_receive_message_length", -1),)

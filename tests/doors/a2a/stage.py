@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import httpx2
 import uvicorn
@@ -48,8 +48,7 @@ from covenant.model.tenants import DEFAULT
 from covenant.model.tracing import OFF, Tracer
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token
-
-BOUND_S: Final = 20.0
+from tests.waits import BOUND_S
 
 
 @dataclass(slots=True, kw_only=True)

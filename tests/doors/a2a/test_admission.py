@@ -14,8 +14,8 @@ from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.model.errors import Unauthenticated
 from covenant.model.tenants import Tenant
+from tests.waits import BOUND_S
 
-BOUND_S = 20.0
 CALLER = Caller(Tenant(name="acme"), "0" * 64, operator=False, name="client@acme")
 
 

@@ -18,8 +18,8 @@ from covenant.doors.a2a.operations import OPERATIONS
 from covenant.ledger.machine.identity_commands import ChangeTenant
 from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.doors.a2a.grpc_stage import GrpcStage, asks, grpc_stage, in_session, kind_of, told_by
-from tests.doors.a2a.stage import BOUND_S
 from tests.ledger_contract.samples import OPERATOR
+from tests.waits import BOUND_S
 
 
 def echo() -> Agent:

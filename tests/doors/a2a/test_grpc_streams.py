@@ -13,7 +13,7 @@ from covenant.agents.api import Agent, Turn
 from covenant.model.ids import TaskId
 from covenant.model.tenants import DEFAULT
 from tests.doors.a2a.grpc_stage import UNLIMITED, GrpcStage, asks, generation_of, grpc_stage, kind_of, told_by
-from tests.doors.a2a.stage import BOUND_S
+from tests.waits import BOUND_S
 
 
 class Counting:

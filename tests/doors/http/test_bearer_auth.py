@@ -11,6 +11,7 @@ from covenant.exchange.access.tenants import TenantLimiter
 from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.doors.clients import HttpConnection
 from tests.doors.world import World, now_ms
+from tests.waits import BOUND_S
 
 Change = Callable[[World], Awaitable[object]]
 
@@ -87,7 +88,7 @@ async def test_nobody_is_remembered_for_long(world: World, monkeypatch: pytest.M
     for _ in range(2):
         assert gate.recognised(b"Bearer " + world.operator.token.encode()) is not None
         assert len(gate._recognised) == 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(BOUND_S):
             while gate._recognised:  # noqa: ASYNC110  (a timer empties it, and tells nobody)
                 await asyncio.sleep(0)
 

@@ -10,7 +10,8 @@ import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.cli.daemons import BOUND_S, COVENANT, Daemon, environment
+from tests.cli.daemons import COVENANT, Daemon, environment
+from tests.waits import BOUND_S
 
 AGENTS = """
 import asyncio

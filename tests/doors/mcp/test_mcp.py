@@ -13,9 +13,10 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tests.cli.daemons import BOUND_S, Daemon, covenant
+from tests.cli.daemons import Daemon, covenant
 from tests.doors.mcp.daemon import Gate, Told, called, gate_at, operator_token, over_http, over_stdio, start
 from tests.places import short_folder
+from tests.waits import BOUND_S
 
 Way = Callable[[Daemon], AbstractAsyncContextManager[Client]]
 HTTP, LEGACY, STDIO = over_http, partial(over_http, mode="legacy"), over_stdio

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.daemons import BOUND_S, Daemon
+from tests.cli.daemons import Daemon
 from tests.doors.mcp.daemon import Gate, Told, called, gate_at, over_http, start
 from tests.places import short_folder
+from tests.waits import BOUND_S
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from covenant.model.task_event import Began
 from tests.doors.native.test_run_routes import streaming, told
-from tests.doors.simple.stage import BOUND_S, TOKEN, Patient, Stage, echo, frames_of, stage
+from tests.doors.simple.stage import TOKEN, Patient, Stage, echo, frames_of, stage
+from tests.waits import BOUND_S
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 

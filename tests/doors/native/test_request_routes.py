@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from covenant.agents.api import Agent
-from tests.doors.simple.stage import BOUND_S, Patient, echo, stage
+from tests.doors.simple.stage import Patient, echo, stage
+from tests.waits import BOUND_S
 
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 

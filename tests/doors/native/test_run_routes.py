@@ -15,8 +15,9 @@ from covenant.agents.api import Agent
 from covenant.agents.router import NO_MODEL, IndexAgent
 from covenant.exchange.native import INLINE, inline_of
 from covenant.model.task import NATIVE, SIMPLE
-from tests.doors.simple.stage import BOUND_S, TOKEN, Frame, Patient, Stage, echo, frames_of, stage
+from tests.doors.simple.stage import TOKEN, Frame, Patient, Stage, echo, frames_of, stage
 from tests.ledger_contract.samples import make_task
+from tests.waits import BOUND_S
 
 ORDER = ["request_received", "stream_start", "agent_start", "text", "stream_end", "done"]
 

@@ -39,8 +39,8 @@ from covenant.model.mcp_servers import Tool
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key, new_token
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.waits import BOUND_S
 
-BOUND_S: Final = 20.0
 KEY: Final = new_private_key()
 TOKEN: Final = new_token()
 

@@ -16,7 +16,8 @@ from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
 from covenant.model.task import Result
-from tests.doors.simple.stage import BOUND_S, TOKEN, Patient, Stage, echo, stage, text_of
+from tests.doors.simple.stage import TOKEN, Patient, Stage, echo, stage, text_of
+from tests.waits import BOUND_S
 
 
 async def test_a_task_is_still_known_after_a_restart(tmp_path: Path) -> None:

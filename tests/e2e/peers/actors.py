@@ -41,8 +41,8 @@ from covenant.seal.signed_documents import base64url, canonical, from_base64url
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire import peers as wire
 from covenant.wire.peers import Introduction, decode_introduction, decode_received
-from tests.cli.daemons import BOUND_S
 from tests.e2e.peers.daemons import API, Answer, Node, call
+from tests.waits import BOUND_S
 
 M = TypeVar("M")
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from tests.cli.daemons import BOUND_S, Daemon, Ran, covenant
+from tests.cli.daemons import Daemon, Ran, covenant
 from tests.e2e.peers.proxy import Proxy
+from tests.waits import BOUND_S
 
 T = TypeVar("T")
 

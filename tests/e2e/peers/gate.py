@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from covenant.seal.signed_documents import from_base64url
-from tests.cli.daemons import BOUND_S
+from tests.waits import BOUND_S
 
 At = Literal["request", "forwarded", "answer", "answered"]
 """Before it arrives; once it has been sent on; before its answer is heard; once that has been sent on."""

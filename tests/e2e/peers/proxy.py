@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self
 
-from tests.cli.daemons import BOUND_S
+from tests.waits import BOUND_S
 
 Way = Literal["there", "back"]
 """`there`: from whoever called. `back`: what it is answered."""

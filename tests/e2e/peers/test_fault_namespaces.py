@@ -18,12 +18,13 @@ import pytest
 
 from covenant.model.ids import PublicKey
 from covenant.seal.identity import fingerprint
-from tests.cli.daemons import BOUND_S, Daemon, covenant, said_until
+from tests.cli.daemons import Daemon, covenant, said_until
 from tests.e2e.peers.cast import AGENTS
 from tests.e2e.peers.daemons import ENDED, QUICK, until
 from tests.e2e.peers.faults import STEADY
 from tests.peers.discovery.zones import DOMAIN
 from tests.places import short_folder
+from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.root
 
@@ -34,7 +35,7 @@ ROOT: Final = Path(__file__).parents[3]
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, timeout=BOUND_S)
 
 
 class Machine:
@@ -266,7 +267,7 @@ def lost_on(machine: Machine) -> int:
         ["tc", "-s", "-j", "-n", machine.space, "qdisc", "show", "dev", CABLE],
         capture_output=True,
         check=True,
-        timeout=20,
+        timeout=BOUND_S,
     )
     return sum(int(each["drops"]) for each in json.loads(told.stdout))
 
@@ -280,7 +281,9 @@ def test_a_line_that_loses_packets_costs_time_and_nothing_else(town: Town) -> No
         # No more than two packets fit into what waits for the line; others are lost.
         shape = ("rate", "256kbit", "burst", "1600", "limit", "3200")
         subprocess.run(
-            ["tc", "-n", machine.space, "qdisc", "add", "dev", CABLE, "root", "tbf", *shape], check=True, timeout=20
+            ["tc", "-n", machine.space, "qdisc", "add", "dev", CABLE, "root", "tbf", *shape],
+            check=True,
+            timeout=BOUND_S,
         )
     text = "x" * 20_000
     made = [alice.delegate("echo", f"{number} {text}", "bob") for number in range(5)]

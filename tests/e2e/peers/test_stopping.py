@@ -9,10 +9,10 @@ import pytest
 from tests.e2e.peers.cast import AGENTS
 from tests.e2e.peers.daemons import Node, World, introduce, until, world
 from tests.places import short_folder
+from tests.waits import BOUND_S
 
-GRACE_MS: Final = 120_000
+GRACE_MS: Final = 600_000
 """Far more than any test waits: a stop that takes it fails."""
-STOP_S: Final = 8.0
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def tell_to_stop(node: Node) -> None:
 
 
 def has_stopped(node: Node) -> None:
-    node.daemon.process.wait(STOP_S)
+    node.daemon.process.wait(BOUND_S)
     node.stop()
 
 

@@ -13,8 +13,8 @@ from covenant.ledger.embedded.journal.segments import list_segments
 from covenant.ledger.embedded.open import open_ledger
 from tests.ledger.embedded.recorded import task
 from tests.ledger_contract.fake_clock import FakeClock
+from tests.waits import BOUND_S
 
-WAIT_S = 20.0
 TASKS = 30
 
 
@@ -39,21 +39,21 @@ async def test_an_archive_that_is_behind_reads_on_after_the_journal_has_closed_a
 
     def hold(_step: fault_points.FaultPoint) -> None:
         reached.set()
-        assert gate.wait(WAIT_S)
+        assert gate.wait(BOUND_S)
 
     ledger = await open_ledger(home, clock=FakeClock(), segment_bytes=2_000)
     (writer,) = [thread for thread in threading.enumerate() if thread.name == "journal-writer"]
     with fault_points.armed(Plan("archive.apply", hold)):
         mailbox = Mailbox(ledger)
         await mailbox.send_task(task(1))
-        assert await asyncio.to_thread(reached.wait, WAIT_S)  # with one record; the others are in later segments
+        assert await asyncio.to_thread(reached.wait, BOUND_S)  # with one record; the others are in later segments
         for number in range(2, TASKS + 1):
             await mailbox.send_task(task(number))
         assert len(list_segments(home / "journal")) > 2
         close = asyncio.create_task(ledger.close())
-        await asyncio.to_thread(writer.join, WAIT_S)
+        await asyncio.to_thread(writer.join, BOUND_S)
         gate.set()
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(BOUND_S):
             await close
     assert open_in(home) == []
     with closing(sqlite3.connect(home / "archive.db")) as db:

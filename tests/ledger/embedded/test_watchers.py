@@ -22,6 +22,7 @@ from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import BOB, CAROL, make_task
 from tests.ledger_contract.waiters import WaiterQueue
+from tests.waits import BOUND_S
 
 MANY = 10_000
 WAIT_MS = 600_000
@@ -81,7 +82,7 @@ async def test_one_who_takes_for_anybody_loses_no_wake_of_whom_it_was_woken_for(
             (taken,) = await driver.take(everyone=True)
             assert taken.task.recipient == BOB, "and takes the oldest of all"
             anybodys.served()
-        assert await asyncio.wait_for(waits[2], 5), "Carol's receiver hears of her task"
+        assert await asyncio.wait_for(waits[2], BOUND_S), "Carol's receiver hears of her task"
 
 
 async def test_a_send_wakes_one_of_ten_thousand_and_calls_as_little_as_with_ten(driver: LedgerDriver) -> None:

@@ -22,6 +22,7 @@ from tests.doors.a2a.stage import Scenery, Stage, stage
 from tests.outbound.cutting import wire_to
 from tests.outbound.http_servers import HERE, fetcher
 from tests.outbound.remotes import card, hand_made
+from tests.waits import BOUND_S
 
 heard: list[Turn] = []
 echo = Agent("echo", description="Says it again")
@@ -63,7 +64,7 @@ def by(way: tuple[str, str], fetching: Fetcher, url: str, token: str) -> Remote:
     """Called in this way, whatever its card prefers."""
     binding, version = way
     ways = [RemoteInterface(url=url, binding=binding, version=version)]
-    return Remote(ways, fetching, Credentials(url, token=token), options=RemoteOptions(poll_s=0.02, timeout_s=20.0))
+    return Remote(ways, fetching, Credentials(url, token=token), options=RemoteOptions(poll_s=0.02, timeout_s=BOUND_S))
 
 
 @every_way

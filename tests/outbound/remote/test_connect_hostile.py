@@ -21,8 +21,7 @@ from covenant.outbound.call_errors import (
 from covenant.wire.a2a.card_codec import BadCard
 from tests.outbound.http_servers import HERE, Request, always, http_server, redirect, reply
 from tests.outbound.remotes import CONTEXT, TASK, Called, card, chunk, hand_made, status, task
-
-BOUND_S = 10.0
+from tests.waits import BOUND_S
 
 
 async def test_an_answer_that_is_in_artifacts_only_is_read() -> None:
@@ -488,7 +487,7 @@ async def test_two_hundred_calls_at_once_are_held_and_answered() -> None:
         called.frame(status("COMPLETED", called.params["message"]["parts"][0]["text"]))
         await called.close()
 
-    async with hand_made(behave) as hand, hand.connect(timeout_s=60.0) as remote:
+    async with hand_made(behave) as hand, hand.connect(timeout_s=BOUND_S) as remote:
         replies = await asyncio.gather(*(remote.send(str(number)) for number in range(200)))
         assert {reply_.text for reply_ in replies} == {str(number) for number in range(200)}
         assert hand.methods == ["SendStreamingMessage"] * 200

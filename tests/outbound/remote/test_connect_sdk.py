@@ -9,6 +9,7 @@ from covenant.model.task_view import RemoteArtifact, RemoteTask, TaskState
 from covenant.outbound.call_errors import AddressRefused, RemoteTimedOut
 from covenant.outbound.remote.remote_client import RemoteStream
 from tests.outbound.sdk_servers import GRPC_1, JSONRPC_03, JSONRPC_1, REST_1, SdkServer, sdk_server
+from tests.waits import BOUND_S
 
 LOCAL = ("127.0.0.1",)
 WAYS = [JSONRPC_1, REST_1, JSONRPC_03, GRPC_1]
@@ -17,7 +18,7 @@ streams_and_polls = pytest.mark.parametrize("streams", [True, False], ids=["by s
 
 
 def to(server: SdkServer, path: str = "", **options: object) -> Connecting:
-    return connect(server.url(path), allow_private=LOCAL, poll_s=0.02, timeout_s=20.0, **options)  # type: ignore[arg-type]
+    return connect(server.url(path), allow_private=LOCAL, poll_s=0.02, timeout_s=BOUND_S, **options)  # type: ignore[arg-type]
 
 
 @every_way

@@ -13,6 +13,7 @@ from covenant.outbound.remote.remote_registry import Credentials
 from tests.doors.a2a.grpc_stage import grpc_stage
 from tests.outbound.cutting import wire_to
 from tests.outbound.http_servers import HERE, fetcher
+from tests.waits import BOUND_S
 
 
 async def test_a_stream_goes_on_after_the_last_number_that_it_told(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ async def test_a_stream_goes_on_after_the_last_number_that_it_told(tmp_path: Pat
         url = f"http://127.0.0.1:{wire.port}"
         ways = [RemoteInterface(url=url, binding="GRPC", version="1.0", tenant="counter")]
         credentials = Credentials(url, token=scene.http.token)
-        remote = Remote(ways, calls, credentials, options=RemoteOptions(poll_s=0.02, timeout_s=20.0))
+        remote = Remote(ways, calls, credentials, options=RemoteOptions(poll_s=0.02, timeout_s=BOUND_S))
         stream = remote.stream("go")
         told, steps = "", list[str]()
         async for news in stream:

@@ -36,6 +36,7 @@ from tests.peers.transport_under_test import (
     refused,
     transport_under_test,
 )
+from tests.waits import BOUND_S
 
 CODER = Profile(name="coder", description="writes code", max_token_budget=50_000)
 OFFERING = OfferedProfiles((CODER,), 1, 4)
@@ -612,7 +613,7 @@ class TestAnswers:
         wanting = asyncio.ensure_future(a.directory.capabilities(peer))
         await a.until(lambda: at(a, b.id).challenge is not None)
         await a.directory.hear_response(peer, self.envelope(b), await self.answer(a, b, nonce))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             assert (await wanting).profiles == (CODER,)
 
     @pytest.mark.parametrize(

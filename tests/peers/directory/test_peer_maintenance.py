@@ -11,7 +11,8 @@ from covenant.model.peers.instance import Trust
 from covenant.peers.peer_services import PeerMaintenance
 from covenant.seal.identity import PREKEY_PERIOD_MS
 from tests.ledger_contract.samples import OPERATOR
-from tests.peers.transport_under_test import BOUND_S, Clock, Keys, TransportUnderTest, listening, transport_under_test
+from tests.peers.transport_under_test import Clock, Keys, TransportUnderTest, listening, transport_under_test
+from tests.waits import BOUND_S
 
 
 def upkeep(of: TransportUnderTest) -> PeerMaintenance:

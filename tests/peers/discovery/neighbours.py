@@ -21,8 +21,8 @@ from covenant.peers.peer_settings import PeerSettings
 from covenant.seal.identity import InstanceIdentity, fingerprint, new_prekey, sign_bundle
 from covenant.seal.keys import new_private_key
 from tests.outbound.http_servers import HERE, Answer, always, fetcher, reply
+from tests.waits import BOUND_S
 
-WAIT_S = 20.0
 LOOPBACK = PeerSettings(mdns=True, mdns_interfaces=(HERE,))
 
 
@@ -95,7 +95,7 @@ async def discovery(
 
 
 async def until(finding: Discovery, true: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(BOUND_S):
         while not true():
             await finding.changed()
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.peers.discovery.neighbours import WAIT_S, Neighbour
+from tests.peers.discovery.neighbours import Neighbour
+from tests.waits import BOUND_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,7 +19,7 @@ class Running:
     async def says(self, *words: str) -> list[str]:
         """The next line that begins with these words. Others are passed over: there may be more neighbours."""
         assert self._process.stdout is not None
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(BOUND_S):
             while line := (await self._process.stdout.readline()).decode().split():
                 if line[: len(words)] == list(words):
                     return line
@@ -28,7 +29,7 @@ class Running:
         """With a goodbye."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(BOUND_S):
             assert await self._process.wait() == 0
 
     async def kill(self) -> None:

@@ -20,8 +20,9 @@ from covenant.peers.peer_settings import PeerSettings
 from covenant.wire.peers import IDENTITY_PATH
 from tests.outbound.dns_server import NameServer, name_server
 from tests.outbound.http_servers import HERE, Request, always, by_path, fetcher, http_server, redirect, reply, silence
-from tests.peers.discovery.neighbours import WAIT_S, Neighbour, announcing, discovery, heard, of, until
+from tests.peers.discovery.neighbours import Neighbour, announcing, discovery, heard, of, until
 from tests.peers.discovery.zones import DOMAIN, Zone
+from tests.waits import BOUND_S
 
 US, ALPHA, BETA = Neighbour(), Neighbour(), Neighbour()
 
@@ -133,7 +134,7 @@ async def test_what_is_no_identity_is_noted(body: bytes, note: CandidateNote) ->
 async def test_an_address_where_nobody_answers_is_noted_within_the_time_given() -> None:
     async with http_server(silence) as there, http_server(always(reply(404))) as other:
         nobody = "http://127.0.0.1:1024"
-        async with discovery(static(there.url(), other.url(), nobody), US) as finding, asyncio.timeout(WAIT_S):
+        async with discovery(static(there.url(), other.url(), nobody), US) as finding, asyncio.timeout(BOUND_S):
             found = await finding.scan(0.5)
     assert {each.note for each in found} == {CandidateNote.NO_ANSWER}
     assert len(found) == 3
@@ -297,7 +298,7 @@ async def test_stopping_tells_whoever_waits_for_a_scan_what_is_known() -> None:
         async with discovery(static(there.url()), US) as finding:
             waiting = asyncio.ensure_future(finding.scan())
             await there.asked.wait()
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(BOUND_S):
             assert [each.note for each in await waiting] == [CandidateNote.NOT_ASKED]
 
 
@@ -305,7 +306,7 @@ async def test_stopping_while_a_scan_waits_ends_it() -> None:
     async with http_server(silence) as there:
         async with discovery(static(there.url()), US):
             await there.asked.wait()
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(BOUND_S):
             await there.closed.wait()
 
 
@@ -339,4 +340,4 @@ def test_nothing_large_is_imported_before_it_is_needed() -> None:
         "import sys, covenant.peers.discovery.discovery_service; "
         "sys.exit(', '.join({'zeroconf', 'ifaddr', 'dns', 'httpx2'} & set(sys.modules)) or 0)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=WAIT_S)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=BOUND_S)

@@ -13,6 +13,7 @@ from covenant.peers.discovery.dns_sd import INSTANCES_MAX, SERVICE, DomainBrowse
 from tests.outbound.dns_server import NameServer, name_server
 from tests.peers.discovery.neighbours import Neighbour
 from tests.peers.discovery.zones import DOMAIN, Zone, instance
+from tests.waits import BOUND_S
 
 NOW = 5_000
 ALPHA, BETA = Neighbour(), Neighbour()
@@ -34,7 +35,7 @@ def browser(server: NameServer, patience_s: float = 10.0) -> DomainBrowser:
 
 
 async def look_up(server: NameServer, patience_s: float = 10.0) -> DomainListing:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         return await browser(server, patience_s).look_up(DOMAIN, NOW)
 
 

@@ -8,12 +8,13 @@ import pytest
 
 from tests.peers.discovery.neighbours import Neighbour
 from tests.peers.discovery.processes import running
+from tests.waits import BOUND_S
 
 pytestmark = pytest.mark.root
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, timeout=BOUND_S)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from covenant.wire.peers import Ack, Poll
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import always, http_server, reply
 from tests.peers.transport_under_test import (
-    BOUND_S,
     TransportUnderTest,
     accept,
     begun,
@@ -31,6 +30,7 @@ from tests.peers.transport_under_test import (
     status,
     transport_under_test,
 )
+from tests.waits import BOUND_S
 
 FETCHING = PeerSettings(retry_first_ms=10, retry_max_ms=50, poll_wait_ms=30_000, poll=("*",))
 LONG_MS = 30_000

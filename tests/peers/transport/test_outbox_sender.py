@@ -19,7 +19,6 @@ from covenant.seal.identity import InstanceIdentity, sign_change
 from tests.ledger_contract.samples import OPERATOR
 from tests.outbound.http_servers import Answer, Request, always, http_server, reply, silence
 from tests.peers.transport_under_test import (
-    BOUND_S,
     QUICK,
     Keys,
     TransportUnderTest,
@@ -35,6 +34,7 @@ from tests.peers.transport_under_test import (
     status,
     transport_under_test,
 )
+from tests.waits import BOUND_S
 
 SOMEBODY = Keys()
 SLOW = PeerSettings(retry_first_ms=600_000, retry_max_ms=600_000)

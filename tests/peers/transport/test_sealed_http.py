@@ -25,7 +25,6 @@ from covenant.wire.peers import (
     decode_introduction,
 )
 from tests.peers.transport_under_test import (
-    BOUND_S,
     TransportUnderTest,
     listening,
     offer,
@@ -33,6 +32,7 @@ from tests.peers.transport_under_test import (
     stranger_pool,
     transport_under_test,
 )
+from tests.waits import BOUND_S
 
 
 @pytest.fixture

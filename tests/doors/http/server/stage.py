@@ -14,8 +14,8 @@ from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_connection import HttpConnection
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_server import HttpServer
+from tests.waits import BOUND_S
 
-BOUND_S = 20.0
 GET = b"GET /some%20where?a=b HTTP/1.1\r\nhost: h\r\n\r\n"
 HEALTH = "/healthz"
 

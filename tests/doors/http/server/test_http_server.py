@@ -13,8 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_server import _counted_as
-from tests.doors.http.server.stage import BOUND_S, GET, answer, connected, hello, listening, make, serving
+from tests.doors.http.server.stage import GET, answer, connected, hello, listening, make, serving
 from tests.doors.world import open_world
+from tests.waits import BOUND_S
 
 LARGE = b"a" * 20_000_000
 

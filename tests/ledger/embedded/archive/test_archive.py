@@ -68,8 +68,8 @@ from tests.ledger.embedded.recorded import (
     task,
     task_id,
 )
+from tests.waits import BOUND_S
 
-WAIT_S = 20.0
 TABLES = ("a2a_tasks", "requests", "updates", "handovers", "audit", "meta", "ids")
 
 agents = st.sampled_from([ALICE, BOB, CAROL])
@@ -584,7 +584,7 @@ async def test_notified_records_are_archived_and_told_on_the_loop(path: Path) ->
     archive = Archive(path)
     archive.start(recorded, lambda seq: threads.append(threading.get_ident()))
     archive.notify(3)
-    await archive.caught_up(3, WAIT_S)
+    await archive.caught_up(3, BOUND_S)
     assert archive.archived_seq == 3
     assert threads == [threading.get_ident()]
     assert recorded.trimmed == 3
@@ -597,13 +597,13 @@ async def test_catching_up_waits_only_for_what_it_needs(path: Path) -> None:
     async with following(path, recorded) as (archive, _):
         await archive.caught_up(0, 0)
         archive.notify(1)
-        await asyncio.gather(*(archive.caught_up(1, WAIT_S) for _ in range(3)))
+        await asyncio.gather(*(archive.caught_up(1, BOUND_S) for _ in range(3)))
         with pytest.raises(Unavailable) as refusal:
             await archive.caught_up(2, 0.01)
         assert refusal.value.code == "history_lagging"
         recorded.record(sent(2))
         archive.notify(2)
-        await archive.caught_up(2, WAIT_S)
+        await archive.caught_up(2, BOUND_S)
 
 
 async def test_a_backlog_larger_than_a_batch_is_worked_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -612,7 +612,7 @@ async def test_a_backlog_larger_than_a_batch_is_worked_off(path: Path, monkeypat
     recorded.each(sent(number) for number in range(1, 51))
     async with following(path, recorded) as (archive, heard):
         archive.notify(50)
-        await archive.caught_up(50, WAIT_S)
+        await archive.caught_up(50, BOUND_S)
         assert heard[-1] == 50
         assert len(heard) > 5
         assert heard == sorted(set(heard))
@@ -628,18 +628,18 @@ async def test_a_failed_batch_shows_and_is_tried_again(path: Path, point: str, m
 
     def fail_until_mended(step: fault_points.FaultPoint) -> None:
         failed.set()
-        assert mended.wait(WAIT_S)
+        assert mended.wait(BOUND_S)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with following(path, recorded) as (archive, _):
         with fault_points.armed(fault_points.Plan(point, fail_until_mended)):
             archive.notify(2)
-            await asyncio.to_thread(failed.wait, WAIT_S)
+            await asyncio.to_thread(failed.wait, BOUND_S)
             with pytest.raises(Unavailable):
                 await archive.caught_up(2, 0.01)
             assert archive.archived_seq == 0
             mended.set()
-            await archive.caught_up(2, WAIT_S)
+            await archive.caught_up(2, BOUND_S)
         assert archive.failure is None
     with closing(open_writer(path, lasting=True)) as db:
         assert archived_seq_of(db) == 2
@@ -679,7 +679,7 @@ async def test_a_reopened_archive_goes_on_where_it_was(path: Path) -> None:
     async with following(path, recorded) as (archive, _):
         assert archive.archived_seq == 2
         archive.notify(4)
-        await archive.caught_up(4, WAIT_S)
+        await archive.caught_up(4, BOUND_S)
     with closing(open_writer(path, lasting=True)) as db:
         assert row_of(db, 1)["ledger_state"] == "result_pending"
 
@@ -690,11 +690,11 @@ async def test_what_a_checkpoint_promises_survives_without_the_write_ahead_log(p
     async with following(path, recorded) as (archive, _):
         assert await archive.checkpoint() == 0
         archive.notify(10)
-        await archive.caught_up(10, WAIT_S)
+        await archive.caught_up(10, BOUND_S)
         assert await archive.checkpoint() == 10
         recorded.each(leased(number) for number in range(1, 11))
         archive.notify(20)
-        await archive.caught_up(20, WAIT_S)
+        await archive.caught_up(20, BOUND_S)
         # The power fails now: commits after the checkpoint were never synced, and the journal still has them.
         left = tmp_path / "left.db"
         shutil.copyfile(path, left)
@@ -710,7 +710,7 @@ async def test_an_archive_without_a_path_leaves_nothing_behind() -> None:
     recorded.record(sent(1))
     async with following(None, recorded) as (archive, _):
         archive.notify(1)
-        await archive.caught_up(1, WAIT_S)
+        await archive.caught_up(1, BOUND_S)
         assert archive.path.exists()
     assert not archive.path.parent.exists()
 
@@ -718,7 +718,7 @@ async def test_an_archive_without_a_path_leaves_nothing_behind() -> None:
 async def test_nobody_is_left_waiting_when_it_closes(path: Path) -> None:
     recorded = Recorded()
     async with following(path, recorded) as (archive, _):
-        waiting = asyncio.ensure_future(archive.caught_up(1, WAIT_S))
+        waiting = asyncio.ensure_future(archive.caught_up(1, BOUND_S))
     with pytest.raises(Unavailable):
         await waiting
     assert await archive.checkpoint() == 0

@@ -25,6 +25,7 @@ from tests.ledger.embedded.recorded import task_id as recorded_id
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.samples import make_task, ok, task_id
+from tests.waits import BOUND_S
 
 BAD_EVENTS = {
     "a task that moves and was never sent": encode([leased(404)]),
@@ -107,7 +108,7 @@ async def test_a_ledger_whose_archive_rejects_a_record_reads_compacts_and_restar
         db.execute("INSERT INTO ids_new VALUES (?, 1)", (task_id(2),))
         db.commit()
     driver = await opened()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         for number in (2, 3):
             await driver.send(make_task(number))
         assert {line.task.id for line in (await driver.ledger.queue(QueueQuery())).tasks} >= {task_id(1), task_id(3)}
@@ -118,7 +119,7 @@ async def test_a_ledger_whose_archive_rejects_a_record_reads_compacts_and_restar
         await driver.ledger.compact()
     await driver.ledger.close()
     driver = await opened()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         assert (await driver.ledger.counts()).rejected > 0
         assert (await driver.show(task_id(3))).state == "resolved"
     await driver.ledger.close()

@@ -20,8 +20,7 @@ from covenant.model.errors import CovenantError, Unavailable
 from tests.ledger.embedded.recorded import Recorded, leased, sent, settled
 from tests.ledger_contract.driver import LedgerDriver
 from tests.ledger_contract.fake_clock import FakeClock
-
-WAIT_S = 30.0
+from tests.waits import BOUND_S
 
 
 class Journaled(Recorded):
@@ -75,7 +74,7 @@ async def test_it_makes_the_same_rows_as_the_thread(path: Path, journaled: Journ
     journaled.sync(4)
     async with following(path, journaled) as archive:
         archive.notify(4)
-        await archive.caught_up(4, WAIT_S)
+        await archive.caught_up(4, BOUND_S)
         assert archive.archived_seq == 4
         assert await archive.checkpoint() == 4
     with closing(LocalWriter(tmp_path / "other.db", journaled, lasting=True)) as here:
@@ -88,11 +87,11 @@ async def test_what_is_not_durable_does_not_exist_for_it(path: Path, journaled: 
     journaled.sync(2)
     async with following(path, journaled) as archive:
         archive.notify(2)
-        await archive.caught_up(2, WAIT_S)
+        await archive.caught_up(2, BOUND_S)
         assert len(rows(path)) == 2
         journaled.sync(3)
         archive.notify(3)
-        await archive.caught_up(3, WAIT_S)
+        await archive.caught_up(3, BOUND_S)
         assert len(rows(path)) == 3
 
 
@@ -104,11 +103,11 @@ async def test_a_writer_that_was_killed_is_replaced_and_nothing_is_missing(
     journaled.sync(1)
     async with following(path, journaled) as archive:
         archive.notify(1)
-        await archive.caught_up(1, WAIT_S)
+        await archive.caught_up(1, BOUND_S)
         os.kill(pid_of(archive), signal.SIGKILL)
         journaled.sync(2)
         archive.notify(2)
-        await archive.caught_up(2, WAIT_S)
+        await archive.caught_up(2, BOUND_S)
         assert archive.failure is None
         assert len(rows(path)) == 2
 

@@ -20,6 +20,7 @@ from covenant.ledger.embedded.journal.record import Record, decode_line
 from covenant.ledger.embedded.journal.recovery import OpenedJournal, open_journal
 from covenant.ledger.embedded.journal.segments import RESERVED_BYTES, Cursor, Lines, list_segments, segment_path
 from covenant.model.errors import Unavailable
+from tests.waits import BOUND_S
 
 EVENTS = b'[{"kind":"noted","text":"' + b"x" * 500 + b'"}]'
 NOW_MS = 1_700_000_000_000
@@ -59,7 +60,7 @@ async def callers(journal: Journal, count: int, each: int) -> None:
             await journal.wait()
             assert journal.durable_seq >= seq
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(BOUND_S):
         await asyncio.gather(*(caller() for _ in range(count)))
 
 
@@ -72,13 +73,13 @@ class Gate:
 
     def __call__(self, step: fault_points.FaultPoint) -> None:
         self.reached.set()
-        assert self._open.wait(30)
+        assert self._open.wait(BOUND_S)
 
     def open(self) -> None:
         self._open.set()
 
     async def wait_until_reached(self) -> None:
-        assert await asyncio.to_thread(self.reached.wait, 30)
+        assert await asyncio.to_thread(self.reached.wait, BOUND_S)
 
 
 async def test_what_was_waited_for_is_in_the_file_and_comes_back(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ async def test_nothing_is_durable_before_it_is_synced(tmp_path: Path) -> None:
             assert not waiting.done()
             assert journal.read(Cursor(0, 1, 0), 1 << 20).data == b""
             gate.open()
-            await asyncio.wait_for(waiting, 30)
+            await asyncio.wait_for(waiting, BOUND_S)
         assert journal.durable_seq == 1
         assert seqs(journal.read(Cursor(0, 1, 0), 1 << 20).data) == [1]
 
@@ -130,9 +131,9 @@ async def test_a_wait_for_an_earlier_record_does_not_wait_for_a_later_one(tmp_pa
             later = asyncio.ensure_future(journal.wait())
             await asyncio.sleep(0)
             gate.open()
-            await asyncio.wait_for(journal.wait(first), 30)
+            await asyncio.wait_for(journal.wait(first), BOUND_S)
             assert journal.durable_seq == first
-            await asyncio.wait_for(later, 30)
+            await asyncio.wait_for(later, BOUND_S)
             assert journal.durable_seq == second
 
 
@@ -172,7 +173,7 @@ async def test_callers_who_come_one_turn_after_another_share_a_batch(tmp_path: P
             await following
 
     async with journal_in(tmp_path) as journal:
-        await asyncio.wait_for(caller(journal, GATHER_TURNS - 1), 30)
+        await asyncio.wait_for(caller(journal, GATHER_TURNS - 1), BOUND_S)
         assert journal.last_seq == GATHER_TURNS
         assert journal.batches == 1
 
@@ -231,7 +232,7 @@ async def test_a_stream_that_does_not_wait_is_written_several_records_at_a_time(
                 journal.append(EVENTS, NOW_MS)
                 await asyncio.sleep(0)
             gate.open()
-            await asyncio.wait_for(journal.wait(), 30)
+            await asyncio.wait_for(journal.wait(), BOUND_S)
         assert journal.batches - before == 2
 
 
@@ -243,10 +244,10 @@ async def test_canceling_one_waiting_caller_does_not_touch_the_others(tmp_path: 
             waiting = [asyncio.ensure_future(journal.wait()) for _ in range(3)]
             await gate.wait_until_reached()
             waiting[1].cancel()
-            await asyncio.wait([waiting[1]], timeout=30)
+            await asyncio.wait([waiting[1]], timeout=BOUND_S)
             assert waiting[1].cancelled()
             gate.open()
-            await asyncio.wait_for(asyncio.gather(waiting[0], waiting[2]), 30)
+            await asyncio.wait_for(asyncio.gather(waiting[0], waiting[2]), BOUND_S)
         assert journal.durable_seq == 1
 
 
@@ -368,7 +369,7 @@ async def test_rotating_and_appending_at_the_same_time_loses_nothing(tmp_path: P
                 assert sealed <= journal.durable_seq
                 await asyncio.sleep(0)
 
-        await asyncio.wait_for(asyncio.gather(rotations(), callers(journal, 8, each=30)), 30)
+        await asyncio.wait_for(asyncio.gather(rotations(), callers(journal, 8, each=30)), BOUND_S)
     assert on_disk(tmp_path) == list(range(1, 241))
 
 
@@ -385,7 +386,7 @@ async def test_a_reader_beside_a_busy_journal_gets_every_line_once_and_never_pas
                 found.extend(seqs(lines.data))
                 cursor = lines.cursor
 
-        await asyncio.wait_for(asyncio.gather(asyncio.to_thread(follow), callers(journal, 16, each=60)), 30)
+        await asyncio.wait_for(asyncio.gather(asyncio.to_thread(follow), callers(journal, 16, each=60)), BOUND_S)
         assert found == list(range(1, last + 1))
 
 
@@ -417,7 +418,7 @@ async def test_closing_waits_for_a_rotation_that_is_under_way(tmp_path: Path) ->
         journal.append(EVENTS, NOW_MS)
         rotation = asyncio.ensure_future(journal.rotate())
         await asyncio.sleep(0)
-    assert await asyncio.wait_for(rotation, 30) == 1
+    assert await asyncio.wait_for(rotation, BOUND_S) == 1
 
 
 async def test_closing_syncs_what_os_durability_left(tmp_path: Path) -> None:
@@ -449,7 +450,7 @@ async def test_after_a_failed_write_or_sync_nothing_is_acknowledged_again(
             for _ in range(3):
                 journal.append(EVENTS, NOW_MS)
                 waits.append(journal.wait())
-            outcomes = await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 30)
+            outcomes = await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), BOUND_S)
         assert plan.fired
         for outcome in outcomes:
             assert isinstance(outcome, Unavailable)
@@ -491,7 +492,7 @@ async def test_records_that_wait_behind_a_failing_batch_fail_with_it(tmp_path: P
             rotation = asyncio.ensure_future(journal.rotate())
             await asyncio.sleep(0)
             gate.open()
-            outcomes = await asyncio.wait_for(asyncio.gather(first, second, rotation, return_exceptions=True), 30)
+            outcomes = await asyncio.wait_for(asyncio.gather(first, second, rotation, return_exceptions=True), BOUND_S)
         assert [getattr(outcome, "code", None) for outcome in outcomes] == ["outcome_unknown"] * 3
     assert on_disk(tmp_path) == [1]
 
@@ -505,7 +506,7 @@ async def test_a_rotation_that_fails_ends_the_writer_and_loses_nothing(tmp_path:
             fault_points.armed(fault_points.Plan(point, fault_points.fail(errno.ENOSPC))),
             pytest.raises(Unavailable) as caught,
         ):
-            await asyncio.wait_for(journal.rotate(), 30)
+            await asyncio.wait_for(journal.rotate(), BOUND_S)
         assert caught.value.code == "outcome_unknown"
         with pytest.raises(Unavailable, match="No space left"):
             journal.append(EVENTS, NOW_MS)
@@ -535,7 +536,11 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "journal"], capture_output=True, check=True, timeout=30, text=True
+        [sys.executable, "-c", script, tmp_path / "journal"],
+        capture_output=True,
+        check=True,
+        timeout=BOUND_S,
+        text=True,
     )
     code, durable = done.stdout.split()
     assert code == "outcome_unknown"
@@ -577,7 +582,7 @@ def test_an_acknowledged_record_survives_a_kill_at_every_step(tmp_path: Path, po
         [sys.executable, "-c", KILLED_WHILE_WRITING, tmp_path / "journal", point, action, nth],
         capture_output=True,
         check=False,
-        timeout=30,
+        timeout=BOUND_S,
     )
     assert done.returncode == -9, done.stderr
     acknowledged = max(int(seq) for seq in done.stdout.split())

@@ -16,6 +16,7 @@ from covenant.ledger.embedded.journal.record import Record, decode_line, encode_
 from covenant.ledger.embedded.journal.recovery import CHUNK_BYTES, HomeLock, OpenedJournal, lock_home, open_journal
 from covenant.ledger.embedded.journal.segments import Cursor, list_segments, segment_path
 from covenant.model.errors import Damaged, HomeLocked
+from tests.waits import BOUND_S
 
 NOW_MS = 1_700_000_000_000
 
@@ -335,7 +336,7 @@ def test_a_process_killed_while_opening_loses_nothing(tmp_path: Path, point: str
     with segment_path(tmp_path, 1).open("ab") as file:
         file.write(b"torn")
     done = subprocess.run(
-        [sys.executable, "-c", KILLED_WHILE_OPENING, tmp_path, point, action], check=False, timeout=30
+        [sys.executable, "-c", KILLED_WHILE_OPENING, tmp_path, point, action], check=False, timeout=BOUND_S
     )
     assert done.returncode == -9
     _, records = reopen(tmp_path)
@@ -412,7 +413,7 @@ def test_a_home_left_by_a_killed_process_can_be_opened(tmp_path: Path) -> None:
         "from covenant.ledger.embedded.journal.recovery import lock_home; "
         "lock = lock_home(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    assert subprocess.run([sys.executable, "-c", script, tmp_path], check=False, timeout=30).returncode == -9
+    assert subprocess.run([sys.executable, "-c", script, tmp_path], check=False, timeout=BOUND_S).returncode == -9
     lock = lock_home(tmp_path)
     assert isinstance(lock, HomeLock)
     lock.close()
