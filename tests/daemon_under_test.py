@@ -22,9 +22,9 @@ from covenant.agents.api import Agent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.home import SOCKET_NAME, TOKEN_NAME, read_token
 from covenant.daemon.lifecycle import serving
-from covenant.daemon.logs import Log
 from covenant.daemon.settings import Settings
 from covenant.daemon.settings_loader import sections
+from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.daemon import Daemon, open_daemon
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks
 from covenant.exchange.a2a_service import A2AExchange

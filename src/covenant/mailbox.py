@@ -26,7 +26,7 @@ from typing import Final
 
 from covenant.daemon.environment import monotonic_ms, now_ms
 from covenant.exchange.argument_checks import checks_arguments
-from covenant.exchange.mailbox import MailboxLimits, check_repair, check_request_id, check_size, check_task
+from covenant.exchange.mailbox import check_repair, check_request_id, check_size, check_task
 from covenant.exchange.tasks.builder import check_blocks
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import QueueEntry, QueueQuery
@@ -39,7 +39,6 @@ from covenant.model.retry_policy import RepairCommand, RepairOutcome
 from covenant.model.task import Result, Task
 from covenant.wire.validation import checked, encode
 
-LIMITS: Final = MailboxLimits()
 WAIT_MS: Final = 60_000
 
 
@@ -90,7 +89,7 @@ class Mailbox:
 
     async def send_task(self, task: Task) -> Accepted:
         task = checked("task", task, Task)
-        digest = check_task(task, LIMITS.task_bytes_max)
+        digest = check_task(task, self._ledger.limits.task_bytes_max)
         return await self._ledger.commit(Accept(task=task, digest=digest))
 
     @checks_arguments
@@ -113,11 +112,11 @@ class Mailbox:
 
     @checks_arguments
     async def recent_tasks(self, limit: int) -> Sequence[Task]:
-        return await self._ledger.recent_tasks(None, _page(limit))
+        return await self._ledger.recent_tasks(None, self._page(limit))
 
     @checks_arguments
     async def task_queue(self, limit: int) -> Sequence[QueueEntry]:
-        return (await self._ledger.queue(QueueQuery(limit=_page(limit)))).tasks
+        return (await self._ledger.queue(QueueQuery(limit=self._page(limit)))).tasks
 
     @checks_arguments
     async def repair_task(self, task_id: TaskId, command: RepairCommand, reason: str) -> RepairOutcome:
@@ -132,7 +131,7 @@ class Mailbox:
     async def send_result(self, result: Result, lease_id: LeaseId | None = None) -> Settled:
         result = checked("result", result, Result)
         lease_id = checked("lease_id", lease_id, str | None)
-        check_size(encode(result), LIMITS.result_bytes_max, "result")
+        check_size(encode(result), self._ledger.limits.result_bytes_max, "result")
         check_blocks(result.content, "content")
         return await self._ledger.commit(Settle(task_id=result.task_id, holder=None, result=result, lease_id=lease_id))
 
@@ -157,10 +156,16 @@ class Mailbox:
 
     @checks_arguments
     async def recent_results(self, limit: int) -> Sequence[Result]:
-        return await self._ledger.recent_results(None, _page(limit))
+        return await self._ledger.recent_results(None, self._page(limit))
 
     async def compact(self) -> int:
         return await self._ledger.compact()
+
+    def _page(self, limit: int) -> int:
+        most = self._ledger.limits.page_max
+        if not 1 <= limit <= most:
+            raise Invalid("invalid_limit", f"limit must be between 1 and {most}")
+        return limit
 
     async def _lease(self, recipient: AgentId | None, timeout_s: float | None, request_id: str | None) -> LeasedTask:
         check_request_id(request_id)
@@ -180,12 +185,6 @@ class Mailbox:
 def _take(recipient: AgentId | None, request_id: str | None) -> Take:
     by = _PROCESS if recipient is None and request_id is not None else None
     return Take(holder=recipient, recipient=recipient.pubkey if recipient else None, request_id=request_id, by=by)
-
-
-def _page(limit: int) -> int:
-    if not 1 <= limit <= LIMITS.page_max:
-        raise Invalid("invalid_limit", f"limit must be between 1 and {LIMITS.page_max}")
-    return limit
 
 
 _PROCESS = local_agent("process@local")

@@ -28,13 +28,13 @@ from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import environment, monotonic_ms, now_ms, program_environment
 from covenant.daemon.home import make_home
 from covenant.daemon.keystore import Keystore, find_passphrase
-from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Sweeper
 from covenant.daemon.settings_loader import load
+from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.core import card_features, mcp_servers
 from covenant.doors.http.host_names import as_host
 from covenant.doors.simple import asked_for
-from covenant.exchange.a2a_service import A2AExchange, A2ALimits
+from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import Caller, TenantAccess
@@ -48,6 +48,7 @@ from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.model.agent_definition import INDEX_DEFINITION, AgentDefinition, CatalogueAgent
 from covenant.model.errors import Invalid, NotFound
 from covenant.model.mcp_servers import Tool
+from covenant.model.settings import A2aSettings
 from covenant.model.tenants import DEFAULT, Tenant
 from covenant.outbound.remote.simple import (
     ExternalServiceError,
@@ -98,7 +99,7 @@ __all__ = [
 
 SWEEP_MS: Final = 250
 _PROCESS: Final = "process"
-_UNLIMITED: Final = SimpleLimits(rate_per_min=0)
+_UNLIMITED: Final = SimpleLimits()
 _INSTANCE: Final = msgspec.structs.replace(INDEX_DEFINITION, name="covenant")
 
 
@@ -163,7 +164,7 @@ async def _working(
             definition, body = load_agent(agent) if isinstance(agent, Agent) else (agent, _program(agent))
             catalogue.add_resident(DEFAULT, definition, "code")
             workers.register(catalogue.identity(DEFAULT, definition.id), body, concurrency=definition.concurrency)
-        conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits())
+        conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings())
         sweeper = Sweeper(ledger, operator, log=Log(), interval_ms=SWEEP_MS)
         deps = A2ATaskDeps(SimpleExchange(ledger, catalogue, conversations, Uuids(), limits=limits), ledger=ledger)
         running = [asyncio.create_task(workers.run()), asyncio.create_task(sweeper.run())]

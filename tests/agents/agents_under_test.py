@@ -24,24 +24,26 @@ from covenant.agents.runtime.job import RunnableAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.keystore import admit_operator
 from covenant.daemon.wiring.remote_agents import Elsewhere
-from covenant.exchange.a2a_service import A2AExchange, A2ALimits, A2ARequest
+from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import Caller, TenantAccess
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import DelegationLimits, Delegations
+from covenant.exchange.delegation import Delegations
 from covenant.ledger.clock import Uuids
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import INDEX, AgentDefinition, read_agent_definition
 from covenant.model.content import Content, Json, Text
+from covenant.model.settings import A2aSettings, DelegationSettings
 from covenant.model.task import ELSEWHERE
 from covenant.model.task_event import ArtifactUpdate, Step
 from covenant.model.task_view import TaskView
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.address_guard import AddressGuard, SystemResolver
-from covenant.outbound.http_fetcher import Fetcher, FetchLimits
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.outbound.remote.remote_registry import FILE
 from covenant.seal.keys import new_private_key, new_token
 from tests.agents.pool_under_test import now_ms
@@ -149,7 +151,7 @@ async def open_agents(
     models: dict[str, Model] | None = None,
     tokens_max: int = 0,
     tools: McpTools | None = None,
-    limits: DelegationLimits | None = None,
+    limits: DelegationSettings | None = None,
 ) -> AsyncIterator[AgentsUnderTest]:
     home.mkdir(parents=True, exist_ok=True)
     key, token = KEY, TOKEN
@@ -162,9 +164,9 @@ async def open_agents(
     assert caller is not None
     catalogue = Catalogue(ledger, key)
     resolver = SystemResolver()
-    fetcher = Fetcher(AddressGuard(("127.0.0.0/8",), resolver=resolver), FetchLimits())
+    fetcher = Fetcher(AddressGuard(("127.0.0.0/8",), resolver=resolver), OutboundSettings())
     elsewhere = Elsewhere(home, fetcher, ledger, depth_max=3)
-    limits = limits or DelegationLimits(cooldown_ms=0)
+    limits = limits or DelegationSettings(cooldown_ms=0)
     workers = WorkerPool(
         ledger,
         stop_s=0.2,
@@ -183,7 +185,7 @@ async def open_agents(
         catalogue=catalogue,
         tenancy=tenancy,
         workers=workers,
-        conversations=A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits()),
+        conversations=A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings()),
         caller=caller,
         directory=directory,
         elsewhere=elsewhere,

@@ -12,7 +12,7 @@ import pytest
 
 from covenant.cli.terminal import age, brief, clean, distance
 from covenant.daemon.environment import now_ms
-from covenant.exchange.mailbox import MailboxLimits
+from covenant.model.settings import Limits
 from tests.cli.daemons import COVENANT, Daemon, environment
 from tests.waits import BOUND_S
 
@@ -86,7 +86,7 @@ def test_text_may_come_from_standard_input(daemon: Daemon) -> None:
 
 
 def test_a_result_as_large_as_they_come_is_told_whole(daemon: Daemon) -> None:
-    large = "x" * (MailboxLimits().result_bytes_max - 1_000)
+    large = "x" * (Limits().result_bytes_max - 1_000)
     task_id = answered(daemon, "a2a", "send", "--to", "bob@host", "shout").strip()
     bob(daemon, "a2a", "next")
     posted = daemon.run("--token-file", str(daemon.home / "bob.token"), "a2a", "respond", task_id, "-", stdin=large)

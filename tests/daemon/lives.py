@@ -21,12 +21,12 @@ from covenant.ledger.machine.identity_commands import (
     RevokeIdentity,
 )
 from covenant.ledger.machine.states import DRAINED
-from covenant.ledger.machine.view import Limits
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import Refusal
 from covenant.model.grant import send_actions
 from covenant.model.ids import TaskId
 from covenant.model.push import move_of
+from covenant.model.settings import Limits
 from covenant.model.task import Task
 from tests.faults import letters
 from tests.ledger_contract.driver import LedgerDriver

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covenant.daemon.agent_files import AgentFiles, look, read_definition
-from covenant.daemon.logs import Log
+from covenant.daemon.telemetry import Log
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.embedded.open import memory_ledger
 from covenant.ledger.machine.identity_commands import AddTenant

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.logs import Log
 from covenant.daemon.settings_loader import load
+from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.remote_agents import Elsewhere, open_outbound
 from covenant.ledger.embedded.open import memory_ledger
 from covenant.model.errors import Invalid, NotFound

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from covenant.daemon.logs import LINES_MAX, WINDOW_S, Log, Throttle, start_logging
+from covenant.daemon.telemetry import LINES_MAX, WINDOW_S, Log, Throttle, start_logging
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from covenant.agents.model.model_agent import ModelAgent
 from covenant.agents.router import NoModelAgent
 from covenant.daemon.settings import ModelSettings
-from covenant.daemon.wiring.model_registry import ModelAgents, Models
+from covenant.daemon.wiring.agents import ModelAgents, Models
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.task import ResultStatus
 from covenant.model.task_view import TaskState
@@ -208,7 +208,7 @@ async def test_agents_are_played_by_a_model_if_there_is_one(tmp_path: Path) -> N
 
 
 def test_without_the_extra_there_is_no_model_and_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covenant.daemon.wiring.model_registry.LIBRARY", "no_such_library")
+    monkeypatch.setattr("covenant.daemon.wiring.agents.LIBRARY", "no_such_library")
     models = Models(ModelSettings(name="openai:small"))
     assert (models.default, models.of(agent())) == (None, None)
     assert 'pip install "covenant[model]"' in models.trouble

@@ -1,17 +1,15 @@
 """The daemon's own calls, as its settings allow them."""
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import covenant
-from covenant.daemon.settings import OutboundSettings
 from covenant.daemon.settings_loader import load
 from covenant.daemon.wiring.remote_agents import open_outbound
 from covenant.model.errors import SettingsError
 from covenant.outbound.call_errors import AddressRefused, CallFailed
-from covenant.outbound.http_fetcher import FetchLimits
+from covenant.outbound.outbound_settings import OutboundSettings
 from tests.outbound.dns_server import name_server
 from tests.outbound.http_servers import always, http_server, reply
 
@@ -19,12 +17,6 @@ from tests.outbound.http_servers import always, http_server, reply
 def outbound(home: Path, **variables: str) -> OutboundSettings:
     named = {f"COVENANT_OUTBOUND_{name.upper()}": text for name, text in variables.items()}
     return load({}, named, home=home).settings.outbound
-
-
-def test_every_limit_of_a_call_is_a_setting_with_the_same_default() -> None:
-    ours, limits = OutboundSettings(), FetchLimits()
-    for part in fields(FetchLimits):
-        assert getattr(ours, part.name) == getattr(limits, part.name), part.name
 
 
 async def test_nothing_inside_is_called_unless_it_is_allowed(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from covenant.daemon.keystore import OPERATOR_DISPLAY, admit_operator
-from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, RetryScheduler, Sweeper
+from covenant.daemon.telemetry import Log
 from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
-from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import memory_ledger, open_ledger
@@ -53,7 +53,7 @@ class Town:
         self.clocks = clocks
         self.operator = operator
         self.registry = registry
-        self.exchange = MailboxExchange(ledger, operator.agent, MailboxLimits())
+        self.exchange = MailboxExchange(ledger, operator.agent)
         self._sent = 0
 
     async def send(self, *, deadline_in_ms: int | None = None, key: str | None = None) -> TaskId:

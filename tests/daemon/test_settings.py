@@ -1,21 +1,15 @@
 """Settings: where each value comes from, and what refuses to start."""
 
-from dataclasses import fields
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from covenant.daemon.settings import DelegationSettings, LimitSettings, Settings, TenantSettings
+from covenant.daemon.settings import Settings, ledger_limits
 from covenant.daemon.settings_loader import FILE_NAME, SettingEntry, entries, load, rows
 from covenant.doors.waits import WAITS_MAX, WAITS_PER_CALLER_MAX
-from covenant.exchange.a2a_service import A2ALimits
-from covenant.exchange.delegation import DelegationLimits
-from covenant.exchange.mailbox import MailboxLimits
-from covenant.exchange.simple import SimpleLimits
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import SettingsError
 from covenant.model.retry_policy import RetryPolicy
+from covenant.model.settings import Limits, TenantSettings
 from covenant.model.settings_field import address
 
 
@@ -187,25 +181,20 @@ def test_the_home_is_named_by_flag_environment_or_default(
     assert (loaded.settings.home, loaded.sources["home"]) == (Path(folder).absolute(), source)
 
 
-def test_every_limit_of_the_ledger_and_the_mailbox_is_a_setting_with_the_same_default() -> None:
-    ours = {part.name: part.default for part in fields(LimitSettings)}
-    theirs = {
-        part.name: part.default
-        for limits in (Limits, MailboxLimits)
-        for part in msgspec.structs.fields(limits)
-        if part.name not in ("recipient_admission", "depth_max")
-    }
-    tenants = {part.name: part.default for part in fields(TenantSettings)}
-    accounts = {"live_tasks_max": tenants["live_tasks"], "queued_bytes_max": tenants["queued_bytes"]}
-    assert {**ours, **accounts} == theirs | {"waits_max": WAITS_MAX, "waits_per_caller_max": WAITS_PER_CALLER_MAX}
+def test_the_ledger_has_the_limits_that_are_set_and_those_of_tenants_for_accounts(tmp_path: Path) -> None:
+    given = {"COVENANT_LIMITS_BATCH_MAX": "9", "COVENANT_TENANTS_LIVE_TASKS": "7", "COVENANT_TENANTS_QUEUED_BYTES": "8"}
+    set_to = ledger_limits(load({}, given, home=tmp_path).settings)
+    assert set_to == Limits(batch_max=9, live_tasks_max=7, queued_bytes_max=8)
 
 
-def test_the_limits_of_delegation_have_the_same_defaults_as_their_settings() -> None:
-    ours = {part.name: part.default for part in fields(DelegationSettings)}
-    theirs = {part.name: part.default for part in msgspec.structs.fields(DelegationLimits)}
-    del ours["remote_concurrency"], theirs["message_bytes_max"]
-    assert ours == theirs
-    assert {MailboxLimits().depth_max, A2ALimits().depth_max, SimpleLimits().depth_max} == {ours["depth_max"]}
+def test_the_limits_without_settings_are_the_defaults_of_the_settings(tmp_path: Path) -> None:
+    assert ledger_limits(load({}, {}, home=tmp_path).settings) == Limits()
+    defaults = Limits(), TenantSettings()
+    assert (defaults[0].live_tasks_max, defaults[0].queued_bytes_max) == (
+        defaults[1].live_tasks,
+        defaults[1].queued_bytes,
+    )
+    assert (Limits().waits_max, Limits().waits_per_caller_max) == (WAITS_MAX, WAITS_PER_CALLER_MAX)
 
 
 def test_the_retry_policy_has_the_same_defaults_as_its_settings(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from covenant import Agent, Turn
-from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.settings import TelemetrySettings
-from covenant.daemon.telemetry import OtelTracer, open_tracer
+from covenant.daemon.telemetry import Log, OtelTracer, open_tracer, start_logging
 from covenant.model.ids import TaskId
 from covenant.model.task_event import Began
 from covenant.model.tracing import OFF

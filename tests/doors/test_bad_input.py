@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from covenant.exchange.mailbox import MailboxLimits
-from covenant.ledger.machine.view import Limits
 from covenant.model.ids import base58
+from covenant.model.settings import Limits
 from tests.doors.operator_api.test_operations import leased_task, result_of
 from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
 from tests.doors.world import Actor, World, new_task, now_ms, open_world
@@ -381,9 +380,8 @@ async def test_identities_that_are_unknown_taken_or_the_operators_own(world: Wor
 
 
 async def test_what_is_too_large_or_too_many_is_refused(short_path: Path) -> None:
-    limits = MailboxLimits(task_bytes_max=2_000, result_bytes_max=2_000, update_bytes_max=2_000)
-    ledger_limits = Limits(queued_per_recipient_max=2)
-    async with open_world(short_path, limits=limits, ledger_limits=ledger_limits) as world:
+    bytes_max = {"task_bytes_max": 2_000, "result_bytes_max": 2_000, "update_bytes_max": 2_000}
+    async with open_world(short_path, limits=Limits(**bytes_max, queued_per_recipient_max=2)) as world:
         alice, bob = await world.pair()
         for speaker in (HttpSpeaker(), IpcSpeaker(world)):
             big = "x" * 3_000
@@ -400,7 +398,7 @@ async def test_what_is_too_large_or_too_many_is_refused(short_path: Path) -> Non
 
 
 async def test_a_recipient_that_did_not_ask_for_tasks_gets_none(short_path: Path) -> None:
-    async with open_world(short_path, limits=MailboxLimits(recipient_admission=True)) as world:
+    async with open_world(short_path, mailbox={"recipient_admission": True}) as world:
         alice, bob = await world.pair()
         speaker = HttpSpeaker()
         await refused(speaker, alice, "send_a2a_task", "capability_missing", 403, task=new_task(bob))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from covenant.doors.ipc_server import HANDSHAKE_BYTES_MAX
-from covenant.exchange.mailbox import MailboxLimits
 from covenant.model.errors import SettingsError
+from covenant.model.settings import Limits
 from tests.doors.clients import Ipc
 from tests.doors.operator_api.test_operations import result_of
 from tests.doors.world import VERSION, World, new_task, open_world
@@ -148,7 +148,7 @@ async def test_what_was_asked_before_a_half_close_is_still_answered(world: World
 
 async def test_large_frames_go_both_ways(short_path: Path) -> None:
     async with open_world(
-        short_path, limits=MailboxLimits(task_bytes_max=8 * 1024 * 1024, result_bytes_max=8 * 1024 * 1024)
+        short_path, limits=Limits(task_bytes_max=8 * 1024 * 1024, result_bytes_max=8 * 1024 * 1024)
     ) as world:
         alice, bob = await world.pair()
         task = new_task(bob, "x" * 7_000_000)

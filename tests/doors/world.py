@@ -28,11 +28,11 @@ from covenant.exchange.access.identities import IdentityAdmin, operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.open import open_ledger
-from covenant.ledger.machine.view import Limits
 from covenant.model.ids import AgentId
+from covenant.model.settings import Limits
 from covenant.model.tenants import TenantLimits
 from covenant.seal.keys import new_private_key, new_token, token_hash
 from tests.doors.clients import Http, Ipc
@@ -151,26 +151,23 @@ def now_ms() -> int:
 
 @asynccontextmanager
 async def open_world(folder: Path, **options: Any) -> AsyncIterator[World]:
-    """`options` are those of the doors; `limits` and `ledger_limits` are the exchange's and the ledger's."""
-    limits = options.pop("limits", MailboxLimits())
-    ledger = await open_ledger(folder / "home", clock=now_ms, limits=options.pop("ledger_limits", Limits()))
+    """`options` are those of the doors; `limits` are the ledger's, `mailbox` is for the exchange."""
+    ledger = await open_ledger(folder / "home", clock=now_ms, limits=options.pop("limits", Limits()))
     try:
-        async with _open_doors(ledger, folder, limits, options) as world:
+        async with _open_doors(ledger, folder, options) as world:
             yield world
     finally:
         await ledger.close()
 
 
 @asynccontextmanager
-async def _open_doors(
-    ledger: Ledger, folder: Path, limits: MailboxLimits, options: dict[str, Any]
-) -> AsyncIterator[World]:
+async def _open_doors(ledger: Ledger, folder: Path, options: dict[str, Any]) -> AsyncIterator[World]:
     key, token = new_private_key(), new_token()
     operator = operator_agent("operator@test", key)
     saved: list[str] = []
     await admit_operator(ledger, operator, token, saved.append)
     doorkeeper = IdentityAuth(ledger, operator)
-    exchange = MailboxExchange(ledger, operator, limits)
+    exchange = MailboxExchange(ledger, operator, **options.pop("mailbox", {}))
     catalogue = Catalogue(ledger, key)
     registry = IdentityAdmin(ledger, doorkeeper, operator, key, saved.append, seat=catalogue.seat)
     tenancy = TenantAccess(ledger, operator, doorkeeper)

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from covenant.daemon.environment import now_ms
-from covenant.exchange.a2a_service import A2AExchange, A2ALimits
+from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess
@@ -19,6 +19,7 @@ from covenant.ledger.embedded.open import memory_ledger
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Text
 from covenant.model.ids import PublicKey
+from covenant.model.settings import A2aSettings
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key
 
@@ -63,7 +64,7 @@ async def open_services() -> AsyncIterator[Services]:
     assert default is not None
     for tenant in (DEFAULT, "other"):
         catalogue.add_resident(tenant, AgentDefinition(id=AGENT, kind="worker"), "code")
-    a2a = A2AExchange(ledger, catalogue, NoWorkers(), Uuids(), A2ALimits())
+    a2a = A2AExchange(ledger, catalogue, NoWorkers(), Uuids(), A2aSettings())
     tasks = TaskLookup(ledger, catalogue)
     yield Services(
         ledger,

@@ -11,7 +11,7 @@ from covenant.agents.api import Agent, Turn
 from covenant.agents.function_agent import FunctionAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.environment import now_ms
-from covenant.exchange.a2a_service import A2AExchange, A2ALimits, A2ARequest
+from covenant.exchange.a2a_service import A2AExchange, A2ARequest
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import Caller, TenantAccess
@@ -23,6 +23,7 @@ from covenant.ledger.embedded.open import open_ledger
 from covenant.model.a2a_requests import ListTasks, Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.content import Text
+from covenant.model.settings import A2aSettings
 from covenant.model.task_view import TaskState
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key
@@ -52,7 +53,7 @@ async def place(home: Path, agent: Agent) -> AsyncIterator[Place]:
     ask = A2ARequest(caller=Caller(tenant, "token", operator=False, name="client@default"), agent=entry)
     working = asyncio.ensure_future(workers.run())
     try:
-        yield Place(ledger, A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits()), ask)
+        yield Place(ledger, A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings()), ask)
     finally:
         workers.stop()
         working.cancel()

@@ -10,7 +10,7 @@ from covenant.daemon.environment import now_ms
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept
@@ -39,7 +39,7 @@ async def ledger(tmp_path: Path) -> AsyncIterator[EmbeddedLedger]:
 
 async def sent(ledger: EmbeddedLedger, task: Task, **limits: Any) -> Task:
     """By its sender, by mail; as it was kept."""
-    exchange = MailboxExchange(ledger, OPERATOR, MailboxLimits(**limits))
+    exchange = MailboxExchange(ledger, OPERATOR, **limits)
     await ledger.commit(MakeGrant(by=OPERATOR, grant=make_grant(task.sender, send_actions(task.recipient)[0])))
     await exchange.accept(Principal(task.sender, operator=False, token_sha256="t"), task)
     entry = await ledger.entry(task.id)
@@ -60,7 +60,7 @@ async def test_a_workers_mail_goes_on_with_the_chain_and_within_the_time_of_what
     kept = await sent(ledger, child)
     assert (kept.depth, kept.chain, kept.tenant, kept.deadline_ms) == (2, ("x", BOB.pubkey), "acme", soon_ms)
     # Said again, it is the same request, whatever became of what it is part of.
-    exchange = MailboxExchange(ledger, OPERATOR, MailboxLimits())
+    exchange = MailboxExchange(ledger, OPERATOR)
     again = await exchange.accept(Principal(BOB, operator=False, token_sha256="t"), child)
     assert again.duplicate
 

@@ -13,9 +13,9 @@ from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import memory_ledger, open_ledger
 from covenant.ledger.machine.commands import Access
-from covenant.ledger.machine.view import Limits
 from covenant.model.grant import REQUEUE_ACTION
 from covenant.model.retry_policy import RetryPolicy, SkipReason
+from covenant.model.settings import Limits
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.fake_clock import FakeClock
 from tests.ledger_contract.grants import give

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from covenant.ledger.contract.tasks import Parties
-from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
+from covenant.model.settings import Limits
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.samples import ALICE, BOB, CAROL, idempotent, make_task, ok, task_id

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
+from covenant.model.settings import Limits
 from covenant.model.task import Task
 from covenant.model.tenants import Tenant, TenantLimits
 from tests.ledger_contract.driver import LedgerDriver, refused

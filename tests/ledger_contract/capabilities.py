@@ -16,9 +16,9 @@ from covenant.ledger.machine.identity_commands import (
     RevokeIdentity,
     RotateToken,
 )
-from covenant.ledger.machine.view import Limits
 from covenant.model.grant import REQUEUE_ACTION, Scope, recv_actions, send_actions
 from covenant.model.ids import AgentId, LeaseId
+from covenant.model.settings import Limits
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.grants import give, responding, sending

@@ -10,15 +10,14 @@ import asyncio
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.journal.journal import SEGMENT_BYTES
 from covenant.ledger.embedded.open import memory_ledger, open_ledger
-from covenant.ledger.machine.view import Limits
+from covenant.model.settings import Limits
 from tests.ledger_contract.fake_clock import FakeClock
 
 NODE: Final = "here"
@@ -45,7 +44,7 @@ class EmbeddedEngine:
         self._boots += 1
         self._limits = limits
         if self._body_bytes_on_disk is not None:
-            limits = msgspec.structs.replace(limits or Limits(), body_bytes_on_disk=self._body_bytes_on_disk)
+            limits = replace(limits or Limits(), body_bytes_on_disk=self._body_bytes_on_disk)
         ledger = await open_ledger(
             self.home,
             clock=self.clock,

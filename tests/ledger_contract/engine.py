@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from covenant.ledger.contract.ledger import Ledger
-from covenant.ledger.machine.view import Limits
+from covenant.model.settings import Limits
 from tests.ledger_contract.fake_clock import FakeClock
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from covenant.ledger.machine.states import State
-from covenant.ledger.machine.view import Limits
+from covenant.model.settings import Limits
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
 from tests.ledger_contract.engine import Engine
 from tests.ledger_contract.samples import ALICE, make_task, ok, same_work, task_id

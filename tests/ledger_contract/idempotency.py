@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from covenant.ledger.machine.states import State
-from covenant.ledger.machine.view import Limits
 from covenant.model.ids import TaskId
+from covenant.model.settings import Limits
 from covenant.model.task import Result, Task
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
 from tests.ledger_contract.engine import Engine

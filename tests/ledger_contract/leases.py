@@ -11,9 +11,9 @@ import asyncio
 import pytest
 
 from covenant.ledger.machine.states import State
-from covenant.ledger.machine.view import Limits
 from covenant.model.ids import TaskId
 from covenant.model.retry_policy import RetryPolicy
+from covenant.model.settings import Limits
 from covenant.model.task import Result
 from tests.ledger_contract.driver import WAIT_MS, LedgerDriver, refused
 from tests.ledger_contract.engine import Engine

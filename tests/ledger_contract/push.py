@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from covenant.ledger.machine.commands import Accept, DropPush, MovePushes, PutPush, RetryPush
-from covenant.ledger.machine.view import Limits
 from covenant.model.a2a_requests import PushAuthentication, PushConfig
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.push import Push, move_of
+from covenant.model.settings import Limits
 from covenant.model.task import Task, fingerprint
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.durability import Restart, RestartSuite

@@ -14,8 +14,8 @@ from covenant.ledger.machine.identity_commands import (
     RevokeIdentity,
     RotateTenant,
 )
-from covenant.ledger.machine.view import Limits
 from covenant.model.agent_definition import Advisor, AgentDefinition, CatalogueAgent, Skill
+from covenant.model.settings import Limits
 from covenant.model.tenants import Tenant, TenantLimits
 from tests.ledger_contract.driver import LedgerDriver, refused
 from tests.ledger_contract.durability import Restart, RestartSuite

@@ -8,8 +8,8 @@ import msgspec
 
 from covenant.ledger.contract.tasks import UpdateRecord
 from covenant.ledger.machine.states import State
-from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
+from covenant.model.settings import Limits
 from covenant.model.task_event import ArtifactUpdate, Interruption, StatusUpdate
 from tests.ledger_contract.driver import LedgerDriver, check_generations, refused
 from tests.ledger_contract.engine import Engine

@@ -11,9 +11,9 @@ from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.contract.tasks import Watch
 from covenant.ledger.machine.commands import Accept, Advance, Advanced, LeasedTask, Starter
 from covenant.ledger.machine.states import State
-from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
 from covenant.model.ids import TaskId
+from covenant.model.settings import Limits
 from covenant.model.task import Ending, Task, fingerprint
 from covenant.model.task_event import (
     ArtifactUpdate,

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 from covenant.outbound.address_guard import AddressGuard, Resolver, Unresolved
 from covenant.outbound.guarded_transport import GuardedTransport
-from covenant.outbound.http_fetcher import Fetcher, FetchLimits, TlsTrust
+from covenant.outbound.http_fetcher import Fetcher, TlsTrust
+from covenant.outbound.outbound_settings import OutboundSettings
 
 HERE = "127.0.0.1"
 LOADED = (GuardedTransport, ssl.create_default_context())
 """What the first call would load: done before any test begins, so that none of its time goes to that."""
-LIMITS = FetchLimits(body_bytes_max=100_000, total_ms=20_000, connect_ms=10_000, idle_ms=10_000, redirects_max=3)
+LIMITS = OutboundSettings(body_bytes_max=100_000, total_ms=20_000, connect_ms=10_000, idle_ms=10_000, redirects_max=3)
 
 
 @dataclass
@@ -137,7 +138,7 @@ async def nobody(name: str) -> Sequence[object]:
 async def fetcher(
     *allow: str,
     resolver: Resolver = nobody,  # type: ignore[assignment]  # returns nothing at all
-    limits: FetchLimits = LIMITS,
+    limits: OutboundSettings = LIMITS,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Fetcher]:
     opened = Fetcher(AddressGuard(allow, resolver=resolver), limits, trust=TlsTrust(tls or LOADED[1]))

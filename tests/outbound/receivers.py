@@ -15,9 +15,10 @@ from covenant.model.a2a_requests import PushConfig
 from covenant.model.content import Text
 from covenant.model.ids import AgentId, TaskId
 from covenant.model.push import Push
+from covenant.model.settings import PushSettings
 from covenant.model.task import Result, ResultStatus, Task, fingerprint
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
-from covenant.outbound.push_sender import PushLimits, PushSender, WebhookClient
+from covenant.outbound.push_sender import PushSender, WebhookClient
 from covenant.seal.keys import new_private_key
 from covenant.seal.signed_documents import WebhookSigner
 from tests.ledger_contract.samples import ALICE, agent, task_id
@@ -26,8 +27,8 @@ from tests.waits import BOUND_S
 
 BOB: Final = agent("bob@default")
 KEY: Final = new_private_key()
-QUICK: Final = PushLimits(attempts_max=3, pause_ms=1, pause_ms_max=2_000)
-SLOW: Final = PushLimits(attempts_max=8, pause_ms=60_000)
+QUICK: Final = PushSettings(attempts_max=3, pause_ms=1, pause_ms_max=2_000)
+SLOW: Final = PushSettings(attempts_max=8, pause_ms=60_000)
 
 
 @dataclass
@@ -93,7 +94,7 @@ async def receiver(*script: bytes, port: int = 0, host: str = HERE) -> AsyncIter
 
 @asynccontextmanager
 async def pushing(
-    ledger: Ledger, limits: PushLimits = QUICK, *, allow: Sequence[str] = (HERE,), tally: list[str] | None = None
+    ledger: Ledger, limits: PushSettings = QUICK, *, allow: Sequence[str] = (HERE,), tally: list[str] | None = None
 ) -> AsyncIterator[PushSender]:
     """The outbox at work for as long as this lasts."""
     async with fetcher(*allow) as calls:

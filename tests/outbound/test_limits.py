@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from covenant.outbound.call_errors import CallFailed
-from covenant.outbound.http_fetcher import FetchLimits
+from covenant.outbound.outbound_settings import OutboundSettings
 from tests.outbound.http_servers import LIMITS, Answer, always, endless, fetcher, http_server, reply, silence
 
 BYTES_MAX = LIMITS.body_bytes_max
@@ -32,7 +32,7 @@ def empty_blocks() -> bytes:
     return packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-async def failure(answer: Answer, limits: FetchLimits = LIMITS) -> CallFailed:
+async def failure(answer: Answer, limits: OutboundSettings = LIMITS) -> CallFailed:
     async with http_server(answer) as server, fetcher("127.0.0.1", limits=limits) as calls:
         with pytest.raises(CallFailed) as failed:
             await calls.fetch("GET", server.url())
@@ -70,7 +70,7 @@ async def test_an_answer_up_to_the_limit_is_read_whole(body: bytes, encoding: st
         assert (await calls.fetch("GET", server.url())).body == body
 
 
-TOO_SLOW: dict[str, tuple[Answer, FetchLimits]] = {
+TOO_SLOW: dict[str, tuple[Answer, OutboundSettings]] = {
     "no headers": (silence, replace(LIMITS, idle_ms=50)),
     "headers by the byte": (endless(b"HTTP/1.1 200 OK\r\nx: ", b"x", 0.01), QUICK),
     "header after header": (endless(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n", 0.01), QUICK),

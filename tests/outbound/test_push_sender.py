@@ -15,9 +15,10 @@ from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Cancel, DropPush, PutPush, RetryPush
 from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant
 from covenant.model.a2a_requests import PushAuthentication, PushConfig
+from covenant.model.settings import PushSettings
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant, TenantLimits
-from covenant.outbound.push_sender import BURST_MAX, STEPS_AT_ONCE, PushLimits
+from covenant.outbound.push_sender import BURST_MAX, STEPS_AT_ONCE
 from covenant.seal.keys import public_key
 from covenant.seal.signed_documents import verify_webhook
 from covenant.wire.a2a.dialects import V1
@@ -120,7 +121,7 @@ async def test_a_clock_that_is_set_back_makes_no_delivery_wait_for_it(tmp_path: 
     """By a day, while a delivery that failed waits for its next attempt."""
     clock = FakeClock(now_ms())
     ledger = await open_ledger(tmp_path / "stepped", clock=clock, monotonic_ms=monotonic_ms)
-    limits = PushLimits(attempts_max=100, pause_ms=200, pause_ms_max=1_000)
+    limits = PushSettings(attempts_max=100, pause_ms=200, pause_ms_max=1_000)
     async with receiver(reply(500), reply(500), reply(200)) as hook, pushing(ledger, limits) as runner:
         await begin(ledger, 1, PushConfig(url=hook.url()))
         await owed(runner, ledger, lambda found: bool(found and found[0].attempts))
@@ -132,7 +133,7 @@ async def test_a_clock_that_is_set_back_makes_no_delivery_wait_for_it(tmp_path: 
 async def test_a_receiver_that_is_not_there_yet_gets_it_when_it_is(ledger: EmbeddedLedger) -> None:
     async with receiver() as gone:
         port, url = gone.served.port, gone.url()
-    async with pushing(ledger, PushLimits(attempts_max=100, pause_ms=1, pause_ms_max=20)) as runner:
+    async with pushing(ledger, PushSettings(attempts_max=100, pause_ms=1, pause_ms_max=20)) as runner:
         leased = await begin(ledger, 1, PushConfig(url=url))
         (push,) = await owed(runner, ledger, lambda found: bool(found and found[0].attempts))
         assert push.failure
@@ -159,7 +160,7 @@ async def test_a_receiver_says_when_to_come_again_within_reason(
 
 async def test_pauses_grow_threefold(ledger: EmbeddedLedger, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    limits = PushLimits(attempts_max=4, pause_ms=10)
+    limits = PushSettings(attempts_max=4, pause_ms=10)
     async with receiver(reply(500)) as hook, pushing(ledger, limits) as runner:
         await begin(ledger, 1, PushConfig(url=hook.url()))
         await owed(runner, ledger, lambda found: found[0].dead_at_ms is not None)
@@ -201,7 +202,7 @@ async def test_a_dead_webhook_delays_nobody_else(ledger: EmbeddedLedger, hook: R
 
 
 async def test_a_host_that_hangs_has_so_many_places_and_no_more(ledger: EmbeddedLedger, hook: Receiver) -> None:
-    limits = PushLimits(at_once_max=8, at_once_per_host_max=2)
+    limits = PushSettings(at_once_max=8, at_once_per_host_max=2)
     async with receiver() as hung, pushing(ledger, limits):
         hung.held = asyncio.Event()
         for number in range(1, 11):
@@ -216,7 +217,7 @@ async def test_a_host_that_hangs_has_so_many_places_and_no_more(ledger: Embedded
 
 
 async def test_a_tenant_whose_hosts_all_hang_leaves_places_to_others(ledger: EmbeddedLedger, hook: Receiver) -> None:
-    limits = PushLimits(at_once_max=4, at_once_per_host_max=4)
+    limits = PushSettings(at_once_max=4, at_once_per_host_max=4)
     async with receiver() as one, receiver() as other, pushing(ledger, limits):
         one.held = other.held = asyncio.Event()
         for number in range(1, 9):
@@ -341,7 +342,7 @@ async def test_after_a_stop_deliveries_go_on_where_they_were(tmp_path: Path, hoo
 async def test_one_that_sleeps_goes_on_sleeping_over_a_restart(tmp_path: Path) -> None:
     ledger = await open_ledger(tmp_path / "home", clock=now_ms)
     async with receiver(reply(500), reply(200)) as hook:
-        async with pushing(ledger, PushLimits(pause_ms=400)) as runner:
+        async with pushing(ledger, PushSettings(pause_ms=400)) as runner:
             await begin(ledger, 1, PushConfig(url=hook.url()))
             (push,) = await owed(runner, ledger, lambda found: bool(found and found[0].attempts))
         await ledger.close()
@@ -359,7 +360,7 @@ async def test_its_secrets_are_in_no_log_and_no_record_but_the_configuration(
     caplog.set_level(logging.DEBUG)
     secrets = ("canary-token", "canary-credentials", "canary-path", "canary-query")
     known = PushAuthentication(scheme="Bearer", credentials="canary-credentials")
-    async with receiver(reply(500)) as hook, pushing(ledger, PushLimits(attempts_max=2, pause_ms=1)) as runner:
+    async with receiver(reply(500)) as hook, pushing(ledger, PushSettings(attempts_max=2, pause_ms=1)) as runner:
         url = hook.url("/canary-path?key=canary-query")
         config = PushConfig(url=url, id="p", token="canary-token", authentication=known)
         leased = await begin(ledger, 1, config)
@@ -443,7 +444,7 @@ async def test_when_nothing_can_be_written_down_nothing_is_sent_again_and_again(
 async def test_flaky_receivers_and_restarts_of_the_outbox_leave_no_gap_and_no_disorder(ledger: EmbeddedLedger) -> None:
     count, ups_and_downs = 20, 4
     script = [reply(200), reply(500), reply(200), reply(429, retry_after="0"), reply(200), reply(200)] * 1_000
-    limits = PushLimits(attempts_max=100, pause_ms=1, pause_ms_max=5)
+    limits = PushSettings(attempts_max=100, pause_ms=1, pause_ms_max=5)
     async with receiver(*script) as hook:
         leases = [await begin(ledger, number, PushConfig(url=hook.url(f"/{number}"))) for number in range(count)]
         for _ in range(ups_and_downs):

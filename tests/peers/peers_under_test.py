@@ -16,20 +16,19 @@ from covenant.agents.agent_loader import load_agent
 from covenant.agents.api import Agent
 from covenant.agents.peer_agent import PeerAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
-from covenant.daemon.peer_http import PeerLines
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import DelegationLimits, Delegations
+from covenant.exchange.delegation import Delegations
 from covenant.exchange.tasks.reader import TaskReader
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.commands import Accept, Cancel
 from covenant.ledger.machine.identity_commands import AddTenant
 from covenant.ledger.machine.peer_commands import AddPeer
-from covenant.ledger.machine.view import Limits
 from covenant.model.content import Content
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import PROOF, Delegation, DelegationRole, DelegationState, OutboxMessage, Peer
 from covenant.model.peers.instance import InstanceId, Prekey, Trust
+from covenant.model.settings import DelegationSettings, Limits
 from covenant.model.task import NATIVE, PEERS, Target, Task, fingerprint
 from covenant.model.task_event import StatusUpdate, Step
 from covenant.model.task_view import TaskView
@@ -38,6 +37,7 @@ from covenant.outbound.address_guard import AddressGuard
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_services import PeerServices
 from covenant.peers.peer_settings import PeerContext, PeerSettings
+from covenant.peers.transport.peer_http import PeerConnections
 from covenant.seal.identity import prekey_to_use
 from tests.ledger_contract.samples import ALICE, OPERATOR
 from tests.peers.transport_under_test import (
@@ -63,7 +63,7 @@ class PeerUnderTest(PeerServices):
         catalogue = Catalogue(ledger, keys.private_key)
 
         def delegations(pool: WorkerPool) -> Delegations:
-            limits = DelegationLimits(cooldown_ms=0, depth_max=DEPTH_MAX)
+            limits = DelegationSettings(cooldown_ms=0, depth_max=DEPTH_MAX)
             return Delegations(ledger, catalogue, pool, limits, peers=self.callee)
 
         self.workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations)
@@ -243,7 +243,7 @@ async def peer_under_test(
             await ledger.commit(AddTenant(by=OPERATOR, tenant=Tenant(name=DEFAULT, created_at_ms=clock())))
         keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save)
         keyring.rotate(clock())
-        connections = PeerLines(AddressGuard((), resolver=nobody))
+        connections = PeerConnections(AddressGuard((), resolver=nobody))
         stack.push_async_callback(connections.close)
         made = PeerUnderTest(home.name, clock, keys, ledger, peer_context(ledger, keyring, connections, settings))
         catalogue, workers = made.catalogue, made.workers

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant.daemon.logs import Log
+from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.agents import AgentSync
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.delegation import REMOTE, OrphanCanceller
-from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.exchange.mailbox import MailboxExchange
 from covenant.exchange.tasks.reader import read_tree
 from covenant.ledger.machine.commands import Cancel, Sweep
 from covenant.ledger.machine.identity_commands import ChangeTenant, MakeGrant
@@ -414,7 +414,7 @@ async def test_a_worker_outside_does_what_a_peer_delegates_and_is_held_to_its_bu
         outside = paul.catalogue.identity(DEFAULT, "outside")
         grant = make_grant(outside, respond_actions(paul.catalogue.client(DEFAULT))[0])
         await paul.ledger.commit(MakeGrant(by=OPERATOR, grant=grant))
-        mailbox = MailboxExchange(paul.ledger, OPERATOR, MailboxLimits())
+        mailbox = MailboxExchange(paul.ledger, OPERATOR)
         itself = Principal(outside, operator=False, token_sha256="t")
         for tokens, state in ((10, TaskState.COMPLETED), (1_000, TaskState.FAILED)):
             task_id = await rita.delegate(paul, "go", profile="outside", budget=100)

@@ -11,7 +11,6 @@ import pytest
 from covenant.agents.api import Agent
 from covenant.ledger.clock import PAUSE_MS
 from covenant.ledger.machine.peer_commands import DelegationChanges, SendToPeer
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Conflict
 from covenant.model.peers.delegation import (
     ACCEPTED,
@@ -35,6 +34,7 @@ from covenant.model.peers.delegation_messages import (
     StatusReport,
     TokenUsage,
 )
+from covenant.model.settings import Limits
 from covenant.model.task_view import TaskState
 from covenant.peers.outgoing_messages import outgoing as saying
 from covenant.peers.transport.inbox import IncomingMessage

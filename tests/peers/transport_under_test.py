@@ -16,7 +16,6 @@ import msgspec
 from starlette.routing import BaseRoute, Router
 
 from covenant.daemon.listeners import make_server
-from covenant.daemon.peer_http import PeerLines
 from covenant.daemon.settings import HttpSettings
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
@@ -24,7 +23,6 @@ from covenant.doors.peer_envelopes import sealed_routes
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.ledger.machine.peer_commands import AddPeer, PeerMessage, ReceivedFromPeer, ReceiveFromPeer, SendToPeer
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
 from covenant.model.ids import TaskId
 from covenant.model.peers.delegation import (
@@ -44,6 +42,7 @@ from covenant.model.peers.delegation_messages import (
     StatusReport,
 )
 from covenant.model.peers.instance import IdentityChange, InstanceId, Prekey, Trust
+from covenant.model.settings import Limits
 from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.peers.directory.handshake import OfferedProfiles
 from covenant.peers.directory.instance_keys import InstanceKeys
@@ -51,6 +50,7 @@ from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.peer_settings import PeerContext, PeerSettings
 from covenant.peers.transport.inbox import Inbox, IncomingMessage
 from covenant.peers.transport.outbox_sender import OutboxSender
+from covenant.peers.transport.peer_http import PeerConnections
 from covenant.seal.identity import PrivatePrekey, prekey_to_use
 from covenant.seal.keys import new_private_key
 from covenant.wire import peers
@@ -203,7 +203,7 @@ class TransportUnderTest:
     ledger: EmbeddedLedger
     keyring: InstanceKeys
     context: PeerContext
-    connections: PeerLines
+    connections: PeerConnections
     directory: PeerDirectory
     provider: Listener
     requester: Listener
@@ -323,7 +323,7 @@ class TransportUnderTest:
 
 
 def peer_context(
-    ledger: EmbeddedLedger, keyring: InstanceKeys, connections: PeerLines, settings: PeerSettings
+    ledger: EmbeddedLedger, keyring: InstanceKeys, connections: PeerConnections, settings: PeerSettings
 ) -> PeerContext:
     return PeerContext(
         ledger=ledger,
@@ -351,7 +351,7 @@ async def transport_under_test(
     ledger = await open_ledger(folder, clock=clock, monotonic_ms=clock.monotonic_ms, limits=limits)
     keyring = InstanceKeys(keys.private_key, keys.prekeys, keys.save, change=keys.change)
     keyring.rotate(clock())
-    connections = PeerLines(AddressGuard((), resolver=nobody))
+    connections = PeerConnections(AddressGuard((), resolver=nobody))
 
     async def offered(_: Peer) -> OfferedProfiles:
         return offering

@@ -22,11 +22,11 @@ from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import Compacted, FileStorage, compact
 from covenant.ledger.machine.commands import Accepted, LeasedTask
-from covenant.ledger.machine.view import Limits
 from covenant.model.content import Text
 from covenant.model.errors import Refusal
 from covenant.model.ids import LeaseId, TaskId
 from covenant.model.retry_policy import RetryPolicy
+from covenant.model.settings import Limits
 from covenant.model.task import Result, ResultStatus, Task
 from covenant.model.task_event import ArtifactUpdate, StatusUpdate, Update
 from tests.ledger_contract.driver import LedgerDriver, check_generations

@@ -28,9 +28,9 @@ from covenant.ledger.machine.peer_commands import (
     SendToPeer,
     SucceedPeer,
 )
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
 from covenant.model.peers.delegation import DelegationRole, OutboxMove
+from covenant.model.settings import Limits
 from tests.ledger.machine.peer_commands import (
     CHALLENGE,
     add,

@@ -73,7 +73,7 @@ def _serve(*, files: tuple[Path, ...], home: str | None, demo: bool, reload: boo
 
 def _serve_again_and_again(files: tuple[Path, ...]) -> NoReturn:
     from covenant.daemon.lifecycle import serve_again_and_again
-    from covenant.daemon.logs import Log, start_logging
+    from covenant.daemon.telemetry import Log, start_logging
 
     if not files:
         raise click.UsageError("--reload needs the files to serve")

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from covenant.daemon.home import OTHERS
-from covenant.daemon.logs import Log
+from covenant.daemon.telemetry import Log
 from covenant.exchange.catalogue import Catalogue
 from covenant.model.agent_definition import DEFINITION_BYTES_MAX, AgentDefinition, read_agent_definition
 from covenant.model.errors import Conflict, Invalid, NotFound, Refusal

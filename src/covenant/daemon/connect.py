@@ -23,7 +23,8 @@ from covenant.model.agent_card import RemoteCard
 from covenant.model.errors import Invalid
 from covenant.outbound.address_guard import AddressGuard, SystemResolver
 from covenant.outbound.call_errors import NoCard
-from covenant.outbound.http_fetcher import Fetcher, FetchLimits
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.outbound.remote.card_lookup import choose_interfaces, find_card, verified
 from covenant.outbound.remote.remote_client import TIMEOUT_S, Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials, RemoteEntry, RemoteRegistry
@@ -206,7 +207,7 @@ def open_fetcher(options: Options, places: Sequence[str] = ()) -> tuple[Fetcher,
         resolver.close()
         raise Invalid("bad_allow_list", str(error)) from error
     fetcher = Fetcher(
-        guard, FetchLimits(connections_max=CONNECTIONS_MAX), user_agent=f"covenant/{covenant.__version__}"
+        guard, OutboundSettings(connections_max=CONNECTIONS_MAX), user_agent=f"covenant/{covenant.__version__}"
     )
 
     async def close() -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from covenant.agents.agent_loader import LoadedAgent, load_agent
 from covenant.agents.api import Agent, Turn
 from covenant.daemon.home import save_secret
-from covenant.daemon.logs import Log
+from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.daemon import Daemon
 from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.principals import Principal

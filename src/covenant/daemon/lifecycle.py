@@ -33,10 +33,10 @@ from covenant.agents.agent_loader import AgentStacks, LoadedAgent, load_agents
 from covenant.daemon.demo import demo_agents, open_echo
 from covenant.daemon.home import SOCKET_NAME, left_in
 from covenant.daemon.listeners import http_bounds
-from covenant.daemon.logs import Log, start_logging
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import Settings
 from covenant.daemon.settings_loader import Loaded
+from covenant.daemon.telemetry import Log, start_logging
 from covenant.daemon.watchdog import HealthStandIn, Watchdog
 from covenant.daemon.wiring.daemon import Daemon, open_daemon
 

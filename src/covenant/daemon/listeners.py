@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from covenant.daemon.environment import now_ms
-from covenant.daemon.logs import Log
 from covenant.daemon.settings import GrpcSettings, HttpSettings, Settings
+from covenant.daemon.telemetry import Log
 from covenant.doors.http.health import ALIVE_PATHS
 from covenant.doors.http.server.bounds import HttpBounds
 from covenant.doors.http.server.http_exchange import Door

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from covenant.daemon.logs import Log
+from covenant.daemon.telemetry import Log
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.contract.ledger import Ledger

@@ -81,7 +81,8 @@ def entries(section: str | None = None) -> Iterator[SettingEntry]:
     for name, kind in sections().items():
         if section in (None, name):
             for part in fields(kind):
-                yield SettingEntry(name, part.name, part.default, setting_of(part.metadata))
+                if part.metadata:
+                    yield SettingEntry(name, part.name, part.default, setting_of(part.metadata))
 
 
 def load(flags: Mapping[str, str | None], variables: Mapping[str, str], *, home: str | Path | None = None) -> Loaded:

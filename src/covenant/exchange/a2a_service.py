@@ -15,7 +15,6 @@ import msgspec
 from covenant.exchange.access.tenants import Caller
 from covenant.exchange.catalogue import CLIENT, Catalogue
 from covenant.exchange.tasks.builder import (
-    MESSAGE_BYTES_MAX,
     UNGUESSABLE_LENGTH_MIN,
     IdempotencyKey,
     KeyedIds,
@@ -44,7 +43,8 @@ from covenant.model.a2a_requests import (
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Conflict, Invalid, InvalidParams, Unauthenticated
 from covenant.model.ids import AgentId, TaskId
-from covenant.model.task import A2A, DEFAULT_DEPTH_MAX, Hop, Task, check_hop
+from covenant.model.settings import DEPTH_MAX, A2aSettings
+from covenant.model.task import A2A, Hop, Task, check_hop
 from covenant.model.task_event import Began, Ended, Started, Step
 from covenant.model.task_view import TaskView, TaskViewBuilder, fold
 from covenant.model.tracing import OFF, Tracer
@@ -55,14 +55,6 @@ REPLY_S: Final = 0.01
 """How long the first frame of a stream waits to see whether the whole answer is a bare message."""
 
 _encode = msgspec.json.Encoder().encode
-
-
-class A2ALimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    message_bytes_max: int = MESSAGE_BYTES_MAX
-    blocking_ms_max: int = 10 * 60_000
-    """After this long a blocking send answers with the task as it is; the task goes on."""
-    depth_max: int = DEFAULT_DEPTH_MAX
-    """How deep in a chain of calls a message may come."""
 
 
 class A2ARequest(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -103,8 +95,9 @@ class A2AExchange:
         catalogue: Catalogue,
         workers: LocalWorkers,
         new_id: Callable[[], str],
-        limits: A2ALimits,
+        settings: A2aSettings,
         *,
+        depth_max: int = DEPTH_MAX,
         check_push: Callable[[PushConfig], None] | None = None,
         tracer: Tracer = OFF,
     ) -> None:
@@ -116,7 +109,8 @@ class A2AExchange:
         self.reader = TaskReader(ledger)
         self.writer = TaskWriter(ledger, workers, tracer)
         self.ids = KeyedIds(ledger, catalogue)
-        self.limits = limits
+        self.settings = settings
+        self.depth_max = depth_max
 
     async def send(self, call: A2ARequest, sent: SendMessage) -> TaskView:
         """The task when it has ended or waits for its sender; as soon as it is accepted, if it should not block."""
@@ -127,7 +121,7 @@ class A2AExchange:
             if not done.from_watch:
                 builder = await self.reader.past(prepared.task_id, None if done.again else done.through)
             if sent.blocking:
-                until_ms = self._ledger.clock.monotonic_ms() + self.limits.blocking_ms_max
+                until_ms = self._ledger.clock.monotonic_ms() + self.settings.blocking_ms_max
                 return await self.reader.at_rest(prepared.task_id, watch, builder, until_ms)
             if done.from_watch:
                 builder.catch_up(await watch.next(WATCH_S))
@@ -214,7 +208,7 @@ class A2AExchange:
         """Check a message, and build the task that it begins."""
         message, agent, recipient, sender = sent.message, call.agent, self._recipient(call), self._sender(call)
         if call.hop is not None:
-            check_hop(call.hop, recipient, self.limits.depth_max)
+            check_hop(call.hop, recipient, self.depth_max)
         check_message(message, agent, call.extensions)
         if sent.push is not None:
             if self._check_push is None:
@@ -266,7 +260,7 @@ class A2AExchange:
         if prepared.task is None:
             return await self._continue(call, sent, prepared)
         accepted = await self.writer.submit(
-            prepared.task, bytes_max=self.limits.message_bytes_max, push=sent.push, minted=prepared.key is None
+            prepared.task, bytes_max=self.settings.message_bytes_max, push=sent.push, minted=prepared.key is None
         )
         return _REPEATED if accepted.duplicate else _NEW
 
@@ -274,7 +268,7 @@ class A2AExchange:
         task_id, key, message, scope = prepared.task_id, prepared.key, sent.message, self.scope(call)
         update = next_message(message)
         encoded = _encode(update)
-        check_size(len(encoded), self.limits.message_bytes_max)
+        check_size(len(encoded), self.settings.message_bytes_max)
         view = await self.reader.get(task_id, scope)
         if message.context_id not in (None, view.task.context_id):
             raise InvalidParams("message.contextId", f"task {task_id} is in another context")

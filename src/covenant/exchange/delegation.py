@@ -18,7 +18,6 @@ import msgspec
 
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.tasks.builder import (
-    MESSAGE_BYTES_MAX,
     IdempotencyKey,
     build_task,
     check_message,
@@ -35,8 +34,8 @@ from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.content import Content, Text
 from covenant.model.errors import Conflict, Invalid, Refusal
 from covenant.model.ids import AgentId, TaskId, uuid_of
+from covenant.model.settings import MESSAGE_BYTES_MAX, DelegationSettings
 from covenant.model.task import (
-    DEFAULT_DEPTH_MAX,
     DELEGATION,
     ELSEWHERE,
     PEERS,
@@ -62,19 +61,6 @@ REFUSED_S: Final = 10.0
 
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
-
-
-class DelegationLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What one task may delegate. The first three are for calls to agents elsewhere."""
-
-    calls_max: int = 10
-    agents_max: int = 3
-    cooldown_ms: int = 5_000
-    """Between two such calls; several that are made at once count as one. 0: none."""
-    children_max: int = 100
-    """Calls of either kind."""
-    depth_max: int = DEFAULT_DEPTH_MAX
-    message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 class Callee(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -108,8 +94,9 @@ class Delegations:
         ledger: Ledger,
         catalogue: Catalogue,
         workers: LocalWorkers,
-        limits: DelegationLimits | None = None,
+        limits: DelegationSettings | None = None,
         *,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
         registered: Callable[[str, str], str | None] = lambda _tenant, _name: None,
         peers: Callable[[str, str], Target | None] = lambda _tenant, _name: None,
         tracer: Tracer = OFF,
@@ -118,7 +105,8 @@ class Delegations:
 
         `peers`: the peer that does something by this name for a tenant.
         """
-        self.limits = limits or DelegationLimits()
+        self.limits = limits or DelegationSettings()
+        self._message_bytes_max = message_bytes_max
         self.ledger = ledger
         self._catalogue = catalogue
         self._writer = TaskWriter(ledger, workers, tracer)
@@ -189,7 +177,7 @@ class Delegations:
         )
         digest, size = fingerprint(task)
         digest = hashlib.sha256(f"{digest}{callee.name}".encode()).hexdigest()
-        check_size(size, self.limits.message_bytes_max)
+        check_size(size, self._message_bytes_max)
         # None of this is part of the request: whoever asks again later means the same.
         own_ms = definition.turn_timeout_ms if definition is not None else None
         task = msgspec.structs.replace(task, deadline_ms=until_ms, timeout_ms=own_ms, target=callee.remote)

@@ -62,7 +62,8 @@ from covenant.model.retry_policy import (
     RetryPolicy,
     RetryReport,
 )
-from covenant.model.task import DEFAULT_DEPTH_MAX, DELEGATION, Lease, Result, Task, check_chain, fingerprint
+from covenant.model.settings import DEPTH_MAX
+from covenant.model.task import DELEGATION, Lease, Result, Task, check_chain, fingerprint
 from covenant.model.task_event import Update
 from covenant.model.tracing import DUPLICATE, OFF, Tracer, traced
 
@@ -72,24 +73,22 @@ NAME_LENGTH_MAX: Final = 1_000
 _encode = msgspec.json.Encoder().encode
 
 
-class MailboxLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    task_bytes_max: int = 1024 * 1024
-    result_bytes_max: int = 3 * 1024 * 1024
-    """The first of a batch stands twice in an answer, and the answer must fit a frame of 8 MiB."""
-    update_bytes_max: int = 1024 * 1024
-    page_max: int = 1_000
-    wait_ms_max: int = 60_000
-    recipient_admission: bool = False
-    """Whether a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
-    depth_max: int = DEFAULT_DEPTH_MAX
-    """How deep in a chain of calls an agent's task may be."""
-
-
 class MailboxExchange:
-    def __init__(self, ledger: Ledger, operator: AgentId, limits: MailboxLimits, tracer: Tracer = OFF) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        operator: AgentId,
+        tracer: Tracer = OFF,
+        *,
+        recipient_admission: bool = False,
+        depth_max: int = DEPTH_MAX,
+    ) -> None:
+        """`recipient_admission`: a recipient must have granted `a2a.recv.<sender>` before anyone may send to it."""
         self._ledger = ledger
         self._operator = operator
-        self.limits = limits
+        self.limits = ledger.limits
+        self._recipient_admission = recipient_admission
+        self._depth_max = depth_max
         self._tracer = tracer
         self.leasing = True
         """False while the daemon stops: no new work is handed out, everything else goes on."""
@@ -137,14 +136,14 @@ class MailboxExchange:
         if parent is None or parent.tenant is None or parent.recipient.pubkey != task.sender.pubkey:
             return task
         depth, chain = parent.depth + 1, (*parent.chain, task.sender.pubkey)
-        check_chain(depth, chain, task.recipient, self.limits.depth_max)
+        check_chain(depth, chain, task.recipient, self._depth_max)
         moments = [moment for moment in (parent.deadline_ms, task.deadline_ms) if moment is not None]
         return msgspec.structs.replace(
             task, depth=depth, chain=chain, deadline_ms=min(moments) if moments else None, tenant=parent.tenant
         )
 
     def _admission(self, task: Task) -> Access | None:
-        if not self.limits.recipient_admission or task.sender.pubkey == task.recipient.pubkey:
+        if not self._recipient_admission or task.sender.pubkey == task.recipient.pubkey:
             return None
         return Access(
             caller=task.recipient,
@@ -181,7 +180,7 @@ class MailboxExchange:
         request_id: str | None = None,
     ) -> Leased:
         """Lease the next tasks: one's own, or (the operator) those of all recipients in turn."""
-        self._check_page(count, self._ledger.limits.batch_max, "max")
+        self._check_page(count, self.limits.batch_max, "max")
         check_request_id(request_id)
         if not self.leasing:
             raise Unavailable("stopping", "the daemon is stopping; ask again", retry_after_ms=1_000)
@@ -290,7 +289,7 @@ class MailboxExchange:
         task_id: TaskId | None = None,
     ) -> Drained:
         """Take the oldest results: one's own, or (the operator) of all; or the result of one task."""
-        self._check_page(count, self._ledger.limits.batch_max, "max")
+        self._check_page(count, self.limits.batch_max, "max")
         check_request_id(request_id)
         if everyone:
             await require_operator(self._ledger, principal, "scope=all")

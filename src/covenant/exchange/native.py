@@ -59,7 +59,7 @@ class NativeRuns:
         return await self.follow(caller, await self.task(caller, run, key, hop=hop))
 
     async def follow(self, caller: Caller, task: Task) -> TaskStream:
-        await self._a2a.writer.submit(task, bytes_max=self._a2a.limits.message_bytes_max)
+        await self._a2a.writer.submit(task, bytes_max=self._a2a.settings.message_bytes_max)
         return await self._lookup.follow(caller, task.id, 0)
 
     async def task(
@@ -80,7 +80,7 @@ class NativeRuns:
             about[INLINE] = msgspec.to_builtins(inline_agent(run.definition))
         agent = self.agent(caller, agent_id)
         recipient, sender = self._catalogue.identity(agent.tenant, agent.id), self._catalogue.client(agent.tenant)
-        check_hop(hop, recipient, self._a2a.limits.depth_max)
+        check_hop(hop, recipient, self._a2a.depth_max)
         message = Message(message_id="m", parts=run.parts)
         check_message(message, agent, agent.definition.extensions)
         said, task_id = read_idempotency(SendMessage(message=message), key), TaskId(self._new_id())

@@ -28,11 +28,10 @@ from covenant.model.errors import Invalid, NotFound, OverLimit
 from covenant.model.ids import TaskId
 from covenant.model.mcp_servers import Tool, tools_for
 from covenant.model.rate_limits import MINUTE_MS, SlidingWindow
-from covenant.model.task import DEFAULT_DEPTH_MAX, SIMPLE, Hop, Task, check_chain
+from covenant.model.task import SIMPLE, Hop, Task, check_chain
 from covenant.model.task_view import TaskView, TaskViewBuilder
 
 TIMEOUT_MS: Final = 300_000
-RATE_PER_MIN: Final = 5
 KEPT_MAX: Final = 1_000
 PRUNED: Final = 100
 SHELVES_MAX: Final = 256
@@ -55,10 +54,8 @@ class SimpleSend(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class SimpleLimits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    rate_per_min: int = RATE_PER_MIN
+    rate_per_min: int = 0
     """Sends by one credential in any minute; 0: no limit."""
-    depth_max: int = DEFAULT_DEPTH_MAX
-    """How many hands a task may have gone through. A caller that says more is part of a circle."""
     kept_max: int = KEPT_MAX
     pruned: int = PRUNED
 
@@ -90,12 +87,12 @@ class SimpleExchange:
         """The task as it was accepted: at work already, if its agent is free."""
         hop = sent.hop or Hop()
         depth = max(sent.depth, hop.depth)
-        if depth > self._limits.depth_max:
+        if depth > self._a2a.depth_max:
             # Before the rate: a circle that is cut must not cost its caller what it may still ask.
             raise Invalid("depth_exceeded", TOO_DEEP)
         tenant = caller.tenant.name
         agent, ignored = self._choose(tenant, sent.skill)
-        check_chain(depth, hop.chain, self._catalogue.identity(tenant, agent.id), self._limits.depth_max)
+        check_chain(depth, hop.chain, self._catalogue.identity(tenant, agent.id), self._a2a.depth_max)
         wait_ms = self._window.take(caller.token_sha256, self._ledger.clock.monotonic_ms())
         if wait_ms is not None:
             raise OverLimit(RATE, MESSAGE, retry_after_ms=wait_ms)
@@ -103,7 +100,7 @@ class SimpleExchange:
         message = Message(message_id=task.id, parts=(Text(sent.message),))
         check_message(message, agent, ())
         with self._ledger.watch(task.id) as watch:
-            await self._a2a.writer.submit(task, bytes_max=self._a2a.limits.message_bytes_max, minted=True)
+            await self._a2a.writer.submit(task, bytes_max=self._a2a.settings.message_bytes_max, minted=True)
             builder = TaskViewBuilder()
             builder.catch_up(await watch.next(WATCH_S))
         shelf = await self._shelf(tenant)

@@ -28,12 +28,12 @@ from covenant.ledger.machine.events import (
     PushPut,
     TenantPut,
 )
-from covenant.ledger.machine.view import Limits
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.clock_steps import Ages
 from covenant.model.grant import GENESIS, AuditHead, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey, TaskId
 from covenant.model.push import Push, tenant_of
+from covenant.model.settings import Limits
 from covenant.model.tenants import Tenant
 
 LINGER_MS: Final = 600_000

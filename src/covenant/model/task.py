@@ -47,9 +47,6 @@ class Hop(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
         )
 
 
-DEFAULT_DEPTH_MAX: Final = 3
-
-
 def check_chain(depth: int, chain: Sequence[str], callee: AgentId, depth_max: int) -> None:
     if callee.pubkey in chain:
         above = len(chain) - chain.index(callee.pubkey)

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final, Self
 
 from covenant.outbound.call_errors import ALLOW_SETTING, AddressRefused, not_callable
@@ -33,6 +33,7 @@ from covenant.outbound.urls import (
     SpecialUse,
     host_text,
     read_authority,
+    read_entry,
     read_url,
     special_use,
 )
@@ -67,22 +68,6 @@ CLOSED_PORTS: Final = frozenset(
         11211,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedEntry:
-    """One entry. `port` is None for every open port."""
-
-    what: str | Network
-    port: int | None = None
-
-
-def read_entry(text: str) -> AllowedEntry:
-    """Raises ValueError if it is no name, address or network."""
-    if "/" in text or (text.count(":") > 1 and not text.startswith("[")):
-        return AllowedEntry(ip_network(text))
-    host, port = read_authority(text)
-    return AllowedEntry(ip_network(host) if isinstance(host, IPv4Address | IPv6Address) else host, port)
 
 
 def port_is_open(port: int) -> bool:
@@ -147,7 +132,6 @@ Resolver = Callable[[str], Awaitable[Sequence[Address]]]
 
 THREADS_MAX: Final = 16
 """Look-ups that the system does at once. More of them wait, and are given up by whoever asked when their time is up."""
-DNS_PORT: Final = 53
 
 _NO_SUCH_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 

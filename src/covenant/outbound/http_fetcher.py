@@ -26,6 +26,7 @@ from urllib.parse import urljoin
 from covenant.model.errors import Invalid
 from covenant.outbound.address_guard import AddressGuard
 from covenant.outbound.call_errors import CallFailed, too_large
+from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.outbound.urls import InvalidUrl, Location, has_forbidden, read_url
 
 if TYPE_CHECKING:
@@ -52,19 +53,6 @@ OURS: Final = frozenset(
 )
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?)?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchLimits:
-    body_bytes_max: int = 4 * MIB
-    total_ms: int = 30_000
-    """For all of a fetch, redirects included; for a stream, until its first byte may be read."""
-    connect_ms: int = 5_000
-    """For a place among the connections, and again for the look-up and the connection."""
-    idle_ms: int = 15_000
-    """For each pause of the other side."""
-    redirects_max: int = 3
-    connections_max: int = 1_000
 
 
 class TlsTrust:
@@ -125,7 +113,7 @@ class Fetcher:
     def __init__(
         self,
         guard: AddressGuard,
-        limits: FetchLimits,
+        limits: OutboundSettings,
         *,
         user_agent: str = "covenant",
         trust: TlsTrust | None = None,

@@ -26,6 +26,7 @@ from covenant.model.errors import Invalid, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.push import FAILURE_LENGTH_MAX, Push, PushMove, move_of
 from covenant.model.rate_limits import Backoff
+from covenant.model.settings import PushSettings
 from covenant.model.task import Task
 from covenant.model.task_event import Began, Ended, Step
 from covenant.outbound.call_errors import AddressRefused, CallFailed, retry_after
@@ -138,17 +139,6 @@ Key = tuple[TaskId, str]
 replace = msgspec.structs.replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushLimits:
-    attempts_max: int = 8
-    pause_ms: int = 3_000
-    """After the first failure; three times as long after each that follows: eight tries take about an hour."""
-    pause_ms_max: int = 3_600_000
-    """Also for what a receiver asks for."""
-    at_once_max: int = 32
-    at_once_per_host_max: int = 4
-
-
 @dataclass(slots=True)
 class _Delivery:
     """A delivery with a place. `again`: there may be more than it has read."""
@@ -167,7 +157,7 @@ class PushSender:
         self,
         ledger: Ledger,
         webhooks: WebhookClient,
-        limits: PushLimits,
+        limits: PushSettings,
         *,
         chance: Callable[[], float],
         tally: Callable[[str], None] = lambda _: None,

@@ -20,6 +20,8 @@ from covenant.model.errors import CovenantError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
+DNS_PORT: Final = 53
+
 
 class SpecialUse(NamedTuple):
     """What an address is for, and whether allowing a name is enough to call it there.
@@ -229,3 +231,19 @@ def _to_ascii(text: str) -> str:
         return idna.encode(text, uts46=True, std3_rules=True).decode("ascii")
     except idna.IDNAError:
         raise InvalidUrl("its host is not a name that international domain names allow") from None
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedEntry:
+    """One entry. `port` is None for every open port."""
+
+    what: str | Network
+    port: int | None = None
+
+
+def read_entry(text: str) -> AllowedEntry:
+    """Raises ValueError if it is no name, address or network."""
+    if "/" in text or (text.count(":") > 1 and not text.startswith("[")):
+        return AllowedEntry(ip_network(text))
+    host, port = read_authority(text)
+    return AllowedEntry(ip_network(host) if isinstance(host, IPv4Address | IPv6Address) else host, port)

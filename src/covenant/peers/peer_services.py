@@ -55,7 +55,7 @@ from covenant.peers.provider.provider_service import Provider
 from covenant.peers.requester.requester_service import Requester
 from covenant.peers.transport.inbox import Inbox
 from covenant.peers.transport.outbox_sender import OutboxSender
-from covenant.peers.transport.peer_client import PeerCallFailed
+from covenant.peers.transport.peer_http import PeerCallFailed
 
 AT_ONCE_MAX: Final = 8
 FIRST_MS: Final = 1_000

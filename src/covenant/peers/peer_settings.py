@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from covenant.model.settings_field import Kind, choice, line, peer_places, setting, several, switch, whole, words
-from covenant.outbound.address_guard import DNS_PORT
-from covenant.outbound.urls import InvalidUrl, read_address, read_host, read_url
+from covenant.outbound.outbound_settings import name_servers
+from covenant.outbound.urls import InvalidUrl, read_host, read_url
 
 if TYPE_CHECKING:
     from covenant.ledger.contract.ledger import Ledger
     from covenant.model.ids import AgentId
     from covenant.model.peers.delegation import DelegationKey
     from covenant.peers.directory.instance_keys import InstanceKeys
-    from covenant.peers.transport.peer_client import PeerConnections
+    from covenant.peers.transport.peer_http import PeerConnections
 
 HOUR_MS: Final = 3_600_000
 
@@ -34,10 +34,6 @@ interfaces: Final = Kind(
 )
 domains: Final = Kind(
     several(_is_domain, 10), "at most 10 domains, none under local, separated by commas (a list in the file)"
-)
-name_servers: Final = Kind(
-    several(lambda text: bool(read_address(text, DNS_PORT))),
-    "addresses such as 192.0.2.1, 192.0.2.1:5353 or 2001:db8::1, separated by commas (a list in the file)",
 )
 
 Redaction = Literal["redact", "block", "warn", "off"]

@@ -18,7 +18,7 @@ from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import DelegationLimits, Delegations, OrphanCanceller
+from covenant.exchange.delegation import Delegations, OrphanCanceller
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.machine.commands import Accept, Repair
@@ -26,6 +26,7 @@ from covenant.model.content import Json, Text
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import TaskId
 from covenant.model.retry_policy import Posture, Requeue
+from covenant.model.settings import DelegationSettings
 from covenant.model.task import DELEGATION, Task, fingerprint
 from covenant.model.task_view import Artifact, TaskState, TaskView
 from covenant.seal.keys import new_private_key
@@ -86,7 +87,7 @@ async def open_agents(ledger: EmbeddedLedger, **limits: Any) -> AsyncIterator[Ca
 
     def delegations(pool: WorkerPool) -> Delegations:
         return Delegations(
-            ledger, catalogue, pool, DelegationLimits(**limits), registered=lambda _, name: known.get(name)
+            ledger, catalogue, pool, DelegationSettings(**limits), registered=lambda _, name: known.get(name)
         )
 
     workers = WorkerPool(ledger, stop_s=0.2, delegations=delegations)

@@ -28,13 +28,14 @@ from covenant.doors.a2a.operations import A2AServices, PushService
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
-from covenant.exchange.a2a_service import A2AExchange, A2ALimits
+from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.tenants import TenantLimiter
 from covenant.exchange.cards import CardFeatures, Cards
 from covenant.exchange.push import PushConfigs as KeptPushes
 from covenant.exchange.push import check_config
 from covenant.ledger.clock import Uuids
-from covenant.model.tenants import DEFAULT, TenantLimits
+from covenant.model.settings import A2aSettings, TenantSettings
+from covenant.model.tenants import DEFAULT
 from covenant.wire.a2a.card_codec import encode_card
 from tests.doors.a2a.stage import Stage, stage
 from tests.waits import BOUND_S
@@ -158,7 +159,7 @@ async def grpc_stage(
     home: Path,
     *agents: Agent,
     publishing: PublishedAgent | None = None,
-    limits: TenantLimits | None = None,
+    limits: TenantSettings | None = None,
     push: bool = False,
     pushes: PushService | None = None,
     message_bytes_max: int = 1 << 20,
@@ -166,7 +167,7 @@ async def grpc_stage(
 ) -> AsyncIterator[GrpcStage]:
     publishing = publishing or PublishedAgent()
     async with stage(home, *agents) as http:
-        conversations = A2AExchange(http.ledger, http.catalogue, http.workers, Uuids(), A2ALimits())
+        conversations = A2AExchange(http.ledger, http.catalogue, http.workers, Uuids(), A2aSettings())
         tenants = GrpcTenants(http.tenancy, TenantLimiter(now_ms, limits))
         pool = AnonymousPool(bytes_max=64 * 2**20, body_ms=20_000)
         gate = Admission(tenants, http.catalogue, Meter(), BaseUrl().of, publishing.admits, pool)

@@ -32,7 +32,7 @@ from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.http.host_names import BaseUrl
 from covenant.doors.http.request_body import AnonymousPool
 from covenant.doors.metrics import Meter
-from covenant.exchange.a2a_service import A2AExchange, A2ALimits
+from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
@@ -44,6 +44,7 @@ from covenant.ledger.clock import Uuids
 from covenant.ledger.embedded.engine import EmbeddedLedger
 from covenant.ledger.embedded.open import open_ledger
 from covenant.model.agent_definition import AgentDefinition
+from covenant.model.settings import A2aSettings
 from covenant.model.tenants import DEFAULT
 from covenant.model.tracing import OFF, Tracer
 from covenant.seal.cards import CardSigner
@@ -156,7 +157,7 @@ class Scenery:
 
 @asynccontextmanager
 async def stage(
-    home: Path, *agents: Agent, limits: A2ALimits | None = None, scenery: Scenery | None = None
+    home: Path, *agents: Agent, limits: A2aSettings | None = None, scenery: Scenery | None = None
 ) -> AsyncIterator[Stage]:
     scenery = scenery or Scenery()
     ledger = await open_ledger(home, clock=now_ms)
@@ -191,7 +192,7 @@ async def stage(
         catalogue,
         workers,
         Uuids(),
-        limits or A2ALimits(),
+        limits or A2aSettings(),
         check_push=check,
         tracer=scenery.tracer,
     )

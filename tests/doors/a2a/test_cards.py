@@ -33,9 +33,9 @@ from covenant.exchange.access.tenants import Caller, TenantAccess, TenantLimiter
 from covenant.exchange.cards import CardFeatures, Cards
 from covenant.exchange.catalogue import Catalogue
 from covenant.ledger.embedded.open import open_ledger
-from covenant.ledger.machine.view import Limits
 from covenant.model.agent_definition import read_agent_definition
 from covenant.model.mcp_servers import Tool
+from covenant.model.settings import Limits
 from covenant.model.tenants import TenantLimits
 from covenant.seal.cards import CardSigner
 from covenant.seal.keys import new_private_key, new_token, token_hash

@@ -16,6 +16,7 @@ from covenant.doors.a2a.cards import PublishedAgent
 from covenant.doors.a2a.grpc import SERVICE, peer_of
 from covenant.doors.a2a.operations import OPERATIONS
 from covenant.ledger.machine.identity_commands import ChangeTenant
+from covenant.model.settings import TenantSettings
 from covenant.model.tenants import DEFAULT, TenantLimits
 from tests.doors.a2a.grpc_stage import GrpcStage, asks, grpc_stage, in_session, kind_of, told_by
 from tests.ledger_contract.samples import OPERATOR
@@ -410,7 +411,7 @@ async def test_strangers_may_use_an_open_agent_and_no_other(tmp_path: Path) -> N
 
 
 async def test_a_tenant_over_its_rate_hears_when_to_come_back(tmp_path: Path) -> None:
-    async with grpc_stage(tmp_path, echo(), limits=TenantLimits(rate_per_min=2)) as s:
+    async with grpc_stage(tmp_path, echo(), limits=TenantSettings(rate_per_min=2)) as s:
         for _ in range(2):
             await s.call("ListTasks", pb.ListTasksRequest(tenant="echo"))
         told = await s.refused("ListTasks", pb.ListTasksRequest(tenant="echo"))
@@ -437,10 +438,10 @@ async def test_a_tenant_with_all_that_may_wait_is_refused_more(tmp_path: Path, l
 
 @pytest.mark.parametrize(
     ("limits", "code"),
-    [(TenantLimits(streams=1), "stream_limit"), (TenantLimits(connections=1), "concurrent_request_limit")],
+    [(TenantSettings(streams=1), "stream_limit"), (TenantSettings(connections=1), "concurrent_request_limit")],
 )
 async def test_a_stream_takes_a_place_until_it_ends_or_its_caller_leaves(
-    tmp_path: Path, limits: TenantLimits, code: str
+    tmp_path: Path, limits: TenantSettings, code: str
 ) -> None:
     slow = Slow()
     async with grpc_stage(tmp_path, slow.agent, limits=limits) as s:
@@ -448,7 +449,7 @@ async def test_a_stream_takes_a_place_until_it_ends_or_its_caller_leaves(
         first = await stream.read()
         told = await s.refused("SubscribeToTask", pb.SubscribeToTaskRequest(tenant="slow", id=first.task.id))
         assert (told.code, told.machine_code, told.retry_s) == ("RESOURCE_EXHAUSTED", code, 1.0)
-        if limits.streams:
+        if limits.streams == 1:
             assert (await s.call("ListTasks", pb.ListTasksRequest(tenant="slow"))).total_size == 1
         stream.cancel()
         slow.go.set()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from covenant.model.settings import TenantSettings
 from covenant.model.tenants import TenantLimits
 from tests.doors.clients import Http, Reply
 from tests.doors.world import World, open_world
@@ -198,7 +199,7 @@ async def test_over_its_rate_a_tenant_is_told_when_to_come_back(world: World) ->
 
 
 async def test_the_settings_limit_those_who_have_no_limits_of_their_own(short_path: Path) -> None:
-    async with open_world(short_path, tenant_limits=TenantLimits(rate_per_min=1)) as world:
+    async with open_world(short_path, tenant_limits=TenantSettings(rate_per_min=1)) as world:
         acme = await world.tenant("acme")
         await acme.get(AGENTS)
         check_refused(await acme.ask("GET", AGENTS), 429, "rate_limit")

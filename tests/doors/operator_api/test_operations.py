@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from covenant.doors.operator_api import OPERATIONS
-from covenant.exchange.mailbox import MailboxLimits
 from covenant.ledger.machine.commands import MovePushes, PutPush
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.push import move_of
+from covenant.model.settings import Limits
 from tests.doors.speakers import HttpSpeaker, IpcSpeaker, Speaker
 from tests.doors.world import Actor, World, new_task, now_ms, open_world
 
@@ -423,7 +423,7 @@ async def test_answers_are_spelled_the_old_way_if_so_set(short_path: Path) -> No
 
 
 async def test_a_page_ends_where_a_frame_would(short_path: Path) -> None:
-    async with open_world(short_path, limits=MailboxLimits(task_bytes_max=8 * 1024 * 1024)) as world:
+    async with open_world(short_path, limits=Limits(task_bytes_max=8 * 1024 * 1024)) as world:
         alice, bob = await world.pair()
         for _ in range(3):
             await alice.http.post("/a2a/tasks", new_task(bob, "x" * 3_000_000))

@@ -19,11 +19,10 @@ from covenant.agents.api import Agent
 from covenant.agents.process_agent import ProcessAgent
 from covenant.agents.runtime.worker_pool import WorkerPool
 from covenant.daemon.keystore import admit_operator
-from covenant.daemon.settings import A2aSettings
 from covenant.daemon.wiring.doors import tenant_routes
 from covenant.doors.http.bearer_auth import TenantGate
 from covenant.doors.metrics import Meter
-from covenant.exchange.a2a_service import A2AExchange, A2ALimits
+from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import IdentityAuth, Principal
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
@@ -36,6 +35,7 @@ from covenant.ledger.machine.commands import Sweep, Swept
 from covenant.model.agent_definition import AgentDefinition
 from covenant.model.ids import TaskId
 from covenant.model.mcp_servers import Tool
+from covenant.model.settings import A2aSettings
 from covenant.model.tenants import DEFAULT
 from covenant.seal.keys import new_private_key, new_token
 from tests.ledger_contract.fake_clock import FakeClock
@@ -153,7 +153,7 @@ async def stage(
     catalogue, tenancy = Catalogue(ledger, KEY), TenantAccess(ledger, operator, doorkeeper)
     workers = WorkerPool(ledger, delegations=lambda pool: Delegations(ledger, catalogue, pool))
     await tenancy.open()
-    conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2ALimits())
+    conversations = A2AExchange(ledger, catalogue, workers, Uuids(), A2aSettings())
     gate, a2a = TenantGate(tenancy, TenantLimiter(clock)), settings or A2aSettings(inbound_rate_per_min=0)
     router = Router(tenant_routes(a2a, ledger, catalogue, conversations, gate, meter=Meter(), tools=tools))
     config = uvicorn.Config(router, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from covenant.daemon.settings import A2aSettings
 from covenant.model.agent_definition import AgentDefinition, Skill
+from covenant.model.settings import A2aSettings
 from covenant.model.task_event import Began
 from tests.doors.simple.stage import TOKEN, echo, stage, text_of
 

@@ -5,6 +5,7 @@ import pytest
 
 from covenant.exchange.access.tenants import Caller, TenantLimiter
 from covenant.model.errors import OverLimit
+from covenant.model.settings import TenantSettings
 from covenant.model.tenants import Tenant, TenantLimits
 from tests.ledger_contract.fake_clock import FakeClock
 
@@ -83,7 +84,7 @@ def test_a_clock_that_is_set_back_costs_nothing_and_gives_nothing() -> None:
 
 
 def test_tenants_do_not_use_up_each_others_limits() -> None:
-    limiter = TenantLimiter(FakeClock(), TenantLimits(connections=1, streams=1, rate_per_min=1))
+    limiter = TenantLimiter(FakeClock(), TenantSettings(connections=1, streams=1, rate_per_min=1))
     assert admitted(limiter, caller("a"), 2) == admitted(limiter, caller("b"), 2) == 1
     with limiter.connected(caller("a")), limiter.connected(caller("b")):
         pass
@@ -92,7 +93,7 @@ def test_tenants_do_not_use_up_each_others_limits() -> None:
 
 
 def test_callers_without_a_token_do_not_use_up_the_places_of_those_with_one() -> None:
-    limiter = TenantLimiter(FakeClock(), TenantLimits(connections=1, streams=1))
+    limiter = TenantLimiter(FakeClock(), TenantSettings(connections=1, streams=1))
     owner = caller("default")
     stranger = msgspec.structs.replace(owner, token_sha256="", name="anonymous@default")
     with limiter.connected(stranger), limiter.streaming(stranger):
@@ -127,7 +128,7 @@ def test_streams_and_connections_are_counted_apart() -> None:
 
 
 def test_own_limits_come_before_the_settings() -> None:
-    limiter = TenantLimiter(FakeClock(), TenantLimits(connections=1, rate_per_min=10, burst=3))
+    limiter = TenantLimiter(FakeClock(), TenantSettings(connections=1, rate_per_min=10, burst=3))
     assert admitted(limiter, caller("a"), 100) == 3
     assert admitted(limiter, caller("b", burst=5), 100) == 5
     assert admitted(limiter, caller("c", rate_per_min=20), 100) == 20

@@ -2,7 +2,7 @@
 
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.events import decode_events
-from covenant.ledger.machine.view import Limits
+from covenant.model.settings import Limits
 from covenant.model.tenants import TenantLimits
 
 BEFORE = b"""[{"type":"tenant_put","tenant":{"name":"acme","token_sha256":"a","token_prefix":"b","created_at_ms":1,

@@ -11,11 +11,11 @@ from covenant.ledger.contract.ledger import Ledger
 from covenant.ledger.embedded.journal import snapshot
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.events import TokenRevoked
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
 from covenant.model.ids import AgentId, PublicKey
 from covenant.model.peers.delegation import DelegationRole
 from covenant.model.peers.instance import InstanceId
+from covenant.model.settings import Limits
 from tests.ledger.machine.peer_commands import add, heard, held, id_of, offered, offering, peer_commands
 from tests.ledger.machine.pure import Pure
 from tests.ledger_contract.embedded_engine import EmbeddedEngine

@@ -5,9 +5,10 @@ import msgspec
 from covenant.ledger.embedded.queues import FifoQueues, ResultCache
 from covenant.ledger.machine.events import CacheDropped
 from covenant.ledger.machine.states import State
-from covenant.ledger.machine.view import Cached, Limits
+from covenant.ledger.machine.view import Cached
 from covenant.model.clock_steps import STEADY
 from covenant.model.ids import TaskId
+from covenant.model.settings import Limits
 from covenant.model.task import CacheKey
 from tests.ledger_contract.samples import ok, task_id
 

@@ -8,8 +8,9 @@ from covenant.ledger.machine.commands import Accept, Command, LeasedTask, Take
 from covenant.ledger.machine.decisions import decide
 from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.events import AnyEvent
-from covenant.ledger.machine.view import Limits, View
+from covenant.ledger.machine.view import View
 from covenant.model.ids import AgentId
+from covenant.model.settings import Limits
 from covenant.model.task import Task, fingerprint
 from tests.ledger_contract.fake_clock import START_MS
 from tests.ledger_contract.samples import BOB

@@ -16,7 +16,7 @@ from covenant.ledger.machine import identity_commands as t
 from covenant.ledger.machine.decisions import _DECISIONS
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskEvent
-from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered, View
+from covenant.ledger.machine.view import Account, Archived, Cached, Remembered, View
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent
 from covenant.model.clock_steps import Ages
@@ -27,6 +27,7 @@ from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMes
 from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push, PushMove
 from covenant.model.retry_policy import ForceError, Posture, Requeue, RetryPolicy
+from covenant.model.settings import Limits
 from covenant.model.task import DELEGATION, CacheKey, Task, account_of, fingerprint
 from covenant.model.task_event import MessageUpdate, StatusUpdate
 from covenant.model.tenants import Tenant, TenantLimits

@@ -19,10 +19,10 @@ from covenant.ledger.machine.peer_commands import (
     SendToPeer,
     SucceedPeer,
 )
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Refusal
 from covenant.model.peers.delegation import DelegationRole, DelegationState, OutboxMessage, PeerLimits
 from covenant.model.peers.instance import Trust
+from covenant.model.settings import Limits
 from tests.ledger.machine.peer_commands import (
     CHALLENGE,
     OTHER_CHALLENGE,

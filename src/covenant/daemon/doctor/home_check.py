@@ -36,8 +36,8 @@ from covenant.daemon.wiring.core import mcp_servers
 from covenant.ledger.embedded.disk import MIB, free_bytes
 from covenant.ledger.embedded.journal.recovery import lock_home
 from covenant.ledger.embedded.journal.segments import list_segments
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import CovenantError, HomeLocked, Invalid, SettingsError
+from covenant.model.settings import Limits
 from covenant.outbound.remote.remote_registry import RemoteRegistry
 
 SOCKET_PATH_BYTES_MAX: Final = 107

@@ -30,9 +30,9 @@ from covenant.ledger.embedded.journal.record import Record
 from covenant.ledger.embedded.journal.recovery import JournalReport, examine_journal
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.events import TaskFollowed, TaskSent, decode_events
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Damaged, SettingsError
 from covenant.model.ids import TaskId
+from covenant.model.settings import Limits
 from covenant.seal.signed_documents import verify_grant
 
 PAGES_CHECKED_S: Final = 30.0

@@ -18,6 +18,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +35,7 @@ from covenant.ledger.embedded.journal.segments import Segment, create_segment, l
 from covenant.ledger.embedded.open import SEEN
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.events import AnyEvent, TaskEvent
-from covenant.ledger.machine.view import Limits
+from covenant.model.settings import Limits
 
 BACKUP: Final = "put it back from a backup"
 
@@ -216,7 +217,7 @@ def _link(path: Path, target: Path) -> None:
 def _fold(folder: Path, archived_seq: int, limits: Limits) -> _Folded:
     """Read the journal once, event by event, and note what cannot be kept."""
     # The archive is written anew from these states, so they keep every body, however large.
-    limits = msgspec.structs.replace(limits, body_bytes_on_disk=sys.maxsize)
+    limits = replace(limits, body_bytes_on_disk=sys.maxsize)
     before, after = LedgerState(limits), LedgerState(limits)
     newest = snapshot.newest(folder)
     snapshot_seq = 0

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -20,19 +21,20 @@ from covenant.agents.model.toolbox import ToolServices
 from covenant.agents.model.web_fetch import WebPages
 from covenant.agents.peer_agent import PeerAgent, PeerRequester
 from covenant.agents.process_agent import ProcessAgent
-from covenant.agents.runtime.job import JobLimits, RunnableAgent
+from covenant.agents.router import IndexAgent, NoModelAgent
+from covenant.agents.runtime.job import Job, JobLimits, RunnableAgent
 from covenant.agents.runtime.worker_pool import RunningJobs, WorkerPool
 from covenant.daemon.agent_files import AgentFiles
-from covenant.daemon.environment import now_ms, program_environment
-from covenant.daemon.logs import Log
+from covenant.daemon.environment import environment, now_ms, program_environment
 from covenant.daemon.schedulers import Scheduler
+from covenant.daemon.settings import ModelSettings
+from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.core import Base, card_features, mcp_servers
-from covenant.daemon.wiring.model_registry import ModelAgents, Models, can_work
 from covenant.daemon.wiring.remote_agents import Elsewhere
-from covenant.exchange.a2a_service import A2AExchange, A2ALimits
+from covenant.exchange.a2a_service import A2AExchange
 from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.delegation import DelegationLimits, Delegations, OrphanCanceller
+from covenant.exchange.delegation import Delegations, OrphanCanceller
 from covenant.exchange.push import check_config
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.identities import IdentityLedger
@@ -43,6 +45,10 @@ from covenant.model.task import ELSEWHERE, PEERS, Target
 from covenant.model.tenants import DEFAULT
 from covenant.outbound.urls import read_url
 from covenant.peers.requester.requester_service import Requester
+
+if TYPE_CHECKING:
+    from pydantic_ai.models import Model
+
 
 INTERVAL_S: Final = 1.0
 _CALLED_BY_ADDRESS: Final = AgentDefinition(id=ELSEWHERE, kind="remote")
@@ -266,21 +272,14 @@ async def open_agents(
 def _make_workers(base: Base, remotes: Elsewhere, requester: Requester | None, jobs: RunningJobs) -> WorkerPool:
     ledger, tracer = base.storage.ledger, base.telemetry.tracer
     a2a, delegation = base.settings.a2a, base.settings.delegation
-    limits = DelegationLimits(
-        calls_max=delegation.calls_max,
-        agents_max=delegation.agents_max,
-        cooldown_ms=delegation.cooldown_ms,
-        children_max=delegation.children_max,
-        depth_max=delegation.depth_max,
-        message_bytes_max=a2a.message_bytes_max,
-    )
 
     def delegations(workers: WorkerPool) -> Delegations:
         return Delegations(
             ledger,
             base.access.catalogue,
             workers,
-            limits,
+            delegation,
+            message_bytes_max=a2a.message_bytes_max,
             registered=remotes.registered,
             peers=requester.callee if requester is not None else lambda _tenant, _name: None,
             tracer=tracer,
@@ -299,17 +298,13 @@ def _make_workers(base: Base, remotes: Elsewhere, requester: Requester | None, j
 
 def _make_exchange(base: Base, workers: WorkerPool) -> A2AExchange:
     a2a = base.settings.a2a
-    limits = A2ALimits(
-        message_bytes_max=a2a.message_bytes_max,
-        blocking_ms_max=a2a.blocking_ms_max,
-        depth_max=base.settings.delegation.depth_max,
-    )
     return A2AExchange(
         base.storage.ledger,
         base.access.catalogue,
         workers,
         Uuids(),
-        limits,
+        a2a,
+        depth_max=base.settings.delegation.depth_max,
         check_push=check_push if a2a.push_notifications else None,
         tracer=base.telemetry.tracer,
     )
@@ -322,3 +317,126 @@ def check_push(config: PushConfig) -> None:
 
 def _check_url(text: str) -> None:
     read_url(text)
+
+
+LIBRARY: Final = "pydantic_ai"
+
+
+class Models:
+    """By `provider:name`. `trouble` says why there is none."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._settings = settings
+        self._made: dict[str, Model] = {}
+        self.trouble = ""
+        self.default = self._open(settings.name) if settings.name else None
+
+    def of(self, definition: AgentDefinition) -> Model | None:
+        """The daemon's, unless the definition names another one that the operator allows."""
+        return (self.named(definition.model) if definition.model else None) or self.default
+
+    def named(self, name: str) -> Model | None:
+        """This one, if the operator allows it and it can be used."""
+        name = name.replace("/", ":", 1)
+        if self.default is None or name == self._settings.name:
+            return self.default
+        if name not in self._settings.others:
+            return None
+        if name not in self._made:
+            other = self._open(name)
+            if other is None:
+                return None
+            self._made[name] = other
+        return self._made[name]
+
+    async def close(self) -> None:
+        """Close the connections that models hold open: they do so when they are left."""
+        for model in filter(None, (self.default, *self._made.values())):
+            async with model:
+                pass
+
+    def _open(self, name: str) -> Model | None:
+        if find_spec(LIBRARY) is None:
+            self.trouble = 'the extra is not installed: pip install "covenant[model]"'
+            return None
+        try:
+            return self._infer(name)
+        except Exception as error:  # noqa: BLE001  (whatever a provider raises when a key or a package is missing)
+            self.trouble = f"the model {name} cannot be used: {error}"
+            return None
+
+    def _infer(self, name: str) -> Model:
+        from pydantic_ai.models import infer_model  # noqa: PLC0415  (see the module's contract)
+
+        if not self._settings.base_url or _provider(name) != _provider(self._settings.name):
+            return infer_model(name)
+        from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415
+        from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415
+
+        variable = self._settings.api_key_env
+        key = environment().get(variable) if variable else None
+        provider = OpenAIProvider(base_url=self._settings.base_url, api_key=key or "none")
+        return OpenAIChatModel(name.partition(":")[2] or name, provider=provider)
+
+
+def _provider(name: str) -> str:
+    """`base_url`, and the key for it, are one provider's: that of the daemon's own model."""
+    return name.partition(":")[0]
+
+
+class ModelAgents:
+    """Makes the bodies of the agents of kind `model`."""
+
+    def __init__(self, settings: ModelSettings, models: Models, services: ToolServices) -> None:
+        self._settings = settings
+        self._models = models
+        self._services = services
+        self._index = IndexAgent(self, services.directory)
+
+    def repeatable(self, definition: AgentDefinition) -> bool:
+        """Whether what was cut short may be begun again by itself, whatever the definition says."""
+        return definition.id == INDEX and self._index.repeatable
+
+    def body(self, definition: AgentDefinition) -> RunnableAgent:
+        if definition.id == INDEX:
+            return self._index
+        return self.model(definition) or NoModelAgent()
+
+    def model(self, definition: AgentDefinition, *, remembers: bool = True) -> RunnableAgent | None:
+        model = self._models.of(definition)
+        if model is None:
+            return None
+        from covenant.agents.model.model_agent import ModelAdvisor, ModelAgent  # noqa: PLC0415  (needs an extra)
+
+        request_s, advisor, adviser = self._settings.request_ms / 1000, definition.advisor, None
+        if advisor is not None and advisor.mode != "off":
+            second = self._models.named(advisor.model)
+            if second is not None:
+                adviser = ModelAdvisor(second, advisor, request_s=request_s)
+            elif advisor.mode == "gate":
+                return Unguarded(advisor.model)
+        return ModelAgent(
+            model,
+            definition,
+            self._services,
+            tokens_max=self._settings.task_tokens_max,
+            request_s=request_s,
+            remembers=remembers,
+            adviser=adviser,
+        )
+
+
+class Unguarded:
+    """In place of an agent whose answers an advisor is to let pass, where that advisor cannot be had."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    async def run(self, job: Job) -> None:
+        job.fail(f"the model of this agent's advisor, {self._model}, cannot be used: name it in model.others")
+
+
+def can_work(definition: AgentDefinition, models: Models) -> bool:
+    """Whether somebody does the work of this agent, as far as we can know."""
+    rules = definition.kind_rules
+    return models.default is not None if rules.needs_model else rules.routed

@@ -15,10 +15,9 @@ import msgspec
 from covenant.daemon.environment import environment
 from covenant.daemon.home import save_token
 from covenant.daemon.listeners import Listeners, open_listeners
-from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import RetryScheduler, Scheduler
 from covenant.daemon.settings import Settings
-from covenant.daemon.telemetry import Telemetry, open_telemetry
+from covenant.daemon.telemetry import Log, Telemetry, open_telemetry
 from covenant.daemon.wiring.remote_agents import Outbound, open_outbound
 from covenant.daemon.wiring.storage import SYSTEM_CLOCKS, Clocks, Storage, open_storage
 from covenant.doors.http.bearer_auth import TenantGate
@@ -27,12 +26,11 @@ from covenant.exchange.access.principals import IdentityAuth
 from covenant.exchange.access.tenants import TenantAccess, TenantLimiter
 from covenant.exchange.cards import CardFeatures
 from covenant.exchange.catalogue import Catalogue
-from covenant.exchange.mailbox import MailboxExchange, MailboxLimits
+from covenant.exchange.mailbox import MailboxExchange
 from covenant.model.agent_card import Provider
 from covenant.model.errors import Invalid, SettingsError
 from covenant.model.mcp_servers import McpServer, read_mcp_servers, tools_of
 from covenant.model.retry_policy import RetryPolicy
-from covenant.model.tenants import TenantLimits
 
 SERVERS_NAME: Final = "mcp_servers.json"
 
@@ -110,7 +108,13 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
     identity_auth, catalogue = IdentityAuth(ledger, operator.agent), Catalogue(ledger, storage.key)
     tenants = TenantAccess(ledger, operator.agent, identity_auth)
     await tenants.open()
-    mailbox = MailboxExchange(ledger, operator.agent, _mailbox_limits(settings), telemetry.tracer)
+    mailbox = MailboxExchange(
+        ledger,
+        operator.agent,
+        telemetry.tracer,
+        recipient_admission=settings.access.recipient_admission,
+        depth_max=settings.delegation.depth_max,
+    )
     retry = settings.retry
     policy = RetryPolicy(
         enabled=True,
@@ -130,21 +134,8 @@ async def open_access(settings: Settings, storage: Storage, telemetry: Telemetry
             partial(save_token, settings.home),
             seat=catalogue.seat,
         ),
-        gate=TenantGate(
-            tenants,
-            TenantLimiter(
-                ledger.clock.monotonic_ms, msgspec.convert(settings.tenants, TenantLimits, from_attributes=True)
-            ),
-        ),
+        gate=TenantGate(tenants, TenantLimiter(ledger.clock.monotonic_ms, settings.tenants)),
         catalogue=catalogue,
         mailbox=mailbox,
         schedulers=(scheduler,) if retry.scheduler else (),
-    )
-
-
-def _mailbox_limits(settings: Settings) -> MailboxLimits:
-    return msgspec.structs.replace(
-        msgspec.convert(settings.limits, MailboxLimits, from_attributes=True),
-        recipient_admission=settings.access.recipient_admission,
-        depth_max=settings.delegation.depth_max,
     )

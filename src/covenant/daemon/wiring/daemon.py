@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from covenant.agents.agent_loader import LoadedAgent
 from covenant.agents.runtime.worker_pool import RunningJobs
-from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import Scheduler
 from covenant.daemon.settings import Settings
+from covenant.daemon.telemetry import Log
 from covenant.daemon.wiring.agents import Agents, open_agents
 from covenant.daemon.wiring.core import Base, open_base
 from covenant.daemon.wiring.doors import Doors, make_doors

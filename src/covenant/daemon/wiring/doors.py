@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.routing import BaseRoute
 
 import covenant
 from covenant.daemon.home import SOCKET_NAME, read_token_file
 from covenant.daemon.listeners import Listeners, make_server
 from covenant.daemon.schedulers import Scheduler
-from covenant.daemon.settings import A2aSettings, HttpSettings, Settings
+from covenant.daemon.settings import HttpSettings, Settings
 from covenant.daemon.wiring.agents import Agents, check_push
 from covenant.daemon.wiring.core import Base
 from covenant.daemon.wiring.peers import Peers
@@ -51,7 +50,8 @@ from covenant.exchange.task_lookup import TaskLookup
 from covenant.ledger.clock import Uuids
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.mcp_servers import Tool
-from covenant.outbound.push_sender import PushLimits, PushSender, WebhookClient
+from covenant.model.settings import A2aSettings
+from covenant.outbound.push_sender import PushSender, WebhookClient
 from covenant.seal.cards import CardSigner
 from covenant.seal.signed_documents import WebhookSigner
 
@@ -166,7 +166,7 @@ def tenant_routes(
 ) -> list[BaseRoute]:
     """What a tenant's token opens besides A2A: its agents, its requests, and the simple door."""
     new_id = Uuids()
-    limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min, depth_max=exchange.limits.depth_max)
+    limits = SimpleLimits(rate_per_min=settings.inbound_rate_per_min)
     tasks = TaskLookup(ledger, catalogue)
     runs = native.RunDoor(
         NativeRuns(catalogue, exchange, tasks, new_id), Conversations(ledger, catalogue, new_id), exchange
@@ -187,9 +187,8 @@ def _make_push(base: Base, exchange: A2AExchange) -> tuple[PushConfigs, PushSend
     settings, ledger = base.settings, base.storage.ledger
     if not settings.a2a.push_notifications:
         return None, None
-    limits = msgspec.convert(settings.push, PushLimits, from_attributes=True)
     webhooks = WebhookClient(base.outbound.fetcher, WebhookSigner(base.storage.key), ledger.now_ms)
-    sender = PushSender(ledger, webhooks, limits, chance=random.random, tally=base.telemetry.meter.pushed)
+    sender = PushSender(ledger, webhooks, settings.push, chance=random.random, tally=base.telemetry.meter.pushed)
     return PushConfigs(ledger, exchange.scope, check_push), sender
 
 

@@ -16,7 +16,6 @@ from starlette.routing import BaseRoute
 
 import covenant
 from covenant.agents.runtime.worker_pool import RunningJobs
-from covenant.daemon.peer_http import PeerLines
 from covenant.daemon.wiring.agents import Agents
 from covenant.daemon.wiring.core import Base
 from covenant.doors.http.request_body import AnonymousPool
@@ -29,6 +28,7 @@ from covenant.peers.discovery.dns_sd import TxtRecord
 from covenant.peers.discovery.mdns import Announcement
 from covenant.peers.peer_services import PeerAdmin, PeerServices
 from covenant.peers.peer_settings import PeerContext
+from covenant.peers.transport.peer_http import PeerConnections
 from covenant.seal.identity import fingerprint
 from covenant.wire.peers import Introduction
 
@@ -41,7 +41,7 @@ async def open_peer_services(base: Base, jobs: RunningJobs) -> AsyncIterator[Pee
         yield None
         return
     async with AsyncExitStack() as stack:
-        lines = PeerLines(base.outbound.guard, user_agent=f"covenant/{covenant.__version__}")
+        lines = PeerConnections(base.outbound.guard, user_agent=f"covenant/{covenant.__version__}")
         stack.push_async_callback(lines.close)
         context = PeerContext(
             ledger=base.storage.ledger,

@@ -12,25 +12,23 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
 import covenant
 from covenant.agents.remote_agent import RemoteAgent, RemoteCancels
 from covenant.daemon.connect import or_none
 from covenant.daemon.environment import environment
-from covenant.daemon.logs import Log
-from covenant.daemon.settings import OutboundSettings
+from covenant.daemon.telemetry import Log
 from covenant.ledger.contract.ledger import Ledger
 from covenant.model.agent_card import RemoteCard
 from covenant.model.errors import NotFound
 from covenant.model.task import Target
-from covenant.outbound.address_guard import DNS_PORT, AddressGuard, NameServerResolver, SystemResolver
+from covenant.outbound.address_guard import AddressGuard, NameServerResolver, SystemResolver
 from covenant.outbound.call_errors import NoCard
-from covenant.outbound.http_fetcher import Fetcher, FetchLimits
+from covenant.outbound.http_fetcher import Fetcher
+from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.outbound.remote.card_lookup import CardCache, choose_interfaces, find_card, verified
 from covenant.outbound.remote.remote_client import Remote, RemoteOptions
 from covenant.outbound.remote.remote_registry import Credentials, RemoteEntry, RemoteRegistry
-from covenant.outbound.urls import read_address
+from covenant.outbound.urls import DNS_PORT, read_address
 
 CARDS_MAX: Final = 1_000
 FETCHERS_MAX: Final = 1_000
@@ -136,8 +134,7 @@ async def open_outbound(settings: OutboundSettings) -> AsyncIterator[Outbound]:
     patience_s = settings.connect_ms / 1000
     resolver = _resolver(settings, patience_s)
     guard = AddressGuard(settings.allow, resolver=resolver, resolve_s=patience_s)
-    limits = msgspec.convert(settings, FetchLimits, from_attributes=True)
-    fetcher = Fetcher(guard, limits, user_agent=f"covenant/{covenant.__version__}")
+    fetcher = Fetcher(guard, settings, user_agent=f"covenant/{covenant.__version__}")
     try:
         yield Outbound(guard, fetcher)
     finally:

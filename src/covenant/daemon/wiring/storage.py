@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 from covenant.daemon.environment import environment, machine_name, monotonic_ms, now_ms
 from covenant.daemon.home import KEY_NAME, UnsafeHome, make_home, read_or_make_token, save_token
 from covenant.daemon.keystore import OPERATOR_DISPLAY, Keystore, admit_operator, find_passphrase
-from covenant.daemon.logs import Log
 from covenant.daemon.schedulers import ArchiveReport, Maintenance, Scheduler, Sweeper
 from covenant.daemon.settings import Settings, ledger_limits
+from covenant.daemon.telemetry import Log
 from covenant.exchange.access.identities import operator_agent
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.ledger import Ledger

@@ -101,7 +101,7 @@ class RemoteTools:
             origin=ORIGIN,
             target=Target(url=url) if "://" in url else Target(name=url),
         )
-        await self._conversations.writer.submit(task, bytes_max=self._conversations.limits.message_bytes_max)
+        await self._conversations.writer.submit(task, bytes_max=self._conversations.settings.message_bytes_max)
         return await self._oversight.follow(caller, task_id)
 
     def _check_address(self, caller: Caller, url: str) -> None:

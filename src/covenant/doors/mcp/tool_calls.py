@@ -114,7 +114,7 @@ class ToolCalls:
         with stream:
             await tell(f"task {task.id}: {stream.first.state}")
             if within_s is None:
-                within_s = self._conversations.limits.blocking_ms_max / 1000
+                within_s = self._conversations.settings.blocking_ms_max / 1000
             try:
                 async with asyncio.timeout(within_s):
                     await _follow(stream, tell)

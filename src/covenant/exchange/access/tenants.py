@@ -20,6 +20,7 @@ from covenant.ledger.machine.identity_commands import AddTenant, ChangeTenant, R
 from covenant.model.errors import Invalid, OverLimit, Unauthenticated
 from covenant.model.ids import AgentId
 from covenant.model.rate_limits import TokenBuckets
+from covenant.model.settings import TenantSettings
 from covenant.model.tenants import DEFAULT, Tenant, TenantLimits, check_tenant_name
 from covenant.seal.keys import TENANT_TOKEN_PREFIX_LENGTH, new_tenant_token, token_hash
 
@@ -262,9 +263,9 @@ class LimitSlot:
 class TenantLimiter:
     """`defaults` are for tenants whose own limits say 0; 0 there means no limit. Lives on one loop."""
 
-    def __init__(self, now_ms: Callable[[], int], defaults: TenantLimits | None = None) -> None:
+    def __init__(self, now_ms: Callable[[], int], defaults: TenantSettings | None = None) -> None:
         self._now_ms = now_ms
-        self._defaults = defaults or TenantLimits()
+        self._defaults = defaults or TenantSettings()
         self._buckets = TokenBuckets()
         self._connections: dict[str, int] = {}
         self._streams: dict[str, int] = {}

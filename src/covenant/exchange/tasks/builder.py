@@ -29,7 +29,6 @@ from covenant.model.tracing import trace_of
 from covenant.wire.call_headers import MEMBERS
 from covenant.wire.json_input import TOLD_NESTING_MAX, deeper_than
 
-MESSAGE_BYTES_MAX: Final = 1024 * 1024
 KEY_LENGTH_MAX: Final = 256
 ID_LENGTH_MAX: Final = 256
 PARTS_MAX: Final = 1_000

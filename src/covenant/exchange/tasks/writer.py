@@ -11,7 +11,6 @@ from typing import Protocol
 import msgspec
 
 from covenant.exchange.tasks.builder import (
-    MESSAGE_BYTES_MAX,
     check_size,
     within_deadline,
     without_reserved_keys,
@@ -25,6 +24,7 @@ from covenant.ledger.machine.states import State
 from covenant.model.a2a_requests import PushConfig
 from covenant.model.errors import Conflict, Refusal
 from covenant.model.ids import AgentId, PublicKey, TaskId
+from covenant.model.settings import MESSAGE_BYTES_MAX
 from covenant.model.task import A2A, SIMPLE, Result, ResultStatus, Task, fingerprint
 from covenant.model.tracing import (
     AGENT_NAME,

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from covenant.ledger.clock import Clock
 from covenant.ledger.machine.commands import Command
-from covenant.ledger.machine.view import Limits
+from covenant.model.settings import Limits
 
 A = TypeVar("A")
 

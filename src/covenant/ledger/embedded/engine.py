@@ -35,10 +35,11 @@ from covenant.ledger.machine.decisions.context import CommandRefused
 from covenant.ledger.machine.events import AnyEvent, TaskEvent, TaskLeased, TaskUpdated, encode_events
 from covenant.ledger.machine.peer_commands import ReceiveFromPeer
 from covenant.ledger.machine.states import QUEUED, SETTLED
-from covenant.ledger.machine.view import Archived, Limits
+from covenant.ledger.machine.view import Archived
 from covenant.ledger.watchers import KeyedWakeups, QueueWaiters, TaskWatchers
 from covenant.model.errors import OverLimit, Unavailable, storage_failed
 from covenant.model.ids import PublicKey, TaskId
+from covenant.model.settings import Limits
 
 A = TypeVar("A")
 

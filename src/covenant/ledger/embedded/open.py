@@ -35,9 +35,9 @@ from covenant.ledger.embedded.journal.snapshot import EVICT_EVERY, Replayed, rea
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import TaskFollowed, TaskSent, decode_events
-from covenant.ledger.machine.view import Limits
 from covenant.model.errors import Unavailable
 from covenant.model.ids import TaskId
+from covenant.model.settings import Limits
 from covenant.model.task import Task
 
 NICE: Final = 10

@@ -14,9 +14,10 @@ from typing import Final, NamedTuple
 
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import CacheDropped
-from covenant.ledger.machine.view import Account, Cached, Limits
+from covenant.ledger.machine.view import Account, Cached
 from covenant.model.clock_steps import Ages
 from covenant.model.ids import PublicKey, TaskId
+from covenant.model.settings import Limits
 from covenant.model.task import CacheKey, Task, account_of, weigh_result
 
 Lane = OrderedDict[TaskId, None]

@@ -38,7 +38,6 @@ from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.decisions.leases import body_unreadable
 from covenant.ledger.machine.entry import Alive, Entry
 from covenant.ledger.machine.states import FOLLOWING, LEASED, PARKED
-from covenant.ledger.machine.view import Limits
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Unavailable
 from covenant.model.grant import AuditHead, AuditReport, Grant, Identity
@@ -53,6 +52,7 @@ from covenant.model.peers.delegation import (
 )
 from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push
+from covenant.model.settings import Limits
 from covenant.model.task import Result, Task
 from covenant.model.task_event import Step
 from covenant.model.tenants import Tenant

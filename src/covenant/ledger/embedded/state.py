@@ -36,10 +36,11 @@ from covenant.ledger.machine.events import (
     TurnEnded,
 )
 from covenant.ledger.machine.states import DRAINED, FINISHED, FOLLOWING, LEASED, PARKED, QUEUED, SETTLED, State
-from covenant.ledger.machine.view import Account, Archived, Cached, Limits, Remembered
+from covenant.ledger.machine.view import Account, Archived, Cached, Remembered
 from covenant.ledger.registries import PushIndex, Registries
 from covenant.model.clock_steps import STEADY, Ages
 from covenant.model.ids import PublicKey, TaskId
+from covenant.model.settings import Limits
 from covenant.model.task import DELEGATION, CacheKey, Task, weigh, weigh_result
 from covenant.model.task_event import weigh_message
 

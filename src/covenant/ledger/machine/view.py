@@ -15,49 +15,9 @@ from covenant.model.ids import AgentId, LeaseId, PublicKey, TaskId
 from covenant.model.peers.delegation import Delegation, DelegationKey, OutboxMessage, Peer
 from covenant.model.peers.instance import InstanceId
 from covenant.model.push import Push
+from covenant.model.settings import Limits
 from covenant.model.task import CacheKey, Cause, Ending, Lease, Result, Task
 from covenant.model.tenants import Tenant
-
-
-class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Nothing in the ledger is unbounded. Each of these is a setting."""
-
-    queued_per_recipient_max: int = 100_000
-    undrained_per_sender_max: int = 100_000
-    undrained_bytes_per_sender_max: int = 256 * 1024 * 1024
-    """Size of these results together."""
-    followers_max: int = 100
-    """One result settles them all, in one record."""
-    body_bytes_on_disk: int = 64 * 1024
-    """A live task whose body has at least so many bytes does not keep it in memory."""
-    batch_max: int = 100
-    batch_bytes_max: int = 3 * 1024 * 1024
-    """A batch ends with the task or result that would take it over this; it always has one."""
-    artifacts_per_attempt_max: int = 1_000
-    live_tasks_max: int = 100_000
-    """Tasks of one account that have not ended, unless its tenant has a limit of its own. 0: no limit."""
-    queued_bytes_max: int = 256 * 1024 * 1024
-    """Size of what waits in these tasks. 0: no limit."""
-    messages_kept_max: int = 100
-    """Messages to one task that wait for its next turn."""
-    cache_entries_max: int = 100_000
-    cache_bytes_max: int = 256 * 1024 * 1024
-    cache_age_ms_max: int = 7 * 24 * 3_600_000
-    requests_remembered_max: int = 65_536
-    tenants_max: int = 10_000
-    agents_per_tenant_max: int = 1_000
-    peers_max: int = 100
-    delegations_kept_max: int = 10_000
-    """Ended ones; their tasks are in the archive."""
-    parcels_per_peer_max: int = 10_000
-    """Messages that may wait for one peer before nothing new is begun with it."""
-    envelopes_per_peer_max: int = 100_000
-    """What one peer can have said in the minutes for which an envelope is remembered."""
-    pushes_per_task_max: int = 10
-    pushes_max: int = 100_000
-    """Push configurations under way; each is kept in memory until its last delivery."""
-    retention_ms: int = 30 * 24 * 3_600_000
-    """How long a result waits for a sender that never drains."""
 
 
 class Archived(msgspec.Struct, frozen=True, gc=False, kw_only=True):

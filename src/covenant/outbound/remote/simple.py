@@ -24,7 +24,8 @@ from covenant.model.errors import CovenantError, Invalid
 from covenant.model.task import CHAIN_MAX, Hop
 from covenant.outbound.address_guard import AddressGuard, SystemResolver
 from covenant.outbound.call_errors import CallFailed, retry_after
-from covenant.outbound.http_fetcher import Fetched, Fetcher, FetchLimits
+from covenant.outbound.http_fetcher import Fetched, Fetcher
+from covenant.outbound.outbound_settings import OutboundSettings
 from covenant.outbound.remote.card_lookup import CardCache
 from covenant.outbound.remote.remote_registry import Credentials
 from covenant.wire.a2a.card_codec import BadCard, read_card
@@ -247,7 +248,7 @@ async def _opened(fetcher: Fetcher | None, allow: Sequence[str]) -> AsyncIterato
         yield fetcher
         return
     resolver = SystemResolver()
-    opened = Fetcher(AddressGuard(allow, resolver=resolver), FetchLimits())
+    opened = Fetcher(AddressGuard(allow, resolver=resolver), OutboundSettings())
     try:
         yield opened
     finally:

@@ -28,12 +28,8 @@ from covenant.model.peers.instance import SUPPORTED_VERSIONS, InstanceId, KeyBun
 from covenant.outbound.concurrency import SingleFlight
 from covenant.peers.directory.instance_keys import InstanceKeys
 from covenant.peers.peer_settings import PeerContext, PeerService, PeerSettings
-from covenant.peers.transport.peer_client import (
-    OTHER_KEYS,
-    PeerCallFailed,
-    PeerResponse,
-    address,
-)
+from covenant.peers.transport.peer_client import OTHER_KEYS, address
+from covenant.peers.transport.peer_http import PeerCallFailed, PeerResponse
 from covenant.seal.envelope import EnvelopeRefused, Header, Opened, check, open_checked, remember_until_ms, replayed
 from covenant.seal.proofs import capabilities_hold, new_challenge, sign_capabilities
 from covenant.seal.tokens import PROFILES_MAX, Narrowing, issue, token_ids

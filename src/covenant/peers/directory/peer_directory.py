@@ -38,7 +38,8 @@ from covenant.peers.directory.handshake import (
     keys_worth_keeping,
 )
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.transport.peer_client import PeerCallFailed, address
+from covenant.peers.transport.peer_client import address
+from covenant.peers.transport.peer_http import PeerCallFailed
 from covenant.seal.identity import bundle_holds, prekey_to_use
 from covenant.wire.peers import IDENTITY_PATH, Introduction, decode_introduction, decode_refused, encode, type_of
 

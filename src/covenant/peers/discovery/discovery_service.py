@@ -22,10 +22,10 @@ import msgspec
 from covenant.model.errors import CovenantError, Invalid
 from covenant.model.ids import PublicKey
 from covenant.model.peers.instance import InstanceId, negotiate, parse_instance_id
-from covenant.outbound.address_guard import DNS_PORT, port_is_open
+from covenant.outbound.address_guard import port_is_open
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.http_fetcher import Fetcher
-from covenant.outbound.urls import host_text, read_address, read_url
+from covenant.outbound.urls import DNS_PORT, host_text, read_address, read_url
 from covenant.peers.directory.peer_directory import read_peer_entry
 from covenant.peers.discovery.candidates import (
     Candidate,

@@ -32,7 +32,7 @@ from covenant.model.tenants import DEFAULT
 from covenant.peers.directory.peer_directory import PeerDirectory
 from covenant.peers.outgoing_messages import Redacted, redact_aside
 from covenant.peers.peer_settings import PeerContext, PeerService
-from covenant.peers.transport.peer_client import PeerCallFailed
+from covenant.peers.transport.peer_http import PeerCallFailed
 from covenant.seal.proofs import assert_offer
 from covenant.seal.tokens import Narrowing, narrow
 from covenant.wire.redaction import SecretFinding

@@ -54,7 +54,7 @@ from covenant.peers.peer_settings import PeerContext, PeerService
 from covenant.peers.requester.offer_builder import OfferBuilder, Told
 from covenant.peers.requester.reply_checks import cancel_message, check_accept, check_reject, check_result, check_status
 from covenant.peers.transport.inbox import IncomingMessage
-from covenant.peers.transport.peer_client import PeerCallFailed
+from covenant.peers.transport.peer_http import PeerCallFailed
 from covenant.wire import peers as wire
 
 PROVIDER_LOST: Final = "provider_lost"

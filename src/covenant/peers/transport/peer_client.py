@@ -8,50 +8,19 @@ same happens when a kept connection turns out to be closed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from covenant.model.errors import CovenantError, Invalid, Refusal
+from covenant.model.errors import Invalid, Refusal
 from covenant.model.peers.delegation import Peer
 from covenant.model.peers.instance import InstanceId
 from covenant.model.rate_limits import Backoff
 from covenant.peers.peer_settings import PeerContext, PeerService
+from covenant.peers.transport.peer_http import PeerCallFailed, PeerResponse
 from covenant.seal.envelope import Code
 from covenant.wire.peers import EnvelopeRefusal, decode_refused
 
 if TYPE_CHECKING:
     from covenant.peers.directory.peer_directory import PeerDirectory
-
-
-class PeerResponse(NamedTuple):
-    status: int
-    headers: Mapping[str, str]
-    """By names in lower case."""
-    body: bytes
-
-
-class PeerCallFailed(CovenantError):
-    """Nobody answered, or nobody may be asked there. `passing`: it may be otherwise in a while."""
-
-    def __init__(self, code: str, message: str, *, passing: bool) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.passing = passing
-
-
-class PeerConnection(Protocol):
-    """To one address. Follows no redirects; bounded in size and time. `PeerCallFailed` is all that it raises."""
-
-    async def get(self, path: str) -> PeerResponse: ...
-    async def post(self, path: str, body: bytes, *, timeout_s: float) -> PeerResponse: ...
-
-
-class PeerConnections(Protocol):
-    """Connections by address, kept open as long as they are used. A private address is only called for a peer that an
-    operator or a setting has given there."""
-
-    def to(self, url: str) -> PeerConnection: ...
 
 
 def address(peer: Peer) -> str:

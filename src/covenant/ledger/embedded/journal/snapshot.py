@@ -20,13 +20,14 @@ from covenant.ledger.embedded.journal.segments import list_segments, sync_dir, w
 from covenant.ledger.embedded.state import LedgerState
 from covenant.ledger.machine.entry import Entry
 from covenant.ledger.machine.events import AnyEvent, TokenRevoked, decode_events
-from covenant.ledger.machine.view import Cached, Limits, Remembered
+from covenant.ledger.machine.view import Cached, Remembered
 from covenant.model.agent_definition import CatalogueAgent
 from covenant.model.errors import Damaged
 from covenant.model.grant import AuditHead, Grant, Identity
 from covenant.model.ids import PublicKey, TaskId
 from covenant.model.peers.delegation import Delegation, LoggedMessage, OutboxMessage, Peer, ReceivedEnvelope
 from covenant.model.push import Push
+from covenant.model.settings import Limits
 from covenant.model.task import CacheKey, Task, short_kind
 from covenant.model.tenants import Tenant
 

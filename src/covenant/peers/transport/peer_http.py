@@ -1,11 +1,11 @@
-"""Lines to peers: HTTP to the addresses that an operator or a setting has given, kept open between messages.
+"""HTTP to peers, at the addresses that an operator or a setting has given, over connections that are kept open.
 
-Each connection goes to an address that the guard has just judged. A peer's own place may be private or loopback, since
-somebody means it; link-local addresses, a cloud's metadata and the like are not called, whoever names them. No redirect
-is followed; an answer is bounded in size and time, and read as it is.
+The address guard judges each address right before the connection. A peer's own address may be private or loopback;
+link-local addresses and a cloud's metadata are never called. Redirects are not followed, and an answer has limits of
+size and time.
 
-Unlike other calls, these share connections: whoever answers out of turn could say that an envelope was taken that was
-not, which whoever sits on the way can do in any case, and cannot read or forge any.
+Messages to one peer share connections, unlike other calls. Whoever sits on the way can claim that an envelope was
+taken, but cannot read or forge one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from covenant.model.errors import CovenantError
 from covenant.outbound.address_guard import AddressGuard
 from covenant.outbound.call_errors import AddressRefused, CallFailed
 from covenant.outbound.http_fetcher import TlsTrust
 from covenant.outbound.urls import InvalidUrl, Location, host_text, read_url
-from covenant.peers.transport.peer_client import PeerCallFailed, PeerResponse
 from covenant.seal.envelope import ENVELOPE_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -37,21 +37,38 @@ KEPT_S: Final = 30.0
 PLACES_MAX: Final = 256
 
 
-class PeerLines:
-    """`guard` is the daemon's own. To be closed when no line is used any more."""
+class PeerResponse(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    """By names in lower case."""
+    body: bytes
+
+
+class PeerCallFailed(CovenantError):
+    """Nobody answered, or nobody may be asked there. `passing`: it may be otherwise in a while."""
+
+    def __init__(self, code: str, message: str, *, passing: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.passing = passing
+
+
+class PeerConnections:
+    """The connections, by the URL of the peer. `guard` is the daemon's own."""
 
     def __init__(self, guard: AddressGuard, *, user_agent: str = "covenant", trust: TlsTrust | None = None) -> None:
         self._guard = guard
         self._trust = trust or TlsTrust()
         self._user_agent = user_agent
-        self._lines: OrderedDict[str, PeerHttp] = OrderedDict()
+        self._lines: OrderedDict[str, PeerConnection] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def to(self, url: str) -> PeerHttp:
-        """Nothing is called, and nothing refused, before something is asked of the line."""
+    def to(self, url: str) -> PeerConnection:
+        """Calls and refuses nothing yet."""
         line = self._lines.get(url)
         if line is None:
-            line = self._lines[url] = PeerHttp(url, self._guard, self._trust, self._user_agent)
+            line = self._lines[url] = PeerConnection(url, self._guard, self._trust, self._user_agent)
             if len(self._lines) > PLACES_MAX:
                 self._drop_oldest()
         self._lines.move_to_end(url)
@@ -68,8 +85,8 @@ class PeerLines:
         closing.add_done_callback(self._closing.discard)
 
 
-class PeerHttp:
-    """To one place. Whatever becomes of a call, `PeerCallFailed` is all that it raises."""
+class PeerConnection:
+    """To one peer. Raises `PeerCallFailed`, and nothing else."""
 
     def __init__(self, url: str, guard: AddressGuard, trust: TlsTrust, user_agent: str) -> None:
         self._url = url

@@ -14,12 +14,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from covenant.daemon import peer_http as peer_lines
-from covenant.daemon.peer_http import PeerLines
 from covenant.outbound.address_guard import AddressGuard, Unresolved
 from covenant.outbound.http_fetcher import TlsTrust
 from covenant.outbound.urls import Address
-from covenant.peers.transport.peer_client import PeerCallFailed
+from covenant.peers.transport import peer_http
+from covenant.peers.transport.peer_http import PeerCallFailed, PeerConnections
 from tests.outbound.http_servers import LOADED, always, by_path, endless, http_server, redirect, reply, silence
 from tests.waits import BOUND_S
 
@@ -38,16 +37,16 @@ async def names(name: str) -> Sequence[Address]:
 
 
 @asynccontextmanager
-async def lines(trust: TlsTrust | None = None) -> AsyncIterator[PeerLines]:
+async def lines(trust: TlsTrust | None = None) -> AsyncIterator[PeerConnections]:
     guard = AddressGuard((), resolver=names)
-    opened = PeerLines(guard, user_agent="covenant/test", trust=trust or TlsTrust(LOADED[1]))
+    opened = PeerConnections(guard, user_agent="covenant/test", trust=trust or TlsTrust(LOADED[1]))
     try:
         yield opened
     finally:
         await opened.close()
 
 
-async def failure(opened: PeerLines, url: str, *, timeout_s: float = 10.0) -> PeerCallFailed:
+async def failure(opened: PeerConnections, url: str, *, timeout_s: float = 10.0) -> PeerCallFailed:
     with pytest.raises(PeerCallFailed) as caught:
         await opened.to(url).post("/p", b"{}", timeout_s=timeout_s)
     return caught.value
@@ -164,7 +163,7 @@ async def test_closing_waits_for_nobody_and_breaks_off_nothing() -> None:
 
 
 async def test_lines_that_nobody_uses_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_lines, "PLACES_MAX", 2)
+    monkeypatch.setattr(peer_http, "PLACES_MAX", 2)
     async with http_server(always(reply(200))) as served, lines() as opened:
         for path in ("/a", "/b", "/c", "/a"):
             assert (await opened.to(served.url(path)).get("/")).status == 200
