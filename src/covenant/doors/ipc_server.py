@@ -23,18 +23,20 @@ from typing import Any, Final, cast
 import msgspec
 
 from covenant.doors.operator_api import BY_KIND, OPERATIONS
-from covenant.doors.operator_api.answers import (
+from covenant.doors.operator_api.mailbox import ResultOpt, TaskOpt
+from covenant.doors.operator_api.operation import (
     INTERNAL_ERROR,
+    AnyApiOperation,
     ApiAnswer,
+    ApiContext,
     Authenticated,
     AuthenticationFailed,
     ErrorAnswer,
     Pong,
+    Services,
     encode,
     error_of,
 )
-from covenant.doors.operator_api.mailbox import ResultOpt, TaskOpt
-from covenant.doors.operator_api.operation import AnyApiOperation, ApiContext, Services
 from covenant.doors.waits import CallerGoneError
 from covenant.exchange.access.principals import Principal
 from covenant.model.errors import Invalid, Refusal, SettingsError, TooLarge

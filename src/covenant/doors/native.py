@@ -29,10 +29,9 @@ from covenant.exchange.tasks.reader import TaskStream
 from covenant.ledger.contract.tasks import TaskRow
 from covenant.model.a2a_requests import Message, SendMessage
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, read_agent_definition
-from covenant.model.content import Text
 from covenant.model.errors import Conflict, Invalid, NotFound
 from covenant.model.ids import TaskId
-from covenant.model.task_view import TaskState, TaskView
+from covenant.model.task_view import TaskState, TaskView, plain_text
 from covenant.wire.json_input import decode, decode_query
 from covenant.wire.native import (
     NewConversation,
@@ -191,7 +190,7 @@ class RequestDoor:
         try:
             view = await self._requests.get(asked.caller, asked.path["request_id"])
         except NotFound:
-            raise _not_found() from None
+            raise NotFound("unknown_request", NOT_FOUND) from None
         return 200, OneRequest(request=show_request(view))
 
     @route("POST", CANCEL, "End it; 404 says in the same shape that there was nothing to end", same_at=404)
@@ -217,12 +216,8 @@ class RequestDoor:
             request_id = asked.path["request_id"]
             stream = await self._requests.follow(asked.caller, request_id, after, ends_when_parked=False)
         except NotFound:
-            raise _not_found() from None
+            raise NotFound("unknown_request", NOT_FOUND) from None
         return stream, partial(write_events, stream, from_start=after == 0)
-
-
-def _not_found() -> NotFound:
-    return NotFound("unknown_request", NOT_FOUND)
 
 
 def _listed(tenant: str, row: TaskRow) -> RequestShown:
@@ -402,7 +397,7 @@ def _shown(view: TaskView) -> list[ConversationMessage]:
     return [
         ConversationMessage(
             role=message.role,
-            content="".join(part.text for part in message.parts if isinstance(part, Text)),
+            content=plain_text(message.parts),
             request_id=view.task.id,
             state=view.state.value,
             created_at_ms=view.created_at_ms if message.role == "user" else view.updated_at_ms,

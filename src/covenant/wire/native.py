@@ -37,7 +37,7 @@ from covenant.model.task_event import (
     StatusUpdate,
     Step,
 )
-from covenant.model.task_view import TaskState, TaskView, final_message
+from covenant.model.task_view import TaskState, TaskView, final_message, plain_text
 from covenant.model.usage import usage_in
 from covenant.wire.a2a.response_encoder import agent_of, usage_of
 from covenant.wire.json_input import TOLD_NESTING_MAX, decode, deeper_than
@@ -191,12 +191,12 @@ class RequestEvents:
                 return "stream_start", {"agent": agent_of(task)}
             case StatusUpdate(state=state):
                 name = "status" if state == TaskState.WORKING else state.replace("-", "_")
-                said = what.text or _text(what.parts)
+                said = what.text or plain_text(what.parts)
                 return name, {"state": state, "text": said, "metadata": what.metadata}
             case MessageUpdate():
-                return "message", {"role": what.role, "text": _text(what.parts)}
+                return "message", {"role": what.role, "text": plain_text(what.parts)}
             case Continued(message):
-                return "message", {"role": message.role, "text": _text(message.parts)}
+                return "message", {"role": message.role, "text": plain_text(message.parts)}
             case Ended():
                 return "done", self._done(what, step.ts_ms)
             case _:
@@ -208,8 +208,8 @@ class RequestEvents:
         return {
             "ok": ok,
             "state": ended.ending.value,
-            "content": _text(said.parts) if said is not None and ok else "",
-            "error": None if ok or said is None else _text(said.parts),
+            "content": plain_text(said.parts) if said is not None and ok else "",
+            "error": None if ok or said is None else plain_text(said.parts),
             "agent": agent_of(task),
             "tenant_id": task.tenant,
             "conversation_id": conversation_of(task.origin, task.context_id),
@@ -225,7 +225,7 @@ def _made(task: Task, update: ArtifactUpdate) -> tuple[str, dict[str, Any]]:
     named: dict[str, Any] = {"artifact_id": update.artifact_id, "append": update.append, "last": update.last_chunk}
     part = update.parts[0] if update.parts else None
     if kind == "text":
-        text = _text(update.parts)
+        text = plain_text(update.parts)
         return ("text", {**named, "text": text}) if text or not update.last_chunk else ("stream_end", named)
     if kind == "tool" and isinstance(part, Json) and isinstance(part.value, dict):
         return "tool_call", {**named, "tool": _string(part.value.get("tool")), "ok": part.value.get("ok") is True}
@@ -273,10 +273,6 @@ def _whole(value: object) -> int:
 
 def _string(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _text(parts: tuple[Content, ...]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Text))
 
 
 PARTS_MAX: Final = 1_000

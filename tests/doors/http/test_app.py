@@ -12,8 +12,7 @@ from starlette.routing import Route
 
 from covenant.doors.http.endpoint import OperationEndpoint
 from covenant.doors.http.host_names import AllowedHosts, AllowedOrigins, as_host
-from covenant.doors.operator_api.answers import ApiAnswer, Pong
-from covenant.doors.operator_api.operation import ApiContext, ApiOperation, Services
+from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation, Services
 from covenant.exchange.access.principals import Principal
 from covenant.wire.mailbox import EmptyRequest
 from tests.doors.clients import Http, HttpConnection, Reply
@@ -218,9 +217,7 @@ async def fail(office: Services, caller: Principal, request: EmptyRequest) -> Ap
 async def test_a_fault_of_ours_is_a_plain_500_and_a_line_in_the_log(
     short_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing = ApiOperation(
-        kind="fail", method="GET", path="/fail", request=EmptyRequest, answer=Pong, run=fail, summary="Fails"
-    )
+    failing = ApiOperation("GET", "/fail", fail, "Fails")
 
     async def crash(_: Request) -> Response:
         raise RuntimeError("secret detail of our own")

@@ -1,6 +1,5 @@
 """What operators are told of peers, byte for byte. Part of the list in `test_answers`."""
 
-from covenant.doors.operator_api.answers import ApiAnswer, fill
 from covenant.doors.operator_api.delegation import (
     DelegatedAnswer,
     DelegationAnswer,
@@ -9,6 +8,7 @@ from covenant.doors.operator_api.delegation import (
     ProofAnswer,
     delegation_shown,
 )
+from covenant.doors.operator_api.operation import ApiAnswer, fill
 from covenant.doors.operator_api.peers import (
     CapabilitiesAnswer,
     CapabilitiesShown,

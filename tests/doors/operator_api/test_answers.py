@@ -3,18 +3,6 @@
 import msgspec
 import pytest
 
-from covenant.doors.operator_api.answers import (
-    ApiAnswer,
-    Authenticated,
-    AuthenticationFailed,
-    ErrorAnswer,
-    Pong,
-    ProtocolInfo,
-    ProtocolVersions,
-    encode,
-    encode_legacy,
-    error_of,
-)
 from covenant.doors.operator_api.identities import (
     AuditIntegrity,
     AuditPurgedAnswer,
@@ -45,6 +33,18 @@ from covenant.doors.operator_api.mailbox import (
     TaskOpt,
     TaskQueued,
     TaskUpdatedAnswer,
+)
+from covenant.doors.operator_api.operation import (
+    ApiAnswer,
+    Authenticated,
+    AuthenticationFailed,
+    ErrorAnswer,
+    Pong,
+    ProtocolInfo,
+    ProtocolVersions,
+    encode,
+    encode_legacy,
+    error_of,
 )
 from covenant.doors.operator_api.tasks import (
     AutoRetried,

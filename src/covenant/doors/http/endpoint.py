@@ -7,6 +7,7 @@ and nobody hears of a fault of ours more than that there was one.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from time import perf_counter
@@ -32,8 +33,7 @@ from covenant.doors.http.responses import (
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_refusals import internal
 from covenant.doors.metrics import Meter
-from covenant.doors.operator_api.answers import ApiAnswer
-from covenant.doors.operator_api.operation import ApiContext, ApiOperation
+from covenant.doors.operator_api.operation import ApiAnswer, ApiContext, ApiOperation
 from covenant.doors.waits import CallerGoneError, OnDisconnect, while_connected
 from covenant.exchange.access.principals import Principal
 from covenant.exchange.access.tenants import Caller, TenantAccess, unauthenticated
@@ -68,7 +68,7 @@ _encode = msgspec.json.Encoder().encode
 log = logging.getLogger(__name__)
 
 
-class Endpoint:
+class Endpoint(ABC):
     """The frame of every route: `_answer` answers or raises a refusal, which is told in the route's style."""
 
     _streams = False
@@ -92,8 +92,8 @@ class Endpoint:
             if not self._streams:
                 self._timer.observe(perf_counter() - started_s)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     async def _refuse(self, send: Send, error: Exception, headers: Sequence[Header] = ()) -> None:
         if not isinstance(error, Refusal):

@@ -17,8 +17,7 @@ from starlette.responses import Response
 
 from covenant.doors.http.bearer_auth import bearer
 from covenant.doors.http.responses import TRANSPORT, Problem
-from covenant.doors.operator_api.answers import encode
-from covenant.doors.operator_api.operation import ApiContext
+from covenant.doors.operator_api.operation import ApiContext, encode
 from covenant.ledger.contract.ledger import Counts
 
 # A disk that hangs keeps every reader of the ledger waiting; whoever asks for health must not hang with it.

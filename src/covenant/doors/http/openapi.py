@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args, get_type_hints
 import msgspec
 
 from covenant.doors.http.responses import PROBLEM, Problem, style_of
-from covenant.doors.operator_api.answers import ErrorAnswer
-from covenant.doors.operator_api.operation import AnyApiOperation
+from covenant.doors.operator_api.operation import AnyApiOperation, ErrorAnswer
 
 _REF: Final = "#/components/schemas/{name}"
 _STATUSES: Final = {

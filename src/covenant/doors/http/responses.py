@@ -13,7 +13,7 @@ from starlette.types import Scope, Send
 
 from covenant.doors.http.server.http_exchange import HttpExchange
 from covenant.doors.http.server.http_refusals import method_not_allowed
-from covenant.doors.operator_api.answers import encode, error_of
+from covenant.doors.operator_api.operation import encode, error_of
 from covenant.exchange.access.tenants import REASONS
 from covenant.model.errors import Conflict, Refusal, Unauthenticated
 

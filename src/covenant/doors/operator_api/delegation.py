@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer, fill, fit
-from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill, fit
 from covenant.doors.operator_api.peers import Offset, Page, PeerQuery, require_peers
 from covenant.doors.waits import Pause
 from covenant.exchange.access.principals import Principal
@@ -240,12 +239,12 @@ async def delegation_tree(services: Services, caller: Principal, request: Delega
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    operation_row("POST", DELEGATE, delegate, "Delegate a task by a profile's name: here, or to a peer", status=201),
-    operation_row("GET", DELEGATIONS, list_delegations, "Delegations to and from peers, lost ones first"),
-    operation_row("GET", DELEGATION, show_delegation, "One delegation", wait=show_delegation_waiting),
-    operation_row("POST", f"{DELEGATION}/cancel", cancel_delegation, "Cancel a delegation, on both sides"),
-    operation_row("POST", f"{DELEGATION}/offer-again", offer_again, "Offer a lost delegation again, under the same id"),
-    operation_row("POST", f"{DELEGATION}/force-error", force_delegation, "Give a lost delegation up"),
-    operation_row("GET", f"{DELEGATION}/tree", delegation_tree, "A delegation, and what was delegated for it"),
-    operation_row("GET", f"{DELEGATION}/proof", delegation_proof, "All that proves a delegation's result"),
+    ApiOperation("POST", DELEGATE, delegate, "Delegate a task by a profile's name: here, or to a peer", status=201),
+    ApiOperation("GET", DELEGATIONS, list_delegations, "Delegations to and from peers, lost ones first"),
+    ApiOperation("GET", DELEGATION, show_delegation, "One delegation", wait=show_delegation_waiting),
+    ApiOperation("POST", f"{DELEGATION}/cancel", cancel_delegation, "Cancel a delegation, on both sides"),
+    ApiOperation("POST", f"{DELEGATION}/offer-again", offer_again, "Offer a lost delegation again, under the same id"),
+    ApiOperation("POST", f"{DELEGATION}/force-error", force_delegation, "Give a lost delegation up"),
+    ApiOperation("GET", f"{DELEGATION}/tree", delegation_tree, "A delegation, and what was delegated for it"),
+    ApiOperation("GET", f"{DELEGATION}/proof", delegation_proof, "All that proves a delegation's result"),
 )

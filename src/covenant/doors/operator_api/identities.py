@@ -6,8 +6,15 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer, fill, fit, page_limit
-from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
+from covenant.doors.operator_api.operation import (
+    AnyApiOperation,
+    ApiAnswer,
+    ApiOperation,
+    Services,
+    fill,
+    fit,
+    page_limit,
+)
 from covenant.exchange.access.principals import Principal
 from covenant.model.grant import AuditReport, Grant, Identity
 from covenant.model.ids import AgentId, PublicKey
@@ -309,18 +316,18 @@ async def purge_audit(services: Services, caller: Principal, request: PurgeReque
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    operation_row("POST", "/identities/enroll", enroll_identity, "Mint a token for an identity"),
-    operation_row("GET", "/identities/list", list_identities, "Who holds a token, the newest first"),
-    operation_row("POST", "/identities/revoke", revoke_identity, "Revoke a token and end its live connections"),
-    operation_row("POST", "/identities/rotate", rotate_token, "Replace a token; the old one ends at once"),
-    operation_row("POST", "/identities/purge", purge_identities, "Forget tokens revoked before a time"),
-    operation_row("GET", "/capabilities/recent", recent_capabilities, "The newest grants that concern you"),
-    operation_row("POST", "/capabilities/grant", grant_capability, "Grant an action to an identity"),
-    operation_row("POST", "/capabilities/revoke", revoke_capability, "Revoke a grant by its signature"),
-    operation_row("POST", "/capabilities/purge", purge_capabilities, "Forget grants revoked before a time"),
-    operation_row(
+    ApiOperation("POST", "/identities/enroll", enroll_identity, "Mint a token for an identity"),
+    ApiOperation("GET", "/identities/list", list_identities, "Who holds a token, the newest first"),
+    ApiOperation("POST", "/identities/revoke", revoke_identity, "Revoke a token and end its live connections"),
+    ApiOperation("POST", "/identities/rotate", rotate_token, "Replace a token; the old one ends at once"),
+    ApiOperation("POST", "/identities/purge", purge_identities, "Forget tokens revoked before a time"),
+    ApiOperation("GET", "/capabilities/recent", recent_capabilities, "The newest grants that concern you"),
+    ApiOperation("POST", "/capabilities/grant", grant_capability, "Grant an action to an identity"),
+    ApiOperation("POST", "/capabilities/revoke", revoke_capability, "Revoke a grant by its signature"),
+    ApiOperation("POST", "/capabilities/purge", purge_capabilities, "Forget grants revoked before a time"),
+    ApiOperation(
         "GET", "/audit/recent", recent_audit, "The newest audit rows that you caused; all of them, to the operator"
     ),
-    operation_row("GET", "/audit/verify", verify_audit_integrity, "Verify the whole hash chain"),
-    operation_row("POST", "/audit/purge", purge_audit, "Drop audit rows from before a time, leaving a marker"),
+    ApiOperation("GET", "/audit/verify", verify_audit_integrity, "Verify the whole hash chain"),
+    ApiOperation("POST", "/audit/purge", purge_audit, "Drop audit rows from before a time, leaving a marker"),
 )

@@ -6,8 +6,7 @@ from typing import Final
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer, fill
-from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill
 from covenant.doors.waits import CallerGoneError, Pause
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.machine.commands import Drained, Leased
@@ -245,33 +244,33 @@ async def cancel_a2a_task(services: Services, caller: Principal, request: Cancel
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    operation_row("POST", "/a2a/tasks", send_a2a_task, "Send a task to another agent", frame=WrappedTask),
-    operation_row("GET", "/a2a/tasks/next", try_recv_a2a_task, "Lease the next queued tasks", wait=take_waiting),
-    operation_row("POST", "/a2a/results", post_a2a_result, "Post the result of a leased task", frame=WrappedResult),
-    operation_row(
+    ApiOperation("POST", "/a2a/tasks", send_a2a_task, "Send a task to another agent", frame=WrappedTask),
+    ApiOperation("GET", "/a2a/tasks/next", try_recv_a2a_task, "Lease the next queued tasks", wait=take_waiting),
+    ApiOperation("POST", "/a2a/results", post_a2a_result, "Post the result of a leased task", frame=WrappedResult),
+    ApiOperation(
         "GET",
         "/a2a/results/next",
         try_recv_a2a_result,
         "Drain the next results of tasks you sent, or the result of one",
         wait=drain_waiting,
     ),
-    operation_row(
+    ApiOperation(
         "POST", "/a2a/tasks/{task_id}/renew", renew_a2a_lease, "Say that a leased task is still being worked on"
     ),
-    operation_row(
+    ApiOperation(
         "POST", "/a2a/tasks/{task_id}/release", release_a2a_lease, "Give back a leased task that was not started"
     ),
-    operation_row(
+    ApiOperation(
         "POST",
         "/a2a/withdraw",
         withdraw_a2a_request,
         "Call off a receive or drain by its request id, and give back what it was given",
     ),
-    operation_row(
+    ApiOperation(
         "POST",
         "/a2a/tasks/{task_id}/updates",
         update_a2a_task,
         "Report a status, an artifact chunk or a message of a leased task",
     ),
-    operation_row("POST", "/a2a/tasks/{task_id}/cancel", cancel_a2a_task, "Cancel a task you sent"),
+    ApiOperation("POST", "/a2a/tasks/{task_id}/cancel", cancel_a2a_task, "Cancel a task you sent"),
 )

@@ -1,17 +1,18 @@
-"""An operation: one thing a caller may ask of the mailbox, and how each door names it.
+"""Operations of the mailbox and of operators, and their answers: one shape over HTTP and the local socket.
 
-The table of operations is the only list of them: routes, kinds of frames, the OpenAPI document and the metrics are all
-read from it.
+Routes, kinds of frames, the OpenAPI document and the metrics are all read from the table of operations. Of an answer,
+fields without a default are always there, `null` included; the others are left out when they say nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_type_hints
+
+import msgspec
 
 from covenant.doors.metrics import Meter
-from covenant.doors.operator_api.answers import ApiAnswer, ProtocolInfo, ProtocolVersions, encode, encode_legacy
 from covenant.doors.waits import Pause, Waits
 from covenant.exchange.access.identities import IdentityAdmin
 from covenant.exchange.access.principals import IdentityAuth, Principal
@@ -19,11 +20,103 @@ from covenant.exchange.access.tenants import TenantAccess
 from covenant.exchange.catalogue import Catalogue
 from covenant.exchange.mailbox import MailboxExchange
 from covenant.ledger.contract.ledger import Ledger
-from covenant.model.errors import Invalid
+from covenant.model.errors import Invalid, Refusal
+from covenant.wire.ipc_frames import FRAME_BYTES_MAX
 from covenant.wire.mailbox import Request, Wrapped
 
 if TYPE_CHECKING:
     from covenant.doors.operator_api.peers import PeerOperations
+
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class ApiAnswer(msgspec.Struct, frozen=True, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
+    """The root of everything a caller may be told."""
+
+
+class ErrorAnswer(ApiAnswer, frozen=True, kw_only=True, tag="error"):
+    code: str
+    message: str
+    retry_after_ms: int | None = None
+
+
+class ProtocolVersions(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    protocol: str = "covenant.ipc"
+    version: int = 1
+    min_supported: int = 1
+    max_supported: int = 1
+
+
+class ProtocolInfo(ApiAnswer, frozen=True, kw_only=True, tag="protocol_info"):
+    info: ProtocolVersions
+    server: str
+
+
+class Authenticated(ApiAnswer, frozen=True, kw_only=True, tag="authenticated"):
+    display: str
+
+
+class AuthenticationFailed(ApiAnswer, frozen=True, kw_only=True, tag="authentication_failed"):
+    reason: str
+
+
+class Pong(ApiAnswer, frozen=True, kw_only=True, tag="pong"):
+    pass
+
+
+encode: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
+
+# The tag comes first, so the older spelling is a matter of the first bytes.
+_KIND: Final = b'{"kind":"a2a_'
+_LEGACY_KIND: Final = b'{"kind":"a2_a_'
+
+
+def encode_legacy(answer: ApiAnswer) -> bytes:
+    """`a2_a_…` instead of `a2a_…`, for clients of the protocol's first implementation."""
+    body = encode(answer)
+    return _LEGACY_KIND + body[len(_KIND) :] if body.startswith(_KIND) else body
+
+
+def error_of(refusal: Refusal) -> ErrorAnswer:
+    return ErrorAnswer(code=refusal.code, message=refusal.message, retry_after_ms=refusal.retry_after_ms)
+
+
+INTERNAL_ERROR: Final = ErrorAnswer(code="internal", message="internal error")
+
+
+def fill(answer: type[S], source: object, /, **given: Any) -> S:
+    """An answer whose fields are the attributes of `source` by the same name, except those that are given."""
+    names = answer.__struct_fields__
+    return answer(
+        **{name: getattr(source, name) for name in names if name not in given and hasattr(source, name)}, **given
+    )
+
+
+def page_limit(asked: int | None, default: int, most: int | None = None) -> int:
+    limit = default if asked is None else asked
+    if most is not None and not 1 <= limit <= most:
+        raise Invalid("invalid_limit", f"limit must be between 1 and {most}")
+    return limit
+
+
+# The rest of the frame is for what stands around the page.
+PAGE_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
+
+
+def fit(items: Sequence[T], bytes_max: int = PAGE_BYTES_MAX) -> tuple[T, ...]:
+    """As many of the first items as fit."""
+    size = 0
+    for index, item in enumerate(items):
+        size += len(encode(item)) + 1
+        if size > bytes_max:
+            return tuple(items[:index])
+    return tuple(items)
+
+
+def size_of(items: Sequence[object]) -> int:
+    return sum(len(encode(item)) + 1 for item in items)
 
 
 R = TypeVar("R", bound=Request)
@@ -69,54 +162,33 @@ class ApiContext:
         return ProtocolInfo(info=ProtocolVersions(), server=f"covenant/{self.version}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOperation(Generic[R]):
-    kind: str
-    """Its frames on the local socket."""
-    method: str
-    path: str
-    request: type[R]
-    answer: type[ApiAnswer]
-    run: Callable[[Services, Principal, R], Awaitable[ApiAnswer]]
-    summary: str
-    frame: type[Wrapped] | None = None
-    """The frame that wraps the request; None if a frame has the request's fields beside its kind."""
-    wait: Callable[[Services, Principal, R, Pause], Awaitable[ApiAnswer]] | None = None
-    """How to run it when the caller is ready to wait (`wait_ms`): pauses end early, commits never do."""
+    """Named after what runs it, whose annotations say what is asked and answered."""
 
-    status: int = 200
-    """Of the answer over HTTP."""
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        run: Callable[[Services, Principal, R], Awaitable[ApiAnswer]],
+        summary: str,
+        *,
+        status: int = 200,
+        frame: type[Wrapped] | None = None,
+        wait: Callable[[Services, Principal, R, Pause], Awaitable[ApiAnswer]] | None = None,
+    ) -> None:
+        """`frame`: what wraps the request on the local socket; without it, a frame has the request's fields.
 
-    @property
-    def in_body(self) -> bool:
+        `wait`: how to run it when the caller is ready to wait (`wait_ms`). Pauses end early, commits never do.
+        """
+        self.kind: Final = run.__name__
+        """Of its frames on the local socket."""
+        self.method, self.path, self.run, self.summary = method, path, run, summary
+        self.status, self.frame, self.wait = status, frame, wait
+        self.request: type[R]
+        self.answer: type[ApiAnswer]
+        _services, _caller, self.request, self.answer = get_type_hints(run).values()
+        self.in_body = method in ("POST", "PATCH", "PUT")
         """Whether HTTP carries the request in the body; otherwise in the query."""
-        return self.method in ("POST", "PATCH", "PUT")
 
 
 AnyApiOperation = ApiOperation[Any]
-
-
-def operation_row(
-    method: str,
-    path: str,
-    run: Callable[..., Any],
-    summary: str,
-    *,
-    status: int = 200,
-    frame: type[Wrapped] | None = None,
-    wait: Callable[..., Any] | None = None,
-) -> AnyApiOperation:
-    """Named after what runs it, whose annotations say what is asked and answered."""
-    _services, _caller, request, answer = get_type_hints(run).values()
-    return ApiOperation(
-        kind=run.__name__,
-        method=method,
-        path=path,
-        request=request,
-        answer=answer,
-        run=run,
-        summary=summary,
-        frame=frame,
-        wait=wait,
-        status=status,
-    )

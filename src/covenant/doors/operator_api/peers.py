@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer, fill, fit
-from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill, fit
 from covenant.exchange.access.principals import Principal, require_operator
 from covenant.ledger.contract.tasks import TreeNode
 from covenant.model.errors import Conflict, Invalid
@@ -408,17 +407,17 @@ async def peer_config(services: Services, caller: Principal, _: EmptyRequest) ->
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    operation_row("GET", PEERS, list_peers, "Peers, the oldest first"),
-    operation_row("POST", PEERS, add_peer, "Add another instance as a peer", status=201),
-    operation_row("GET", PEER, show_peer, "One peer"),
-    operation_row("PATCH", PEER, change_peer, "Change a peer's name, address or limits; deny it, or not"),
-    operation_row("DELETE", PEER, remove_peer, "Remove a peer"),
-    operation_row("PUT", f"{PEER}/trust", trust_peer, "Say how far a peer is trusted"),
-    operation_row("POST", f"{PEER}/verify", verify_peer, "Challenge a peer to prove its key"),
-    operation_row("POST", f"{PEER}/identity", succeed_peer, "Vouch that a peer goes by another id now"),
-    operation_row("POST", f"{PEER}/revoke-tokens", revoke_peer_tokens, "Revoke every token that a peer was given"),
-    operation_row("POST", DISCOVER, discover_peers, "Look for other instances; none becomes a peer by that"),
-    operation_row("GET", CAPABILITIES, peer_capabilities, "What a peer offers, or, without peerId, this instance"),
-    operation_row("GET", MESSAGES, list_peer_messages, "What went to and fro lately, the newest first"),
-    operation_row("GET", CONFIG, peer_config, "The settings of peers in force"),
+    ApiOperation("GET", PEERS, list_peers, "Peers, the oldest first"),
+    ApiOperation("POST", PEERS, add_peer, "Add another instance as a peer", status=201),
+    ApiOperation("GET", PEER, show_peer, "One peer"),
+    ApiOperation("PATCH", PEER, change_peer, "Change a peer's name, address or limits; deny it, or not"),
+    ApiOperation("DELETE", PEER, remove_peer, "Remove a peer"),
+    ApiOperation("PUT", f"{PEER}/trust", trust_peer, "Say how far a peer is trusted"),
+    ApiOperation("POST", f"{PEER}/verify", verify_peer, "Challenge a peer to prove its key"),
+    ApiOperation("POST", f"{PEER}/identity", succeed_peer, "Vouch that a peer goes by another id now"),
+    ApiOperation("POST", f"{PEER}/revoke-tokens", revoke_peer_tokens, "Revoke every token that a peer was given"),
+    ApiOperation("POST", DISCOVER, discover_peers, "Look for other instances; none becomes a peer by that"),
+    ApiOperation("GET", CAPABILITIES, peer_capabilities, "What a peer offers, or, without peerId, this instance"),
+    ApiOperation("GET", MESSAGES, list_peer_messages, "What went to and fro lately, the newest first"),
+    ApiOperation("GET", CONFIG, peer_config, "The settings of peers in force"),
 )

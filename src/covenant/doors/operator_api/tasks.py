@@ -8,9 +8,18 @@ from urllib.parse import urlsplit
 import msgspec
 
 from covenant.doors.metrics import LIVE
-from covenant.doors.operator_api.answers import PAGE_BYTES_MAX, ApiAnswer, fill, fit, page_limit, size_of
 from covenant.doors.operator_api.mailbox import LIMIT
-from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
+from covenant.doors.operator_api.operation import (
+    PAGE_BYTES_MAX,
+    AnyApiOperation,
+    ApiAnswer,
+    ApiOperation,
+    Services,
+    fill,
+    fit,
+    page_limit,
+    size_of,
+)
 from covenant.exchange import push as pushes
 from covenant.exchange.access.principals import Principal
 from covenant.ledger.contract.tasks import QueueEntry, QueueQuery, TaskDetail, TreeNode
@@ -144,20 +153,18 @@ async def compact_a2a(services: Services, caller: Principal, _: EmptyRequest) ->
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    operation_row("GET", "/a2a/tasks/recent", recent_a2a_tasks, "Look at queued tasks without taking them"),
-    operation_row("GET", "/a2a/results/recent", recent_a2a_results, "Look at undrained results without taking them"),
-    operation_row(
-        "GET", "/a2a/queue", a2a_queue, "Leases, queued tasks and undrained results; the most worrying first"
-    ),
-    operation_row("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task"),
-    operation_row("GET", "/a2a/tasks/{task_id}/tree", a2a_tree, "The tasks under a root, by parent"),
-    operation_row(
+    ApiOperation("GET", "/a2a/tasks/recent", recent_a2a_tasks, "Look at queued tasks without taking them"),
+    ApiOperation("GET", "/a2a/results/recent", recent_a2a_results, "Look at undrained results without taking them"),
+    ApiOperation("GET", "/a2a/queue", a2a_queue, "Leases, queued tasks and undrained results; the most worrying first"),
+    ApiOperation("GET", "/a2a/tasks/{task_id}/show", show_a2a_task, "Everything known of one task"),
+    ApiOperation("GET", "/a2a/tasks/{task_id}/tree", a2a_tree, "The tasks under a root, by parent"),
+    ApiOperation(
         "POST", "/a2a/repair", repair_a2a_task, "Requeue a leased task, or settle it with an error", frame=WrappedRepair
     ),
-    operation_row(
+    ApiOperation(
         "POST", "/a2a/retry-stale", retry_a2a_stale, "One pass of the retry gate over stale leases", frame=WrappedPolicy
     ),
-    operation_row("POST", "/a2a/compact", compact_a2a, "Merge resolved history into a snapshot"),
+    ApiOperation("POST", "/a2a/compact", compact_a2a, "Merge resolved history into a snapshot"),
 )
 
 
@@ -234,10 +241,10 @@ def _shown(push: Push) -> PushShown:
 
 
 PUSH_OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    operation_row(
+    ApiOperation(
         "GET", "/a2a/pushes", a2a_pushes, "Push configurations and how their deliveries stand; those given up first"
     ),
-    operation_row(
+    ApiOperation(
         "POST", "/a2a/pushes/retry", retry_a2a_push, "Try the deliveries of a push configuration again, at once"
     ),
 )

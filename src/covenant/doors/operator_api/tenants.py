@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.doors.operator_api.answers import ApiAnswer, fill, fit
-from covenant.doors.operator_api.operation import AnyApiOperation, Services, operation_row
+from covenant.doors.operator_api.operation import AnyApiOperation, ApiAnswer, ApiOperation, Services, fill, fit
 from covenant.exchange.access.principals import Principal
 from covenant.model.agent_definition import AgentDefinition, CatalogueAgent, ignored_keys, read_agent_definition
 from covenant.model.errors import Invalid
@@ -187,19 +186,19 @@ async def remove_agent(services: Services, caller: Principal, request: AgentRequ
 
 
 OPERATIONS: Final[tuple[AnyApiOperation, ...]] = (
-    operation_row("POST", TENANTS, add_tenant, "Add a tenant and mint its token", status=201),
-    operation_row("GET", TENANTS, list_tenants, "All tenants, the oldest first"),
-    operation_row("PATCH", f"{TENANTS}/{{name}}", change_tenant, "Disable or enable a tenant, or change its limits"),
-    operation_row(
+    ApiOperation("POST", TENANTS, add_tenant, "Add a tenant and mint its token", status=201),
+    ApiOperation("GET", TENANTS, list_tenants, "All tenants, the oldest first"),
+    ApiOperation("PATCH", f"{TENANTS}/{{name}}", change_tenant, "Disable or enable a tenant, or change its limits"),
+    ApiOperation(
         "POST", f"{TENANTS}/{{name}}/rotate-token", rotate_tenant, "Replace a tenant's token; the old one ends at once"
     ),
-    operation_row("POST", AGENTS, add_agent, "Store an agent for a tenant", status=201),
-    operation_row(
+    ApiOperation("POST", AGENTS, add_agent, "Store an agent for a tenant", status=201),
+    ApiOperation(
         "GET",
         AGENTS,
         list_agents,
         "A tenant's agents: index, those of code and files, then the stored ones, the oldest first",
     ),
-    operation_row("GET", f"{AGENTS}/{{agent_id}}", show_agent, "One agent of a tenant"),
-    operation_row("DELETE", f"{AGENTS}/{{agent_id}}", remove_agent, "Remove a stored agent; its tasks stay"),
+    ApiOperation("GET", f"{AGENTS}/{{agent_id}}", show_agent, "One agent of a tenant"),
+    ApiOperation("DELETE", f"{AGENTS}/{{agent_id}}", remove_agent, "Remove a stored agent; its tasks stay"),
 )

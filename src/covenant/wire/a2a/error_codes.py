@@ -57,58 +57,38 @@ def _fault(code: int, http: int, grpc: str, reason: str, *, v03: int | None = No
 
 
 _PRECONDITION: Final = "FAILED_PRECONDITION"
-
 TASK_NOT_FOUND: Final = _fault(-32001, 404, "NOT_FOUND", "TASK_NOT_FOUND")
-TASK_NOT_CANCELABLE: Final = _fault(-32002, 400, _PRECONDITION, "TASK_NOT_CANCELABLE")
-PUSH_NOT_SUPPORTED: Final = _fault(-32003, 400, _PRECONDITION, "PUSH_NOTIFICATION_NOT_SUPPORTED", v03=-32004)
 UNSUPPORTED_OPERATION: Final = _fault(-32004, 400, _PRECONDITION, "UNSUPPORTED_OPERATION")
-CONTENT_TYPE_NOT_SUPPORTED: Final = _fault(-32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED")
-INVALID_AGENT_RESPONSE: Final = _fault(-32006, 500, "INTERNAL", "INVALID_AGENT_RESPONSE")
-EXTENDED_CARD_NOT_CONFIGURED: Final = _fault(-32007, 400, _PRECONDITION, "EXTENDED_AGENT_CARD_NOT_CONFIGURED")
-EXTENSION_SUPPORT_REQUIRED: Final = _fault(-32008, 400, _PRECONDITION, "EXTENSION_SUPPORT_REQUIRED")
-VERSION_NOT_SUPPORTED: Final = _fault(-32009, 400, _PRECONDITION, "VERSION_NOT_SUPPORTED", v03=-32007)
-
-INVALID_JSON: Final = _fault(PARSE_ERROR, 400, "INVALID_ARGUMENT", "INVALID_JSON")
-INVALID_REQUEST: Final = _fault(-32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST")
-METHOD_NOT_FOUND: Final = _fault(-32601, 404, "NOT_FOUND", "METHOD_NOT_FOUND")
-METHOD_NOT_ALLOWED: Final = _fault(-32601, 405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED")
 INVALID_PARAMS: Final = _fault(-32602, 400, "INVALID_ARGUMENT", "INVALID_PARAMS")
 INTERNAL: Final = _fault(-32603, 500, "INTERNAL", "INTERNAL_ERROR")
 
-IDEMPOTENCY_KEY_REUSED: Final = _fault(-32602, 409, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED")
-UNAUTHENTICATED: Final = _fault(-32600, 401, "UNAUTHENTICATED", "UNAUTHENTICATED")
-PERMISSION_DENIED: Final = _fault(-32600, 403, "PERMISSION_DENIED", "PERMISSION_DENIED")
-TOO_LARGE: Final = _fault(-32600, 413, "RESOURCE_EXHAUSTED", "REQUEST_TOO_LARGE")
-OVER_LIMIT: Final = _fault(-32603, 429, "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED")
-UNAVAILABLE: Final = _fault(-32603, 503, "UNAVAILABLE", "UNAVAILABLE")
-
 BY_CODE: Final[dict[str, ErrorCode]] = {
     "unknown_task": TASK_NOT_FOUND,
-    "not_cancelable": TASK_NOT_CANCELABLE,
-    "push_not_supported": PUSH_NOT_SUPPORTED,
+    "not_cancelable": _fault(-32002, 400, _PRECONDITION, "TASK_NOT_CANCELABLE"),
+    "push_not_supported": _fault(-32003, 400, _PRECONDITION, "PUSH_NOTIFICATION_NOT_SUPPORTED", v03=-32004),
     "unsupported_operation": UNSUPPORTED_OPERATION,
-    "content_type_not_supported": CONTENT_TYPE_NOT_SUPPORTED,
-    "invalid_agent_response": INVALID_AGENT_RESPONSE,
-    "extended_card_not_configured": EXTENDED_CARD_NOT_CONFIGURED,
-    "extension_required": EXTENSION_SUPPORT_REQUIRED,
-    "version_not_supported": VERSION_NOT_SUPPORTED,
-    "invalid_json": INVALID_JSON,
-    "invalid_envelope": INVALID_REQUEST,
-    "unknown_method": METHOD_NOT_FOUND,
-    "method_not_allowed": METHOD_NOT_ALLOWED,
+    "content_type_not_supported": _fault(-32005, 400, "INVALID_ARGUMENT", "CONTENT_TYPE_NOT_SUPPORTED"),
+    "invalid_agent_response": _fault(-32006, 500, "INTERNAL", "INVALID_AGENT_RESPONSE"),
+    "extended_card_not_configured": _fault(-32007, 400, _PRECONDITION, "EXTENDED_AGENT_CARD_NOT_CONFIGURED"),
+    "extension_required": _fault(-32008, 400, _PRECONDITION, "EXTENSION_SUPPORT_REQUIRED"),
+    "version_not_supported": _fault(-32009, 400, _PRECONDITION, "VERSION_NOT_SUPPORTED", v03=-32007),
+    "invalid_json": _fault(PARSE_ERROR, 400, "INVALID_ARGUMENT", "INVALID_JSON"),
+    "invalid_envelope": _fault(-32600, 400, "INVALID_ARGUMENT", "INVALID_REQUEST"),
+    "unknown_method": _fault(-32601, 404, "NOT_FOUND", "METHOD_NOT_FOUND"),
+    "method_not_allowed": _fault(-32601, 405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED"),
     "invalid_params": INVALID_PARAMS,
-    "idempotency_key_reused": IDEMPOTENCY_KEY_REUSED,
+    "idempotency_key_reused": _fault(-32602, 409, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"),
 }
 # A conflict is a state that does not allow it: to a client, an operation that this task does not support (any longer).
 BY_CLASS: Final[dict[type[Refusal], ErrorCode]] = {
     Invalid: INVALID_PARAMS,
-    Unauthenticated: UNAUTHENTICATED,
-    Forbidden: PERMISSION_DENIED,
+    Unauthenticated: _fault(-32600, 401, "UNAUTHENTICATED", "UNAUTHENTICATED"),
+    Forbidden: _fault(-32600, 403, "PERMISSION_DENIED", "PERMISSION_DENIED"),
     NotFound: TASK_NOT_FOUND,
     Conflict: UNSUPPORTED_OPERATION,
-    TooLarge: TOO_LARGE,
-    OverLimit: OVER_LIMIT,
-    Unavailable: UNAVAILABLE,
+    TooLarge: _fault(-32600, 413, "RESOURCE_EXHAUSTED", "REQUEST_TOO_LARGE"),
+    OverLimit: _fault(-32603, 429, "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"),
+    Unavailable: _fault(-32603, 503, "UNAVAILABLE", "UNAVAILABLE"),
 }
 
 
